@@ -23,6 +23,7 @@ from .events import (
     NodeDrained as NodeDrained,
     NodeLost as NodeLost,
     NodeReturned as NodeReturned,
+    NodeUsed as NodeUsed,
     PastJob as PastJob,
     RunAdopted as RunAdopted,
     RunFailed as RunFailed,

@@ -1,10 +1,10 @@
-"""Which nodes and GPUs are up, and why others are down."""
+"""Which nodes and GPUs are up, why others are down, and what is used by others than the scheduler."""
 
 from __future__ import annotations
 
 from refold.core.changes import Changes
-from refold.core.events import GpuDrained, GpuLost, GpuReturned, NodeDrained, NodeLost, NodeReturned
-from refold.model import Placement
+from refold.core.events import GpuDrained, GpuLost, GpuReturned, NodeDrained, NodeLost, NodeReturned, NodeUsed
+from refold.model import WHOLE, Placement, Share
 from refold.packing import FreeResources
 
 Part = tuple[int, int | None]
@@ -12,12 +12,15 @@ Part = tuple[int, int | None]
 
 
 class Availability:
-    """The nodes and GPUs that are down, with the reasons."""
+    """The nodes and GPUs that are down, with the reasons, and what others use."""
 
     def __init__(self, free: FreeResources, changes: Changes) -> None:
         self.down_reasons: dict[Part, str] = {}
         self.drained: set[Part] = set()
         """The parts that are down because they are drained."""
+        self.used: dict[int, NodeUsed] = {}
+        """What others use, by node."""
+        self._taken_by_others: dict[int, Placement] = {}
         self._nodes = free.cluster.nodes
         self._free = free
         self._changes = changes
@@ -50,6 +53,20 @@ class Availability:
         del self.down_reasons[part]
         self.drained.discard(part)
         self._set_up(part, True)
+        return True
+
+    def note_used(self, event: NodeUsed) -> bool:
+        """Take what others use on a node, as far as it is free; return whether the node and its GPUs exist."""
+        parts: list[Part] = [(event.node, None), *((event.node, gpu) for gpu in event.gpus)]
+        if not all(map(self._exists, parts)) or min(event.cpu_milli, event.memory_mib) < 0:
+            return False
+        self._free.release(self._taken_by_others.pop(event.node, ()))
+        self.used.pop(event.node, None)
+        if event != NodeUsed(event.node):
+            self.used[event.node] = event
+            share = Share(event.node, event.gpus, WHOLE, event.cpu_milli, event.memory_mib)
+            self._taken_by_others[event.node] = self._free.take_available((share,))
+        self._changes.nodes.append(event.node)
         return True
 
     def _exists(self, part: Part) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from refold.model import Allocation, ChangeWay, Job, Plan, Reason, Seconds
+from refold.model import Allocation, ChangeWay, Job, MiB, Milli, Plan, Reason, Seconds
 
 
 class JobSubmitted(msgspec.Struct, gc=False, frozen=True, tag=True):
@@ -219,6 +219,18 @@ class GpuReturned(msgspec.Struct, gc=False, frozen=True, tag=True):
     gpu: int
 
 
+class NodeUsed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
+    """What others than the scheduler use on a node: whole GPUs, CPUs and memory. It replaces the last such report.
+
+    What runs hold is not taken from them: only what is free becomes used.
+    """
+
+    node: int
+    gpus: tuple[int, ...] = ()
+    cpu_milli: Milli = 0
+    memory_mib: MiB = 0
+
+
 class Woke(msgspec.Struct, gc=False, frozen=True, tag=True):
     """The `wake_at` time of a decision was reached."""
 
@@ -248,5 +260,6 @@ Event = (
     | GpuLost
     | GpuDrained
     | GpuReturned
+    | NodeUsed
     | Woke
 )

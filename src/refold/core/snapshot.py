@@ -41,7 +41,8 @@ def _usage_events(state: State) -> Iterable[Event]:
 
 
 def _node_events(state: State) -> Iterable[Event]:
-    """Return an event for each node and GPU that is down. They follow the runs, which may still be there."""
+    """Return events about what others use, and the nodes and GPUs that are down. They follow the runs, which may
+    still be there."""
     events: list[Event] = []
     for (node, gpu), why in state.availability.down_reasons.items():
         is_drained = (node, gpu) in state.availability.drained
@@ -49,7 +50,7 @@ def _node_events(state: State) -> Iterable[Event]:
             events.append((NodeDrained if is_drained else NodeLost)(node, why))
         else:
             events.append((GpuDrained if is_drained else GpuLost)(node, gpu, why))
-    return events
+    return [*state.availability.used.values(), *events]
 
 
 def _job_events(state: State) -> Iterable[Event]:

@@ -21,6 +21,7 @@ from refold.core.events import (
     ModelProfiled,
     NodeLost,
     NodeReturned,
+    NodeUsed,
     PastJob,
     RunAdopted,
     RunFailed,
@@ -119,6 +120,9 @@ class State:
                     self._count_late(event)
             case NodeReturned() | GpuReturned():
                 if not self.availability.bring_up(event):
+                    self._count_late(event)
+            case NodeUsed():
+                if not self.availability.note_used(event):
                     self._count_late(event)
             case Woke():
                 pass  # it only causes another call of the policy

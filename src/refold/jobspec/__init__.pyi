@@ -3,6 +3,7 @@ from .begin_times import EXPECTED_BEGIN as EXPECTED_BEGIN, parse_begin as parse_
 from .gpu_requests import parse_gpu_request as parse_gpu_request
 from .jobs_file import read_jobs as read_jobs
 from .patterns import Pattern as Pattern, check_patterns as check_patterns
+from .pods import accepted_gpu_types as accepted_gpu_types, gang_submission as gang_submission
 from .quantities import parse_gib as parse_gib
 from .reader import parse_spec as parse_spec, read_spec as read_spec
 from .submission import (

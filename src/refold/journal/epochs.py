@@ -7,7 +7,19 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from refold.core import Entry, Event, GpuLost, GpuReturned, Header, NodeLost, NodeReturned, Order, RunAdopted, StartRun
+from refold.core import (
+    Entry,
+    Event,
+    GpuLost,
+    GpuReturned,
+    Header,
+    NodeLost,
+    NodeReturned,
+    NodeUsed,
+    Order,
+    RunAdopted,
+    StartRun,
+)
 from refold.journal.changes import NodeChange
 from refold.journal.files import read_epochs
 from refold.journal.history import History, HistoryJournal
@@ -94,7 +106,7 @@ def _move_entry(entry: Entry, new_index: Sequence[int]) -> Entry:
 
 def _move_event(event: Event, new_index: Sequence[int]) -> Event:
     match event:
-        case NodeLost() | NodeReturned() | GpuLost() | GpuReturned():
+        case NodeLost() | NodeReturned() | GpuLost() | GpuReturned() | NodeUsed():
             return replace(event, node=new_index[event.node])
         case RunAdopted():
             return replace(event, allocation=_move_allocation(event.allocation, new_index))

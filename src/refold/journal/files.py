@@ -28,6 +28,7 @@ from refold.core import (
     Header,
     NodeLost,
     NodeReturned,
+    NodeUsed,
     Policy,
     Scheduler,
     StartRun,
@@ -152,7 +153,7 @@ def _read_entries(path: Path, cluster: Cluster, first_line: int, last_line: int)
 def _check_indices(path: Path, number: int, entry: Entry, cluster: Cluster) -> None:
     """Check that the nodes and GPUs of an entry exist."""
     for event in entry.events:
-        if not isinstance(event, NodeLost | NodeReturned | GpuLost | GpuReturned):
+        if not isinstance(event, NodeLost | NodeReturned | GpuLost | GpuReturned | NodeUsed):
             continue
         if not 0 <= event.node < len(cluster.nodes):
             raise BadFile(path, f"line {number} has node {event.node}, but the cluster has {len(cluster.nodes)} nodes")

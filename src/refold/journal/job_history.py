@@ -26,6 +26,7 @@ from refold.core import (
     NodeDrained,
     NodeLost,
     NodeReturned,
+    NodeUsed,
     PastJob,
     RunAdopted,
     RunFailed,
@@ -154,7 +155,7 @@ class JobHistories(JobLog):
                 | ModelProfiled()
             ):
                 pass
-            case JobSubmitted() | RunFinished():
+            case JobSubmitted() | RunFinished() | NodeUsed():
                 pass
 
     def _apply_caused_order(self, job_id: str) -> None:

@@ -41,6 +41,14 @@ MAX_ARRAY_BYTES = 64 * 2**20
 """Maximum size of the jobs of an array in the journal, where each task is a job of its own."""
 
 
+CompleteJob = Callable[[Submission, Job], Job]
+
+
+def as_submitted(_: Submission, job: Job) -> Job:
+    """Add nothing to a job."""
+    return job
+
+
 class Admission:
     """Turns submissions into numbered jobs. A repeated request id returns the job that it created before."""
 
@@ -63,10 +71,12 @@ class Admission:
         self._number = reader.last_numbers()[0]
         self._pending_requests: dict[str, asyncio.Future[Entry]] = {}
 
-    async def accept(self, caller: Caller, submissions: Sequence[Submission]) -> list[str]:
+    async def accept(
+        self, caller: Caller, submissions: Sequence[Submission], complete: CompleteJob = as_submitted
+    ) -> list[str]:
         """Commit the submissions as jobs and return their ids.
 
-        A request that was accepted before returns the job it created then.
+        A request that was accepted before returns the job it created then. `complete` adds what submissions do not say.
         """
         active = len(self._state.job_table.records)
         if active + sum(map(_job_count, submissions)) > MAX_ACTIVE_JOBS:
@@ -89,7 +99,7 @@ class Admission:
             if earlier:
                 ids += _ids_of_request(earlier, submission)
                 continue
-            for job in self._new_jobs(caller, submission, request, self._number + len(new) + 1):
+            for job in self._new_jobs(caller, submission, request, self._number + len(new) + 1, complete):
                 new.append(job)
                 ids.append(job.job.id)
                 events.append(JobSubmitted(job.job))
@@ -134,9 +144,11 @@ class Admission:
 
         committed.add_done_callback(forget)
 
-    def _new_jobs(self, caller: Caller, submission: Submission, request: str, number: int) -> list[NewJob]:
+    def _new_jobs(
+        self, caller: Caller, submission: Submission, request: str, number: int, complete: CompleteJob
+    ) -> list[NewJob]:
         """Return the job of a submission, or the tasks of its array."""
-        job = self.build_job(caller, submission, number)
+        job = complete(submission, self.build_job(caller, submission, number))
         if not submission.allow_impossible and (problem := self.infeasibility(job)):
             raise BadInput(
                 f"{problem}; to submit it for nodes that will be added, set allow_impossible (--allow-impossible)"

@@ -19,6 +19,7 @@ from refold.core import (
     GpuLost,
     Header,
     NodeLost,
+    NodeUsed,
     PastJob,
     Policy,
     RunAdopted,
@@ -108,6 +109,8 @@ def _move_to_cluster(event: Event, new_index: Mapping[int, int | None], cluster:
         if node is None or (isinstance(event, GpuLost) and event.gpu >= cluster.nodes[node].gpus):
             return None
         return replace(event, node=node)
+    if isinstance(event, NodeUsed):
+        return None  # the back end reports it again
     if isinstance(event, RunAdopted):
         shares = [(share, new_index[share.node]) for share in event.allocation.placement]
         moved = tuple(

@@ -85,8 +85,8 @@ class SchedulerService:
         self._inbox = inbox
         self._reader = store.reader
         self._jobs = jobs
-        self._admission = Admission(state, inbox, store.reader, environments, jobs.find, preemption)
-        self._previewer = Previewer(state, self._admission, forecasts)
+        self.admission = Admission(state, inbox, store.reader, environments, jobs.find, preemption)
+        self._previewer = Previewer(state, self.admission, forecasts)
         self._environments = environments
         self._conditions = conditions
         self._drains = drains
@@ -126,12 +126,12 @@ class SchedulerService:
         """Submit a job; return when it is on disk."""
         if submission.array:
             raise BadInput("array: an array is several jobs; send it to POST submissions (Client.submit_all)")
-        (job_id,) = await self._admission.accept(caller, [submission])
+        (job_id,) = await self.admission.accept(caller, [submission])
         return self._jobs.status(caller, job_id)
 
     async def submit_all(self, caller: Caller, submissions: list[Submission]) -> Jobs:
         """Submit jobs in one commit: all or none."""
-        ids = await self._admission.accept(caller, submissions)
+        ids = await self.admission.accept(caller, submissions)
         return Jobs(self._jobs.statuses(caller, ids), len(ids))
 
     async def create_environment(self, caller: Caller, environment: NewEnvironment) -> StoredEnvironment:

@@ -1,22 +1,32 @@
 from .access import Access as Access, find_access as find_access, read_kubeconfig as read_kubeconfig
-from .api_server import ApiError as ApiError, ApiServer as ApiServer
+from .api_server import STRATEGIC_PATCH as STRATEGIC_PATCH, ApiError as ApiError, ApiServer as ApiServer
 from .backend import KubernetesBackend as KubernetesBackend, OwnJobs as OwnJobs, is_submitted as is_submitted
 from .constraints import selected_labels as selected_labels, unsupported_fields as unsupported_fields
 from .gang_run import bindable as bindable, pod_path as pod_path
 from .gangs import (
+    SCHEDULER_NAME as SCHEDULER_NAME,
     GangName as GangName,
     controller_of as controller_of,
+    gang_name as gang_name,
     is_ours as is_ours,
     parse_gang_name as parse_gang_name,
+    single_pod as single_pod,
 )
 from .mirror import Changed as Changed, Mirror as Mirror, run_of as run_of
-from .nodes import Labels as Labels, NodeMap as NodeMap, down_reason as down_reason, map_nodes as map_nodes
+from .nodes import (
+    DeviceGroup as DeviceGroup,
+    Labels as Labels,
+    NodeMap as NodeMap,
+    down_reason as down_reason,
+    is_same_hardware as is_same_hardware,
+    map_nodes as map_nodes,
+)
 from .objects import Node as Node, Pod as Pod
 from .owners import Owner as Owner, Owners as Owners
 from .resources import (
-    PodNeed as PodNeed,
     is_accelerator as is_accelerator,
     largest_need as largest_need,
     parse_amount as parse_amount,
     pod_need as pod_need,
+    pod_requests as pod_requests,
 )

@@ -14,7 +14,7 @@ import msgspec
 from refold.backends import Report
 from refold.backends.kubernetes.api_server import ApiError, ApiServer, ObjectList
 from refold.backends.kubernetes.gang_run import CONFLICT, NOT_FOUND, Calls, GangRun
-from refold.backends.kubernetes.gangs import GangName, gang_name, is_ours, parse_gang_name
+from refold.backends.kubernetes.gangs import GangName, gang_name, is_ours, parse_gang_name, single_pod
 from refold.backends.kubernetes.mirror import JOB_ANNOTATION, RUN_ANNOTATION, Mirror, RunKey, run_of
 from refold.backends.kubernetes.nodes import NodeMap
 from refold.backends.kubernetes.objects import BatchJob, Pod
@@ -153,7 +153,7 @@ class KubernetesBackend:
         """Wake the runs whose pods change."""
         while True:
             changed = await self._changes.get()
-            gangs = {gang_name(pod) for pod in changed.pods if is_ours(pod)}
+            gangs = {gang for pod in changed.pods if is_ours(pod) for gang in (gang_name(pod), single_pod(pod))}
             keys = {run_of(pod) for pod in changed.pods}
             for key, run in self._runs.items():
                 if key in keys or run.gang in gangs:
@@ -191,7 +191,7 @@ class KubernetesBackend:
                 raise
         changes = self._mirror.follow()
         try:
-            while any(not pod.has_ended and pod.is_bound for pod in self._mirror.gangs.get(gang, {}).values()):
+            while any(not pod.has_ended and pod.is_bound for pod in self._mirror.pods_of_gang(gang).values()):
                 await changes.get()
         finally:
             self._mirror.unfollow(changes)

@@ -25,6 +25,9 @@ POD_WAIT: Seconds = 60.0
 """How long a run waits for its controller to create the pods. It holds its GPUs meanwhile."""
 
 RETRY_PAUSE: Seconds = 1.0
+MIN_GRACE_SECONDS = 1
+"""With 0 the API server would forget a pod before its containers have ended."""
+
 CONFLICT, NOT_FOUND = 409, 404
 
 T = TypeVar("T")
@@ -126,7 +129,7 @@ class GangRun:
             if not has_started and have_started(pods, len(self._nodes)):
                 has_started = True
                 report_start(RunStarted(*self.key))
-            if have_succeeded(pods, len(self._nodes)):
+            if not self._stopping and have_succeeded(pods, len(self._nodes)):
                 return RunFinished(*self.key)
             self._ending = self._ending or first_failure(pods)
             if self._stopping or self._ending is not None:
@@ -135,7 +138,8 @@ class GangRun:
             await self.changed.wait()
 
     def _end(self) -> RunEnd:
-        if have_succeeded(self._pods, len(self._nodes)):
+        finished = [pod for pod in self._pods if not pod.is_deleted]  # others may have succeeded in saving their state
+        if have_succeeded(finished, len(self._nodes)):
             return RunFinished(*self.key)
         if self._stopping:
             return RunStopped(*self.key)
@@ -149,7 +153,7 @@ class GangRun:
         There is nothing to find out if pods wait and none is bound: the run is new.
         """
         has_pods = bool(self._mirror.pods_of_run(self.key))
-        if self.gang.kind != "Job" or (not has_pods and bindable(self._mirror.gangs.get(self.gang, {}))):
+        if self.gang.kind != "Job" or (not has_pods and bindable(self._mirror.pods_of_gang(self.gang))):
             return None
         state = await self._calls.repeat(self._calls.owners.job_state, self.gang)
         if state is None:
@@ -194,7 +198,7 @@ class GangRun:
             self.changed.clear()
             bound = {int(pod.metadata.annotations.get(INSTANCE_ANNOTATION, "0")) for pod in self._pods}
             missing = [instance for instance in range(len(self._nodes)) if instance not in bound]
-            pending = bindable(self._mirror.gangs.get(self.gang, {}))
+            pending = bindable(self._mirror.pods_of_gang(self.gang))
             if len(pending) >= len(missing) or self._stopping:
                 return [
                     PodTarget(pod, instance, self._nodes[instance])
@@ -263,7 +267,9 @@ class GangRun:
         while pod.key in self._mirror.pods:
             try:
                 if self._grace <= 0:
-                    await self._calls.repeat(self._calls.api.delete, pod_path(pod), {"gracePeriodSeconds": 0})
+                    await self._calls.repeat(
+                        self._calls.api.delete, pod_path(pod), {"gracePeriodSeconds": MIN_GRACE_SECONDS}
+                    )
                 else:
                     await self._calls.run(self._calls.api.create, f"{pod_path(pod)}/eviction", _eviction(pod))
                 return

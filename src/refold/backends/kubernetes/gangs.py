@@ -74,7 +74,12 @@ def gang_name(pod: Pod) -> GangName:
         return GangName("PyTorchJob", namespace, owner.name, owner.uid)
     if owner is not None and owner.kind == "Job":
         return GangName("Job", namespace, owner.name, owner.uid)
-    return GangName("Pod", namespace, pod.metadata.name, pod.metadata.uid)
+    return single_pod(pod)
+
+
+def single_pod(pod: Pod) -> GangName:
+    """Return the gang that a pod is by itself."""
+    return GangName("Pod", pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
 
 
 def controller_of(pod: Pod) -> OwnerReference | None:

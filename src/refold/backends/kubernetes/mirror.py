@@ -46,8 +46,7 @@ class Mirror:
     def __init__(self, api: ApiServer) -> None:
         self.nodes: dict[str, Node] = {}
         self.pods: dict[str, Pod] = {}
-        self.gangs: dict[GangName, dict[str, Pod]] = {}
-        """The pods that ask for this scheduler, by gang."""
+        self._gangs: dict[GangName, dict[str, Pod]] = {}
         self._runs: dict[RunKey, dict[str, Pod]] = {}
         self._on_node: dict[str, dict[str, Pod]] = {}
         self._loop = asyncio.get_running_loop()
@@ -86,6 +85,17 @@ class Mirror:
     def unfollow(self, queue: asyncio.Queue[Changed]) -> None:
         """Stop sending changes to a queue."""
         self._followers.remove(queue)
+
+    def gangs(self) -> Collection[GangName]:
+        """Return the gangs that ask for this scheduler and have pods."""
+        return self._gangs.keys()
+
+    def pods_of_gang(self, gang: GangName) -> Mapping[str, Pod]:
+        """Return the pods of a gang that ask for this scheduler."""
+        if gang.kind != "Pod":
+            return self._gangs.get(gang, {})
+        pod = self.pods.get(f"{gang.namespace}/{gang.name}")
+        return {pod.key: pod} if pod is not None and pod.metadata.uid == gang.uid else {}
 
     def pods_of_run(self, run: RunKey) -> Mapping[str, Pod]:
         """Return the pods that were bound for a run."""
@@ -152,7 +162,7 @@ class Mirror:
     def _index(self, pod: Pod, entry: Pod | None) -> None:
         """Add a pod to all indices, or remove it if there is no entry for it."""
         if is_ours(pod):
-            _put(self.gangs, gang_name(pod), pod.key, entry)
+            _put(self._gangs, gang_name(pod), pod.key, entry)
         if (run := run_of(pod)) is not None:
             _put(self._runs, run, pod.key, entry)
         if pod.is_bound:

@@ -225,6 +225,23 @@ def _racks(groups: Iterable[DeviceGroup]) -> tuple[Rack, ...]:
     return tuple(Rack(name, watts) for name, watts in sorted(limits.items()))
 
 
+def is_same_hardware(node: Node, other: Node) -> bool:
+    """Whether two states of a node make no difference for the cluster."""
+    if node is other:
+        return True
+    return (
+        node.metadata.labels == other.metadata.labels
+        and blocking_taints(node) == blocking_taints(other)
+        and node.status.capacity == other.status.capacity
+        and _amounts(node) == _amounts(other)
+    )
+
+
+def _amounts(node: Node) -> tuple[object, ...]:
+    allocatable = node.status.allocatable
+    return allocatable.get("cpu"), allocatable.get("memory"), node.metadata.annotations.get(RACK_WATTS_ANNOTATION)
+
+
 def down_reason(node: Node) -> str:
     """Return why a node accepts no pods, or ''."""
     ready = next((condition for condition in node.status.conditions if condition.type == "Ready"), None)

@@ -1,0 +1,98 @@
+"""Pods of Kubernetes as submissions: a gang is a job, each of its pods an instance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from refold.api import MAX_NAME_CHARS, MAX_TIME_SECONDS, Submission
+from refold.backends.kubernetes import GangName, NodeMap, Owner, Pod, controller_of, largest_need, pod_need
+from refold.errors import BadInput, BadValue
+from refold.jobspec.job_names import make_job_name
+from refold.model import WHOLE, JobClass, Seconds, parse_duration
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+CLASS_LABEL = "refold.dev/class"
+PREEMPTIBLE_LABEL = "refold.dev/preemptible"
+ESTIMATE_ANNOTATION = "refold.dev/estimate"
+TIME_LIMIT_ANNOTATION = "refold.dev/time-limit"
+WORKLOAD_ANNOTATION = "refold.dev/workload"
+
+
+def gang_submission(gang: GangName, pods: Sequence[Pod], owner: Owner, request: str) -> Submission:
+    """Return the submission of a gang. Raises BadInput if its pods cannot be scheduled.
+
+    Every instance gets what the largest pod requests. Labels and annotations are those of the first pod. A pod that
+    nothing would create again is not preemptible.
+    """
+    first = pods[0]
+    labels, annotations = first.metadata.labels, first.metadata.annotations
+    size = len(pods) if owner.size is None else owner.size
+    try:
+        need = largest_need(pod_need(pod) for pod in pods)
+        fields: dict[str, Any] = {
+            "name": make_job_name(gang.name),
+            "command": _command(first),
+            "instances": size,
+            "gpus": need.gpus,
+            "gpu_share": need.gpu_milli / WHOLE,
+            "cpus": need.cpu_milli / WHOLE,
+            "memory_gib": need.memory_mib / 1024,
+            "tenant": labels.get(QUEUE_LABEL, gang.namespace)[:MAX_NAME_CHARS],
+            "job_class": _job_class(labels.get(CLASS_LABEL)),
+            "priority": first.spec.priority,
+            "preemptible": _preemptible(labels.get(PREEMPTIBLE_LABEL), first),
+            "time_limit": _seconds(annotations.get(TIME_LIMIT_ANNOTATION), owner.time_limit),
+            "estimate": _seconds(annotations.get(ESTIMATE_ANNOTATION), None),
+            "workload": annotations.get(WORKLOAD_ANNOTATION, ""),
+            "retries": owner.retries,
+            "allow_impossible": True,
+            "request": request,
+        }
+        return Submission(**fields)
+    except BadValue as error:
+        raise BadInput(f"{gang}: {error}") from None
+
+
+def accepted_gpu_types(pods: Sequence[Pod], nodes: NodeMap) -> tuple[str, ...]:
+    """Return the GPU types that the pods of a gang accept. Raises BadInput if there are none now.
+
+    The scheduler does not choose nodes for instances without GPUs by their labels, so all nodes must admit these.
+    """
+    need = largest_need(pod_need(pod) for pod in pods)
+    specs = [pod.spec for pod in pods]
+    if not need.gpus:
+        if not nodes.admits_everywhere(specs):
+            raise BadInput("node selectors, affinity and taints are not supported for pods without GPUs")
+        return ()
+    types = nodes.accepted_types(specs, need.resource)
+    if not types:
+        raise BadInput(f"no node has {need.resource} and meets the node selector, affinity and tolerations of the pods")
+    return types
+
+
+def _command(pod: Pod) -> list[str]:
+    """Return what is shown as the command of the job."""
+    container = pod.spec.containers[0]
+    return [*container.command, *container.args] or [container.image or "pod"]
+
+
+def _job_class(written: str | None) -> JobClass:
+    for known in get_args(JobClass):
+        if written in (None, known):
+            found: JobClass = known
+            return found
+    raise BadValue(f"the label {CLASS_LABEL} is {written!r}, expected {' or '.join(get_args(JobClass))}")
+
+
+def _preemptible(written: str | None, pod: Pod) -> bool | None:
+    if controller_of(pod) is None:
+        return False
+    if written not in (None, "true", "false"):
+        raise BadValue(f"the label {PREEMPTIBLE_LABEL} is {written!r}, expected true or false")
+    return None if written is None else written == "true"
+
+
+def _seconds(written: str | None, default: Seconds | None) -> Seconds | None:
+    seconds = default if written is None else parse_duration(written)
+    return None if seconds is None else min(float(seconds), MAX_TIME_SECONDS)

@@ -1,0 +1,190 @@
+"""Gangs of pods enter the queue once all of their pods exist, and leave it when they are deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from functools import partial
+
+from msgspec.structs import replace
+
+from refold.api import Caller, Submission
+from refold.backends.kubernetes import (
+    ApiError,
+    Changed,
+    GangName,
+    Mirror,
+    NodeMap,
+    Owner,
+    Owners,
+    Pod,
+    bindable,
+    gang_name,
+    is_ours,
+    is_submitted,
+    parse_gang_name,
+    single_pod,
+    unsupported_fields,
+)
+from refold.core import JobCancelled
+from refold.errors import BadInput, RefoldError
+from refold.jobspec import accepted_gpu_types, gang_submission
+from refold.journal import JobEnded, Submitted
+from refold.model import Job, Seconds
+from refold.server.admission import Admission
+from refold.server.inbox import Inbox
+from refold.server.kubernetes.pod_notes import PodNotes
+from refold.server.live_state import LiveState
+from refold.server.subscribers import LoopStep, Subscriber
+
+CALLER = Caller("kubernetes", "owner", "default", "kubernetes")
+"""Who submits gangs."""
+
+SETTLE_SECONDS: Seconds = 0.05
+"""How long changes are collected: the pods of a gang are created one by one."""
+
+GONE_AFTER: Seconds = 10.0
+"""How long a waiting gang may have no pods before its owner is asked whether it still exists."""
+
+log = logging.getLogger("refold")
+
+
+class GangQueue(Subscriber):
+    """Submits gangs. A gang has one active job at most; its job remembers it (`Launch.gang`)."""
+
+    def __init__(
+        self,
+        state: LiveState,
+        inbox: Inbox,
+        admission: Admission,
+        mirror: Mirror,
+        owners: Owners,
+        nodes: NodeMap,
+        notes: PodNotes,
+    ) -> None:
+        self._state = state
+        self._inbox = inbox
+        self._admission = admission
+        self._mirror = mirror
+        self._owners = owners
+        self._nodes = nodes
+        self._notes = notes
+        self._changes = mirror.follow()
+        self._active: dict[GangName, str] = {}
+        """The active job of each gang."""
+        self._vanished: dict[GangName, Seconds] = {}
+        """Gangs with a job and without pods, and since when."""
+
+    # As a subscriber of the loop.
+
+    def started(self) -> None:
+        """Restore which gangs have a job."""
+        for record in self._state.job_table.records.values():
+            self._add(record.job)
+
+    def after_step(self, step: LoopStep) -> None:
+        """Follow which gangs have a job."""
+        for change in step.changes:
+            match change:
+                case Submitted(record):
+                    self._add(record.job)
+                case JobEnded(record) if record.job.launch.gang:
+                    self._active.pop(parse_gang_name(record.job.launch.gang), None)
+
+    def _add(self, job: Job) -> None:
+        if job.launch.gang:
+            self._active[parse_gang_name(job.launch.gang)] = job.id
+
+    # Following the pods.
+
+    async def run(self) -> None:
+        """Follow the pods until cancelled."""
+        try:
+            await self._look({*self._mirror.gangs(), *self._active})
+            while True:
+                try:
+                    async with asyncio.timeout(GONE_AFTER):
+                        found = self._gangs_of(await self._changes.get())
+                    await asyncio.sleep(SETTLE_SECONDS)
+                    while not self._changes.empty():
+                        found |= self._gangs_of(self._changes.get_nowait())
+                except TimeoutError:
+                    found = set()
+                await self._look(found | set(self._vanished))
+        finally:
+            self._mirror.unfollow(self._changes)
+
+    def _gangs_of(self, changed: Changed) -> set[GangName]:
+        return {
+            name
+            for pod in changed.pods
+            if is_ours(pod) and not is_submitted(pod)
+            for name in (gang_name(pod), single_pod(pod))
+        }
+
+    async def _look(self, gangs: set[GangName]) -> None:
+        """Submit the gangs that are complete, and cancel the jobs of those that are gone."""
+        looks = await asyncio.gather(*(self._examine(gang) for gang in gangs), return_exceptions=True)
+        for gang, problem in zip(gangs, looks, strict=True):
+            if isinstance(problem, asyncio.CancelledError):
+                raise problem
+            if isinstance(problem, ApiError | RefoldError):
+                log.warning("%s: %s", gang, problem)
+            elif isinstance(problem, BaseException):
+                log.error("cannot submit %s", gang, exc_info=problem)
+
+    async def _examine(self, gang: GangName) -> None:
+        pods = self._mirror.pods_of_gang(gang)
+        job = self._active.get(gang)
+        if job is not None:
+            await self._check_whether_gone(gang, job, pods)
+        elif any(is_submitted(pod) for pod in pods.values()):
+            return
+        elif waiting := bindable(pods):
+            await self._submit(gang, waiting)
+
+    async def _submit(self, gang: GangName, waiting: list[Pod]) -> None:
+        owner = await asyncio.to_thread(self._owners.find, gang, waiting)
+        if owner is None or owner.ended:
+            return
+        if owner.size is None:
+            await asyncio.gather(
+                *(self._accept(single_pod(pod), [pod], owner) for pod in waiting if single_pod(pod) not in self._active)
+            )
+        elif len(waiting) >= owner.size:
+            await self._accept(gang, waiting[: owner.size], owner)
+        else:
+            self._notes.set(waiting, f"{len(waiting)} of {owner.size} pods of the gang exist")
+
+    async def _accept(self, gang: GangName, pods: list[Pod], owner: Owner) -> None:
+        """Submit a gang, once: it is known by its oldest pod, so that a restart of the daemon does not repeat it."""
+        oldest = min(pods, key=lambda pod: (pod.metadata.creation_timestamp or "", pod.metadata.uid))
+        try:
+            if fields := [field for pod in pods for field in unsupported_fields(pod)]:
+                raise BadInput(f"spec.{fields[0]} is not supported")
+            submission = gang_submission(gang, pods, owner, f"{gang.key}/{oldest.metadata.uid}")
+            types = accepted_gpu_types(pods, self._nodes)
+            complete = partial(_complete, gang, types)
+            await self._admission.accept(CALLER, [submission], complete)
+        except BadInput as error:
+            self._notes.set(pods, str(error))
+
+    async def _check_whether_gone(self, gang: GangName, job: str, pods: Mapping[str, Pod]) -> None:
+        """Cancel a waiting job whose pods are gone, unless something will create them again."""
+        if any(not pod.is_deleted for pod in pods.values()) or job in self._state.view.runs:
+            self._vanished.pop(gang, None)
+            return
+        now = self._state.now()
+        if now - self._vanished.setdefault(gang, now) < GONE_AFTER:
+            return
+        self._vanished[gang] = now
+        owner = await asyncio.to_thread(self._owners.find, gang, [])
+        if owner is None or owner.ended:
+            del self._vanished[gang]
+            self._inbox.report(JobCancelled(job, "its pods were deleted"))
+
+
+def _complete(gang: GangName, gpu_types: tuple[str, ...], _: Submission, job: Job) -> Job:
+    """Add to a job which pods it consists of, and which nodes admit them."""
+    return replace(job, demand=replace(job.demand, gpu_types=gpu_types), launch=replace(job.launch, gang=gang.text()))

@@ -1,0 +1,107 @@
+"""Nodes that come and go, and what pods of other schedulers use, as events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+
+from refold.backends.kubernetes import (
+    DeviceGroup,
+    Mirror,
+    NodeMap,
+    Pod,
+    down_reason,
+    is_accelerator,
+    parse_amount,
+    pod_requests,
+    run_of,
+)
+from refold.core import Event, NodeDrained, NodeLost, NodeReturned, NodeUsed
+from refold.errors import BadValue
+from refold.model import WHOLE
+from refold.server.inbox import Inbox
+from refold.server.live_state import LiveState
+
+PREFIX = "kubernetes: "
+"""Nodes that are down for a reason that begins so return when Kubernetes says so; others when an operator does."""
+
+
+class NodeReports:
+    """Reports the state and the use of nodes."""
+
+    def __init__(self, state: LiveState, inbox: Inbox, mirror: Mirror, nodes: NodeMap) -> None:
+        self._state = state
+        self._inbox = inbox
+        self._mirror = mirror
+        self._nodes = nodes
+        self._reported: dict[int, NodeUsed] = {}
+
+    def report(self, names: Iterable[str]) -> None:
+        """Report what has changed on these nodes."""
+        for name in names:
+            for index in self._nodes.indices(name):
+                for event in (self._availability(index, name), self._use(index, name)):
+                    if event is not None:
+                        self._inbox.report(event)
+
+    def _availability(self, index: int, name: str) -> Event | None:
+        view, node = self._state.view, self._mirror.nodes.get(name)
+        why = down_reason(node) if node is not None else "the node was deleted"
+        is_ours = view.down_reason(index).startswith(PREFIX)
+        if why:
+            return NodeLost(index, PREFIX + why) if view.is_up(index) or (is_ours and view.is_drained(index)) else None
+        if node is not None and node.spec.unschedulable:
+            return NodeDrained(index, f"{PREFIX}cordoned") if view.is_up(index) else None
+        return NodeReturned(index) if is_ours and not view.is_up(index) else None
+
+    def _use(self, index: int, name: str) -> Event | None:
+        """Return what others use on a node, if that is not what was reported last."""
+        group = self._nodes.groups[index]
+        total: dict[str, Decimal] = {}
+        for pod in self._mirror.pods_on_node(name).values():
+            if not pod.has_ended and not self._is_of_current_run(pod):
+                for resource, amount in _requests(pod).items():
+                    total[resource] = total.get(resource, Decimal(0)) + amount
+        used = NodeUsed(
+            index,
+            self._choose_gpus(index, int(total.get(group.resource, 0)) + self._unhealthy(group, name)),
+            int(total.get("cpu", 0) * group.share * WHOLE),
+            int(total.get("memory", 0) * group.share / 2**20),
+        )
+        if used == self._reported.get(index, NodeUsed(index)):
+            return None
+        self._reported[index] = used
+        return used
+
+    def _is_of_current_run(self, pod: Pod) -> bool:
+        key = run_of(pod)
+        run = self._state.view.runs.get(key[0]) if key is not None else None
+        return run is not None and key is not None and run.number == key[1]
+
+    def _unhealthy(self, group: DeviceGroup, name: str) -> int:
+        """Return the number of GPUs that the device plug-in does not offer."""
+        node = self._mirror.nodes.get(name)
+        if node is None or not group.gpus:
+            return 0
+        return max(0, group.gpus - int(parse_amount(node.status.allocatable.get(group.resource, 0))))
+
+    def _choose_gpus(self, index: int, count: int) -> tuple[int, ...]:
+        """Return GPUs that no run has: those that were reported before, then the last ones.
+
+        Which GPU a container gets is decided by the device plug-in; the scheduler only counts them.
+        """
+        before = self._reported.get(index, NodeUsed(index)).gpus
+        free = [gpu for gpu, milli in enumerate(self._state.view.free_gpu_milli(index)) if milli == WHOLE]
+        candidates = [*before, *(gpu for gpu in reversed(free) if gpu not in before)]
+        return tuple(sorted(candidates[:count]))
+
+
+def _requests(pod: Pod) -> dict[str, Decimal]:
+    try:
+        return {
+            name: amount
+            for name, amount in pod_requests(pod.spec).items()
+            if name in ("cpu", "memory") or is_accelerator(name)
+        }
+    except BadValue:  # a pod of another scheduler, with amounts that Refold cannot represent
+        return {}

@@ -1,0 +1,138 @@
+"""Tell pods why they wait, and when they may start: as a condition of the pod, and as an event."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+from refold.api import JobStatus
+from refold.backends.kubernetes import (
+    SCHEDULER_NAME,
+    STRATEGIC_PATCH,
+    ApiError,
+    ApiServer,
+    Mirror,
+    Pod,
+    bindable,
+    parse_gang_name,
+    pod_path,
+)
+from refold.model import Seconds
+from refold.server.live_state import LiveState
+
+INTERVAL: Seconds = 5.0
+"""Pause between two rounds, in which the pods of waiting jobs are brought up to date."""
+
+MAX_CHANGES_PER_ROUND = 100
+"""Requests to the API server in a round. The pods of the first jobs of the queue come first."""
+
+log = logging.getLogger("refold")
+
+
+class PodNotes:
+    """Sets the condition `PodScheduled` of waiting pods, and creates an event for the first pod of each gang.
+
+    `status_of` returns the status of a job. Notes are sent in the background, since the API server may be slow.
+    """
+
+    def __init__(self, state: LiveState, api: ApiServer, mirror: Mirror, status_of: Callable[[str], JobStatus]) -> None:
+        self._state = state
+        self._api = api
+        self._mirror = mirror
+        self._status_of = status_of
+        self._wanted: dict[str, str] = {}
+        """What pods that are in no job should say, by the uid of the pod."""
+        self._said: dict[str, str] = {}
+
+    def set(self, pods: Iterable[Pod], message: str) -> None:
+        """Say why pods wait that do not belong to a job."""
+        self._wanted |= {pod.metadata.uid: message for pod in pods}
+
+    async def run(self) -> None:
+        """Bring the pods up to date, again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL)
+            try:
+                await asyncio.to_thread(self._send, self._find_changes())
+            except ApiError as error:
+                log.warning("cannot tell pods why they wait: %s", error)
+
+    def _find_changes(self) -> list[tuple[Pod, str, bool]]:
+        """Return pods, what they should say, and whether an event should say it too."""
+        texts = self._texts()
+        present = {pod.metadata.uid for pod, _, _ in texts}
+        self._said = {uid: text for uid, text in self._said.items() if uid in present}
+        changed = [entry for entry in texts if self._said.get(entry[0].metadata.uid) != entry[1]]
+        return changed[:MAX_CHANGES_PER_ROUND]
+
+    def _texts(self) -> list[tuple[Pod, str, bool]]:
+        found: list[tuple[Pod, str, bool]] = []
+        view = self._state.view
+        for job in (*view.waiting.values(), *view.held.values(), *view.infeasible.values()):
+            if job.launch.gang:
+                pods = bindable(self._mirror.pods_of_gang(parse_gang_name(job.launch.gang)))
+                text = waiting_text(self._status_of(job.id)) if pods else ""
+                found += [(pod, text, number == 0) for number, pod in enumerate(pods)]
+        in_jobs = {pod.metadata.uid for pod, _, _ in found}
+        pods_by_uid = {pod.metadata.uid: pod for pod in self._mirror.pods.values()} if self._wanted else {}
+        self._wanted = {uid: text for uid, text in self._wanted.items() if uid not in in_jobs and uid in pods_by_uid}
+        waiting = bindable({uid: pods_by_uid[uid] for uid in self._wanted})
+        return [*found, *((pod, self._wanted[pod.metadata.uid], True) for pod in waiting)]
+
+    def _send(self, changes: list[tuple[Pod, str, bool]]) -> None:
+        for pod, text, as_event in changes:
+            try:
+                self._api.patch(f"{pod_path(pod)}/status", _condition(text), STRATEGIC_PATCH)
+                if as_event:
+                    self._api.create(f"/api/v1/namespaces/{pod.metadata.namespace}/events", _event(pod, text))
+            except ApiError as error:
+                if error.is_transient:
+                    raise
+            self._said[pod.metadata.uid] = text
+
+
+def waiting_text(status: JobStatus) -> str:
+    """Return why a job waits, and when it may start: 'Resources: 0 of 2 nodes fit: …; expected start …'."""
+    text = f"{status.id}: " + ": ".join(filter(None, [status.reason, status.message]))
+    if status.start_estimate is not None:
+        expected = datetime.fromtimestamp(status.start_estimate.at, UTC).strftime("%Y-%m-%dT%H:%MZ")
+        text += f"; expected start {expected}"
+    return text
+
+
+def _condition(text: str) -> dict[str, Any]:
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": text[:1000]}
+    return {"status": {"conditions": [{**condition, "lastProbeTime": None, "lastTransitionTime": _now()}]}}
+
+
+def _event(pod: Pod, text: str) -> dict[str, Any]:
+    now = _now()
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{pod.metadata.name}.", "namespace": pod.metadata.namespace},
+        "involvedObject": {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "name": pod.metadata.name,
+            "namespace": pod.metadata.namespace,
+            "uid": pod.metadata.uid,
+        },
+        "type": "Normal",
+        "reason": "Waiting",
+        "message": text[:1000],
+        "source": {"component": SCHEDULER_NAME},
+        "reportingComponent": SCHEDULER_NAME,
+        "reportingInstance": os.uname().nodename,
+        "firstTimestamp": now,
+        "lastTimestamp": now,
+        "count": 1,
+    }
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,210 @@
+"""A kubelet for tests: the containers of pods are processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+from kubernetes_objects import Json, node_json
+
+from refold.backends.kubernetes.api_server import ApiError, ApiServer
+from refold.backends.kubernetes.objects import Metadata
+from refold.backends.kubernetes.reflector import Reflector
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
+HEARTBEAT_SECONDS = 2.0
+POLL_SECONDS = 0.02
+_ANNOTATION = re.compile(r"metadata\.annotations\['(.+)'\]")
+
+
+class PodMetadata(Metadata, frozen=True):
+    """Also how long a pod that is being deleted has to end."""
+
+    grace: int | None = msgspec.field(default=None, name="deletionGracePeriodSeconds")
+
+
+class RunnablePod(msgspec.Struct):
+    """A pod, with all fields of its spec."""
+
+    metadata: PodMetadata
+    spec: Json = {}
+    status: Json = {}
+
+
+class ProcessKubelet:
+    """Runs the pods of its nodes. With `instant`, pods run and end without processes: `sleep N` takes that long."""
+
+    def __init__(self, api: ApiServer, nodes: Iterable[Json], *, instant: bool = False) -> None:
+        self._api = api
+        self._nodes = {node["metadata"]["name"]: node for node in nodes}
+        self._instant = instant
+        self._beating = set(self._nodes)
+        self._stopped = threading.Event()
+        self._pods: dict[str, RunnablePod] = {}
+        self._containers: dict[str, threading.Thread] = {}
+        self._reflector = Reflector(api, "/api/v1/pods", RunnablePod, self._replace, self._change)
+        self._heart = threading.Thread(target=self._beat, name="kubelet-heart", daemon=True)
+
+    def start(self) -> None:
+        """Register the nodes and begin to run pods."""
+        for name, node in self._nodes.items():
+            self._api.create("/api/v1/nodes", node)
+            self._api.patch(f"/api/v1/nodes/{name}/status", {"status": node["status"]})
+            lease = {"metadata": {"name": name}, "spec": {"holderIdentity": name, "renewTime": _now()}}
+            with suppress(ApiError):  # the lease of an earlier node with this name
+                self._api.create(LEASES, {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease})
+        self._reflector.start()
+        self._heart.start()
+
+    def stop(self) -> None:
+        """End all containers, and delete all pods and nodes."""
+        self._reflector.stop()
+        self._stopped.set()
+        self._heart.join()
+        for thread in list(self._containers.values()):
+            thread.join(timeout=10)
+        self._api.delete("/api/v1/namespaces/default/pods", {"gracePeriodSeconds": 0})
+        for name in self._nodes:
+            with suppress(ApiError):
+                self._api.delete(f"/api/v1/nodes/{name}")
+
+    def lose(self, *names: str) -> None:
+        """Send no more heartbeats for these nodes."""
+        self._beating -= set(names)
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(HEARTBEAT_SECONDS):
+            for name in list(self._beating):
+                with suppress(ApiError):
+                    self._api.patch(f"{LEASES}/{name}", {"spec": {"renewTime": _now()}})
+
+    def _replace(self, pods: Sequence[RunnablePod]) -> None:
+        for pod in pods:
+            self._change(pod, False)
+
+    def _change(self, pod: RunnablePod, deleted: bool) -> None:
+        key, uid = _path(pod), pod.metadata.uid
+        if pod.spec.get("nodeName") not in self._nodes or pod.spec["nodeName"] not in self._beating:
+            return
+        self._pods[uid] = pod
+        if deleted:
+            self._pods.pop(uid)
+        elif uid not in self._containers and pod.status.get("phase") == "Pending":
+            self._containers[uid] = threading.Thread(target=self._run, args=(uid,), name=f"kubelet {key}", daemon=True)
+            self._containers[uid].start()
+
+    def _run(self, uid: str) -> None:
+        pod = self._pods[uid]
+        with suppress(ApiError, KeyError):
+            if pod.metadata.deletion_timestamp is None:
+                self._run_container(pod)
+            self._wait_for_deletion(pod)
+
+    def _run_container(self, pod: RunnablePod) -> None:
+        """Run the first container to its end, and set the status of the pod."""
+        container = pod.spec["containers"][0]
+        command = [*container.get("command", []), *container.get("args", [])]
+        if self._instant:
+            self._set_status(pod, "Running")
+            self._sleep(pod, float(command[1]) if command[:1] == ["sleep"] else 0.0)
+            self._set_status(pod, "Succeeded", 0)
+            return
+        try:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, **_variables(pod, container)},
+                cwd=container.get("workingDir"),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
+            self._set_status(pod, "Failed", 128, "StartError", f"cannot start: {error}")
+            return
+        try:
+            self._set_status(pod, "Running")
+            status = self._wait_for_process(pod, process)
+        finally:
+            process.kill()
+            process.wait()
+            with suppress(ProcessLookupError):
+                while True:  # the container ends with its first process
+                    os.killpg(process.pid, signal.SIGKILL)
+                    time.sleep(POLL_SECONDS)
+        code = 128 - status if status < 0 else status
+        self._set_status(pod, "Failed" if code else "Succeeded", code, "Error" if code else "Completed")
+
+    def _wait_for_process(self, pod: RunnablePod, process: subprocess.Popen[bytes]) -> int:
+        began: float | None = None
+        while (status := process.poll()) is None:
+            current = self._pods.get(pod.metadata.uid)
+            if current is None or self._stopped.is_set():
+                process.kill()
+            elif current.metadata.deletion_timestamp is not None and began is None:
+                process.terminate()
+                began = time.monotonic()
+            elif began is not None and time.monotonic() >= began + (current.metadata.grace or 0):
+                process.kill()
+            time.sleep(POLL_SECONDS)
+        return status
+
+    def _sleep(self, pod: RunnablePod, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not self._stopped.is_set():
+            current = self._pods.get(pod.metadata.uid)
+            if current is None or current.metadata.deletion_timestamp is not None:
+                return
+            time.sleep(POLL_SECONDS)
+
+    def _wait_for_deletion(self, pod: RunnablePod) -> None:
+        """Delete the pod for good once its deletion was requested; its containers have ended."""
+        while not self._stopped.is_set():
+            current = self._pods.get(pod.metadata.uid)
+            if current is None:
+                return
+            if current.metadata.deletion_timestamp is not None:
+                options = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.metadata.uid}}
+                self._api.delete(_path(pod), options)
+                return
+            time.sleep(POLL_SECONDS)
+
+    def _set_status(
+        self, pod: RunnablePod, phase: str, exit_code: int | None = None, reason: str = "", message: str = ""
+    ) -> None:
+        state: Json = {"running": {"startedAt": _now(whole=True)}}
+        if exit_code is not None:
+            state = {"terminated": {"exitCode": exit_code, "reason": reason, "message": message}}
+        container = {"name": pod.spec["containers"][0]["name"], "state": state}
+        self._api.patch(f"{_path(pod)}/status", {"status": {"phase": phase, "containerStatuses": [container]}})
+
+
+def _variables(pod: RunnablePod, container: Json) -> dict[str, str]:
+    variables: dict[str, str] = {}
+    for entry in container.get("env", []):
+        if "valueFrom" in entry:
+            match = _ANNOTATION.fullmatch(entry["valueFrom"]["fieldRef"]["fieldPath"])
+            variables[entry["name"]] = pod.metadata.annotations.get(match[1], "") if match else ""
+        else:
+            variables[entry["name"]] = entry.get("value", "")
+    return variables
+
+
+def _path(pod: RunnablePod) -> str:
+    return f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
+
+
+def _now(*, whole: bool = False) -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ" if whole else "%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def kubelet_nodes(count: int, gpus: int = 8, **fields: Any) -> list[Json]:
+    """Return nodes named n0, n1, …"""
+    return [node_json(f"n{number}", gpus, **fields) for number in range(count)]
