@@ -25,8 +25,8 @@ class MirroredBackend:
     """A back end with a mirror of its own, which it starts before its first order."""
 
     def __init__(self, report: Report, api: ApiServer, folder: Path, grace: float) -> None:
-        own = OwnJobs(sha256(str(folder).encode()).hexdigest()[:16], image="none")
-        self._mirror = Mirror(api)
+        own = OwnJobs(image="none")
+        self._mirror = Mirror(api, sha256(str(folder).encode()).hexdigest()[:16])
         self._starting = asyncio.create_task(self._start(report, api, own, grace))
 
     async def _start(self, report: Report, api: ApiServer, own: OwnJobs, grace: float) -> KubernetesBackend:

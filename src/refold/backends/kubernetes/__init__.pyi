@@ -12,7 +12,7 @@ from .gangs import (
     parse_gang_name as parse_gang_name,
     single_pod as single_pod,
 )
-from .mirror import Changed as Changed, Mirror as Mirror, run_of as run_of
+from .mirror import Changed as Changed, Mirror as Mirror
 from .nodes import (
     DeviceGroup as DeviceGroup,
     Labels as Labels,

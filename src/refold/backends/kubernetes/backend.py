@@ -15,7 +15,7 @@ from refold.backends import Report
 from refold.backends.kubernetes.api_server import ApiError, ApiServer, ObjectList
 from refold.backends.kubernetes.gang_run import CONFLICT, NOT_FOUND, Calls, GangRun
 from refold.backends.kubernetes.gangs import GangName, gang_name, is_ours, parse_gang_name, single_pod
-from refold.backends.kubernetes.mirror import JOB_ANNOTATION, RUN_ANNOTATION, Mirror, RunKey, run_of
+from refold.backends.kubernetes.mirror import JOB_ANNOTATION, RUN_ANNOTATION, Mirror, RunKey
 from refold.backends.kubernetes.nodes import NodeMap
 from refold.backends.kubernetes.objects import BatchJob, Pod
 from refold.backends.kubernetes.own_jobs import SUBMITTED_LABEL, manifest, object_name
@@ -30,12 +30,8 @@ log = logging.getLogger("refold")
 
 
 class OwnJobs(msgspec.Struct, frozen=True):
-    """How jobs that were submitted to Refold become Jobs of Kubernetes.
+    """Where jobs that were submitted to Refold become Jobs of Kubernetes, and the image of their containers."""
 
-    `daemon`: a label value that tells the Jobs of several daemons apart.
-    """
-
-    daemon: str = "refold"
     namespace: str = "default"
     image: str = ""
 
@@ -108,7 +104,7 @@ class KubernetesBackend:
         wanted = set(runs)
         for key in [key for key in self._tasks if key not in wanted]:
             self._stop(key)
-        path, selector = self._jobs_path(), {"labelSelector": f"{SUBMITTED_LABEL}={self._own.daemon}"}
+        path, selector = self._jobs_path(), {"labelSelector": f"{SUBMITTED_LABEL}={self._mirror.daemon}"}
         found = await self._calls.repeat(self._calls.api.get, path, ObjectList[BatchJob], selector)
         strays = [job for job in found.items if _run_of_job(job) not in wanted | set(self._tasks)]
         await asyncio.gather(
@@ -154,7 +150,7 @@ class KubernetesBackend:
         while True:
             changed = await self._changes.get()
             gangs = {gang for pod in changed.pods if is_ours(pod) for gang in (gang_name(pod), single_pod(pod))}
-            keys = {run_of(pod) for pod in changed.pods}
+            keys = {self._mirror.run_of(pod) for pod in changed.pods}
             for key, run in self._runs.items():
                 if key in keys or run.gang in gangs:
                     run.changed.set()
@@ -169,14 +165,14 @@ class KubernetesBackend:
 
     async def _create_job(self, job: Job, order: StartRun) -> GangName:
         """Create the Job of a run, unless it exists."""
-        body = manifest(job, order.run, order.allocation, self._own.daemon, self._own.image, self._grace)
+        body = manifest(job, order.run, order.allocation, self._mirror.daemon, self._own.image, self._grace)
         try:
             text = await self._calls.repeat(self._calls.api.create, self._jobs_path(), body)
             created = msgspec.json.decode(text, type=BatchJob)
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
-            path = f"{self._jobs_path()}/{object_name(job.id, order.run)}"
+            path = f"{self._jobs_path()}/{object_name(self._mirror.daemon, job.id, order.run)}"
             created = await self._calls.repeat(self._calls.api.get, path, BatchJob)
         return GangName("Job", self._own.namespace, created.metadata.name, created.metadata.uid)
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from refold.backends.kubernetes.api_server import ApiError, ApiServer
 from refold.backends.kubernetes.gangs import GangName, pod_order
-from refold.backends.kubernetes.mirror import Mirror, RunKey, run_of
+from refold.backends.kubernetes.mirror import Mirror, RunKey
 from refold.backends.kubernetes.objects import Pod
 from refold.backends.kubernetes.own_jobs import INSTANCE_ANNOTATION, binding_annotations
 from refold.backends.kubernetes.owners import Owners
@@ -215,7 +215,9 @@ class GangRun:
     async def _bind(self, target: PodTarget) -> str:
         """Bind a pod; return why that is impossible, or ''. It is tried again while the API server is not available."""
         pod = target.pod
-        annotations = binding_annotations(self._job, self._order.run, target.instance, self._order.allocation)
+        annotations = binding_annotations(
+            self._mirror.daemon, self._job, self._order.run, target.instance, self._order.allocation
+        )
         body = {
             "apiVersion": "v1",
             "kind": "Binding",
@@ -235,7 +237,7 @@ class GangRun:
             pod = await self._calls.repeat(self._calls.api.get, pod_path(target.pod), Pod)
         except ApiError:
             return False
-        return run_of(pod) == self.key and pod.spec.node_name == target.node
+        return self._mirror.run_of(pod) == self.key and pod.spec.node_name == target.node
 
     # Ending.
 

@@ -17,9 +17,10 @@ from refold.backends.kubernetes.reflector import Reflector
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
 
+DAEMON_ANNOTATION = "refold.dev/daemon"
 JOB_ANNOTATION = "refold.dev/job"
 RUN_ANNOTATION = "refold.dev/run"
-"""A pod that Refold has bound names the job and the run that it is an instance of."""
+"""A pod that Refold has bound names the daemon, the job and the run that it belongs to."""
 
 K = TypeVar("K")
 
@@ -34,16 +35,14 @@ class Changed(NamedTuple):
     pods: Sequence[Pod]
 
 
-def run_of(pod: Pod) -> RunKey | None:
-    """Return the run that a pod was bound for."""
-    job, number = pod.metadata.annotations.get(JOB_ANNOTATION, ""), pod.metadata.annotations.get(RUN_ANNOTATION, "")
-    return (job, int(number)) if job and number.isdecimal() and pod.is_bound else None
-
-
 class Mirror:
-    """Nodes by name; pods by namespace and name, by gang, by run and by node. Use it within one event loop."""
+    """Nodes by name; pods by namespace and name, by gang, by run and by node. Use it within one event loop.
 
-    def __init__(self, api: ApiServer) -> None:
+    `daemon`: tells the runs of this daemon from those of others, whose jobs may have the same names.
+    """
+
+    def __init__(self, api: ApiServer, daemon: str) -> None:
+        self.daemon = daemon
         self.nodes: dict[str, Node] = {}
         self.pods: dict[str, Pod] = {}
         self._gangs: dict[GangName, dict[str, Pod]] = {}
@@ -96,6 +95,13 @@ class Mirror:
             return self._gangs.get(gang, {})
         pod = self.pods.get(f"{gang.namespace}/{gang.name}")
         return {pod.key: pod} if pod is not None and pod.metadata.uid == gang.uid else {}
+
+    def run_of(self, pod: Pod) -> RunKey | None:
+        """Return the run of this daemon that a pod was bound for."""
+        annotations = pod.metadata.annotations
+        job, number = annotations.get(JOB_ANNOTATION, ""), annotations.get(RUN_ANNOTATION, "")
+        is_run = pod.is_bound and annotations.get(DAEMON_ANNOTATION) == self.daemon and job and number.isdecimal()
+        return (job, int(number)) if is_run else None
 
     def pods_of_run(self, run: RunKey) -> Mapping[str, Pod]:
         """Return the pods that were bound for a run."""
@@ -163,7 +169,7 @@ class Mirror:
         """Add a pod to all indices, or remove it if there is no entry for it."""
         if is_ours(pod):
             _put(self._gangs, gang_name(pod), pod.key, entry)
-        if (run := run_of(pod)) is not None:
+        if (run := self.run_of(pod)) is not None:
             _put(self._runs, run, pod.key, entry)
         if pod.is_bound:
             _put(self._on_node, pod.spec.node_name, pod.key, entry)

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from refold.backends.kubernetes.gangs import SCHEDULER_NAME
-from refold.backends.kubernetes.mirror import JOB_ANNOTATION, RUN_ANNOTATION
+from refold.backends.kubernetes.mirror import DAEMON_ANNOTATION, JOB_ANNOTATION, RUN_ANNOTATION
 from refold.backends.kubernetes.resources import FRACTION_ANNOTATION, GPU_RESOURCE
 from refold.model import DAY, WHOLE, Allocation, Job, Seconds, Share, run_plan
 
@@ -34,13 +34,11 @@ _VARIABLES = {
 """Variables that a container gets from the annotations of its pod, which are set when it is bound."""
 
 
-def object_name(job_id: str, run: int) -> str:
-    """Return the name of the Job of a run: that of the job, with a digest if Kubernetes does not allow it."""
-    wanted = f"{job_id}-{run}"
-    name = re.sub(r"[^a-z0-9-]+", "-", wanted.lower()).strip("-")[:MAX_NAME_CHARS].strip("-")
-    if name == wanted:
-        return name
-    return f"{name[: MAX_NAME_CHARS - 9].strip('-') or 'job'}-{sha256(wanted.encode()).hexdigest()[:8]}"
+def object_name(daemon: str, job_id: str, run: int) -> str:
+    """Return the name of the Job of a run: that of the job as far as Kubernetes allows it, and a digest."""
+    digest = sha256(f"{daemon}/{job_id}/{run}".encode()).hexdigest()[:8]
+    name = re.sub(r"[^a-z0-9-]+", "-", f"{job_id}-{run}".lower())
+    return f"{name[: MAX_NAME_CHARS - 9].strip('-')}-{digest}"
 
 
 def manifest(job: Job, run: int, allocation: Allocation, daemon: str, image: str, grace: Seconds) -> dict[str, Any]:
@@ -52,7 +50,7 @@ def manifest(job: Job, run: int, allocation: Allocation, daemon: str, image: str
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": object_name(job.id, run), "labels": labels, "annotations": annotations},
+        "metadata": {"name": object_name(daemon, job.id, run), "labels": labels, "annotations": annotations},
         "spec": {
             "parallelism": len(allocation.placement),
             "completions": len(allocation.placement),
@@ -100,11 +98,12 @@ def _fraction(share: Share) -> dict[str, str]:
     return {FRACTION_ANNOTATION: f"{share.gpu_milli / WHOLE:g}"} if share.gpus and share.gpu_milli < WHOLE else {}
 
 
-def binding_annotations(job: Job, run: int, instance: int, allocation: Allocation) -> dict[str, str]:
+def binding_annotations(daemon: str, job: Job, run: int, instance: int, allocation: Allocation) -> dict[str, str]:
     """Return what a pod learns when it is bound: its run, instance, plan and GPUs."""
     plan = run_plan(job, allocation)
     gpus = ",".join(map(str, allocation.placement[instance].gpus))
     return {
+        DAEMON_ANNOTATION: daemon,
         JOB_ANNOTATION: job.id,
         RUN_ANNOTATION: str(run),
         INSTANCE_ANNOTATION: str(instance),

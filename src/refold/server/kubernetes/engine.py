@@ -54,11 +54,11 @@ class KubernetesEngine:
     Create it inside a running event loop.
     """
 
-    def __init__(self, access: Access, own: OwnJobs, tenants: tuple[Tenant, ...] = ()) -> None:
+    def __init__(self, access: Access, daemon: str, own: OwnJobs, tenants: tuple[Tenant, ...] = ()) -> None:
         self._api = ApiServer(access)
         self._own = own
         self._tenants = tenants
-        self._mirror = Mirror(self._api)
+        self._mirror = Mirror(self._api, daemon)
         self._labels: Labels = {}
         self._known: dict[str, Node] = {}
         """The nodes of the cluster, as they were when it was last compared with Kubernetes."""

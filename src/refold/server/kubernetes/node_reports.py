@@ -14,7 +14,6 @@ from refold.backends.kubernetes import (
     is_accelerator,
     parse_amount,
     pod_requests,
-    run_of,
 )
 from refold.core import Event, NodeDrained, NodeLost, NodeReturned, NodeUsed
 from refold.errors import BadValue
@@ -74,7 +73,7 @@ class NodeReports:
         return used
 
     def _is_of_current_run(self, pod: Pod) -> bool:
-        key = run_of(pod)
+        key = self._mirror.run_of(pod)
         run = self._state.view.runs.get(key[0]) if key is not None else None
         return run is not None and key is not None and run.number == key[1]
 
