@@ -8,12 +8,13 @@ import socket
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import uvicorn
 
 from refold.api import MAX_BUFFERED_EVENTS, AllowedHosts, Api, EventStream, StoredToken, TokenAuthenticator
+from refold.backends import Backend
 from refold.backends.local import LocalBackend
 from refold.client import read_address, write_address
 from refold.core import Header, Policy, Scheduler
@@ -46,6 +47,9 @@ from refold.server.tokens import TokenStore, create_owner_token
 from refold.server.warm_up import CachedKernels, Kernels
 from refold.server.writer import Writer
 
+if TYPE_CHECKING:
+    from refold.server.kubernetes import KubernetesEngine
+
 CLOCK_KEY = "clock"
 """Key in the store's `meta` table: when the journal began."""
 
@@ -71,6 +75,16 @@ class Ready(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
+class ServedBackend(Backend, Protocol):
+    """A back end, and what the API needs of it."""
+
+    def kill(self, job_id: str) -> None:
+        """Kill the run of a job without a grace period, if there is one."""
+
+    def enforcement(self) -> str:
+        """Describe which limits on GPUs and GPU shares are enforced; '' if there is nothing to say."""
+
+
 class Daemon:
     """The daemon: one store, loop, backend and API. Create it inside a running event loop."""
 
@@ -83,8 +97,13 @@ class Daemon:
         *,
         new_token: bool = False,
         kernels: Kernels | None = None,
+        kubernetes: KubernetesEngine | None = None,
     ) -> None:
-        """`new_token`: create a new owner token, because the old one was lost or leaked."""
+        """`new_token`: create a new owner token, because the old one was lost or leaked.
+
+        `kubernetes`: the cluster to schedule, instead of this machine.
+        """
+        self._kubernetes = kubernetes
         self._new_token = new_token
         self._kernels = kernels or CachedKernels()
         self._config = config
@@ -132,25 +151,16 @@ class Daemon:
         forecasts = StartForecasts(state, order, past, enabled=compiled)
         retention = LogRetention(store.reader, logs, config.serve.keep_logs_for)
 
-        # The loop and the API.
+        # The API and the loop.
         event_stream = _restore_event_stream(store)
-        subscribers = [
-            drains,
-            Backoff(state),
-            OutputFollower(state, output),
-            conditions,
-            messages,
-            forecasts,
-            ChangeCosts(inbox),
-        ]
-        loop = Loop(state, inbox, writer, event_stream, subscribers)
         backend = self._make_backend(retries, store, environments)
         tokens, token = _load_tokens(store, self._new_token)
+        queries = JobQueries(state, writer, store.reader, logs, forecasts)
         service = SchedulerService(
             state,
             inbox,
             store,
-            JobQueries(state, writer, store.reader, logs, forecasts),
+            queries,
             environments=environments,
             conditions=conditions,
             drains=drains,
@@ -161,6 +171,20 @@ class Daemon:
             kill=backend.kill,
             preemption=config.preemption,
         )
+        parts = None
+        if self._kubernetes is not None:
+            parts = self._kubernetes.make_parts(state, inbox, service.admission, queries.status, self.end)
+        subscribers = [
+            drains,
+            Backoff(state),
+            OutputFollower(state, output),
+            conditions,
+            messages,
+            forecasts,
+            ChangeCosts(inbox),
+            *(parts.subscribers if parts is not None else ()),
+        ]
+        loop = Loop(state, inbox, writer, event_stream, subscribers)
         server = self._make_server(service, TokenAuthenticator(tokens), listener)
         address = _format_address(listener)
         write_address(self._folder, address, token or _saved_token(self._folder))
@@ -175,6 +199,7 @@ class Daemon:
                 run_every(messages.notify_long_waits, LONG_WAIT_CHECK_SECONDS),
                 run_every(lambda: asyncio.to_thread(retention.sweep), SWEEP_INTERVAL_SECONDS),
                 run_every(environments.sweep, ENVIRONMENT_SWEEP_SECONDS),
+                *(parts.tasks if parts is not None else ()),
                 *([] if compiled else [self._compile_policy(state, loop, store, forecasts)]),
                 _once_started(server, lambda: ready(_make_ready(address, token, state, backend, recovered.note))),
                 inbox=inbox,
@@ -243,7 +268,9 @@ class Daemon:
         hosts = AllowedHosts(self._config.serve.host, listener.getsockname()[0], self._config.serve.allowed_hosts)
         return uvicorn.Server(_uvicorn_config(Api(service, tokens, hosts=hosts)))
 
-    def _make_backend(self, retries: Retries, store: Store, environments: Environments) -> LocalBackend:
+    def _make_backend(self, retries: Retries, store: Store, environments: Environments) -> ServedBackend:
+        if self._kubernetes is not None:
+            return self._kubernetes.make_backend(retries.report, self._config.serve.grace)
         return LocalBackend(
             retries.report,
             self._folder / LOGS_FOLDER,
@@ -273,7 +300,7 @@ def _make_scheduler(header: Header) -> Scheduler:
     return Scheduler(header.cluster, _make_policy(header), on_rejection=log_rejection)
 
 
-def _make_ready(address: str, token: str, state: LiveState, backend: LocalBackend, note: str) -> Ready:
+def _make_ready(address: str, token: str, state: LiveState, backend: ServedBackend, note: str) -> Ready:
     notes = [*filter(None, [note, backend.enforcement()])]
     return Ready(address, token, len(state.view.active), len(state.view.waiting), notes)
 

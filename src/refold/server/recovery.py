@@ -8,7 +8,7 @@ starts from the snapshot, without internal state from before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -18,6 +18,7 @@ from refold.core import (
     Event,
     GpuLost,
     Header,
+    JobSubmitted,
     NodeLost,
     NodeUsed,
     PastJob,
@@ -98,9 +99,28 @@ def _snapshot_for(cluster: Cluster, before: Scheduler, past: list[PastJob]) -> t
     down.
     """
     old = before.view.cluster
+    new_types = _new_types(old, cluster)
     new_index = {old_index: cluster.index_of_node.get(node.name) for old_index, node in enumerate(old.nodes)}
     events = [_move_to_cluster(event, new_index, cluster) for event in before.snapshot(past)]
-    return tuple(event for event in events if event is not None)
+    return tuple(_rename_types(event, new_types) for event in events if event is not None)
+
+
+def _new_types(old: Cluster, new: Cluster) -> dict[str, set[str]]:
+    """Return which GPU types the nodes of each type have now, if it is not the same type for all."""
+    types: dict[str, set[str]] = {}
+    for node in old.nodes:
+        index = new.index_of_node.get(node.name)
+        if node.gpus and index is not None and new.nodes[index].gpus:
+            types.setdefault(node.gpu_type, set()).add(new.nodes[index].gpu_type)
+    return {name: found for name, found in types.items() if found != {name}}
+
+
+def _rename_types(event: Event, new_types: Mapping[str, Collection[str]]) -> Event:
+    """Let a job accept the same nodes as before, if their GPU types have other names now."""
+    if not isinstance(event, JobSubmitted) or new_types.keys().isdisjoint(event.job.demand.gpu_types):
+        return event
+    types = {found for name in event.job.demand.gpu_types for found in new_types.get(name, (name,))}
+    return JobSubmitted(replace(event.job, demand=replace(event.job.demand, gpu_types=tuple(sorted(types)))))
 
 
 def _move_to_cluster(event: Event, new_index: Mapping[int, int | None], cluster: Cluster) -> Event | None:

@@ -1,5 +1,10 @@
 from .access import Access as Access, find_access as find_access, read_kubeconfig as read_kubeconfig
-from .api_server import STRATEGIC_PATCH as STRATEGIC_PATCH, ApiError as ApiError, ApiServer as ApiServer
+from .api_server import (
+    STRATEGIC_PATCH as STRATEGIC_PATCH,
+    ApiError as ApiError,
+    ApiServer as ApiServer,
+    as_dict as as_dict,
+)
 from .backend import KubernetesBackend as KubernetesBackend, OwnJobs as OwnJobs, is_submitted as is_submitted
 from .constraints import selected_labels as selected_labels, unsupported_fields as unsupported_fields
 from .gang_run import bindable as bindable, pod_path as pod_path

@@ -20,7 +20,7 @@ from refold.backends.kubernetes.nodes import NodeMap
 from refold.backends.kubernetes.objects import BatchJob, Pod
 from refold.backends.kubernetes.own_jobs import SUBMITTED_LABEL, manifest, object_name
 from refold.core import Order, RunFailed, StartRun, StopRun
-from refold.errors import RefoldError
+from refold.errors import BadInput, RefoldError
 from refold.model import Job, Seconds
 
 THREADS = 16
@@ -151,6 +151,8 @@ class KubernetesBackend:
             changed = await self._changes.get()
             gangs = {gang for pod in changed.pods if is_ours(pod) for gang in (gang_name(pod), single_pod(pod))}
             keys = {self._mirror.run_of(pod) for pod in changed.pods}
+            for name in changed.nodes:  # a pod on a node that is down will not say that it has ended
+                keys |= {self._mirror.run_of(pod) for pod in self._mirror.pods_on_node(name).values()}
             for key, run in self._runs.items():
                 if key in keys or run.gang in gangs:
                     run.changed.set()
@@ -165,6 +167,8 @@ class KubernetesBackend:
 
     async def _create_job(self, job: Job, order: StartRun) -> GangName:
         """Create the Job of a run, unless it exists."""
+        if not self._own.image:
+            raise BadInput("no image for the containers of submitted commands: set kubernetes.image in refold.yaml")
         body = manifest(job, order.run, order.allocation, self._mirror.daemon, self._own.image, self._grace)
         try:
             text = await self._calls.repeat(self._calls.api.create, self._jobs_path(), body)

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from refold.backends.kubernetes.api_server import ApiError, ApiServer
 from refold.backends.kubernetes.gangs import GangName, pod_order
 from refold.backends.kubernetes.mirror import Mirror, RunKey
+from refold.backends.kubernetes.nodes import down_reason
 from refold.backends.kubernetes.objects import Pod
 from refold.backends.kubernetes.own_jobs import INSTANCE_ANNOTATION, binding_annotations
 from refold.backends.kubernetes.owners import Owners
@@ -144,7 +145,8 @@ class GangRun:
         if self._stopping:
             return RunStopped(*self.key)
         assert self._ending is not None, "the pods were ended for a reason"
-        failure = self._ending if not self._ending.lost else first_failure(self._pods) or self._ending
+        found = first_failure(self._pods)  # pods that were ended with the others are no reason
+        failure = found if found is not None and not found.lost and self._ending.lost else self._ending
         return RunFailed(*self.key, failure.why, retry=failure.lost, exit_code=failure.exit_code)
 
     async def _find_earlier_end(self) -> RunEnd | None:
@@ -246,7 +248,7 @@ class GangRun:
         if self.gang.kind == "Job":
             await self._suspend()
         asked: set[tuple[str, bool]] = set()
-        while remaining := [pod for pod in self._mirror.pods_of_run(self.key).values() if not pod.has_ended]:
+        while remaining := [pod for pod in self._mirror.pods_of_run(self.key).values() if not self._is_over(pod)]:
             self.changed.clear()
             is_urgent = self._grace <= 0
             for pod in remaining if is_urgent or self.gang.kind != "Job" else ():
@@ -254,6 +256,11 @@ class GangRun:
                     asked.add((pod.metadata.uid, is_urgent))
                     await self._evict(pod)
             await self.changed.wait()
+
+    def _is_over(self, pod: Pod) -> bool:
+        """Whether a pod has ended, or is to be deleted and its node is down: nobody would say that it has ended."""
+        node = self._mirror.nodes.get(pod.spec.node_name)
+        return pod.has_ended or (pod.is_deleted and (node is None or bool(down_reason(node))))
 
     async def _suspend(self) -> None:
         """Suspend the Job: its controller ends the pods, and does not count them as failed."""

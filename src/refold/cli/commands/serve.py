@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,11 +12,20 @@ from refold.cli import PlacementName, Settings
 from refold.cli.views import plural, print_line, print_notes
 
 if TYPE_CHECKING:
-    from refold.server import Ready
+    import asyncio
+
+    from refold.server import Daemon, Ready
     from refold.server.config import Config
     from refold.server.monitor import Machine
 
 DEFAULT_CONFIG = Path("refold.yaml")
+
+
+class Engine(StrEnum):
+    """What the daemon schedules."""
+
+    LOCAL = "local"
+    KUBERNETES = "kubernetes"
 
 
 def serve(
@@ -38,6 +48,13 @@ def serve(
     port: Annotated[
         int | None,
         typer.Option("--port", metavar="N", min=0, max=65535, help="Port; 0 chooses a free one (default: 7170)."),
+    ] = None,
+    on: Annotated[
+        Engine, typer.Option("--on", help="What to schedule: this machine, or a Kubernetes cluster.")
+    ] = Engine.LOCAL,
+    kubeconfig: Annotated[
+        Path | None,
+        typer.Option("--kubeconfig", metavar="FILE", help="How to reach the cluster (default: as kubectl)."),
     ] = None,
     state: Annotated[
         Path | None, typer.Option("--state", metavar="FOLDER", help="State folder (default: ~/.refold).")
@@ -63,9 +80,64 @@ def serve(
     except ImportError:
         raise MissingExtra("refold serve", "serve") from None
     configuration = _override(_read_config(config), slots, policy, settings, placement, host, port)
+    folder = (state or state_folder()).expanduser()
+    if on is Engine.KUBERNETES or kubeconfig is not None:
+        _log_to_stderr()
+        _fastest_loop(asyncio)(_serve_kubernetes(configuration, folder, kubeconfig, new_token))
+        return
     configuration, machine = _open_machine(configuration)
     _log_to_stderr()
-    _run(asyncio, configuration, (state or state_folder()).expanduser(), machine, new_token)
+    _run(asyncio, configuration, folder, machine, new_token)
+
+
+async def _serve_kubernetes(config: Config, folder: Path, kubeconfig: Path | None, new_token: bool) -> None:
+    """Serve a cluster; when its nodes have changed, continue with the new ones, at the same address."""
+    import asyncio
+    from urllib.parse import urlsplit
+
+    from msgspec.structs import replace
+
+    from refold.backends.kubernetes import OwnJobs, find_access
+    from refold.server import TERMINATION_SIGNALS, Daemon
+    from refold.server.kubernetes import KubernetesEngine, load_daemon_id
+    from refold.server.monitor import Layout, SlotsMachine
+
+    access = find_access(kubeconfig)
+    own = OwnJobs(config.kubernetes.namespace, config.kubernetes.image)
+    engine = KubernetesEngine(access, load_daemon_id(folder), own, config.tenants)
+    ended = asyncio.Event()
+    for number in TERMINATION_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    port = config.serve.port
+
+    def show(ready: Ready) -> None:
+        nonlocal port
+        port = urlsplit(ready.address).port or port
+        _print_ready(ready, folder)
+
+    try:
+        version = await engine.connect()
+        while not ended.is_set():
+            cluster = engine.nodes.cluster
+            size = f"{plural(len(cluster.nodes), 'node')}, {plural(cluster.gpus, 'GPU')}"
+            print_line(f"Kubernetes {version} at {access.address}: {size}, policy {config.policy.name}")
+            current = replace(config, serve=replace(config.serve, port=port))
+            daemon = Daemon(
+                current, folder, SlotsMachine(0), Layout(cluster, ()), new_token=new_token, kubernetes=engine
+            )
+            ending = asyncio.create_task(_end_with(daemon, ended))
+            await daemon.serve(show)
+            ending.cancel()
+            new_token = False
+            engine.rebuild()
+    finally:
+        await engine.close()
+    print_line("stopped; pods continue, and `refold serve --on kubernetes` takes control of them again")
+
+
+async def _end_with(daemon: Daemon, ended: asyncio.Event) -> None:
+    await ended.wait()
+    daemon.end()
 
 
 def _run(asyncio: Any, config: Config, folder: Path, machine: Machine, new_token: bool) -> None:

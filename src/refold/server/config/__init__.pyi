@@ -4,6 +4,7 @@ from .settings import (
     ClusterConfig as ClusterConfig,
     Config as Config,
     IdleRule as IdleRule,
+    KubernetesConfig as KubernetesConfig,
     NotificationKind as NotificationKind,
     NotifyConfig as NotifyConfig,
     OutputAction as OutputAction,

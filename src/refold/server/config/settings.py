@@ -232,6 +232,13 @@ class ServeConfig(msgspec.Struct, frozen=True):
     allowed_hosts: Annotated[tuple[Name, ...], Meta(description="a list of host names such as [gpus.lab]")] = ()
 
 
+class KubernetesConfig(msgspec.Struct, frozen=True):
+    """Where `refold serve --on kubernetes` creates Jobs for submitted commands, and the image of their containers."""
+
+    namespace: Name = "default"
+    image: Annotated[str, Meta(max_length=512, description="an image such as pytorch/pytorch:2.10.0")] = ""
+
+
 class Config(msgspec.Struct, frozen=True):
     """The whole file, with defaults."""
 
@@ -242,6 +249,7 @@ class Config(msgspec.Struct, frozen=True):
     watch: WatchConfig = WatchConfig()
     notify: NotifyConfig = NotifyConfig()
     serve: ServeConfig = ServeConfig()
+    kubernetes: KubernetesConfig = KubernetesConfig()
 
     @property
     def policy_settings(self) -> dict[str, Any]:

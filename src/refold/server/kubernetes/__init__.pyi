@@ -1,1 +1,1 @@
-from .engine import KubernetesEngine as KubernetesEngine
+from .engine import EngineParts as EngineParts, KubernetesEngine as KubernetesEngine, load_daemon_id as load_daemon_id

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from refold.api import Caller, JobStatus
 from refold.backends import Report
 from refold.backends.kubernetes import (
     Access,
+    ApiError,
     ApiServer,
     Changed,
     KubernetesBackend,
@@ -20,6 +23,7 @@ from refold.backends.kubernetes import (
     NodeMap,
     Owners,
     OwnJobs,
+    as_dict,
     is_ours,
     is_same_hardware,
     map_nodes,
@@ -33,6 +37,7 @@ from refold.server.kubernetes.gang_queue import CALLER, GangQueue
 from refold.server.kubernetes.node_reports import NodeReports
 from refold.server.kubernetes.pod_notes import PodNotes
 from refold.server.live_state import LiveState
+from refold.server.store import Store
 from refold.server.subscribers import Subscriber
 
 REBUILD_DELAY: Seconds = 2.0
@@ -41,11 +46,25 @@ REBUILD_DELAY: Seconds = 2.0
 log = logging.getLogger("refold")
 
 
+DAEMON_KEY = "kubernetes-daemon"
+"""Key in the store's `meta` table: what tells the runs of this daemon from those of others."""
+
+
+def load_daemon_id(folder: Path) -> str:
+    """Return the id of the daemon with this state folder, which is created with the folder."""
+    with Store(folder) as store:
+        found: str | None = store.reader.read_meta(DAEMON_KEY, str)
+        if found is None:
+            found = os.urandom(8).hex()
+            store.write_meta(DAEMON_KEY, found)
+        return found
+
+
 class EngineParts(NamedTuple):
     """What takes part in the steps of the loop, and what runs beside it."""
 
-    subscribers: list[Subscriber]
-    tasks: list[Coroutine[Any, Any, None]]
+    subscribers: Sequence[Subscriber]
+    tasks: Sequence[Coroutine[Any, Any, None]]
 
 
 class KubernetesEngine:
@@ -64,11 +83,15 @@ class KubernetesEngine:
         """The nodes of the cluster, as they were when it was last compared with Kubernetes."""
         self._nodes: NodeMap | None = None
 
-    async def connect(self) -> None:
-        """Follow the cluster. Raises if the API server does not answer."""
-        await asyncio.to_thread(self._api.call, "GET", "/version")
+    async def connect(self) -> str:
+        """Follow the cluster; return its version. Raises if the API server does not answer."""
+        try:
+            version = as_dict(await asyncio.to_thread(self._api.call, "GET", "/version"))
+        except ApiError as error:
+            raise BadInput(str(error)) from None
         await self._mirror.start()
         self.rebuild()
+        return str(version.get("gitVersion", ""))
 
     async def close(self) -> None:
         """Disconnect."""

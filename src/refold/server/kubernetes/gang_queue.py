@@ -139,9 +139,7 @@ class GangQueue(Subscriber):
         job = self._active.get(gang)
         if job is not None:
             await self._check_whether_gone(gang, job, pods)
-        elif any(is_submitted(pod) for pod in pods.values()):
-            return
-        elif waiting := bindable(pods):
+        elif waiting := [pod for pod in bindable(pods) if gang_name(pod) == gang and not is_submitted(pod)]:
             await self._submit(gang, waiting)
 
     async def _submit(self, gang: GangName, waiting: list[Pod]) -> None:

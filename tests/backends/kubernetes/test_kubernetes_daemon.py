@@ -1,0 +1,262 @@
+"""The daemon on a real API server: gangs of pods, restarts, failures. Pods are simulated by a kubelet of our own."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import yaml
+from kubernetes_daemon import JOBS, PODS, KubernetesDaemon, wait_for
+from kubernetes_objects import node_json, pod_json
+from kubernetes_servers import KubernetesServers
+from process_kubelet import ProcessKubelet, kubelet_nodes
+
+from refold.backends.kubernetes.api_server import ApiError, ApiServer
+from refold.backends.kubernetes.objects import BatchJob
+
+MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+
+
+@pytest.fixture(scope="module")
+def kubelet(servers: KubernetesServers) -> Iterator[ProcessKubelet]:
+    found = ProcessKubelet(servers.api, kubelet_nodes(2), instant=True)
+    found.start()
+    apply_rights(servers.api)
+    yield found
+    found.stop()
+
+
+def apply_rights(api: ApiServer) -> None:
+    """Give the user `refold` the rights that the manifests give to the service account, and no others."""
+    paths = {"ClusterRole": f"{RBAC}/clusterroles", "ClusterRoleBinding": f"{RBAC}/clusterrolebindings"}
+    for document in yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text()):
+        if document["kind"] == "ClusterRoleBinding":
+            document["subjects"] = [{"kind": "User", "name": "refold", "apiGroup": "rbac.authorization.k8s.io"}]
+        if document["kind"] in paths:
+            api.create(paths[document["kind"]], document)
+
+
+@pytest.fixture(scope="module")
+def served(
+    servers: KubernetesServers, kubelet: ProcessKubelet, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[KubernetesDaemon]:
+    found = KubernetesDaemon(servers, tmp_path_factory.mktemp("daemon") / "state", "--policy", "fifo")
+    found.start()
+    yield found
+    found.kill(signal.SIGTERM)
+
+
+@pytest.fixture
+def daemon(served: KubernetesDaemon) -> Iterator[KubernetesDaemon]:
+    yield served
+    served.delete_all()
+
+
+def test_a_gang_is_bound_as_a_whole_and_finishes(daemon: KubernetesDaemon) -> None:
+    daemon.create_job("whole", pods=4, gpus=4, seconds=0.5)
+    daemon.wait_for_state("whole", "finished")
+    assert daemon.nodes_of("whole") == ["n0", "n0", "n1", "n1"]
+    instances = {pod.metadata.annotations["refold.dev/instance"] for pod in daemon.pods("whole")}
+    assert instances == {"0", "1", "2", "3"}
+    (job,) = [pod.metadata.annotations["refold.dev/job"] for pod in daemon.pods("whole")[:1]]
+    assert daemon.events(job)[0] == "submitted: 4 × 4 GPU (GPU)"
+    assert daemon.events(job)[-1] == "finished"
+
+
+def test_a_gang_that_does_not_fit_is_held_as_a_whole_and_told_why(daemon: KubernetesDaemon) -> None:
+    daemon.create_job("first", pods=1, gpus=4)
+    daemon.wait_for_state("first", "running")
+    daemon.create_job("second", pods=2, gpus=8, seconds=0.5)
+    daemon.wait_for_state("second", "waiting")
+
+    def message() -> str:
+        conditions = [entry for entry in daemon.pods("second")[0].status.conditions if entry.type == "PodScheduled"]
+        return conditions[0].message if conditions else ""
+
+    assert "Resources: 1 of 2 instances fit on 1 of 2 nodes" in wait_for(message, "a pod says why it waits")
+    assert daemon.nodes_of("second") == ["", ""]
+    events = msgspec.json.decode(daemon.api.call("GET", "/api/v1/namespaces/default/events"))["items"]
+    assert any("Resources: 1 of 2 instances fit" in event["message"] for event in events)
+    daemon.api.delete(f"{JOBS}/first", {"propagationPolicy": "Background"})
+    daemon.wait_for_state("second", "finished")
+
+
+def test_pods_of_other_schedulers_are_counted(daemon: KubernetesDaemon) -> None:
+    body = pod_json("other", gpus=6, schedulerName="default-scheduler", nodeName="n0")
+    body["spec"]["containers"][0]["command"] = ["sleep", "1000"]
+    del body["metadata"]["uid"], body["status"]
+    daemon.api.create(PODS, body)
+    with daemon.client() as client:
+        wait_for(lambda: client.info().free_gpus == 10, "the pod is counted")
+        daemon.create_job("big", pods=2, gpus=8, seconds=0.5)
+        daemon.wait_for_state("big", "waiting")
+        daemon.api.delete(f"{PODS}/other", {"gracePeriodSeconds": 1})
+        daemon.wait_for_state("big", "finished")
+        wait_for(lambda: client.info().free_gpus == 16, "all GPUs are free")
+
+
+def test_nothing_is_lost_and_nothing_starts_twice_when_the_daemon_is_killed(daemon: KubernetesDaemon) -> None:
+    daemon.create_job("going", pods=2, gpus=4, seconds=8)
+    daemon.create_job("brief", pods=1, gpus=4, seconds=1.5)
+    daemon.create_job("waits", pods=2, gpus=8, seconds=0.5)
+    daemon.wait_for_state("brief", "running")
+    bound = {pod.metadata.uid for pod in daemon.pods("going")}
+    daemon.kill()
+    wait_for(lambda: daemon.pods("brief")[0].status.phase == "Succeeded", "a pod ends without a daemon")
+    daemon.create_job("later", pods=1, gpus=1, seconds=0.5)
+    daemon.start()
+    daemon.wait_for_state("waits", "finished")
+    daemon.wait_for_state("later", "finished")
+    assert {pod.metadata.uid for pod in daemon.pods("going")} == bound
+    with daemon.client() as client:
+        jobs = [job for job in client.jobs(ended=True).jobs if job.name in ("going", "brief", "waits", "later")]
+    assert sorted((job.name, job.state, job.runs) for job in jobs) == [
+        ("brief", "finished", 1),
+        ("going", "finished", 1),
+        ("later", "finished", 1),
+        ("waits", "finished", 1),
+    ]
+
+
+def test_a_gang_of_which_one_pod_cannot_be_bound_is_not_left_half_bound(daemon: KubernetesDaemon) -> None:
+    forbid_instance(daemon.api, 2)
+    try:
+        daemon.create_job("torn", pods=4, gpus=2, seconds=0.5)
+        wait_for(lambda: daemon.states().get("torn") == "held", "the run has failed, and is tried again later")
+        wait_for(lambda: not any(daemon.nodes_of("torn")), "no pod is bound")
+    finally:
+        allow_all_instances(daemon.api)
+    daemon.wait_for_state("torn", "finished")
+    failures = [event for event in daemon.events("torn") if event.startswith("failed")]
+    assert failures
+    assert all("instance 2 is forbidden" in failure for failure in failures)
+
+
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
+
+
+def forbid_instance(api: ApiServer, instance: int) -> None:
+    """Let the API server reject the binding of this instance of every gang."""
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods/binding"]}
+    expression = f"object.metadata.annotations['refold.dev/instance'] != '{instance}'"
+    policy = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": expression, "message": f"instance {instance} is forbidden"}],
+    }
+    kind = "ValidatingAdmissionPolicy"
+    version = {"apiVersion": "admissionregistration.k8s.io/v1", "metadata": {"name": "torn"}}
+    api.create(POLICIES, {"kind": kind, "spec": policy, **version})
+    binding = {"policyName": "torn", "validationActions": ["Deny"]}
+    api.create(f"{POLICIES[:-3]}ybindings", {"kind": f"{kind}Binding", "spec": binding, **version})
+
+    def is_active() -> bool:
+        probe = {"metadata": {"name": "none", "annotations": {"refold.dev/instance": str(instance)}}}
+        body = {"apiVersion": "v1", "kind": "Binding", **probe, "target": {"kind": "Node", "name": "n0"}}
+        try:
+            api.create(f"{PODS}/none/binding", body)
+        except ApiError as error:
+            return "is forbidden" in str(error)
+        return False
+
+    wait_for(is_active, "the policy is active")
+
+
+def allow_all_instances(api: ApiServer) -> None:
+    api.delete(f"{POLICIES[:-3]}ybindings/torn")
+    api.delete(f"{POLICIES}/torn")
+
+
+def test_a_job_moves_when_its_node_is_drained(daemon: KubernetesDaemon) -> None:
+    daemon.create_job("moves", pods=2, gpus=2, seconds=3)
+    daemon.wait_for_state("moves", "running")
+    (node, _) = daemon.nodes_of("moves")
+    with daemon.client() as client:
+        client.drain(node, move=True)
+        daemon.wait_for_state("moves", "finished")
+        assert set(daemon.nodes_of("moves")) == {"n0", "n1"} - {node}
+        client.resume(node)
+
+    def conditions() -> set[str]:
+        job = daemon.api.get(f"{JOBS}/moves", BatchJob)
+        return {entry.type for entry in job.status.conditions if entry.status == "True"}
+
+    wait_for(lambda: "Complete" in conditions(), "the Job is complete")
+
+
+def test_a_cordoned_node_gets_no_pods(daemon: KubernetesDaemon) -> None:
+    daemon.api.patch("/api/v1/nodes/n0", {"spec": {"unschedulable": True}})
+    with daemon.client() as client:
+        wait_for(lambda: client.info().free_gpus == 8, "the node is out of service")
+        daemon.create_job("here", pods=2, gpus=4, seconds=0.5)
+        daemon.wait_for_state("here", "finished")
+        assert daemon.nodes_of("here") == ["n1", "n1"]
+        daemon.api.patch("/api/v1/nodes/n0", {"spec": {"unschedulable": None}})
+        wait_for(lambda: client.info().free_gpus == 16, "the node is back")
+
+
+def test_a_job_that_is_deleted_leaves_the_queue(daemon: KubernetesDaemon) -> None:
+    daemon.create_job("holder", pods=2, gpus=8)
+    daemon.wait_for_state("holder", "running")
+    daemon.create_job("unwanted", pods=1, gpus=1)
+    daemon.wait_for_state("unwanted", "waiting")
+    for name in ("unwanted", "holder"):
+        daemon.api.delete(f"{JOBS}/{name}", {"propagationPolicy": "Background"})
+    daemon.wait_for_state("unwanted", "cancelled")
+    wait_for(lambda: daemon.states()["holder"] in ("cancelled", "failed"), "the running job has ended too")
+
+
+def test_plain_pods_with_a_label_are_a_gang(daemon: KubernetesDaemon) -> None:
+    labels = {"refold.dev/gang": "plain", "refold.dev/gang-size": "3"}
+    for number in range(3):
+        body = pod_json(f"plain-{number}", gpus=1, labels=labels, restartPolicy="Never")
+        body["spec"]["containers"][0]["command"] = ["sleep", "0.5"]
+        del body["metadata"]["uid"], body["status"]
+        daemon.api.create(PODS, body)
+        assert number == 2 or daemon.nodes_of("plain") == [""] * (number + 1)
+    daemon.wait_for_state("plain", "finished")
+
+
+def test_native_pod_groups_are_gangs(daemon: KubernetesDaemon) -> None:
+    group = {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": "native"}}
+    policy = {"schedulingPolicy": {"gang": {"minCount": 2}}}
+    daemon.api.create("/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups", {**group, "spec": policy})
+    for number in range(2):
+        body = pod_json(f"native-{number}", gpus=1, schedulingGroup={"podGroupName": "native"}, restartPolicy="Never")
+        body["spec"]["containers"][0]["command"] = ["sleep", "0.5"]
+        del body["metadata"]["uid"], body["status"]
+        daemon.api.create(PODS, body)
+    daemon.wait_for_state("native", "finished")
+
+
+def test_nodes_that_are_added_and_labels_that_pods_select_by_are_used(
+    daemon: KubernetesDaemon, servers: KubernetesServers
+) -> None:
+    daemon.create_job("picky", pods=1, gpus=2, seconds=0.5, pod={"nodeSelector": {"pool": "new"}})
+    wait_for(
+        lambda: any("meets the node selector" in entry.message for entry in daemon.pods("picky")[0].status.conditions),
+        "the pod says that no node matches",
+    )
+    kubelet = ProcessKubelet(servers.api, [node_json("n2", 4, labels={"pool": "new"})], instant=True)
+    kubelet.start()
+    try:
+        daemon.wait_for_state("picky", "finished")
+        assert daemon.nodes_of("picky") == ["n2"]
+    finally:
+        kubelet.stop()
+
+
+def test_the_api_server_may_restart(daemon: KubernetesDaemon, servers: KubernetesServers) -> None:
+    daemon.create_job("steady", pods=2, gpus=4, seconds=6)
+    daemon.wait_for_state("steady", "running")
+    servers.kill("kube-apiserver")
+    servers.start_api_server()
+    daemon.create_job("after", pods=1, gpus=1, seconds=0.5)
+    daemon.wait_for_state("after", "finished")
+    daemon.wait_for_state("steady", "finished")
+    with daemon.client() as client:
+        runs = {job.name: job.runs for job in client.jobs(ended=True).jobs if job.name in ("steady", "after")}
+    assert runs == {"steady": 1, "after": 1}, (daemon.events("steady"), daemon.log()[-3000:])

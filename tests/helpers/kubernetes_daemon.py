@@ -1,0 +1,142 @@
+"""A daemon on Kubernetes for tests: `refold serve --on kubernetes` in a process of its own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kubernetes_objects import Json
+from kubernetes_servers import KubernetesServers
+
+from refold.backends.kubernetes.api_server import ApiServer, ObjectList
+from refold.backends.kubernetes.objects import Pod
+from refold.client.address import read_address
+from refold.client.client import Client
+from refold.errors import NoDaemon
+
+WAIT_SECONDS = 40.0
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
+PODS = "/api/v1/namespaces/default/pods"
+T = TypeVar("T")
+
+
+def wait_for(look: Callable[[], T], what: str, seconds: float = WAIT_SECONDS) -> T:
+    """Wait until a function returns something true, and return that."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what}: still {found!r} after {seconds:g} s"
+        time.sleep(0.1)
+    return found
+
+
+class KubernetesDaemon:
+    """The daemon, and shortcuts to see what it does. It has the rights of the manifests, and no others."""
+
+    def __init__(self, servers: KubernetesServers, folder: Path, *options: str) -> None:
+        self.api: ApiServer = servers.api
+        self.folder = folder
+        self._options = options
+        self._kubeconfig = servers.write_kubeconfig("refold", "refold-token")
+        self._log = folder.parent / "daemon.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; return when it answers."""
+        command = [sys.executable, "-m", "refold", "serve", "--kubeconfig", str(self._kubeconfig), "--port", "0"]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--state", str(self.folder), *self._options], stdout=log, stderr=log
+            )
+        began = self._log.stat().st_size
+        wait_for(lambda: b"serving on" in self._log.read_bytes()[began:] or self._has_ended(), "the daemon serves")
+        assert not self._has_ended(), self.log()
+
+    def _has_ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """End the daemon."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait(timeout=WAIT_SECONDS)
+            self._process = None
+
+    def log(self) -> str:
+        """Return what the daemon has written."""
+        return self._log.read_text(errors="replace")
+
+    def client(self) -> Client:
+        """Return a client of the daemon."""
+        address = read_address(self.folder)
+        assert address is not None
+        return Client(address.address, address.token)
+
+    def states(self) -> dict[str, str]:
+        """Return the states of all jobs by name; none while the daemon changes to another cluster."""
+        try:
+            with self.client() as client:
+                jobs = [*client.jobs().jobs, *client.jobs(ended=True).jobs]
+        except NoDaemon:
+            return {}
+        return {job.name: job.state for job in reversed(jobs)}
+
+    def wait_for_state(self, name: str, state: str) -> None:
+        """Wait until a job is in a state."""
+        wait_for(lambda: self.states().get(name) == state, f"{name} is {state}; {self.log()[-2000:]}")
+
+    def events(self, name: str) -> list[str]:
+        """Return what has happened to a job."""
+        with self.client() as client:
+            return [f"{event.kind}: {event.text}" if event.text else event.kind for event in client.why(name).events]
+
+    # What is in Kubernetes.
+
+    def create_job(self, name: str, pods: int, gpus: int, seconds: float = 1000.0, **fields: Any) -> None:
+        """Create a Job whose pods run together; `fields` are those of its spec."""
+        self.api.create(JOBS, job_json(name, pods, gpus, seconds, **fields))
+
+    def pods(self, name: str) -> list[Pod]:
+        """Return the pods of a Job, or with a name that begins so."""
+        found = self.api.get(PODS, ObjectList[Pod]).items
+        return [pod for pod in found if pod.metadata.name.startswith(f"{name}-")]
+
+    def nodes_of(self, name: str) -> list[str]:
+        """Return the nodes of the pods of a Job; '' for those that are not bound."""
+        return sorted(pod.spec.node_name for pod in self.pods(name))
+
+    def delete_all(self) -> None:
+        """Delete all Jobs and pods, and wait until nothing is in the queue."""
+        self.api.delete(JOBS, {"propagationPolicy": "Background"})
+        self.api.delete(PODS, {"gracePeriodSeconds": 1})
+        with self.client() as client:
+            wait_for(lambda: not client.jobs().jobs, "the queue is empty")
+
+
+def job_json(
+    name: str, pods: int, gpus: int, seconds: float, pod: Json | None = None, labels: Json | None = None, **fields: Any
+) -> Json:
+    """Return a Job. `pod`: fields of the spec of its pods."""
+    container = {
+        "name": "main",
+        "image": "none",
+        "command": ["sleep", f"{seconds:g}"],
+        "resources": {"limits": {"nvidia.com/gpu": str(gpus)} if gpus else {}},
+    }
+    spec = {"schedulerName": "refold", "restartPolicy": "Never", "containers": [container], **(pod or {})}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": name},
+        "spec": {
+            "parallelism": pods,
+            "completions": pods,
+            "completionMode": "Indexed",
+            "template": {"metadata": {"labels": labels or {}}, "spec": spec},
+            **fields,
+        },
+    }
