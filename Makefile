@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run compare test lint measures duplicates mutate demo docs bench clean
+.PHONY: run compare test engines-kubernetes test-kubernetes lint measures duplicates mutate demo docs bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -28,6 +28,15 @@ test: $(VENV)/installed.test  ## lint, check types, run all tests; prints the ti
 	part $(BIN)/mypy; \
 	part $(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 25; \
 	exit $$failed
+
+engines-kubernetes:  ## find or build the Kubernetes servers for test-kubernetes; takes 20 minutes once, and needs Go
+	@$(PYTHON) tools/build_kubernetes.py
+
+test-kubernetes: $(VENV)/installed.test  ## test against a real Kubernetes API server, which is built if needed
+	@if assets=$$($(PYTHON) tools/build_kubernetes.py); then \
+		KUBEBUILDER_ASSETS=$$assets $(BIN)/python -m pytest --durations 10 tests/backends/kubernetes; \
+	else \
+		echo "not tested against Kubernetes: no servers"; fi
 
 lint: $(VENV)/installed.test  ## fix what can be fixed automatically, and report the rest
 	@$(BIN)/ruff check --fix .

@@ -2,7 +2,8 @@
 
 Looked for in `KUBEBUILDER_ASSETS`, then in ~/.cache/refold/engines/VERSION. Otherwise they are built there from Go
 modules, which needs Go and a module proxy, about 25 minutes on two cores, and 3 GB for Go's own caches. Nothing is
-downloaded but Go modules, whose checksums Go verifies. `--find` only looks.
+downloaded but Go modules, whose checksums Go verifies. `--find` only looks. `REFOLD_BUILD_MINUTES` limits the time;
+what was compiled by then is kept by Go.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ SERVERS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"
 REQUIRED = SERVERS[:3]
 """What the tests need. kube-scheduler is for comparison."""
 
+STARTED = time.monotonic()
 STAGING = re.compile(r"^\s+(k8s\.io/[a-z-]+) => \./staging/", re.MULTILINE)
 
 
@@ -78,9 +80,14 @@ def _build(program: Program, folder: Path) -> None:
     version = f"-X k8s.io/component-base/version.gitVersion={program.version}"
     built = source / program.name
     command = ["go", "build", "-trimpath", "-ldflags", f"-s -w {version}", "-o", str(built), program.package]
-    subprocess.run(command, cwd=source, env=environment, check=True, stdout=sys.stderr)
+    subprocess.run(command, cwd=source, env=environment, check=True, stdout=sys.stderr, timeout=_seconds_left())
     built.rename(folder / program.name)
     shutil.rmtree(source)
+
+
+def _seconds_left() -> float | None:
+    minutes = os.environ.get("REFOLD_BUILD_MINUTES")
+    return None if minutes is None else max(1.0, STARTED + 60 * float(minutes) - time.monotonic())
 
 
 def _go_mod(program: Program) -> str:
@@ -110,7 +117,7 @@ def main() -> None:
             raise SystemExit("the Kubernetes servers are not there, and building them needs Go 1.26 or newer")
         try:
             build_servers(cache_folder())
-        except (OSError, subprocess.CalledProcessError, StopIteration) as error:
+        except (OSError, subprocess.SubprocessError, StopIteration) as error:
             raise SystemExit(f"the Kubernetes servers cannot be built: {error}") from None
         folder = find_servers()
     if folder is None:

@@ -32,6 +32,7 @@ PAGES = [
     "docs/config.md",
     "docs/api.md",
     "docs/serve.md",
+    "docs/kubernetes.md",
     "docs/install.md",
     "docs/traces.md",
     "docs/placement.md",

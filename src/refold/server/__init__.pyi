@@ -1,3 +1,4 @@
+from .admission import Admission as Admission
 from .batch import BatchRun as BatchRun, JobOutcome as JobOutcome
 from .clock import WallClock as WallClock
 from .daemon import Daemon as Daemon, Ready as Ready

@@ -50,7 +50,7 @@ def serve(
         typer.Option("--port", metavar="N", min=0, max=65535, help="Port; 0 chooses a free one (default: 7170)."),
     ] = None,
     on: Annotated[
-        Engine, typer.Option("--on", help="What to schedule: this machine, or a Kubernetes cluster.")
+        Engine, typer.Option("--on", metavar="ENGINE", help="What to schedule: local (this machine) or kubernetes.")
     ] = Engine.LOCAL,
     kubeconfig: Annotated[
         Path | None,

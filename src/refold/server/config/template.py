@@ -77,6 +77,11 @@ serve:
 #  grace: 10s            # time between the stop signal and SIGKILL, unless the job sets its own
 #  max_output: 64MiB     # maximum log size per process
 #  keep_logs_for: 30d    # how long logs are kept after the job has ended
+
+# Jobs that `refold serve --on kubernetes` creates for submitted commands.
+kubernetes:
+#  namespace: default
+#  image: pytorch/pytorch:2.10.0
 """
 
 

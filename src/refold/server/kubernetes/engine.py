@@ -31,14 +31,11 @@ from refold.backends.kubernetes import (
 )
 from refold.errors import BadInput, BadValue
 from refold.model import Seconds, Tenant
-from refold.server.admission import Admission
-from refold.server.inbox import Inbox
+from refold.server import Admission, Inbox, LiveState, Subscriber
 from refold.server.kubernetes.gang_queue import CALLER, GangQueue
 from refold.server.kubernetes.node_reports import NodeReports
 from refold.server.kubernetes.pod_notes import PodNotes
-from refold.server.live_state import LiveState
 from refold.server.store import Store
-from refold.server.subscribers import Subscriber
 
 REBUILD_DELAY: Seconds = 2.0
 """How long to wait for further changes of the nodes before the daemon continues with another cluster."""

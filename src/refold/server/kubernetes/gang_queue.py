@@ -32,11 +32,8 @@ from refold.errors import BadInput, RefoldError
 from refold.jobspec import accepted_gpu_types, gang_submission
 from refold.journal import JobEnded, Submitted
 from refold.model import Job, Seconds
-from refold.server.admission import Admission
-from refold.server.inbox import Inbox
+from refold.server import Admission, Inbox, LiveState, LoopStep, Subscriber
 from refold.server.kubernetes.pod_notes import PodNotes
-from refold.server.live_state import LiveState
-from refold.server.subscribers import LoopStep, Subscriber
 
 CALLER = Caller("kubernetes", "owner", "default", "kubernetes")
 """Who submits gangs."""

@@ -18,8 +18,7 @@ from refold.backends.kubernetes import (
 from refold.core import Event, NodeDrained, NodeLost, NodeReturned, NodeUsed
 from refold.errors import BadValue
 from refold.model import WHOLE
-from refold.server.inbox import Inbox
-from refold.server.live_state import LiveState
+from refold.server import Inbox, LiveState
 
 PREFIX = "kubernetes: "
 """Nodes that are down for a reason that begins so return when Kubernetes says so; others when an operator does."""

@@ -22,7 +22,7 @@ from refold.backends.kubernetes import (
     pod_path,
 )
 from refold.model import Seconds
-from refold.server.live_state import LiveState
+from refold.server import LiveState
 
 INTERVAL: Seconds = 5.0
 """Pause between two rounds, in which the pods of waiting jobs are brought up to date."""
