@@ -87,7 +87,10 @@ class KubernetesDaemon:
 
     def wait_for_state(self, name: str, state: str) -> None:
         """Wait until a job is in a state."""
-        wait_for(lambda: self.states().get(name) == state, f"{name} is {state}; {self.log()[-2000:]}")
+        try:
+            wait_for(lambda: self.states().get(name) == state, f"{name} is {state}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; {self.states()} {self.events(name)} {self.log()[-1000:]}") from None
 
     def events(self, name: str) -> list[str]:
         """Return what has happened to a job."""

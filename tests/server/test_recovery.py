@@ -69,3 +69,23 @@ def test_a_cancelled_job_whose_node_is_gone_ends(tmp_path: Path) -> None:
     _, notices = recovered.job_table.apply(entry, recovered.scheduler.view)
     assert [(notice.kind, notice.job and notice.job.id) for notice in notices] == [("cancelled", "on-a")]
     assert not recovered.job_table.records
+
+
+def test_jobs_accept_the_same_nodes_if_their_gpu_types_have_other_names_now() -> None:
+    before = Scheduler(make_cluster(2, 2, 2, types=["H100", "H100", "A100"]), make_policy("fifo", {}))
+    jobs = [
+        make_job("any"),
+        make_job("h100", gpus=8, types=["H100"]),
+        make_job("a100", types=["A100"]),
+        make_job("both", types=["A100", "H100"]),
+        make_job("other", types=["B200"]),
+    ]
+    before.step(0.0, [JobSubmitted(job) for job in jobs])
+    events = _snapshot_for(make_cluster(2, 2, 2, types=["H100/pool=x", "H100", "A100"]), before, [])
+    assert {event.job.id: event.job.demand.gpu_types for event in events if isinstance(event, JobSubmitted)} == {
+        "any": (),
+        "h100": ("H100", "H100/pool=x"),
+        "a100": ("A100",),
+        "both": ("A100", "H100", "H100/pool=x"),
+        "other": ("B200",),
+    }

@@ -19,7 +19,7 @@ from refold.backends.kubernetes.mirror import JOB_ANNOTATION, RUN_ANNOTATION, Mi
 from refold.backends.kubernetes.nodes import NodeMap
 from refold.backends.kubernetes.objects import BatchJob, Pod
 from refold.backends.kubernetes.own_jobs import SUBMITTED_LABEL, manifest, object_name
-from refold.core import Order, RunFailed, StartRun, StopRun
+from refold.core import JobCancelled, Order, RunFailed, StartRun, StopRun
 from refold.errors import BadInput, RefoldError
 from refold.model import Job, Seconds
 
@@ -128,6 +128,8 @@ class KubernetesBackend:
             if key in self._stops:
                 run.stop(self._stops[key])
             end = await run.supervise(self._report)
+            if run.is_deleted:
+                self._report(JobCancelled(job.id, f"{gang} was deleted"))
         except RefoldError as error:
             end = RunFailed(*key, str(error))
         except Exception as error:

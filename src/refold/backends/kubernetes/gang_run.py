@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from refold.backends.kubernetes.api_server import ApiError, ApiServer
-from refold.backends.kubernetes.gangs import GangName, pod_order
+from refold.backends.kubernetes.gangs import GangName, controller_of, pod_order
 from refold.backends.kubernetes.mirror import Mirror, RunKey
 from refold.backends.kubernetes.nodes import down_reason
 from refold.backends.kubernetes.objects import Pod
@@ -90,6 +90,8 @@ class GangRun:
         self.key: RunKey = (job.id, order.run)
         self.gang = gang
         self.changed = asyncio.Event()
+        self.is_deleted = False
+        """Whether the gang was deleted: its job is cancelled."""
         self._job = job
         self._order = order
         self._nodes = nodes
@@ -135,6 +137,7 @@ class GangRun:
             self._ending = self._ending or first_failure(pods)
             if self._stopping or self._ending is not None:
                 await self._end_pods()
+                await self._find_out_whether_deleted()
                 return self._end()
             await self.changed.wait()
 
@@ -142,7 +145,7 @@ class GangRun:
         finished = [pod for pod in self._pods if not pod.is_deleted]  # others may have succeeded in saving their state
         if have_succeeded(finished, len(self._nodes)):
             return RunFinished(*self.key)
-        if self._stopping:
+        if self._stopping or self.is_deleted:
             return RunStopped(*self.key)
         assert self._ending is not None, "the pods were ended for a reason"
         found = first_failure(self._pods)  # pods that were ended with the others are no reason
@@ -159,7 +162,8 @@ class GangRun:
             return None
         state = await self._calls.repeat(self._calls.owners.job_state, self.gang)
         if state is None:
-            return None if has_pods else RunFailed(*self.key, f"{self.gang} was deleted")
+            self.is_deleted = not has_pods
+            return None if has_pods else RunStopped(*self.key)
         number, _, why = state.ended_run.partition(" ")
         if number == str(self._order.run):
             self._stopping, self._ending = not why, PodFailure(why) if why else None
@@ -171,6 +175,16 @@ class GangRun:
         if not has_pods and state.suspended:
             await self._calls.repeat(self._calls.owners.suspend, self.gang, False, state.ended_run)
         return None
+
+    async def _find_out_whether_deleted(self) -> None:
+        """After a loss of pods, find out whether somebody deleted the whole gang: nothing will create them again."""
+        if self._ending is None or not self._ending.lost or self._stopping:
+            return
+        if self.gang.kind == "Job":
+            self.is_deleted = await self._calls.repeat(self._calls.owners.job_state, self.gang) is None
+        else:
+            gone = [pod for pod in self._pods if pod.is_deleted]
+            self.is_deleted = bool(gone) and all(controller_of(pod) is None for pod in gone)
 
     # Binding.
 

@@ -1,0 +1,55 @@
+"""How a run is doing, from its pods."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kubernetes_objects import make_pod
+
+from refold.backends.kubernetes.pod_states import PodFailure, first_failure, pod_failure
+
+
+def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
+    terminated = {"exitCode": code, "reason": reason, "message": message}
+    return {"phase": "Failed", "containerStatuses": [{"name": "main", "state": {"terminated": terminated}}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "failure"),
+    [
+        ({"phase": "Running"}, None),
+        ({"phase": "Succeeded"}, None),
+        (ended(3), PodFailure("pod default/p: exit 3", exit_code=3)),
+        (ended(137, "OOMKilled"), PodFailure("pod default/p: exit 137 (OOMKilled)", exit_code=137)),
+        (ended(128, "StartError", "no such file"), PodFailure("pod default/p: no such file", exit_code=128)),
+        (
+            {"phase": "Failed", "reason": "OutOfnvidia.com/gpu", "message": "too few"},
+            PodFailure("pod default/p failed: OutOfnvidia.com/gpu: too few", lost=True),
+        ),
+        (
+            {**ended(143), "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "TaintManager"}]},
+            PodFailure("pod default/p failed: TaintManager", lost=True),
+        ),
+        ({"phase": "Failed"}, PodFailure("pod default/p failed: no reason given")),
+    ],
+)
+def test_why_a_pod_failed(status: dict[str, Any], failure: PodFailure | None) -> None:
+    assert pod_failure(make_pod("p", status=status)) == failure
+
+
+def test_a_pod_that_is_being_deleted_is_lost_unless_it_has_ended() -> None:
+    deleted = "2026-01-01T00:00:00Z"
+    running = make_pod("p", deletionTimestamp=deleted, status={"phase": "Running"})
+    assert pod_failure(running) == PodFailure("pod default/p was deleted", lost=True)
+    assert pod_failure(make_pod("p", deletionTimestamp=deleted, status={"phase": "Succeeded"})) is None
+
+
+def test_a_failure_of_the_job_itself_explains_the_loss_of_its_other_pods() -> None:
+    pods = [
+        make_pod("a", deletionTimestamp="2026-01-01T00:00:00Z", status={"phase": "Running"}),
+        make_pod("b", status=ended(5)),
+    ]
+    assert first_failure(pods) == PodFailure("pod default/b: exit 5", exit_code=5)
+    assert first_failure(pods[:1]) == PodFailure("pod default/a was deleted", lost=True)
+    assert first_failure([]) is None
