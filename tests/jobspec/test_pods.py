@@ -74,7 +74,7 @@ def test_a_pod_that_nothing_creates_again_is_not_preemptible() -> None:
     ],
 )
 def test_what_is_wrong_is_said_with_the_name_of_the_gang(fields: dict[str, Any], problem: str) -> None:
-    with pytest.raises(BadInput, match="Job team-a/train.v2: ") as caught:
+    with pytest.raises(BadInput, match=r"Job team-a/train.v2: ") as caught:
         submit(fields)
     assert problem in str(caught.value)
 
@@ -85,7 +85,7 @@ def test_pods_accept_the_types_whose_nodes_admit_them() -> None:
     assert accepted_gpu_types([make_pod("p")], nodes) == ("H100-80GB",)
     tolerating = make_pod("p", tolerations=[{"operator": "Exists"}])
     assert accepted_gpu_types([tolerating], nodes) == ("H100-80GB", "H100-80GB/!a=:NoSchedule")
-    with pytest.raises(BadInput, match="no node has nvidia.com/gpu and meets the node selector"):
+    with pytest.raises(BadInput, match=r"no node has nvidia.com/gpu and meets the node selector"):
         accepted_gpu_types([make_pod("p", nodeSelector={"pool": "x"})], nodes)
 
 
