@@ -444,6 +444,16 @@ def test_a_node_is_drained_and_resumed(service: FakeService, stdout_of: TextOf, 
     assert json_of("nodes") == [msgspec.to_builtins(NodeStatus("here", True, 4, "H100", 4.0))]
 
 
+def test_nodes_and_top_show_the_power_of_racks(
+    service: FakeService, stdout_of: TextOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [NodeStatus(name, True, 4, "H100", 4.0, [], "", False, "r1", 2400.0, 3000.0) for name in ("a", "b")]
+    monkeypatch.setattr(service, "nodes", lambda _: found)
+    assert lines(stdout_of("nodes"))[0] == "node state free GPUs GPU type rack jobs"
+    assert lines(stdout_of("nodes"))[1] == "a up 4 of 4 H100 r1: 2,400 of 3,000 W"
+    assert lines(stdout_of("top", "--once"))[-1] == "rack r1: 2,400 of 3,000 W"
+
+
 def test_tenants_are_listed_with_quota_and_usage(
     service: FakeService, stdout_of: TextOf, json_of: JsonOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

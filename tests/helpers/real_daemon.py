@@ -41,7 +41,8 @@ SHORT_GRACE = 0.2
 class DaemonOptions(msgspec.Struct, frozen=True):
     """Options of a daemon. `prepare`: 'module:function', called first in its process with `arguments`.
 
-    `uncompiled`: the policy counts as not compiled until `RealDaemon.finish_compilation`.
+    `power`: the section of `refold.yaml`. `uncompiled`: the policy counts as not compiled until
+    `RealDaemon.finish_compilation`.
     """
 
     folder: str
@@ -49,6 +50,7 @@ class DaemonOptions(msgspec.Struct, frozen=True):
     nodes: dict[str, int] = {}
     tenants: tuple[Tenant, ...] = ()
     policy: str = "fifo"
+    power: str = ""
     grace: float = SHORT_GRACE
     max_output: int = 2**20
     keep_logs_for: float = 30 * 86400.0
@@ -262,6 +264,7 @@ def _serve(options: DaemonOptions, folder: Path) -> None:
 
     import uvloop
 
+    from refold.server.config.reader import parse_config
     from refold.server.config.settings import ClusterConfig, Config, PolicyConfig, ServeConfig
     from refold.server.daemon import Daemon, Ready
     from refold.server.monitor.machine import build_layout, open_machine
@@ -271,7 +274,8 @@ def _serve(options: DaemonOptions, folder: Path) -> None:
     cluster = ClusterConfig(slots=0 if options.nodes else options.slots, nodes=options.nodes)
     serve = ServeConfig(port=0, grace=options.grace, max_output=options.max_output, keep_logs_for=options.keep_logs_for)
     policy = PolicyConfig(options.policy)
-    config = replace(Config(), cluster=cluster, tenants=options.tenants, policy=policy, serve=serve)
+    power = parse_config(f"power: {options.power}", "refold.yaml").power
+    config = replace(Config(), cluster=cluster, tenants=options.tenants, policy=policy, power=power, serve=serve)
     machine = open_machine(config.cluster)
 
     def ready(ready: Ready) -> None:

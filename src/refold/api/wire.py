@@ -453,7 +453,8 @@ class GpuStatus(msgspec.Struct, frozen=True):
 class NodeStatus(msgspec.Struct, frozen=True):
     """A node. `up`: jobs may be placed on it; otherwise `reason` says why not, and `drained` whether it was on purpose.
 
-    `free_gpus` does not count GPUs that are drained or down.
+    `free_gpus` does not count GPUs that are drained or down. `rack`: its rack, if it has one, whose power is
+    `rack_watts` by the GPUs and CPUs that jobs hold, at most `rack_limit_watts`; null if the power is not known.
     """
 
     name: str
@@ -464,6 +465,9 @@ class NodeStatus(msgspec.Struct, frozen=True):
     jobs: list[str] = []
     reason: str = ""
     drained: bool = False
+    rack: str = ""
+    rack_watts: float | None = None
+    rack_limit_watts: float | None = None
 
 
 class TenantStatus(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ from .daemon_client import (
     format_held_gpus as format_held_gpus,
     format_job_gpus as format_job_gpus,
     format_placement as format_placement,
+    format_rack as format_rack,
     format_reason as format_reason,
     list_jobs as list_jobs,
     make_client as make_client,

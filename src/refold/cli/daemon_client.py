@@ -147,6 +147,14 @@ def format_held_gpus(demand: str, requested: float, held: float) -> str:
     return demand if held == requested else f"{held:g} GPU"
 
 
+def format_rack(node: NodeStatus) -> str:
+    """Format the rack of a node and its power: 'r1: 2,400 of 3,000 W'."""
+    if node.rack_watts is None:
+        return node.rack
+    limit = "" if node.rack_limit_watts is None else f" of {node.rack_limit_watts:,.0f}"
+    return f"{node.rack}: {node.rack_watts:,.0f}{limit} W"
+
+
 def format_reason(job: JobStatus) -> str:
     """Format why a job waits, as squeue does: '(Resources: 0 of 2 nodes fit)'."""
     if not job.reason:

@@ -15,6 +15,7 @@ from refold.core import Entry, Event, JobHeld, JobSubmitted
 from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, UnknownName
 from refold.jobspec import array_jobs, check_patterns
 from refold.model import (
+    Cluster,
     Dependency,
     Job,
     Preemption,
@@ -24,7 +25,7 @@ from refold.model import (
     parse_dependency,
     task_id,
 )
-from refold.packing import FreeResources
+from refold.packing import FreeResources, Power
 from refold.plans import launch_problem
 from refold.server.environments import Environments
 from refold.server.inbox import Inbox
@@ -68,6 +69,7 @@ class Admission:
         self._find_job = find_job
         self.preemption = preemption
         self._empty_cluster = FreeResources(state.header.cluster)
+        self._power = _limited_power(state.header.cluster)
         self._number = reader.last_numbers()[0]
         self._pending_requests: dict[str, asyncio.Future[Entry]] = {}
 
@@ -187,7 +189,9 @@ class Admission:
     def infeasibility(self, job: Job) -> str:
         """Return why a job can never run on this cluster, even if all nodes were empty; '' if it can."""
         if self._empty_cluster.fits_when_empty(job.demand):
-            return ""
+            if self._power is None or self._power.fits_when_empty(job.demand):
+                return ""
+            return "the job can never run on this cluster: it would exceed the power limits of the racks"
         shortage = self._empty_cluster.shortage(job.demand)
         return f"the job can never run on this cluster: {shortage.text(job.demand)}"
 
@@ -239,6 +243,11 @@ class Admission:
     def ended_job(self, job_id: str) -> JobStatus | None:
         """Return the status of an ended job, committed or not yet; None if the job has not ended."""
         return self._state.uncommitted_ends.get(job_id) or self._reader.ended_job(job_id)
+
+
+def _limited_power(cluster: Cluster) -> Power | None:
+    """Return the power of the racks; None if none has a limit."""
+    return Power(cluster) if any(rack.limit_watts for rack in cluster.racks) else None
 
 
 def _check_engine(job: Job) -> None:

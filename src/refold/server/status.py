@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
+from math import isfinite
 
 from msgspec.structs import replace
 
@@ -25,6 +26,7 @@ from refold.model import (
     parse_dependency,
     run_plan,
 )
+from refold.packing import Power
 from refold.server.job_selector import JobSelector
 from refold.server.start_forecasts import StartForecasts
 
@@ -216,6 +218,7 @@ def node_statuses(view: View) -> list[NodeStatus]:
     for (node, gpu), why in sorted(view.down_gpus.items()):
         what = f"GPU {gpu} is {'drained' if view.is_drained(node, gpu) else 'down'}"
         gpu_reasons.setdefault(node, []).append(f"{what}: {why}" if why else what)
+    racks = _rack_power(view)
     return [
         NodeStatus(
             node.name,
@@ -226,9 +229,23 @@ def node_statuses(view: View) -> list[NodeStatus]:
             jobs.get(index, []),
             view.down_reason(index) or "; ".join(gpu_reasons.get(index, ())),
             view.is_drained(index),
+            node.rack,
+            *racks.get(node.rack, (None, None)),
         )
         for index, node in enumerate(view.cluster.nodes)
     ]
+
+
+def _rack_power(view: View) -> dict[str, tuple[float, float | None]]:
+    """Return the modelled power of each rack and its limit, in watts."""
+    power = Power(view.cluster)
+    if not power.is_modelled:
+        return {}
+    draw, limits = power.draw(view.trial().free).tolist(), power.limit.tolist()
+    return {
+        name: (watts, limit if isfinite(limit) else None)
+        for name, watts, limit in zip(power.names, draw, limits, strict=True)
+    }
 
 
 def tenant_statuses(view: View) -> list[TenantStatus]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from refold.cli import make_client
+from refold.cli import format_rack, make_client
 from refold.cli.views import AsJson, Column, Table, print_json, print_tables
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ def nodes(as_json: AsJson = False) -> None:
         Column("state", _format_state, style=lambda node: "" if _format_state(node) == "up" else "yellow"),
         Column("free GPUs", lambda node: f"{node.free_gpus:g} of {node.gpus}", number=True),
         Column("GPU type", lambda node: node.gpu_type, whole=True),
+        *([Column("rack", format_rack, whole=True)] if any(node.rack for node in found) else []),
         Column("jobs", lambda node: ", ".join(node.jobs)),
     ]
     print_tables(Table("", columns, found))

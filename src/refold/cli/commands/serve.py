@@ -100,7 +100,7 @@ async def _serve_kubernetes(config: Config, folder: Path, kubeconfig: Path | Non
     from refold.backends.kubernetes import OwnJobs, find_access
     from refold.server import TERMINATION_SIGNALS, Daemon
     from refold.server.kubernetes import KubernetesEngine, load_daemon_id
-    from refold.server.monitor import Layout, SlotsMachine
+    from refold.server.monitor import Layout, SlotsMachine, with_power
 
     access = find_access(kubeconfig)
     own = OwnJobs(config.kubernetes.namespace, config.kubernetes.image)
@@ -118,7 +118,7 @@ async def _serve_kubernetes(config: Config, folder: Path, kubeconfig: Path | Non
     try:
         version = await engine.connect()
         while not ended.is_set():
-            cluster = engine.nodes.cluster
+            cluster = with_power(engine.nodes.cluster, config.power, config.policy)
             size = f"{plural(len(cluster.nodes), 'node')}, {plural(cluster.gpus, 'GPU')}"
             print_line(f"Kubernetes {version} at {access.address}: {size}, policy {config.policy.name}")
             current = replace(config, serve=replace(config.serve, port=port))

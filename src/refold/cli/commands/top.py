@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import list_jobs, make_client
+from refold.cli import format_rack, list_jobs, make_client
 from refold.cli.views import (
     AsJson,
     Column,
@@ -67,10 +67,11 @@ def _paint(client: Client) -> None:
     info, gpus = client.info(), client.gpus()
     jobs, _ = list_jobs(client, len(gpus) + 1, state=["running", "stopping"])
     print_notes(list(filter(None, (info.storage, info.policy_note))))
-    print_tables(_table(info, gpus, {job.id: job for job in jobs}))
+    racks = dict.fromkeys(format_rack(node) for node in client.nodes() if node.rack)
+    print_tables(_table(info, gpus, {job.id: job for job in jobs}, [f"rack {rack}" for rack in racks]))
 
 
-def _table(info: DaemonInfo, gpus: Sequence[GpuStatus], jobs: dict[str, JobStatus]) -> Table:
+def _table(info: DaemonInfo, gpus: Sequence[GpuStatus], jobs: dict[str, JobStatus], after: Sequence[str]) -> Table:
     width = max(MIN_BAR_WIDTH, min(MAX_BAR_WIDTH, output_width() - OTHER_COLUMNS_WIDTH))
     one_node = len({gpu.node for gpu in gpus}) == 1
 
@@ -89,7 +90,7 @@ def _table(info: DaemonInfo, gpus: Sequence[GpuStatus], jobs: dict[str, JobStatu
         Column("job", lambda gpu: _format_jobs(gpu, jobs)),
     ]
     unknown = {title for title, name in MEASURED.items() if all(getattr(gpu, name) is None for gpu in gpus)}
-    return Table(_title(info, gpus), [column for column in columns if column.title not in unknown], gpus)
+    return Table(_title(info, gpus), [column for column in columns if column.title not in unknown], gpus, after)
 
 
 def _title(info: DaemonInfo, gpus: Sequence[GpuStatus]) -> str:

@@ -222,6 +222,7 @@ class Backfill:
                 queued = self._sizes.update(view, schedule, unreserved)
                 reservation = schedule.find(queued, view.now)
                 if reservation is None:
+                    self._reasons.note_resources(view, queued.job)
                     continue  # it does not fit at any time while some nodes are down
                 if self._start_if_free(view, schedule, queued, reservation):
                     again = True

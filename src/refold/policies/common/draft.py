@@ -10,16 +10,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 
 from refold.core import View
-from refold.model import WHOLE, Allocation, Decision, Demand, Plan, Reshape, Start, Stop, additional_shares
-from refold.packing import FreeResources, Placer
+from refold.model import (
+    WHOLE,
+    Allocation,
+    Decision,
+    Demand,
+    Placement,
+    Plan,
+    Reshape,
+    Start,
+    Stop,
+    additional_shares,
+)
+from refold.packing import FreeResources, Placer, Trial
 from refold.policies.common.options import Option
 
 
 class Draft:
     """An editable copy of all allocations and free resources, as they will be when stopping runs have stopped."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, placer: Placer | None = None) -> None:
+        """`placer`: if it keeps racks within their power limits, so does `assign`."""
         self._view = view
+        self._placer = placer
         self.free: FreeResources = view.trial().free.copy()
         self.changed: dict[str, str] = {}
         """Job -> reason, for each job whose allocation differs from the current one."""
@@ -96,6 +109,8 @@ class Draft:
 
     def assign(self, job_id: str, allocation: Allocation, why: str = "") -> bool:
         """Give exactly this allocation to a job that has none; return whether it was free."""
+        if self._placer is not None and not self._placer.allows(self.free, allocation.placement):
+            return False
         if self.free.take(allocation.placement) is not None:
             return False
         self._allocations[job_id] = allocation
@@ -138,7 +153,9 @@ def ended_jobs(view: View) -> list[str]:
 class Transition:
     """The way to a target state, in as many decisions as stopping runs requires."""
 
-    def __init__(self) -> None:
+    def __init__(self, placer: Placer | None = None) -> None:
+        """`placer`: if it keeps racks within their power limits, so does every step."""
+        self._placer = placer
         self._pending: dict[str, tuple[Allocation | None, str]] = {}
 
     @property
@@ -168,7 +185,7 @@ class Transition:
             if run is None:
                 if wanted is None or job_id not in view.waiting:
                     continue
-                if trial.take(wanted.placement):
+                if self._take(trial, wanted.placement):
                     starts.append(Start(job_id, wanted))
                     continue
             elif run.stopping:
@@ -179,13 +196,19 @@ class Transition:
                 continue
             elif wanted == run.allocation:
                 continue
-            elif trial.take(additional_shares(wanted.placement, run.allocation.placement)):
+            elif self._take(trial, additional_shares(wanted.placement, run.allocation.placement)):
                 reshapes.append(Reshape(job_id, wanted, why))
                 continue
             self._pending[job_id] = (wanted, why)
         if not (starts or stops or reshapes):
             stops = self._break_deadlock(view)
         return Decision(starts=tuple(starts), stops=tuple(stops), reshapes=tuple(reshapes))
+
+    def _take(self, trial: Trial, placement: Placement) -> bool:
+        """Take resources if they are free now, and racks have the power for them besides what is still in use."""
+        if self._placer is not None and not self._placer.allows(trial.free, placement):
+            return False
+        return trial.take(placement)
 
     def _break_deadlock(self, view: View) -> list[Stop]:
         """Stop one run if runs wait for each other's resources and none is stopping."""

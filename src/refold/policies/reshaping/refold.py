@@ -131,8 +131,8 @@ class Refold:
         """When each waiting job was submitted or returned to the queue."""
         self._safety_factor, self._trust_steps = safety_factor, trust_steps
         self._knowledge = Knowledge.from_settings(knowledge)
-        self._transition = Transition()
-        self._reasons = Reasons()
+        self._transition = Transition(self._placer)
+        self._reasons = Reasons(self._placer)
         self._arrivals = Arrivals()
         self._wake_at: Seconds = inf
         self._last_round: Seconds = -inf
@@ -156,7 +156,7 @@ class Refold:
     def _run_round(self, view: View, sources: JobSources) -> Draft:
         """Return a draft of all allocations after a round, and set the time of the next one."""
         jobs = RoundJobs(view, sources, self._settings, self._waiting_since, self._arrivals.summary(view.now))
-        draft = Draft(view)
+        draft = Draft(view, self._placer)
         if self._goal == "time":
             starter = Starter(jobs, draft, self._placer, self._settings.max_preemptors)
             starter.place_waiting()

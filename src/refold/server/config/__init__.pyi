@@ -1,5 +1,7 @@
 from .reader import read_config as read_config
 from .settings import (
+    POWER_PLACEMENT as POWER_PLACEMENT,
+    POWER_POLICIES as POWER_POLICIES,
     BadGpuRule as BadGpuRule,
     ClusterConfig as ClusterConfig,
     Config as Config,
@@ -10,6 +12,8 @@ from .settings import (
     OutputAction as OutputAction,
     OutputRule as OutputRule,
     PolicyConfig as PolicyConfig,
+    PowerConfig as PowerConfig,
+    PowerRange as PowerRange,
     WatchConfig as WatchConfig,
 )
 from .template import write_template as write_template

@@ -37,6 +37,7 @@ def parse_config(text: str, source: str) -> Config:
     file = convert(root, ConfigFile)
     _check_cluster(root.at("cluster"))
     _check_watch(root.at("watch"), file.watch)
+    _check_power(root.at("power"), file)
     sections = {name: getattr(file, name) for name in Config.__struct_fields__}
     return Config(**sections | {"policy": _apply_prediction(root, file)})
 
@@ -45,6 +46,22 @@ def _check_cluster(part: Part) -> None:
     keys = [key for key in ("gpus", "slots", "nodes") if part.has(key)]
     if len(keys) > 1:
         raise part.error(f"{' and '.join(keys)} are mutually exclusive")
+
+
+def _check_power(part: Part, file: ConfigFile) -> None:
+    """Check that no node is in two racks, and that watts have an effect."""
+    racks = file.power.racks
+    if not racks:
+        for key in ("gpu_watts", "node_watts"):
+            if part.has(key):
+                raise part.at(key).error("has no effect: no racks are configured")
+        return
+    rack_of: dict[str, str] = {}
+    for name, rack in racks.items():
+        for node in rack.nodes:
+            if node in rack_of:
+                raise part.at("racks", name, "nodes").error(f"node {node!r} is already in rack {rack_of[node]!r}")
+            rack_of[node] = name
 
 
 def _check_watch(part: Part, watch: WatchConfig) -> None:

@@ -18,6 +18,10 @@ MAX_NODES = 256
 MAX_AMOUNT = 2**20
 """Maximum number of GPUs or CPUs, or GiB of memory."""
 
+POWER_PLACEMENT = "genetic-power"
+POWER_POLICIES = ("fifo", "fifo-skip", "sjf", "srtf", "las", "drf", "tiresias", "easy", "conservative", "refold")
+"""Policies that place all jobs by their placement rule, so that they can keep racks within their power limits."""
+
 _SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(?:([KMGT])(i?)B?|B)?", re.ASCII)
 _POWER_OF_UNIT = {"K": 1, "M": 2, "G": 3, "T": 4}
 
@@ -160,6 +164,38 @@ def _read_tenant(name: str, part: Part, config: TenantConfig) -> Tenant:
     return Tenant(name, config.quota_gpus, config.limit_gpus)
 
 
+WattAmount = Annotated[float, Meta(ge=0, le=MAX_AMOUNT, description="watts ≥ 0")]
+
+
+class PowerRange(msgspec.Struct, frozen=True):
+    """Power when idle and when all of it is in use, in watts."""
+
+    idle: WattAmount = 0.0
+    busy: WattAmount = 0.0
+
+    def __post_init__(self) -> None:
+        if self.busy < self.idle:
+            raise BadValue(f"busy is {self.busy:g}, expected at least idle, {self.idle:g}")
+
+
+class RackConfig(msgspec.Struct, frozen=True):
+    """A rack: its power limit, and its nodes; none listed: all nodes."""
+
+    limit_watts: Annotated[float, Meta(gt=0, le=MAX_AMOUNT, description="watts > 0")]
+    nodes: tuple[Name, ...] = ()
+
+
+class PowerConfig(msgspec.Struct, frozen=True):
+    """Power limits of racks, and the power of each GPU and of each node without its GPUs.
+
+    `gpu_watts`: None: that of the data sheet when busy, and 0 when idle.
+    """
+
+    racks: dict[Name, RackConfig] = {}
+    gpu_watts: PowerRange | None = None
+    node_watts: PowerRange = PowerRange()
+
+
 class IdleRule(msgspec.Struct, frozen=True):
     """A run is idle if the utilisation of all its GPUs was below a percentage for some time."""
 
@@ -246,6 +282,7 @@ class Config(msgspec.Struct, frozen=True):
     tenants: Annotated[tuple[Tenant, ...], ReadBy(_read_tenants)] = ()
     policy: Annotated[PolicyConfig, ReadBy(_read_policy)] = PolicyConfig()
     preemption: Preemption = "by-consent"
+    power: PowerConfig = PowerConfig()
     watch: WatchConfig = WatchConfig()
     notify: NotifyConfig = NotifyConfig()
     serve: ServeConfig = ServeConfig()
@@ -256,9 +293,10 @@ class Config(msgspec.Struct, frozen=True):
         """Settings to create the policy with: its own and the watch rules.
 
         `per_job` is always on: a job's own `no_progress` limit is enforced. New model types are profiled, unless the
-        settings say otherwise.
+        settings say otherwise. Jobs are placed within the power limits of racks, if there are any.
         """
         from refold.registry import chooses_plans
 
         profile = {"profile": True} if chooses_plans(self.policy.name) else {}
-        return {**profile, **self.policy.settings, "watch": {**self.watch.rules, "per_job": True}}
+        placement = {"placement": POWER_PLACEMENT} if self.power.racks else {}
+        return {**profile, **placement, **self.policy.settings, "watch": {**self.watch.rules, "per_job": True}}

@@ -37,6 +37,12 @@ policy:
 # Whether jobs that do not say so may be stopped or reshaped for other jobs: by-consent (no) or always (yes).
 #preemption: by-consent
 
+# Power limits of racks. Jobs are placed so that racks stay within them, by the power of the GPUs that jobs hold.
+power:
+#  racks: {{r1: {{limit_watts: 3000, nodes: [a, b]}}}}   # without nodes: all nodes
+#  gpu_watts: {{idle: 60, busy: 700}}     # of each GPU; default: 0 and the maximum of its data sheet
+#  node_watts: {{idle: 300, busy: 800}}   # of each node without its GPUs; default: 0
+
 # Run-time predictions, used by the policies easy and conservative.
 prediction:
 #  durations: predicted  # or limit: use the time limits of jobs

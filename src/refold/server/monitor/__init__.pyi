@@ -13,3 +13,4 @@ from .output import (
     OutputFollower as OutputFollower,
     OutputWatch as OutputWatch,
 )
+from .power import with_power as with_power

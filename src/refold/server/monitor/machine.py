@@ -13,6 +13,7 @@ from refold.catalogue import find_gpu
 from refold.errors import BadInput, UnknownName
 from refold.model import PCIE, Cluster, GpuType, MiB, Node, mib_from_gib, milli_from_number
 from refold.server.config import ClusterConfig, Config
+from refold.server.monitor.power import with_power
 
 MAX_DEFAULT_SLOTS = 8
 """Maximum default number of slots of a machine without GPUs."""
@@ -131,6 +132,7 @@ def build_layout(machine: Machine, config: Config) -> Layout:
         memory_known=cluster_config.memory_gib > 0,
         tenants=config.tenants,
     )
+    cluster = with_power(cluster, config.power, config.policy)
     positions = tuple(position_of.get(gpu.index) for gpu in machine.gpus())
     if cluster_config.slots_by_node:
         return Layout(cluster, positions)
