@@ -46,6 +46,6 @@ def _direct_milliseconds(path: Path) -> float:
 
 def _daemon_milliseconds(daemon: Daemon, path: Path) -> float:
     start = time.time()
-    job = daemon.client.submit(command=[*WRITE_TIME, str(path)], name="stamp")
+    job = daemon.client.submit(command=[*WRITE_TIME, str(path)], name="stamp", export="NONE")
     daemon.client.wait(job.id, 30)
     return (float(path.read_text()) - start) * 1e3

@@ -216,7 +216,7 @@ def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
 def test_a_job_without_a_folder_may_get_a_private_one(tmp_path: Path) -> None:
     job = Job("job", command=("sh", "-c", "pwd; echo $REFOLD_CHECKPOINT"))
     assert run_to_end(tmp_path, job, private_folders=True) == RunFinished("job", 1)
-    assert read_output(tmp_path) == f"{tmp_path / 'logs' / 'job' / 'kept'}\n" * 2
+    assert read_output(tmp_path) == f"{tmp_path / 'logs' / 'job' / 'checkpoint'}\n" * 2
 
 
 def test_a_job_is_stopped_with_its_own_stop_signal(tmp_path: Path) -> None:

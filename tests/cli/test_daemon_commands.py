@@ -124,6 +124,7 @@ def test_the_queue_as_json(service: FakeService, json_of: JsonOf) -> None:
         "drained_gpus": 0,
         "running": 1,
         "waiting": 2,
+        "held": 0,
         "jobs": [msgspec.to_builtins(service.jobs_by_id["train-1"])],
         "omitted": 0,
         "notes": [],
@@ -218,7 +219,7 @@ def test_whatif_asks_the_daemon(service: FakeService, tmp_path: Path, stdout_of:
         "seed": 7,
         "variants": [
             {"variant": "as given: 1 GPU", "fits": True, "best": True, **shared},
-            {"variant": "8 GPU", "fits": False, "best": False, **shared},
+            {"variant": "8 GPUs", "fits": False, "best": False, **shared},
         ],
         "notes": [note, scaling],
     }
@@ -301,7 +302,7 @@ def test_the_history_of_a_job_ends_with_its_state(service: FakeService, stdout_o
     ]
     assert [lines(stdout_of("why", "wide"))[index] for index in (-3, -1)] == [
         "waiting (resources: 0 of 1 nodes fit: 1 has fewer free GPUs)",
-        "preemptible: no, it does not consent",
+        "preemptible: no, not requested",
     ]
     assert lines(stdout_of("why", "1"))[-2] == "running on here (GPU 0)"
     assert [event["kind"] for event in json_of("why", "train")["events"]] == ["submitted", "started"]
@@ -525,7 +526,17 @@ def test_a_job_is_listed_with_the_gpus_that_it_holds(service: FakeService, stdou
     for state, command in (("running", ("queue",)), ("finished", ("history",))):
         service.jobs_by_id["train-1"] = msgspec.structs.replace(before, state=state, gpus=8.0, ended=NOW)
         (row,) = [line.split() for line in lines(stdout_of(*command)) if "train-1" in line]
-        assert row[row.index("train-1") + 1 :][:2] == ["8", "GPU"]
+        assert row[row.index("train-1") + 1 :][:2] == ["8", "GPUs"]
+
+
+@pytest.mark.parametrize(("held", "counted"), [(0, "2 waiting, "), (8, "2 waiting, 8 held, ")])
+def test_held_jobs_are_counted_in_the_titles_of_queue_and_top(
+    held: int, counted: str, service: FakeService, stdout_of: TextOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = service.info
+    monkeypatch.setattr(service, "info", lambda caller: msgspec.structs.replace(info(caller), held=held))
+    assert counted in stdout_of("queue")
+    assert counted in stdout_of("top", "--once")
 
 
 def test_drained_gpus_are_counted_in_the_title_of_the_queue(

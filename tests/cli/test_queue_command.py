@@ -52,9 +52,9 @@ def test_waiting_jobs_are_listed_with_their_waiting_time_and_reason(journal: str
     assert lines(stdout_of("queue", journal)) == [
         "00:00:30: 3 waiting, 1 running, 1 of 4 GPUs free, policy fifo",
         "job GPUs tenant waiting time reason",
-        "1 wide 4 GPU speech 20 s (Resources: 0 of 1 nodes fit: 1 has fewer than 4 free GPUs)",
+        "1 wide 4 GPUs speech 20 s (Resources: 0 of 1 nodes fit: 1 has fewer than 4 free GPUs)",
         "2 narrow 1 GPU vision 10 s (Priority: 1 job ahead)",
-        "3 huge 8 GPU default 0 s (Infeasible: 0 of 1 nodes fit: 1 has fewer than 8 GPUs in total)",
+        "3 huge 8 GPUs default 0 s (Infeasible: 0 of 1 nodes fit: 1 has fewer than 8 GPUs in total)",
     ]
 
 
@@ -70,7 +70,7 @@ def test_the_queue_as_json(journal: str, json_of: JsonOf) -> None:
             {
                 "position": 1,
                 "job": "wide",
-                "demand": "4 GPU",
+                "demand": "4 GPUs",
                 "gpus": 4.0,
                 "tenant": "speech",
                 "since": 10.0,
@@ -121,7 +121,7 @@ START_ESTIMATES = (
 def test_start_estimates_of_the_policy_are_shown_unchanged(tmp_path: Path, stdout_of: TextOf, json_of: JsonOf) -> None:
     path = write_journal(tmp_path / "j.jsonl", *ENTRIES[:3], Entry(30.0, start_estimates=START_ESTIMATES))
     assert lines(stdout_of("queue", path, "--start"))[2:] == [
-        "1 wide 4 GPU speech 20 s 00:08:20 00:06:40 – 00:15:00 policy "
+        "1 wide 4 GPUs speech 20 s 00:08:20 00:06:40 – 00:15:00 policy "
         "(Resources: 0 of 1 nodes fit: 1 has fewer than 4 free GPUs)",
         "2 narrow 1 GPU vision 10 s 01:00:00 – 1 d 01:00:00 policy (Priority: 1 job ahead)",
     ]

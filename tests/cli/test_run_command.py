@@ -46,7 +46,7 @@ def test_events_and_final_states_are_printed(tmp_path: Path) -> None:
     result = refold_run(tmp_path, jobs)
     assert result.exit_code == 1
     assert without_times(result.stdout)[:10] == [
-        "T  wide  infeasible: requests 2 GPU",
+        "T  wide  infeasible: requests 2 GPUs",
         "T  good  started on slot 0",
         "T  good  finished",
         "T  bad   started on slot 0",

@@ -119,8 +119,8 @@ def test_a_job_can_be_estimated_before_it_is_submitted(served: FakeServer, tmp_p
 
 def test_queue_reads_a_snapshot_like_a_journal(snapshot: str, stdout_of: TextOf, json_of: JsonOf) -> None:
     assert lines(stdout_of("queue", snapshot))[2:] == [
-        "1 waiting-2 4 GPU default 1 min 30 s (NotConsidered)",
-        "2 small-3 2 GPU default 1 min 20 s (NotConsidered: 1 job ahead)",
+        "1 waiting-2 4 GPUs default 1 min 30 s (NotConsidered)",
+        "2 small-3 2 GPUs default 1 min 20 s (NotConsidered: 1 job ahead)",
     ]
     rows = json_of("queue", snapshot, "--futures", "3")["waiting"]
     assert [row["source"] for row in rows] == ["3 futures", "3 futures"]

@@ -169,7 +169,7 @@ def test_jobs_above_the_power_limits_are_rejected_or_skipped(
 ) -> None:
     words = ("simulate", str(jobs), "--cluster", cluster(2000), "--gpus-per-instance", "4", "--spread-power")
     text = error_of(*words)
-    assert "2 jobs above the rack power limits even on an idle cluster, such as a (4 GPU)" in text
+    assert "2 jobs above the rack power limits even on an idle cluster, such as a (4 GPUs)" in text
     assert "skip such jobs with --skip-bad" in text
     document = json_of(*words, "--skip-bad")
     assert document["measures"]["outcomes"]["finished"] == 4

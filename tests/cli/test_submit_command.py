@@ -264,7 +264,7 @@ def test_a_dry_run_shows_the_expected_outcome(
         ["command", "python train.py"],
         ["directory", str(Path.cwd())],
         ["demand", "4 GPUs, guaranteed"],
-        ["preemptible", "no, it does not consent"],
+        ["preemptible", "no, not requested"],
         ["start", "immediately"],
     ]
     assert json_of("submit", "job.yaml", "--dry-run")["preview"]["starts_now"] is True

@@ -48,7 +48,7 @@ def job(tmp_path: Path) -> str:
 def test_each_variant_has_a_start_an_end_and_the_delay_of_others(journal: str, job: str, json_of: JsonOf) -> None:
     document = json_of("whatif", journal, job, "--gpus", "2,16", "--futures", "10")
     four, two, sixteen = document["variants"]
-    assert [one["variant"] for one in document["variants"]] == ["as given: 4 GPU", "2 GPU", "16 GPU"]
+    assert [one["variant"] for one in document["variants"]] == ["as given: 4 GPUs", "2 GPUs", "16 GPUs"]
     assert four["start"]["soonest"] > 10.0  # after the running job
     assert four["end"]["at"] - four["start"]["at"] == pytest.approx(100.0)
     assert two["start"] == {"at": 10.0, "soonest": 10.0, "latest": 10.0}  # two are free
@@ -68,10 +68,10 @@ def test_a_job_that_takes_gpus_from_a_waiting_job_delays_it(journal: str, tmp_pa
 def test_a_job_class_doubles_the_variants(journal: str, job: str, json_of: JsonOf) -> None:
     words = ("whatif", journal, job, "--gpus", "2", "--class", "best-effort", "--futures", "2")
     assert [one["variant"] for one in json_of(*words)["variants"]] == [
-        "as given: 4 GPU",
-        "2 GPU",
-        "as given: 4 GPU, best-effort",
-        "2 GPU, best-effort",
+        "as given: 4 GPUs",
+        "2 GPUs",
+        "as given: 4 GPUs, best-effort",
+        "2 GPUs, best-effort",
     ]
 
 
@@ -81,7 +81,7 @@ def test_a_table_marks_the_variant_that_ends_first(tmp_path: Path, job: str, std
         " ".join(line.split()) for line in stdout_of("whatif", path, job, "--gpus", "2", "--futures", "4").splitlines()
     ]
     assert shown[0] == "mine, submitted at 00:00:00, policy fifo-skip, 4 simulated futures"
-    assert shown[3] == "2 GPU 00:00:00 00:00:00 – 00:00:00 00:03:20 * 00:03:20 – 00:03:20 0 s 0"
+    assert shown[3] == "2 GPUs 00:00:00 00:00:00 – 00:00:00 00:03:20 * 00:03:20 – 00:03:20 0 s 0"
     assert shown[4] == "* earliest end"
 
 

@@ -55,7 +55,7 @@ def test_the_timeline_of_a_job(journal: str, stdout_of: TextOf) -> None:
     assert lines == [
         "train, policy las",
         "time event details",
-        "00:00:00 submitted 4 GPU, gpt2, DP4, guaranteed, tenant A, 1,000 steps, 1 min 40 s of work, reshapable",
+        "00:00:00 submitted 4 GPUs, gpt2, DP4, guaranteed, tenant A, 1,000 steps, 1 min 40 s of work, reshapable",
         "00:01:30 waited 1 min 30 s: Resources × 2, Priority × 1; "
         "last: 0 of 2 nodes fit: 2 have fewer than 4 free GPUs",
         "00:01:30 started 4 GPUs, DP4, on n0 (GPUs 0, 1, 2, 3)",

@@ -123,15 +123,20 @@ def test_keywords_override_a_job_file(tmp_path: Path) -> None:
     assert (changed.name, changed.gpus, changed.folder) == ("small", 2, "/data")
 
 
-def test_a_job_inherits_the_environment_of_the_caller_on_request(
+def test_a_job_inherits_the_environment_of_the_caller_unless_it_is_described_completely(
     served: FakeServer, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"FOO": "1", "HF_TOKEN": "hf_1"}.items():
         monkeypatch.setenv(name, value)
     (tmp_path / "job.sh").write_text("#!/bin/sh\n#SBATCH --export=HF_TOKEN\ntrue\n")
+    (tmp_path / "plain.sh").write_text("#!/bin/sh\ntrue\n")
     job = Submission("train", ["true"])
     statuses = [
+        client.submit(command=["true"]),
+        client.submit(command=["true"], export="NONE"),
+        client.submit(tmp_path / "plain.sh"),
         client.submit(job),
+        client.submit({"name": "train", "command": ["true"]}),
         client.submit(job, export="ALL"),
         client.submit(tmp_path / "job.sh"),
         client.submit(tmp_path / "job.sh", export="NONE"),
@@ -140,6 +145,10 @@ def test_a_job_inherits_the_environment_of_the_caller_on_request(
     service = served.service
     found = [service.environments.get(service.exported[status.id], {}) for status in statuses]
     assert [(one.get("FOO"), one.get("HF_TOKEN")) for one in found] == [
+        ("1", None),
+        (None, None),
+        ("1", None),
+        (None, None),
         (None, None),
         ("1", None),
         (None, "hf_1"),

@@ -215,7 +215,7 @@ def move_to_other_cpus(*, cpu_milli: int = 0, memory_mib: int = 0) -> Decision:
         (Decision(flags=(Flag("ghost", "slow"),)), "running", "flagged job 'ghost', which is unknown"),
         (Decision(stops=(Stop("stays"),)), "preemptible", "changed job 'stays', which is not preemptible"),
         (reshape("stays", Share(0, (3,))), "preemptible", "changed job 'stays', which is not preemptible"),
-        (start_on("two", 2), "gang", "started job 'two' with resources other than the requested 2 GPU"),
+        (start_on("two", 2), "gang", "started job 'two' with resources other than the requested 2 GPUs"),
         (start_on("one", 2, 3), "gang", "started job 'one' with resources other than the requested 1 GPU"),
         (
             start("gang", Share(0, (2,))),
@@ -230,7 +230,7 @@ def move_to_other_cpus(*, cpu_milli: int = 0, memory_mib: int = 0) -> Decision:
         (
             start("half", Share(0, (2,), 501)),
             "gang",
-            "started job 'half' with resources other than the requested 1 × 0.5 GPU",
+            "started job 'half' with resources other than the requested 0.5 GPU",
         ),
         (reshape("runs", Share(0, (2, 3))), "gang", "reshaped job 'runs', which is not reshapable"),
         (reshape("runs", Share(0, (3,)), plan=Plan(1)), "gang", "reshaped job 'runs', which is not reshapable"),

@@ -230,7 +230,7 @@ RUNNING, WAITS = make_job("runs", gpus=2), make_job("waits", gpus=2)
         (Decision((Start("runs", on(2, 3)),)), "waiting", "is running"),
         (Decision((Start("ghost", on(2, 3)),)), "waiting", "is unknown"),
         (Decision((Start("waits", on(2, 3)), Start("waits", on(2, 3)))), "waiting", "appears twice"),
-        (Decision((Start("waits", on(2)),)), "gang", "other than the requested 2 GPU"),
+        (Decision((Start("waits", on(2)),)), "gang", "other than the requested 2 GPUs"),
         (Decision((Start("waits", on(0, 1)),)), "free", "'n0': a GPU has too little free capacity"),
         (Decision((Start("waits", on(3, 3)),)), "free", "the same GPU twice"),
         (Decision((Start("waits", on(3, 9)),)), "free", "no such GPU"),

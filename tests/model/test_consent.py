@@ -9,7 +9,7 @@ import pytest
 from refold.model import Consent, consent_of, find_consent
 from refold.testing import make_job
 
-NO_CONSENT = Consent(False, "it does not consent")
+NO_CONSENT = Consent(False, "not requested")
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_job_is_preemptible_by_its_own_word_then_its_class_then_its_shape_then
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"preemptible": False}, "no, it does not consent"),
+        ({"preemptible": False}, "no, not requested"),
         ({"preemptible": False, "job_class": "best-effort"}, "no, as requested or configured"),
         ({"job_class": "best-effort"}, "yes, it is best-effort"),
         ({"reshapable": True}, "yes, it is reshapable"),

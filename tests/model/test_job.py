@@ -78,8 +78,8 @@ def reshapable(minimum: int, maximum: int, **changes: Any) -> Job:
         (lambda: reshapable(0, 8), "gpu_range is 0 to 8, expected 1 ≤ minimum ≤ maximum"),
         (lambda: reshapable(8, 7), "gpu_range is 8 to 7, expected 1 ≤ minimum ≤ maximum"),
         (lambda: reshapable(1, MAX_GPUS + 1), "gpu_range is 1 to 1048577, expected 1 ≤ minimum ≤ maximum"),
-        (lambda: reshapable(1, 7), "gpu_range is 1 to 7, expected to include the requested 2 × 4 GPU"),
-        (lambda: reshapable(9, 16), "gpu_range is 9 to 16, expected to include the requested 2 × 4 GPU"),
+        (lambda: reshapable(1, 7), "gpu_range is 1 to 7, expected to include the requested 2 × 4 GPUs"),
+        (lambda: reshapable(9, 16), "gpu_range is 9 to 16, expected to include the requested 2 × 4 GPUs"),
         (lambda: reshapable(1, 8, reshapable=False), "gpu_range needs a reshapable job that requests whole GPUs"),
         (
             lambda: reshapable(1, 8, demand=Demand(8, 1, 999)),
@@ -108,10 +108,12 @@ def test_values_at_their_bounds_are_accepted() -> None:
     ("demand", "text"),
     [
         (Demand(), "1 GPU"),
+        (Demand(1, 8), "8 GPUs"),
         (Demand(4), "4 × 1 GPU"),
+        (Demand(1, 1, 500), "0.5 GPU"),
         (Demand(2, 3, 250, gpu_types=("V100",)), "2 × 3 × 0.25 GPU (V100)"),
         (Demand(1, 0, cpu_milli=500), "0.5 CPU"),
-        (Demand(3, 0, cpu_milli=2000), "3 × 2 CPU"),
+        (Demand(3, 0, cpu_milli=2000), "3 × 2 CPUs"),
     ],
 )
 def test_a_demand_is_formatted_per_instance(demand: Demand, text: str) -> None:

@@ -25,9 +25,9 @@ def test_a_cluster_lists_its_gpu_types() -> None:
 
 
 def test_demands_and_plans_are_formatted() -> None:
-    assert str(Demand(2, 8, gpu_types=("A100", "H100"))) == "2 × 8 GPU (A100|H100)"
-    assert str(Demand(1, 1, 500)) == "1 × 0.5 GPU"
-    assert str(Demand(1, 0, cpu_milli=4000)) == "4 CPU"
+    assert str(Demand(2, 8, gpu_types=("A100", "H100"))) == "2 × 8 GPUs (A100|H100)"
+    assert str(Demand(1, 1, 500)) == "0.5 GPU"
+    assert str(Demand(1, 0, cpu_milli=4000)) == "4 CPUs"
     assert str(Plan(data=2, tensor=4, zero=2, accumulation=8)) == "DP2 TP4 ZeRO-2 accumulate 8"
     assert Plan(2, 4, 3).gpus == 24
 

@@ -19,7 +19,7 @@ def long_job(**fields: Any) -> Submission:
 
 
 CASES: list[tuple[Preemption, dict[str, Any], tuple[bool, str]]] = [
-    ("by-consent", {}, (False, "it does not consent")),
+    ("by-consent", {}, (False, "not requested")),
     ("by-consent", {"preemptible": True}, (True, "as requested")),
     ("by-consent", {"job_class": "best-effort"}, (True, "it is best-effort")),
     ("by-consent", {"gpu_range": (1, 2)}, (True, "it is reshapable")),
@@ -58,7 +58,7 @@ def test_the_status_of_a_job_says_why_it_is_preemptible(tmp_path: Path) -> None:
                 for fields in ({}, {"job_class": "best-effort"}, {"preemptible": True}, {"gpu_range": (1, 2)})
             ]
             assert [(status.preemptible, status.consent) for status in statuses] == [
-                (False, "it does not consent"),
+                (False, "not requested"),
                 (True, "it is best-effort"),
                 (True, "as requested or configured"),
                 (True, "it is reshapable"),

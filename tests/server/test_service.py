@@ -131,6 +131,7 @@ def test_filtered_and_unfiltered_queues_agree(tmp_path: Path) -> None:
             own_jobs.next,
         ]
         assert (sorted(job.name for job in all_jobs.jobs), all_jobs.total) == (list("abcdef"), 6)
+        assert daemon.service.info(OWNER).held == 1
         found: list[str] = []
         after: int | None = 0
         while after is not None:

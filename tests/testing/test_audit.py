@@ -53,7 +53,7 @@ RESHAPABLE = make_job("a", gpus=2, reshapable=True, plan=Plan(2), types=["A100"]
         (RESHAPABLE, on(), "'a' got no GPU"),
         (RESHAPABLE, on(3, 4), "GPU 4 of node 'n0'"),
         (RESHAPABLE, on(1, 1), "GPU 1 of node 'n0' has 2000 of 1000 thousandths allocated"),
-        (make_job("a", gpus=2), on(0), "'a' requested 2 GPU per instance"),
+        (make_job("a", gpus=2), on(0), "'a' requested 2 GPUs per instance"),
         (make_job("a", gpus=2), on(0, 1, plan=Plan(2)), "'a' is not reshapable, but got plan DP2"),
     ],
 )

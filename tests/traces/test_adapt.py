@@ -87,10 +87,10 @@ def test_types_that_the_cluster_does_not_have_are_kept_and_noted() -> None:
 def test_jobs_that_do_not_fit_are_counted_and_the_first_is_named() -> None:
     two = Trace("any", (make_job("job-17", instances=4, gpus=8), make_job("job-18", gpus=9)))
     assert adapt_to_cluster(two, MIXED).notes == (
-        "2 jobs request more than the whole cluster has, such as job-17: 4 × 8 GPU",
+        "2 jobs request more than the whole cluster has, such as job-17: 4 × 8 GPUs",
     )
     assert adapt_to_cluster(trace_requesting("a100", instances=3, gpus=8), MIXED).notes == (
-        "1 job requests more than the whole cluster has, such as a: 3 × 8 GPU (A100)",
+        "1 job requests more than the whole cluster has, such as a: 3 × 8 GPUs (A100)",
     )
 
 

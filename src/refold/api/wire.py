@@ -551,6 +551,7 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     `policy_note`: why another policy than the configured one schedules at present, or ''.
     `forecasts_starts`: the daemon estimates when waiting jobs start, because the policy starts them in queue order.
     `drained_gpus`: number of GPUs that are drained or down, in use or not; they are not counted in `free_gpus`.
+    `held`: number of jobs that wait for something else than the policy, such as a dependency or a user's release.
     """
 
     version: str
@@ -571,6 +572,7 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     forecasts_starts: bool = False
     start_accuracy: StartAccuracy = StartAccuracy()
     drained_gpus: int = 0
+    held: int = 0
 
 
 class Logs(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from .daemon_client import (
     complete_tenants as complete_tenants,
     complete_tokens as complete_tokens,
     format_held_gpus as format_held_gpus,
+    format_job_counts as format_job_counts,
     format_job_gpus as format_job_gpus,
     format_placement as format_placement,
     format_rack as format_rack,

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli.views import plural, print_json, print_line
+from refold.cli.views import format_gpus, plural, print_json, print_line
 
 if TYPE_CHECKING:
-    from refold.api import JobState, JobStatus, NodeGpus, NodeStatus
+    from refold.api import DaemonInfo, JobState, JobStatus, NodeGpus, NodeStatus
     from refold.client import Client
 
 COMPLETION_TIMEOUT_SECONDS = 0.5
@@ -144,7 +144,13 @@ def format_job_gpus(job: JobStatus) -> str:
 
 def format_held_gpus(demand: str, requested: float, held: float) -> str:
     """Format the GPUs of a run: the demand, if the run has what was requested, else their number."""
-    return demand if held == requested else f"{held:g} GPU"
+    return demand if held == requested else format_gpus(held)
+
+
+def format_job_counts(info: DaemonInfo) -> str:
+    """Format the number of jobs by state: '3 running, 1 waiting, 8 held'."""
+    held = f", {info.held:,} held" if info.held else ""
+    return f"{info.running:,} running, {info.waiting:,} waiting{held}"
 
 
 def format_rack(node: NodeStatus) -> str:

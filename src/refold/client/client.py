@@ -40,7 +40,7 @@ from refold.api import (
 )
 from refold.client.address import find_address
 from refold.client.connection import Connection
-from refold.client.export import choose_exported
+from refold.client.export import EXPORT_ALL, choose_exported
 from refold.errors import BadFile, NoDaemon, Unavailable, WaitTimeout
 from refold.jobspec import Submittable, export_of, make_submission, with_request_id
 
@@ -48,6 +48,12 @@ RETRY_SECONDS = 0.5
 """Seconds between two polls of a growing log, or of a daemon that does not answer."""
 
 Answer = TypeVar("Answer")
+
+
+def _default_export(source: Submittable | None, fields: Mapping[str, Any]) -> str:
+    """Return what a job inherits if the caller does not say so; '' for a job that is described completely."""
+    is_complete = isinstance(source, Submission | Mapping) or "exported" in fields
+    return "" if is_complete else export_of(source) or EXPORT_ALL
 
 
 class Client:
@@ -84,10 +90,10 @@ class Client:
         """Submit a job, given as a Submission, as a mapping or keywords of its fields, or as a job file.
 
         Keywords override the file. `export`: the variables of this process that the job inherits, as in `refold submit
-        --export`: 'ALL', 'A,B' or 'ALL,A=1'; default: those of the file's `--export`, or none: the job inherits the
-        daemon's environment. When this returns, the job is on disk.
+        --export`: 'ALL', 'A,B', 'ALL,A=1', or 'NONE': those of the daemon. Default: as the file says, else 'ALL'; a
+        Submission or mapping is sent as it is. When this returns, the job is on disk.
         """
-        submission = self._with_environment(make_submission(source, fields), export or export_of(source))
+        submission = self._with_environment(make_submission(source, fields), export or _default_export(source, fields))
         return self._call(JobStatus, "submit", body=with_request_id(submission))
 
     def submit_all(self, submissions: Sequence[Submission], *, export: str = "") -> list[JobStatus]:

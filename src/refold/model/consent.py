@@ -37,7 +37,7 @@ def find_consent(
         return Consent(True, "it is reshapable")
     if preemption == "always":
         return Consent(True, "the daemon's configuration has preemption: always")
-    return Consent(False, "it does not consent")
+    return Consent(False, "not requested")
 
 
 def consent_of(job: Job) -> Consent:

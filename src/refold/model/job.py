@@ -18,6 +18,10 @@ MAX_INSTANCES = 2**20
 MAX_GPUS = 2**20
 
 
+def _count_text(count: float, thing: str) -> str:
+    return f"{count:g} {thing}{'' if 0 < count <= 1 else 's'}"
+
+
 class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True):
     """A gang of `instances` equal instances. Each needs one node, with `gpu_milli` of each of `gpus` GPUs.
 
@@ -55,10 +59,15 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
         return self.total_gpu_milli / WHOLE
 
     def __str__(self) -> str:
-        share = "" if self.gpu_milli == WHOLE else f" × {self.gpu_milli / WHOLE:g}"
-        instance = f"{self.gpus}{share} GPU" if self.gpus else f"{self.cpu_milli / WHOLE:g} CPU"
+        """Format as '8 GPUs', '2 × 8 GPUs (A100|H100)', '0.5 GPU' or '4 CPUs'."""
         types = f" ({'|'.join(self.gpu_types)})" if self.gpu_types else ""
-        return (f"{self.instances} × " if self.instances > 1 else "") + instance + types
+        return (f"{self.instances} × " if self.instances > 1 else "") + self._instance_text() + types
+
+    def _instance_text(self) -> str:
+        if not self.gpus:
+            return _count_text(self.cpu_milli / WHOLE, "CPU")
+        times = f"{self.gpus} × " if self.gpus > 1 and self.gpu_milli < WHOLE else ""
+        return times + _count_text(self.gpu_milli / WHOLE if self.gpu_milli < WHOLE else self.gpus, "GPU")
 
 
 class ChangeLimit(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

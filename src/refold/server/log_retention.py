@@ -1,6 +1,6 @@
 """Log retention: remove the output of runs some time after their job has ended.
 
-The job's checkpoint folder (`kept`) is removed only if it is empty.
+The job's checkpoint folder (`checkpoint`) is removed only if it is empty.
 """
 
 from __future__ import annotations

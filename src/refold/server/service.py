@@ -109,6 +109,7 @@ class SchedulerService:
             drained_gpus=view.down_gpu_count,
             running=len(view.active),
             waiting=len(view.waiting),
+            held=len(view.held),
             now=time(),
             started=self._started,
             storage=self._inbox.problem,

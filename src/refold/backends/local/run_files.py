@@ -53,7 +53,7 @@ class RunFiles:
         self._out = out
         self._origin: int | None = None
         self.folder = out / _folder_name(job)
-        self.checkpoint_folder = self.folder / "kept"
+        self.checkpoint_folder = self.folder / "checkpoint"
         """A folder that persists across the runs of the job."""
         self.end = self.folder / f"run-{run}.end"
         self._name = f"run-{run}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import format_rack, list_jobs, make_client
+from refold.cli import format_job_counts, format_rack, list_jobs, make_client
 from refold.cli.views import (
     AsJson,
     Column,
@@ -97,7 +97,7 @@ def _title(info: DaemonInfo, gpus: Sequence[GpuStatus]) -> str:
     used = f"{sum(1 - gpu.free for gpu in gpus if gpu.jobs):g} of {plural(info.gpus, 'GPU')} in use"
     drained = sum(bool(gpu.drain_reason) for gpu in gpus)
     used += f", {drained} drained" if drained else ""
-    return f"{info.cluster}: {used}, {info.running:,} running, {info.waiting:,} waiting, policy {info.policy}"
+    return f"{info.cluster}: {used}, {format_job_counts(info)}, policy {info.policy}"
 
 
 def _format_memory(gpu: GpuStatus) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from refold.cli import format_job_gpus, format_placement, format_reason, list_jobs
+from refold.cli import format_job_counts, format_job_gpus, format_placement, format_reason, list_jobs
 from refold.cli.inputs import MAX_WAITING_FOR_FUTURES, ForecastOptions, forecast_starts, read_daemon_state
 from refold.cli.views.output import output_width, plural, print_json, print_line, print_notes
 from refold.cli.views.tables import Column, Table, print_tables
@@ -69,6 +69,7 @@ class _LiveQueue(NamedTuple):
             "drained_gpus": info.drained_gpus,
             "running": info.running,
             "waiting": info.waiting,
+            "held": info.held,
             "jobs": [self._job_document(job) for job in self.jobs],
             "omitted": self.omitted,
             **({"start_accuracy": msgspec.to_builtins(info.start_accuracy)} if self.with_estimates else {}),
@@ -89,7 +90,7 @@ class _LiveQueue(NamedTuple):
         info = self.info
         free = f"{info.free_gpus:g} of {info.gpus:,} GPUs free"
         free += f", {info.drained_gpus:,} drained" if info.drained_gpus else ""
-        title = f"{info.running:,} running, {info.waiting:,} waiting, {free}, policy {info.policy}"
+        title = f"{format_job_counts(info)}, {free}, policy {info.policy}"
         footer = [f"… and {plural(self.omitted, 'more job')} (--all)"] if self.omitted else []
         if self.estimates:
             footer += format_accuracy(info.start_accuracy)

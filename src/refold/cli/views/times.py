@@ -54,5 +54,5 @@ def format_elapsed(seconds: float) -> str:
 
 
 def format_gpus(gpus: float) -> str:
-    """Format '1 GPU', '0.5 GPUs'."""
-    return f"{gpus:g} GPU{'s' * (gpus != 1)}"
+    """Format '2 GPUs', '1 GPU', '0.5 GPU'."""
+    return f"{gpus:g} GPU{'s' * (gpus > 1)}"
