@@ -115,8 +115,10 @@ class ProcessKubelet:
         command = [*container.get("command", []), *container.get("args", [])]
         if self._instant:
             self._set_status(pod, "Running")
-            self._sleep(pod, float(command[1]) if command[:1] == ["sleep"] else 0.0)
-            self._set_status(pod, "Succeeded", 0)
+            if self._sleep(pod, float(command[1]) if command[:1] == ["sleep"] else 0.0):
+                self._set_status(pod, "Succeeded", 0)
+            else:
+                self._set_status(pod, "Failed", 128 + signal.SIGTERM, "Error")
             return
         try:
             process = subprocess.Popen(
@@ -156,13 +158,15 @@ class ProcessKubelet:
             time.sleep(POLL_SECONDS)
         return status
 
-    def _sleep(self, pod: RunnablePod, seconds: float) -> None:
+    def _sleep(self, pod: RunnablePod, seconds: float) -> bool:
+        """Wait; return whether the pod was left alone meanwhile."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self._stopped.is_set():
             current = self._pods.get(pod.metadata.uid)
             if current is None or current.metadata.deletion_timestamp is not None:
-                return
+                return False
             time.sleep(POLL_SECONDS)
+        return True
 
     def _wait_for_deletion(self, pod: RunnablePod) -> None:
         """Delete the pod for good once its deletion was requested; its containers have ended."""

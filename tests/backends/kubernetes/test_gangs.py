@@ -115,6 +115,19 @@ def test_an_owner_that_creates_no_more_pods(metadata: dict[str, str], condition:
     assert read_owner("Job", {"metadata": metadata, "spec": {}, "status": status}).ended == ended
 
 
+@pytest.mark.parametrize(
+    ("spec", "size"),
+    [
+        ({"parallelism": 4, "completions": 4}, 3),
+        ({"parallelism": 4, "completions": 2}, 1),
+        ({"parallelism": 4}, 4),
+        ({"parallelism": 2, "completions": 9}, None),
+    ],
+)
+def test_indices_that_are_complete_are_not_part_of_the_gang_any_more(spec: dict[str, Any], size: int | None) -> None:
+    assert read_owner("Job", {"metadata": {}, "spec": spec, "status": {"succeeded": 1}}).size == size
+
+
 def test_plain_pods_say_how_many_they_are() -> None:
     assert owner_of_pods([make_pod("p", labels={"refold.dev/gang": "g", "refold.dev/gang-size": "3"})]) == Owner(3)
     assert owner_of_pods([make_pod("p")]) == Owner(1)

@@ -220,16 +220,76 @@ def test_plain_pods_with_a_label_are_a_gang(daemon: KubernetesDaemon) -> None:
     daemon.wait_for_state("plain", "finished")
 
 
+POD_GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups"
+
+
+def create_pod_group(api: ApiServer, name: str, minimum: int) -> None:
+    group = {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": name}}
+    api.create(POD_GROUPS, {**group, "spec": {"schedulingPolicy": {"gang": {"minCount": minimum}}}})
+
+
+def create_grouped_pod(api: ApiServer, group: str, number: int, seconds: float = 0.5) -> None:
+    body = pod_json(f"{group}-{number}", gpus=1, schedulingGroup={"podGroupName": group}, restartPolicy="Never")
+    body["spec"]["containers"][0]["command"] = ["sleep", f"{seconds:g}"]
+    del body["metadata"]["uid"], body["status"]
+    api.create(PODS, body)
+
+
 def test_native_pod_groups_are_gangs(daemon: KubernetesDaemon) -> None:
-    group = {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": "native"}}
-    policy = {"schedulingPolicy": {"gang": {"minCount": 2}}}
-    daemon.api.create("/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups", {**group, "spec": policy})
+    create_pod_group(daemon.api, "native", 2)
     for number in range(2):
-        body = pod_json(f"native-{number}", gpus=1, schedulingGroup={"podGroupName": "native"}, restartPolicy="Never")
-        body["spec"]["containers"][0]["command"] = ["sleep", "0.5"]
-        del body["metadata"]["uid"], body["status"]
-        daemon.api.create(PODS, body)
+        create_grouped_pod(daemon.api, "native", number)
     daemon.wait_for_state("native", "finished")
+
+
+def test_a_pod_group_may_be_created_after_its_pods(daemon: KubernetesDaemon) -> None:
+    for number in range(2):
+        create_grouped_pod(daemon.api, "early", number)
+    wait_for(lambda: "PodGroup default/early does not exist" in why_waiting(daemon, "early"), "the pods say so")
+    create_pod_group(daemon.api, "early", 2)
+    daemon.wait_for_state("early", "finished")
+
+
+def test_pods_beyond_the_minimum_of_a_pod_group_start_when_they_fit(daemon: KubernetesDaemon) -> None:
+    create_pod_group(daemon.api, "more", 2)
+    for number in range(4):
+        create_grouped_pod(daemon.api, "more", number, seconds=3)
+    daemon.wait_for_state("more", "running")
+    for number in (2, 3):
+        daemon.wait_for_state(f"more-{number}", "finished")
+    daemon.wait_for_state("more", "finished")
+
+
+def why_waiting(daemon: KubernetesDaemon, name: str) -> str:
+    """Return what the pods of a gang say about why they wait."""
+    return " ".join(
+        entry.message
+        for pod in daemon.pods(name)
+        for entry in pod.status.conditions
+        if entry.type == "PodScheduled" and entry.status == "False"
+    )
+
+
+def test_a_job_that_its_user_suspends_is_cancelled_and_queued_again_when_it_is_resumed(
+    daemon: KubernetesDaemon,
+) -> None:
+    daemon.create_job("paused", pods=2, gpus=1, seconds=2)
+    daemon.wait_for_state("paused", "running")
+    daemon.api.patch(f"{JOBS}/paused", {"spec": {"suspend": True}})
+    daemon.wait_for_state("paused", "cancelled")
+    daemon.api.patch(f"{JOBS}/paused", {"spec": {"suspend": False}})
+    daemon.wait_for_state("paused", "finished")
+
+
+def test_pods_of_a_job_that_was_cancelled_say_so(daemon: KubernetesDaemon) -> None:
+    daemon.create_job("keeper", pods=2, gpus=8)
+    daemon.wait_for_state("keeper", "running")
+    daemon.create_job("rejected", pods=1, gpus=1)
+    daemon.wait_for_state("rejected", "waiting")
+    with daemon.client() as client:
+        client.cancel("rejected")
+    daemon.wait_for_state("rejected", "cancelled")
+    wait_for(lambda: "has ended (cancelled)" in why_waiting(daemon, "rejected"), "the pod says so")
 
 
 def test_nodes_that_are_added_and_labels_that_pods_select_by_are_used(

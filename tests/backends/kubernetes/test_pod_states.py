@@ -38,11 +38,10 @@ def test_why_a_pod_failed(status: dict[str, Any], failure: PodFailure | None) ->
     assert pod_failure(make_pod("p", status=status)) == failure
 
 
-def test_a_pod_that_is_being_deleted_is_lost_unless_it_has_ended() -> None:
-    deleted = "2026-01-01T00:00:00Z"
-    running = make_pod("p", deletionTimestamp=deleted, status={"phase": "Running"})
-    assert pod_failure(running) == PodFailure("pod default/p was deleted", lost=True)
-    assert pod_failure(make_pod("p", deletionTimestamp=deleted, status={"phase": "Succeeded"})) is None
+@pytest.mark.parametrize("status", [{"phase": "Running"}, {"phase": "Succeeded"}, ended(143)])
+def test_a_pod_that_was_told_to_end_is_lost_however_it_ends(status: dict[str, Any]) -> None:
+    pod = make_pod("p", deletionTimestamp="2026-01-01T00:00:00Z", status=status)
+    assert pod_failure(pod) == PodFailure("pod default/p was deleted", lost=True)
 
 
 def test_a_failure_of_the_job_itself_explains_the_loss_of_its_other_pods() -> None:

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from queue import Queue
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -13,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from kubernetes_objects import pod_json
 
-from refold.backends.kubernetes.access import Access
+from refold.backends.kubernetes.access import Access, read_kubeconfig
 from refold.backends.kubernetes.api_server import ApiError, ApiServer
 from refold.backends.kubernetes.objects import Pod
 from refold.backends.kubernetes.reflector import Reflector
@@ -27,6 +28,7 @@ class Script:
     def __init__(self) -> None:
         self.answers: Queue[tuple[int, Any]] = Queue()
         self.requests: list[str] = []
+        self.tokens: list[str | None] = []
         script = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -34,6 +36,7 @@ class Script:
 
             def do_GET(self) -> None:
                 asked = parse_qs(urlsplit(self.path).query)
+                script.tokens.append(self.headers.get("Authorization"))
                 script.requests.append(f"watch {asked['resourceVersion'][0]}" if "watch" in asked else "list")
                 try:
                     status, body = script.answers.get(timeout=WAIT)
@@ -126,6 +129,37 @@ def test_other_errors_of_a_watch_are_retried_without_a_list(script: Script, foll
     script.answers.put((200, [{"type": "ADDED", "object": pod("a", 6)}]))
     assert following.next(2) == ["all ", "is a"]
     assert script.requests[:3] == ["list", "watch 5", "watch 5"]
+
+
+def test_an_object_that_cannot_be_decoded_does_not_hide_the_others(script: Script, following: Following) -> None:
+    broken = pod("broken", 4)
+    broken["spec"]["priority"] = "high"
+    script.answers.put((200, listed(5, pod("a", 3), broken)))
+    script.answers.put((200, [{"type": "MODIFIED", "object": broken}, {"type": "ADDED", "object": pod("b", 6)}]))
+    assert following.next(2) == ["all a", "is b"]
+
+
+def test_a_token_that_was_replaced_meanwhile_is_read_again(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refold.backends.kubernetes.access.MIN_TOKEN_AGE", 0.0)
+    (tmp_path / "token").write_text("old")
+    config = {
+        "current-context": "c",
+        "contexts": [{"name": "c", "context": {"cluster": "s", "user": "u"}}],
+        "clusters": [{"name": "s", "cluster": {"server": f"http://127.0.0.1:{script.server.server_port}"}}],
+        "users": [{"name": "u", "user": {"tokenFile": "token"}}],
+    }
+    (tmp_path / "config").write_text(json.dumps(config))
+    access = read_kubeconfig(tmp_path / "config")
+    assert access.headers() == {"Authorization": "Bearer old"}
+    (tmp_path / "token").write_text("new")
+    script.answers.put((401, {"reason": "Unauthorized", "message": "Unauthorized"}))
+    script.answers.put((200, listed(1)))
+    api = ApiServer(access)
+    api.call("GET", "/api/v1/pods")
+    api.close()
+    assert script.tokens == ["Bearer old", "Bearer new"]
 
 
 def test_a_request_is_repeated_while_the_server_is_overloaded(script: Script) -> None:

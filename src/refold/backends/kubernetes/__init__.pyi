@@ -29,6 +29,8 @@ from .nodes import (
 from .objects import Node as Node, Pod as Pod
 from .owners import Owner as Owner, Owners as Owners
 from .resources import (
+    FRACTION_ANNOTATION as FRACTION_ANNOTATION,
+    GPU_RESOURCE as GPU_RESOURCE,
     is_accelerator as is_accelerator,
     largest_need as largest_need,
     parse_amount as parse_amount,

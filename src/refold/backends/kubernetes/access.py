@@ -27,6 +27,9 @@ SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_MAX_AGE: Seconds = MINUTE
 """How long a token from a file or a program is used. Tokens of service accounts are replaced about hourly."""
 
+MIN_TOKEN_AGE: Seconds = 1.0
+"""A rejected token that is younger than this is not read again."""
+
 EXEC_TIMEOUT_SECONDS: Seconds = 30.0
 
 TokenSource = Callable[[], str]
@@ -54,6 +57,10 @@ class Access:
         """Return the headers that authenticate a request."""
         return {} if self._token is None else {"Authorization": f"Bearer {self._token()}"}
 
+    def renew(self) -> bool:
+        """Forget a token that was rejected, so that the next request reads it again; return whether that may help."""
+        return isinstance(self._token, _CachedToken) and self._token.forget()
+
 
 def find_access(kubeconfig: Path | None = None) -> Access:
     """Return access by the given kubeconfig, else that of the pod this runs in, else `KUBECONFIG` or ~/.kube/config."""
@@ -72,7 +79,9 @@ def in_cluster_access(environment: Mapping[str, str], folder: Path) -> Access:
     """Return access with the service account of a pod."""
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment.get("KUBERNETES_SERVICE_PORT", "443")
     tls = ssl.create_default_context(cafile=str(folder / "ca.crt"))
-    return Access(f"https://{f'[{host}]' if ':' in host else host}:{port}", tls, _cached(_file_token(folder / "token")))
+    return Access(
+        f"https://{f'[{host}]' if ':' in host else host}:{port}", tls, _CachedToken(_file_token(folder / "token"))
+    )
 
 
 # Kubeconfig files.
@@ -173,9 +182,9 @@ def _decoded(data: str) -> bytes:
 
 def _token_source(user: _User, folder: Path) -> TokenSource | None:
     if user.exec is not None:
-        return _cached(_program_token(user.exec))
+        return _CachedToken(_program_token(user.exec))
     if user.token_file:
-        return _cached(_file_token(folder / user.token_file))
+        return _CachedToken(_file_token(folder / user.token_file))
     return (lambda: user.token) if user.token else None
 
 
@@ -206,15 +215,24 @@ def _program_token(program: _Exec) -> TokenSource:
     return run
 
 
-def _cached(source: TokenSource) -> TokenSource:
-    lock = threading.Lock()
-    token, read_at = "", -TOKEN_MAX_AGE
+class _CachedToken:
+    """A token that is read again when it is old, or was rejected."""
 
-    def get() -> str:
-        nonlocal token, read_at
-        with lock:
-            if monotonic() - read_at >= TOKEN_MAX_AGE:
-                token, read_at = source(), monotonic()
-            return token
+    def __init__(self, source: TokenSource) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._token = ""
+        self._read_at = -TOKEN_MAX_AGE
 
-    return get
+    def __call__(self) -> str:
+        with self._lock:
+            if monotonic() - self._read_at >= TOKEN_MAX_AGE:
+                self._token, self._read_at = self._source(), monotonic()
+            return self._token
+
+    def forget(self) -> bool:
+        """Forget the token, unless it has just been read."""
+        with self._lock:
+            is_old = monotonic() - self._read_at >= MIN_TOKEN_AGE
+            self._read_at = -TOKEN_MAX_AGE if is_old else self._read_at
+            return is_old

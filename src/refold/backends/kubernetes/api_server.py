@@ -30,6 +30,8 @@ MAX_PAUSE: Seconds = 5.0
 RETRY_FOR: Seconds = 20.0
 """How long a request is repeated while the API server cannot be reached or is overloaded."""
 
+UNAUTHORIZED = 401
+
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
@@ -100,9 +102,9 @@ class ApiServer:
         """Return an object, or a list of them."""
         return msgspec.json.decode(self.call("GET", path, query=query), type=kind)
 
-    def create(self, path: str, body: object) -> bytes:
+    def create(self, path: str, body: object, *, retry: bool = True) -> bytes:
         """Create an object."""
-        return self.call("POST", path, body)
+        return self.call("POST", path, body, retry=retry)
 
     def patch(self, path: str, body: object, content_type: str = MERGE_PATCH) -> bytes:
         """Change fields of an object."""
@@ -120,6 +122,7 @@ class ApiServer:
         *,
         query: Mapping[str, str] | None = None,
         content_type: str = JSON,
+        retry: bool = True,
     ) -> bytes:
         """Send a request, and repeat it for a while if the API server is not available; return the answer.
 
@@ -132,8 +135,10 @@ class ApiServer:
             try:
                 return self._send(method, target, content, content_type)
             except ApiError as error:
+                if error.status == UNAUTHORIZED and self._access.renew():
+                    continue
                 wait = max(error.retry_after, pause * random.uniform(0.5, 1.0))
-                if not error.is_transient or time.monotonic() + wait > give_up_at:
+                if not (retry and error.is_transient) or time.monotonic() + wait > give_up_at:
                     raise
             time.sleep(wait)
             pause = min(2 * pause, MAX_PAUSE)
@@ -172,8 +177,10 @@ class ApiServer:
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise ApiError(0, "Unreachable", f"the API server {self.address} does not answer: {error}") from None
-        except ApiError:
+        except ApiError as error:
             connection.close()
+            if error.status == UNAUTHORIZED:
+                self._access.renew()
             raise
         return Watch(connection, answer)
 

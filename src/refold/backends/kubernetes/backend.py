@@ -8,25 +8,48 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
 
 import msgspec
 
 from refold.backends import Report
 from refold.backends.kubernetes.api_server import ApiError, ApiServer, ObjectList
-from refold.backends.kubernetes.gang_run import CONFLICT, NOT_FOUND, Calls, GangRun
+from refold.backends.kubernetes.calls import CONFLICT, NOT_FOUND, Calls
+from refold.backends.kubernetes.gang_run import GangRun, RunEnd
 from refold.backends.kubernetes.gangs import GangName, gang_name, is_ours, parse_gang_name, single_pod
 from refold.backends.kubernetes.mirror import JOB_ANNOTATION, RUN_ANNOTATION, Mirror, RunKey
 from refold.backends.kubernetes.nodes import NodeMap
 from refold.backends.kubernetes.objects import BatchJob, Pod
 from refold.backends.kubernetes.own_jobs import SUBMITTED_LABEL, manifest, object_name
-from refold.core import JobCancelled, Order, RunFailed, StartRun, StopRun
+from refold.core import JobCancelled, Order, RunFailed, RunStopped, StartRun, StopRun
 from refold.errors import BadInput, RefoldError
 from refold.model import Job, Seconds
 
 THREADS = 16
 """Requests to the API server at a time."""
 
+REFUSED_PAUSE: Seconds = 5.0
+"""Pause before a run is followed again after the API server has refused a request for good."""
+
+DELETE_AFTER: Seconds = 90.0
+"""How long the Job of a stopped run is kept. A later daemon deletes Jobs of which the journal knows nothing."""
+
+MAX_REMEMBERED_ENDS = 10_000
+
+INVALID = (400, 422)
+"""The answers to objects that can never be created."""
+
+CANCELLED = "cancelled"
+"""Why runs of jobs are stopped that users have cancelled. All other stops are preemptions."""
+
 log = logging.getLogger("refold")
+
+
+class StopRequest(NamedTuple):
+    """How a run is to be stopped: its grace period (None: that of its pods), and whether for another job."""
+
+    grace: Seconds | None = None
+    is_preemption: bool = False
 
 
 class OwnJobs(msgspec.Struct, frozen=True):
@@ -60,8 +83,11 @@ class KubernetesBackend:
         self._calls = Calls(api, self._threads)
         self._runs: dict[RunKey, GangRun] = {}
         self._tasks: dict[RunKey, asyncio.Task[None]] = {}
-        self._stops: dict[RunKey, Seconds | None] = {}
-        """Runs that were ordered to stop before their gang was known, with their grace periods."""
+        self._stops: dict[RunKey, StopRequest] = {}
+        """Runs that were ordered to stop before their gang was known."""
+        self._ends: dict[str, RunEnd] = {}
+        """How the last run of each job ended. The order to start it may be repeated until the loop knows its end."""
+        self._deletions: list[asyncio.Task[None]] = []
         self._changes = mirror.follow()
         self._following = asyncio.create_task(self._follow())
 
@@ -70,15 +96,14 @@ class KubernetesBackend:
         for order in orders:
             match order:
                 case StartRun(job_id, number):
-                    if (job_id, number) not in self._tasks:
-                        self._tasks[job_id, number] = asyncio.create_task(self._supervise(jobs[job_id], order))
+                    self._start(jobs[job_id], order)
                 case StopRun(job_id, number):
-                    self._stop((job_id, number))
+                    self._stop((job_id, number), StopRequest(is_preemption=order.why != CANCELLED))
 
     async def close(self) -> None:
         """End all runs without a grace period, and wait until they have ended."""
         for key in self._tasks:
-            self._stop(key, 0.0)
+            self._stop(key, StopRequest(0.0))
         await asyncio.gather(*self._tasks.values())
         await self._end()
 
@@ -86,7 +111,7 @@ class KubernetesBackend:
         """End the run of a job without a grace period, if there is one."""
         for key in self._tasks:
             if key[0] == job_id:
-                self._stop(key, 0.0)
+                self._stop(key, StopRequest(0.0))
 
     async def detach(self) -> None:
         """Stop following; pods stay as they are until another back end adopts them."""
@@ -103,10 +128,11 @@ class KubernetesBackend:
         """
         wanted = set(runs)
         for key in [key for key in self._tasks if key not in wanted]:
-            self._stop(key)
+            self._stop(key, StopRequest())
         path, selector = self._jobs_path(), {"labelSelector": f"{SUBMITTED_LABEL}={self._mirror.daemon}"}
         found = await self._calls.repeat(self._calls.api.get, path, ObjectList[BatchJob], selector)
-        strays = [job for job in found.items if _run_of_job(job) not in wanted | set(self._tasks)]
+        active = [job for job in found.items if not job.has_ended]  # the output of others is kept
+        strays = [job for job in active if _run_of_job(job) not in wanted | set(self._tasks)]
         await asyncio.gather(
             *(self._delete_job(job) for job in strays),
             *(task for key, task in self._tasks.items() if key not in wanted),
@@ -118,6 +144,14 @@ class KubernetesBackend:
 
     # Runs.
 
+    def _start(self, job: Job, order: StartRun) -> None:
+        end = self._ends.get(job.id)
+        if end is not None and end.run == order.run:
+            self._report(end)
+        elif (job.id, order.run) not in self._tasks:
+            self._ends.pop(job.id, None)
+            self._tasks[job.id, order.run] = asyncio.create_task(self._supervise(job, order))
+
     async def _supervise(self, job: Job, order: StartRun) -> None:
         """Follow a run, and report its end once."""
         key = (job.id, order.run)
@@ -126,12 +160,14 @@ class KubernetesBackend:
             nodes = [self._nodes.kubernetes_name(share.node) for share in order.allocation.placement]
             run = self._runs[key] = GangRun(job, order, gang, nodes, self._calls, self._mirror, self._grace)
             if key in self._stops:
-                run.stop(self._stops[key])
-            end = await run.supervise(self._report)
-            if run.is_deleted:
-                self._report(JobCancelled(job.id, f"{gang} was deleted"))
+                run.stop(*self._stops[key])
+            end = await self._follow_to_end(run)
+            if run.gone and job.launch.gang:
+                self._report(JobCancelled(job.id, f"{gang} {run.gone}"))
+            if not job.launch.gang and isinstance(end, RunStopped):
+                self._deletions.append(asyncio.create_task(self._delete_later(f"{self._jobs_path()}/{gang.name}")))
         except RefoldError as error:
-            end = RunFailed(*key, str(error))
+            end = RunFailed(*key, str(error), retry=isinstance(error, ApiError) and error.status not in INVALID)
         except Exception as error:
             log.exception("cannot follow run %d of %s", order.run, job.id)
             end = RunFailed(*key, f"cannot be followed: {error}", retry=True)
@@ -139,13 +175,31 @@ class KubernetesBackend:
             self._runs.pop(key, None)
             self._stops.pop(key, None)
             del self._tasks[key]
+        self._remember(end)
         self._report(end)
 
-    def _stop(self, key: RunKey, grace: Seconds | None = None) -> None:
+    async def _follow_to_end(self, run: GangRun) -> RunEnd:
+        """Follow a run. As long as it has pods it is not given up, even if the API server refuses a request."""
+        while True:
+            try:
+                return await run.supervise(self._report)
+            except ApiError as error:
+                if not run.has_pods:
+                    raise
+                log.error("run %d of %s: %s; trying again", run.key[1], run.key[0], error)
+            await asyncio.sleep(REFUSED_PAUSE)
+
+    def _remember(self, end: RunEnd) -> None:
+        self._ends.pop(end.job, None)
+        self._ends[end.job] = end
+        if len(self._ends) > MAX_REMEMBERED_ENDS:
+            del self._ends[next(iter(self._ends))]
+
+    def _stop(self, key: RunKey, request: StopRequest) -> None:
         if key in self._runs:
-            self._runs[key].stop(grace)
+            self._runs[key].stop(*request)
         elif key in self._tasks:
-            self._stops[key] = grace
+            self._stops[key] = request
 
     async def _follow(self) -> None:
         """Wake the runs whose pods change."""
@@ -161,8 +215,10 @@ class KubernetesBackend:
 
     async def _end(self) -> None:
         self._mirror.unfollow(self._changes)
-        self._following.cancel()
-        await asyncio.gather(self._following, return_exceptions=True)
+        ending = [self._following, *self._deletions]
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     # Jobs of our own.
@@ -185,18 +241,26 @@ class KubernetesBackend:
     async def _delete_job(self, job: BatchJob) -> None:
         """Delete a Job with its pods, and wait until the pods are gone."""
         gang = GangName("Job", job.metadata.namespace, job.metadata.name, job.metadata.uid)
-        try:
-            path = f"{self._jobs_path()}/{job.metadata.name}"
-            await self._calls.repeat(self._calls.api.delete, path, {"propagationPolicy": "Background"})
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
+        await self._delete_object(f"{self._jobs_path()}/{job.metadata.name}")
         changes = self._mirror.follow()
         try:
             while any(not pod.has_ended and pod.is_bound for pod in self._mirror.pods_of_gang(gang).values()):
                 await changes.get()
         finally:
             self._mirror.unfollow(changes)
+
+    async def _delete_later(self, path: str) -> None:
+        """Delete the suspended Job of a run that was stopped, when its end is in the journal: until then it says so."""
+        await asyncio.sleep(DELETE_AFTER)
+        self._deletions = [task for task in self._deletions if not task.done()]
+        await self._delete_object(path)
+
+    async def _delete_object(self, path: str) -> None:
+        try:
+            await self._calls.repeat(self._calls.api.delete, path, {"propagationPolicy": "Background"})
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
 
     def _jobs_path(self) -> str:
         return f"/apis/batch/v1/namespaces/{self._own.namespace}/jobs"

@@ -5,60 +5,44 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from math import inf
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from refold.backends.kubernetes.api_server import ApiError, ApiServer
+from refold.backends.kubernetes.api_server import ApiError, ObjectList
+from refold.backends.kubernetes.budgets import PATH as BUDGETS, Budget, blocking_budget
+from refold.backends.kubernetes.calls import CONFLICT, NOT_FOUND, RETRY_PAUSE, Calls
 from refold.backends.kubernetes.gangs import GangName, controller_of, pod_order
 from refold.backends.kubernetes.mirror import Mirror, RunKey
 from refold.backends.kubernetes.nodes import down_reason
 from refold.backends.kubernetes.objects import Pod
 from refold.backends.kubernetes.own_jobs import INSTANCE_ANNOTATION, binding_annotations
-from refold.backends.kubernetes.owners import Owners
-from refold.backends.kubernetes.pod_states import PodFailure, first_failure, have_started, have_succeeded
+from refold.backends.kubernetes.owners import JobState
+from refold.backends.kubernetes.pod_states import (
+    PodFailure,
+    first_failure,
+    have_started,
+    have_succeeded,
+)
 from refold.core import RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.model import Job, Seconds
 
 POD_WAIT: Seconds = 60.0
 """How long a run waits for its controller to create the pods. It holds its GPUs meanwhile."""
 
-RETRY_PAUSE: Seconds = 1.0
+BIND_WAIT: Seconds = 60.0
+"""How long binding a pod is repeated while the API server answers with temporary errors. Then the gang is ended."""
+
+OWNER_CHECK_PAUSE: Seconds = 2.0
+BUDGET_PAUSE: Seconds = 2.0
+
 MIN_GRACE_SECONDS = 1
 """With 0 the API server would forget a pod before its containers have ended."""
 
-CONFLICT, NOT_FOUND = 409, 404
-
-T = TypeVar("T")
 RunEnd = RunFinished | RunFailed | RunStopped
 
 log = logging.getLogger("refold")
-
-
-class Calls:
-    """Requests to the API server from threads, for use with `await`."""
-
-    def __init__(self, api: ApiServer, threads: ThreadPoolExecutor) -> None:
-        self.api = api
-        self.owners = Owners(api)
-        self._threads = threads
-
-    async def run(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in a thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(function, *arguments))
-
-    async def repeat(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in a thread, again and again while the API server is not available."""
-        while True:
-            try:
-                return await self.run(function, *arguments)
-            except ApiError as error:
-                if not error.is_transient:
-                    raise
-                log.warning("%s; retrying", error)
-            await asyncio.sleep(RETRY_PAUSE)
 
 
 class BindFailed(Exception):
@@ -90,32 +74,49 @@ class GangRun:
         self.key: RunKey = (job.id, order.run)
         self.gang = gang
         self.changed = asyncio.Event()
-        self.is_deleted = False
-        """Whether the gang was deleted: its job is cancelled."""
+        self.gone = ""
+        """What somebody did to the gang, so that its job is cancelled: 'was deleted', 'was suspended'."""
         self._job = job
         self._order = order
         self._nodes = nodes
         self._calls = calls
         self._mirror = mirror
         self._grace = grace
+        self._size = len(nodes)
+        """Pods that the run has: fewer than instances if some indices of its Job were complete before."""
         self._stopping = False
+        self._respects_budgets = False
         self._ending: PodFailure | None = None
         """Why all pods are being ended, although the run was not ordered to stop."""
+        self._uncertain: list[Pod] = []
+        """Pods of which it is unknown whether they were bound."""
         self._seen: dict[str, Pod] = {}
         """All pods of the run, as they were last: a pod that has succeeded may be deleted."""
 
-    def stop(self, grace: Seconds | None = None) -> None:
-        """End the run, after the grace period of its pods or a shorter one."""
+    def stop(self, grace: Seconds | None = None, is_preemption: bool = False) -> None:
+        """End the run, after the grace period of its pods or a shorter one.
+
+        A preemption waits until the PodDisruptionBudgets of the pods allow it.
+        """
         self._grace = self._grace if grace is None else grace
+        self._respects_budgets = is_preemption and (self._respects_budgets or not self._stopping)
         self._stopping = True
         self.changed.set()
+
+    @property
+    def has_pods(self) -> bool:
+        """Whether pods are bound for the run that have not ended."""
+        return any(not pod.has_ended for pod in self._mirror.pods_of_run(self.key).values())
 
     @property
     def _pods(self) -> list[Pod]:
         """The pods of the run as they are now; those that are gone, as they were last."""
         present = self._mirror.pods_of_run(self.key)
-        self._seen.update(present)
-        return [present.get(key) or _gone(pod) for key, pod in self._seen.items()]
+        for key, pod in present.items():
+            before = self._seen.get(key)
+            if before is None or before.is_deleted or not before.has_ended:  # a pod that has ended may be deleted later
+                self._seen[key] = pod
+        return [pod if key in present else _gone(pod) for key, pod in self._seen.items()]
 
     async def supervise(self, report_start: Callable[[RunStarted], None]) -> RunEnd:
         """Bind the pods, follow them, and return how the run ended once all of them have ended."""
@@ -129,62 +130,91 @@ class GangRun:
         while True:
             self.changed.clear()
             pods = self._pods
-            if not has_started and have_started(pods, len(self._nodes)):
+            if not has_started and have_started(pods, self._size):
                 has_started = True
                 report_start(RunStarted(*self.key))
-            if not self._stopping and have_succeeded(pods, len(self._nodes)):
+            if not self._stopping and have_succeeded(pods, self._size):
                 return RunFinished(*self.key)
             self._ending = self._ending or first_failure(pods)
             if self._stopping or self._ending is not None:
+                await self._find_out_whether_gone()
                 await self._end_pods()
-                await self._find_out_whether_deleted()
                 return self._end()
             await self.changed.wait()
 
     def _end(self) -> RunEnd:
-        finished = [pod for pod in self._pods if not pod.is_deleted]  # others may have succeeded in saving their state
-        if have_succeeded(finished, len(self._nodes)):
+        if have_succeeded(self._pods, self._size):
             return RunFinished(*self.key)
-        if self._stopping or self.is_deleted:
+        if self._stopping or self.gone:
             return RunStopped(*self.key)
         assert self._ending is not None, "the pods were ended for a reason"
         found = first_failure(self._pods)  # pods that were ended with the others are no reason
         failure = found if found is not None and not found.lost and self._ending.lost else self._ending
         return RunFailed(*self.key, failure.why, retry=failure.lost, exit_code=failure.exit_code)
 
+    # The Job that creates the pods.
+
     async def _find_earlier_end(self) -> RunEnd | None:
         """Find out what a previous back end has done; return how the run ended if its pods are gone.
 
-        There is nothing to find out if pods wait and none is bound: the run is new.
+        There is nothing to find out if all pods wait: the run is new.
         """
         has_pods = bool(self._mirror.pods_of_run(self.key))
-        if self.gang.kind != "Job" or (not has_pods and bindable(self._mirror.pods_of_gang(self.gang))):
+        waiting = bindable(self._mirror.pods_of_gang(self.gang))
+        if self.gang.kind != "Job" or (not has_pods and len(waiting) >= self._size):
             return None
-        state = await self._calls.repeat(self._calls.owners.job_state, self.gang)
+        state = await self._read_job()
         if state is None:
-            self.is_deleted = not has_pods
+            self.gone = "" if has_pods else "was deleted"
             return None if has_pods else RunStopped(*self.key)
         number, _, why = state.ended_run.partition(" ")
         if number == str(self._order.run):
             self._stopping, self._ending = not why, PodFailure(why) if why else None
             return None if has_pods else self._end()
-        if not has_pods and state.finished == "Complete":
+        if state.finished == "Complete":
             return RunFinished(*self.key)
         if not has_pods and state.finished:
             return RunFailed(*self.key, f"{self.gang} has failed: {state.message}")
-        if not has_pods and state.suspended:
-            await self._calls.repeat(self._calls.owners.suspend, self.gang, False, state.ended_run)
+        if not has_pods:
+            await self._resume(state)
         return None
 
-    async def _find_out_whether_deleted(self) -> None:
-        """After a loss of pods, find out whether somebody deleted the whole gang: nothing will create them again."""
+    async def _read_job(self) -> JobState | None:
+        """Return the state of the Job; indices that were complete before this run get no pods any more."""
+        state = await self._calls.repeat(self._calls.owners.job_state, self.gang)
+        if state is not None:
+            of_this_run = sum(pod.status.phase == "Succeeded" for pod in self._pods)
+            self._size = len(self._nodes) - max(0, min(state.succeeded - of_this_run, len(self._nodes) - 1))
+        return state
+
+    async def _resume(self, state: JobState) -> None:
+        if state.suspended:
+            await self._calls.repeat(self._calls.owners.suspend, self.gang, False, state.ended_run)
+
+    async def _check_job(self) -> None:
+        """While pods are missing: see that the Job is able to create them. Raises BindFailed if it is not."""
+        state = await self._read_job()
+        if state is None:
+            raise BindFailed(f"{self.gang} was deleted")
+        if state.finished:
+            raise BindFailed(f"{self.gang} has ended: {state.finished}")
+        if not self._stopping:
+            await self._resume(state)
+
+    async def _find_out_whether_gone(self) -> None:
+        """After a loss of pods, find out whether somebody has deleted or suspended the gang: its job is cancelled."""
         if self._ending is None or not self._ending.lost or self._stopping:
             return
         if self.gang.kind == "Job":
-            self.is_deleted = await self._calls.repeat(self._calls.owners.job_state, self.gang) is None
+            state = await self._calls.repeat(self._calls.owners.job_state, self.gang)
+            ended_by_us = state is not None and state.ended_run.partition(" ")[0] == str(self._order.run)
+            if state is None:
+                self.gone = "was deleted"
+            elif state.suspended and not ended_by_us:
+                self.gone = "was suspended"
         else:
             gone = [pod for pod in self._pods if pod.is_deleted]
-            self.is_deleted = bool(gone) and all(controller_of(pod) is None for pod in gone)
+            self.gone = "was deleted" * (bool(gone) and all(controller_of(pod) is None for pod in gone))
 
     # Binding.
 
@@ -207,30 +237,40 @@ class GangRun:
             await self.changed.wait()
 
     async def _find_targets(self) -> list[PodTarget]:
-        """Wait until there is a pod for each instance; return those that are not bound yet."""
+        """Wait until there is a pod for each instance; return those that are not bound yet. None if it is to stop."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + POD_WAIT
-        while True:
+        while not self._stopping:
             self.changed.clear()
             bound = {int(pod.metadata.annotations.get(INSTANCE_ANNOTATION, "0")) for pod in self._pods}
-            missing = [instance for instance in range(len(self._nodes)) if instance not in bound]
+            missing = [instance for instance in range(self._size) if instance not in bound]
             pending = bindable(self._mirror.pods_of_gang(self.gang))
-            if len(pending) >= len(missing) or self._stopping:
+            if len(pending) >= len(missing):
                 return [
                     PodTarget(pod, instance, self._nodes[instance])
                     for pod, instance in zip(pending, missing, strict=False)
                 ]
             if loop.time() >= give_up_at or first_failure(self._pods) is not None:
                 raise BindFailed(f"{len(pending)} of {len(missing)} pods of {self.gang} exist")
-            try:
-                async with asyncio.timeout_at(give_up_at):
-                    await self.changed.wait()
-            except TimeoutError:
-                continue
+            if not await self._wait_for_change(OWNER_CHECK_PAUSE) and self.gang.kind == "Job":
+                await self._check_job()
+        return []
+
+    async def _wait_for_change(self, timeout: Seconds | None) -> bool:
+        """Wait until a pod changes or the time is over; return whether one has changed."""
+        try:
+            async with asyncio.timeout(timeout):
+                await self.changed.wait()
+        except TimeoutError:
+            return False
+        return True
 
     async def _bind(self, target: PodTarget) -> str:
-        """Bind a pod; return why that is impossible, or ''. It is tried again while the API server is not available."""
-        pod = target.pod
+        """Bind a pod; return why that is impossible, or ''.
+
+        It is tried again while the API server cannot be reached, and for a while if it answers with temporary errors.
+        """
+        pod, loop, give_up_at = target.pod, asyncio.get_running_loop(), inf
         annotations = binding_annotations(
             self._mirror.daemon, self._job, self._order.run, target.instance, self._order.allocation
         )
@@ -240,12 +280,22 @@ class GangRun:
             "metadata": {"name": pod.metadata.name, "uid": pod.metadata.uid, "annotations": annotations},
             "target": {"apiVersion": "v1", "kind": "Node", "name": target.node},
         }
-        try:
-            await self._calls.repeat(self._calls.api.create, f"{pod_path(pod)}/binding", body)
-        except ApiError as error:
-            if error.status != CONFLICT or not await self._is_bound_as_wanted(target):
-                return f"pod {pod.key} cannot be bound to {target.node}: {error}"
-        return ""
+        while True:
+            try:
+                await self._calls.run(self._calls.api.create, f"{pod_path(pod)}/binding", body)
+                return ""
+            except ApiError as error:
+                if error.status == CONFLICT and await self._is_bound_as_wanted(target):
+                    return ""
+                problem = f"pod {pod.key} cannot be bound to {target.node}: {error}"
+                if not error.is_transient:
+                    return problem
+                if error.status:
+                    give_up_at = min(give_up_at, loop.time() + BIND_WAIT)
+            if self._stopping or loop.time() >= give_up_at:
+                self._uncertain.append(pod)
+                return problem
+            await asyncio.sleep(RETRY_PAUSE)
 
     async def _is_bound_as_wanted(self, target: PodTarget) -> bool:
         """Whether an earlier attempt whose answer was lost has bound the pod."""
@@ -259,17 +309,45 @@ class GangRun:
 
     async def _end_pods(self) -> None:
         """End all pods that have not ended, and wait until they are gone."""
+        await self._wait_for_budgets()
+        if have_succeeded(self._pods, self._size):
+            return
         if self.gang.kind == "Job":
             await self._suspend()
+        else:
+            await asyncio.gather(*(self._delete(pod, self._grace) for pod in self._uncertain))
         asked: set[tuple[str, bool]] = set()
         while remaining := [pod for pod in self._mirror.pods_of_run(self.key).values() if not self._is_over(pod)]:
             self.changed.clear()
             is_urgent = self._grace <= 0
-            for pod in remaining if is_urgent or self.gang.kind != "Job" else ():
-                if (pod.metadata.uid, is_urgent) not in asked and (is_urgent or not pod.is_deleted):
-                    asked.add((pod.metadata.uid, is_urgent))
-                    await self._evict(pod)
-            await self.changed.wait()
+            wanted = [
+                pod
+                for pod in (remaining if is_urgent or self.gang.kind != "Job" else [])
+                if (pod.metadata.uid, is_urgent) not in asked and (is_urgent or not pod.is_deleted)
+            ]
+            accepted = await asyncio.gather(*(self._remove(pod) for pod in wanted))
+            asked |= {(pod.metadata.uid, is_urgent) for pod, ok in zip(wanted, accepted, strict=True) if ok}
+            await self._wait_for_change(None if all(accepted) else RETRY_PAUSE)
+
+    async def _wait_for_budgets(self) -> None:
+        """Before a preemption, wait until PodDisruptionBudgets allow to evict the whole gang."""
+        path, told = BUDGETS.format(namespace=self.gang.namespace), ""
+        while self._respects_budgets and self._ending is None and self._grace > 0:
+            self.changed.clear()
+            pods = [pod for pod in self._mirror.pods_of_run(self.key).values() if not pod.has_ended]
+            self._ending = first_failure(self._pods)
+            try:
+                budgets = await self._calls.repeat(self._calls.api.get, path, ObjectList[Budget])
+            except ApiError as error:
+                log.warning("cannot read the PodDisruptionBudgets of %s: %s", self.gang.namespace, error)
+                return
+            blocking = blocking_budget(budgets.items, pods)
+            if not blocking or not pods:
+                return
+            if blocking != told:
+                log.info("%s cannot be preempted now: PodDisruptionBudget %s forbids it", self.gang, blocking)
+                told = blocking
+            await self._wait_for_change(BUDGET_PAUSE)
 
     def _is_over(self, pod: Pod) -> bool:
         """Whether a pod has ended, or is to be deleted and its node is down: nobody would say that it has ended."""
@@ -285,23 +363,29 @@ class GangRun:
             if error.status != NOT_FOUND:
                 raise
 
-    async def _evict(self, pod: Pod) -> None:
-        """Evict a pod; while a PodDisruptionBudget forbids that, try again. Without grace, delete it."""
-        while pod.key in self._mirror.pods:
-            try:
-                if self._grace <= 0:
-                    await self._calls.repeat(
-                        self._calls.api.delete, pod_path(pod), {"gracePeriodSeconds": MIN_GRACE_SECONDS}
-                    )
-                else:
-                    await self._calls.run(self._calls.api.create, f"{pod_path(pod)}/eviction", _eviction(pod))
-                return
-            except ApiError as error:
-                if error.status == NOT_FOUND:
-                    return
-                if not error.is_transient:
-                    raise
-            await asyncio.sleep(RETRY_PAUSE)
+    async def _remove(self, pod: Pod) -> bool:
+        """Evict a pod, or delete it if its gang is broken or there is no grace; return whether that was accepted."""
+        if self._grace <= 0 or not self._stopping:
+            return await self._delete(pod, self._grace)
+        try:
+            await self._calls.run(self._calls.api.create, f"{pod_path(pod)}/eviction", _eviction(pod), retry=False)
+        except ApiError as error:
+            if error.status not in (NOT_FOUND, CONFLICT) and not error.is_transient:
+                raise
+            return error.status == NOT_FOUND
+        return True
+
+    async def _delete(self, pod: Pod, grace: Seconds) -> bool:
+        """Delete a pod, unless another one has its name; return True."""
+        options: dict[str, Any] = {"preconditions": {"uid": pod.metadata.uid}}
+        if grace <= 0:
+            options["gracePeriodSeconds"] = MIN_GRACE_SECONDS
+        try:
+            await self._calls.repeat(self._calls.api.delete, pod_path(pod), options)
+        except ApiError as error:
+            if error.status not in (NOT_FOUND, CONFLICT):
+                raise
+        return True
 
 
 def bindable(pods: Mapping[str, Pod]) -> list[Pod]:
@@ -324,6 +408,7 @@ def _eviction(pod: Pod) -> dict[str, Any]:
         "apiVersion": "policy/v1",
         "kind": "Eviction",
         "metadata": {"name": pod.metadata.name, "namespace": pod.metadata.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.metadata.uid}},
     }
 
 

@@ -282,3 +282,8 @@ class BatchJob(_Object, frozen=True):
     metadata: Metadata
     spec: JobSpec = JobSpec()
     status: JobStatus = JobStatus()
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is complete, or has failed."""
+        return any(entry.type in ("Complete", "Failed") and entry.status == "True" for entry in self.status.conditions)

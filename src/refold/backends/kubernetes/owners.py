@@ -57,7 +57,7 @@ def read_owner(kind: str, found: Mapping[str, Any], part: str = "") -> Owner:
     spec = found.get("spec") or {}
     match kind:
         case "Job":
-            owner = _job(spec)
+            owner = _job(spec, _succeeded(found))
         case "JobSet":
             jobs = spec.get("replicatedJobs") or []
             sizes = [_number(job.get("replicas"), 1) * _parallelism(job["template"].get("spec") or {}) for job in jobs]
@@ -85,17 +85,26 @@ def read_owner(kind: str, found: Mapping[str, Any], part: str = "") -> Owner:
     return owner._replace(ended=ended or is_deleted, retries=min(owner.retries, MAX_RETRIES))
 
 
-def _job(spec: Mapping[str, Any]) -> Owner:
-    """Read a Job. If it completes more pods than run at a time, its pods are independent of each other."""
+def _job(spec: Mapping[str, Any], succeeded: int) -> Owner:
+    """Read a Job. If it completes more pods than run at a time, its pods are independent of each other.
+
+    Pods that have succeeded are not created again: the gang consists of the others.
+    """
     parallelism, completions = _parallelism(spec), spec.get("completions")
     is_gang = completions is None or completions <= parallelism
-    size = parallelism if completions is None else min(parallelism, completions)
+    size = parallelism if completions is None else max(1, min(parallelism, completions - succeeded))
     return Owner(
         size if is_gang else None,
         _number(spec.get("backoffLimit"), 6),
         spec.get("activeDeadlineSeconds"),
         bool(spec.get("suspend")),
     )
+
+
+def _succeeded(job: Mapping[str, Any]) -> int:
+    """Return how many pods, or indices, of a Job with a number of completions have succeeded."""
+    has_end = (job.get("spec") or {}).get("completions") is not None
+    return _number((job.get("status") or {}).get("succeeded"), 0) if has_end else 0
 
 
 def _parallelism(spec: Mapping[str, Any]) -> int:
@@ -113,12 +122,16 @@ def _gang_size(policy: Mapping[str, Any]) -> int | None:
 
 
 class JobState(NamedTuple):
-    """The state of a Job. `ended_run`: the run that was ended by suspending it, and why if it had failed."""
+    """The state of a Job. `ended_run`: the run that was ended by suspending it, and why if it had failed.
+
+    `succeeded`: the number of pods, or indices, that are complete and will not be created again.
+    """
 
     suspended: bool
     finished: str
     message: str
     ended_run: str
+    succeeded: int = 0
 
 
 class Owners:
@@ -136,6 +149,7 @@ class Owners:
             found = as_dict(self._api.call("GET", self.path(name)))
         except ApiError as error:
             if error.status == NOT_FOUND:
+                self._pod_group_version = None  # the server may have been upgraded
                 return None
             raise
         if name.uid and found["metadata"]["uid"] != name.uid:
@@ -143,14 +157,14 @@ class Owners:
         return read_owner(name.kind, found, name.part)
 
     def job_state(self, name: GangName) -> JobState | None:
-        """Return the state of a Job, or None if it does not exist any more. Blocks."""
+        """Return the state of a Job, or None if it does not exist any more or is being deleted. Blocks."""
         try:
             found = as_dict(self._api.call("GET", self.path(name)))
         except ApiError as error:
             if error.status == NOT_FOUND:
                 return None
             raise
-        if found["metadata"]["uid"] != name.uid:
+        if found["metadata"]["uid"] != name.uid or "deletionTimestamp" in found["metadata"]:
             return None
         conditions = (found.get("status") or {}).get("conditions") or []
         is_finished = [entry for entry in conditions if entry["type"] in _FINISHED and entry["status"] == "True"]
@@ -160,6 +174,7 @@ class Owners:
             finished.get("type", ""),
             finished.get("message", ""),
             (found["metadata"].get("annotations") or {}).get(ENDED_RUN_ANNOTATION, ""),
+            _succeeded(found),
         )
 
     def suspend(self, name: GangName, suspend: bool, ended_run: str) -> None:

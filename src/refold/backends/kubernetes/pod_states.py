@@ -23,20 +23,23 @@ class PodFailure(NamedTuple):
 def pod_failure(pod: Pod) -> PodFailure | None:
     """Return why a pod has failed; None if it has not."""
     status = pod.status
+    if pod.is_deleted and not status.reason:
+        return PodFailure(f"pod {pod.key} was deleted", lost=True)
     if status.phase != "Failed":
-        return PodFailure(f"pod {pod.key} was deleted", lost=True) if pod.is_deleted and not pod.has_ended else None
+        return None
     disrupted = next(
         (entry for entry in status.conditions if entry.type == "DisruptionTarget" and entry.status == "True"), None
     )
-    is_lost = disrupted is not None or status.reason in _LOST_REASONS or status.reason.startswith(_REJECTED_PREFIXES)
+    known = status.reason in _LOST_REASONS or status.reason.startswith(_REJECTED_PREFIXES)
+    is_lost = known or pod.is_deleted or disrupted is not None
     ended = [entry.state.terminated for entry in status.container_statuses if entry.state.terminated is not None]
     failed = next((entry for entry in ended if entry.exit_code), None)
     if is_lost or failed is None:
         why = ": ".join(filter(None, [status.reason or (disrupted.reason if disrupted else ""), status.message]))
         return PodFailure(f"pod {pod.key} failed: {why or 'no reason given'}", is_lost)
     what = failed.message if failed.reason in ("StartError", "ContainerCannotRun") else f"exit {failed.exit_code}"
-    known = f" ({failed.reason})" if failed.reason not in ("", "Error", "StartError", "ContainerCannotRun") else ""
-    return PodFailure(f"pod {pod.key}: {what}{known}", exit_code=failed.exit_code)
+    reason = f" ({failed.reason})" if failed.reason not in ("", "Error", "StartError", "ContainerCannotRun") else ""
+    return PodFailure(f"pod {pod.key}: {what}{reason}", exit_code=failed.exit_code)
 
 
 def first_failure(pods: Collection[Pod]) -> PodFailure | None:
@@ -45,9 +48,14 @@ def first_failure(pods: Collection[Pod]) -> PodFailure | None:
     return next((failure for failure in failures if not failure.lost), failures[0] if failures else None)
 
 
+def has_finished(pod: Pod) -> bool:
+    """Whether a pod has succeeded. One that was told to end may have succeeded only in saving its state."""
+    return pod.status.phase == "Succeeded" and not pod.is_deleted
+
+
 def have_succeeded(pods: Collection[Pod], count: int) -> bool:
     """Whether this number of pods has succeeded."""
-    return sum(pod.status.phase == "Succeeded" for pod in pods) >= count
+    return sum(map(has_finished, pods)) >= count
 
 
 def have_started(pods: Collection[Pod], count: int) -> bool:

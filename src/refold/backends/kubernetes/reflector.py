@@ -86,9 +86,9 @@ class Reflector(Generic[T]):
                 if not self.problem:
                     log.warning("cannot watch %s: %s; retrying", self._path, error)
                 self.problem = str(error)
-                self._stopped.wait(pause)
+                self._stopped.wait(max(pause, error.retry_after))
                 pause = min(2 * pause, MAX_PAUSE)
-            except Exception:  # an object that cannot be decoded must not end the thread
+            except Exception:  # whatever happens must not end the thread
                 log.exception("cannot process the changes of %s; listing again", self._path)
                 self._version = ""
                 self._stopped.wait(pause)
@@ -97,7 +97,7 @@ class Reflector(Generic[T]):
     def _follow(self) -> None:
         """List if that is needed, then watch until the watch ends."""
         if not self._version:
-            found = self._list.decode(self._api.call("GET", self._path))
+            found = self._decode_list(self._api.call("GET", self._path))
             self._replaced(found.items)
             self._version = found.metadata.resource_version
         self._watch = self._api.watch(self._path, self._version)
@@ -110,9 +110,25 @@ class Reflector(Generic[T]):
     def _apply(self, event: WatchEvent) -> None:
         if event.type == "ERROR":
             raise watch_error(event)
-        if event.type != "BOOKMARK":
-            self._changed(self._object.decode(event.object), event.type == "DELETED")
+        if event.type != "BOOKMARK" and (found := self._decode(event.object)) is not None:
+            self._changed(found, event.type == "DELETED")
         self._version = self._metadata.decode(event.object).metadata.resource_version
+
+    def _decode_list(self, text: bytes) -> ObjectList[T]:
+        """Decode a list. Objects that cannot be decoded are left out: one of them must not hide all others."""
+        try:
+            return self._list.decode(text)
+        except msgspec.ValidationError:
+            encoded = msgspec.json.decode(text, type=ObjectList[msgspec.Raw])
+            items = [found for item in encoded.items if (found := self._decode(item)) is not None]
+            return ObjectList(items, encoded.metadata)
+
+    def _decode(self, encoded: msgspec.Raw) -> T | None:
+        try:
+            return self._object.decode(encoded)
+        except msgspec.ValidationError as error:
+            log.error("an object of %s is ignored: %s: %s", self._path, error, bytes(encoded)[:300])
+            return None
 
 
 class _Bookmark(msgspec.Struct):

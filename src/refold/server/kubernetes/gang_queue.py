@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from functools import partial
+from itertools import islice
 
 from msgspec.structs import replace
 
@@ -44,6 +45,15 @@ SETTLE_SECONDS: Seconds = 0.05
 GONE_AFTER: Seconds = 10.0
 """How long a waiting gang may have no pods before its owner is asked whether it still exists."""
 
+RETRY_AFTER: Seconds = 10.0
+"""Gangs with pods that could not be submitted are examined again after this time: their owner may have changed."""
+
+MAX_RETRIED = 200
+"""Gangs that are examined again at a time."""
+
+EXTENDABLE = ("PodGroup", "Workload", "Pods")
+"""Kinds of gangs that may have more pods than must start together."""
+
 log = logging.getLogger("refold")
 
 
@@ -72,6 +82,9 @@ class GangQueue(Subscriber):
         """The active job of each gang."""
         self._vanished: dict[GangName, Seconds] = {}
         """Gangs with a job and without pods, and since when."""
+        self._unsettled: dict[GangName, None] = {}
+        """Gangs with pods that wait and are in no job, the one that was examined first in front."""
+        self._retry_at: Seconds = 0.0
 
     # As a subscriber of the loop.
 
@@ -87,7 +100,9 @@ class GangQueue(Subscriber):
                 case Submitted(record):
                     self._add(record.job)
                 case JobEnded(record) if record.job.launch.gang:
-                    self._active.pop(parse_gang_name(record.job.launch.gang), None)
+                    gang = parse_gang_name(record.job.launch.gang)
+                    self._active.pop(gang, None)
+                    self._unsettled[gang] = None  # its pods may still wait
 
     def _add(self, job: Job) -> None:
         if job.launch.gang:
@@ -108,9 +123,20 @@ class GangQueue(Subscriber):
                         found |= self._gangs_of(self._changes.get_nowait())
                 except TimeoutError:
                     found = set()
-                await self._look(found | set(self._vanished))
+                await self._look(found | set(self._vanished) | self._due_again())
         finally:
             self._mirror.unfollow(self._changes)
+
+    def _due_again(self) -> set[GangName]:
+        """Return gangs that are to be examined again, from time to time."""
+        now = self._state.now()
+        if now < self._retry_at:
+            return set()
+        self._retry_at = now + RETRY_AFTER
+        due = [*islice(self._unsettled, MAX_RETRIED)]
+        for gang in due:
+            del self._unsettled[gang]
+        return set(due)
 
     def _gangs_of(self, changed: Changed) -> set[GangName]:
         return {
@@ -126,31 +152,54 @@ class GangQueue(Subscriber):
         for gang, problem in zip(gangs, looks, strict=True):
             if isinstance(problem, asyncio.CancelledError):
                 raise problem
+            if isinstance(problem, BaseException):
+                self._unsettled[gang] = None
             if isinstance(problem, ApiError | RefoldError):
-                log.warning("%s: %s", gang, problem)
+                log.warning("%s: %s; trying again", gang, problem)
             elif isinstance(problem, BaseException):
-                log.error("cannot submit %s", gang, exc_info=problem)
+                log.error("cannot submit %s; trying again", gang, exc_info=problem)
 
     async def _examine(self, gang: GangName) -> None:
         pods = self._mirror.pods_of_gang(gang)
         job = self._active.get(gang)
+        waiting = [pod for pod in bindable(pods) if gang_name(pod) == gang and not is_submitted(pod)]
         if job is not None:
             await self._check_whether_gone(gang, job, pods)
-        elif waiting := [pod for pod in bindable(pods) if gang_name(pod) == gang and not is_submitted(pod)]:
+            if waiting and gang.kind in EXTENDABLE and self._has_all_pods(job):
+                await self._submit_surplus(gang, waiting)
+        elif waiting:
             await self._submit(gang, waiting)
 
     async def _submit(self, gang: GangName, waiting: list[Pod]) -> None:
         owner = await asyncio.to_thread(self._owners.find, gang, waiting)
         if owner is None or owner.ended:
-            return
-        if owner.size is None:
-            await asyncio.gather(
-                *(self._accept(single_pod(pod), [pod], owner) for pod in waiting if single_pod(pod) not in self._active)
-            )
+            self._unsettled[gang] = None
+            self._notes.set(waiting, f"{gang} {'does not exist' if owner is None else 'has ended'}")
+        elif owner.size is None:
+            await self._accept_each(waiting, owner)
         elif len(waiting) >= owner.size:
             await self._accept(gang, waiting[: owner.size], owner)
         else:
+            self._unsettled[gang] = None
             self._notes.set(waiting, f"{len(waiting)} of {owner.size} pods of the gang exist")
+
+    async def _submit_surplus(self, gang: GangName, waiting: list[Pod]) -> None:
+        """Submit the pods of a running gang that it can do without: each starts when it fits."""
+        owner = await asyncio.to_thread(self._owners.find, gang, waiting)
+        if owner is not None and not owner.ended:
+            await self._accept_each(waiting, owner._replace(size=None))
+
+    def _has_all_pods(self, job: str) -> bool:
+        """Whether a job runs, and no pod of its run has ended: pods that wait do not replace others."""
+        run = self._state.view.runs.get(job)
+        if run is None or run.stopping:
+            return False
+        pods = self._mirror.pods_of_run((job, run.number)).values()
+        return sum(not (pod.has_ended or pod.is_deleted) for pod in pods) >= len(run.allocation.placement)
+
+    async def _accept_each(self, pods: list[Pod], owner: Owner) -> None:
+        new = [pod for pod in pods if single_pod(pod) not in self._active]
+        await asyncio.gather(*(self._accept(single_pod(pod), [pod], owner) for pod in new))
 
     async def _accept(self, gang: GangName, pods: list[Pod], owner: Owner) -> None:
         """Submit a gang, once: it is known by its oldest pod, so that a restart of the daemon does not repeat it."""
@@ -161,23 +210,40 @@ class GangQueue(Subscriber):
             submission = gang_submission(gang, pods, owner, f"{gang.key}/{oldest.metadata.uid}")
             types = accepted_gpu_types(pods, self._nodes)
             complete = partial(_complete, gang, types)
-            await self._admission.accept(CALLER, [submission], complete)
+            (job,) = await self._admission.accept(CALLER, [submission], complete)
         except BadInput as error:
             self._notes.set(pods, str(error))
+            return
+        if (ended := self._admission.ended_job(job)) is not None:
+            self._notes.set(pods, f"{job} has ended ({ended.state}); create the pods again to run it again")
 
     async def _check_whether_gone(self, gang: GangName, job: str, pods: Mapping[str, Pod]) -> None:
         """Cancel a waiting job whose pods are gone, unless something will create them again."""
-        if any(not pod.is_deleted for pod in pods.values()) or job in self._state.view.runs:
+        live = [pod for pod in pods.values() if not pod.is_deleted]
+        if live or job in self._state.view.runs:
             self._vanished.pop(gang, None)
+            if job not in self._state.view.runs and all(self._is_of_others(pod, job) for pod in live):
+                self._inbox.report(JobCancelled(job, "its pods were bound by another scheduler"))
             return
         now = self._state.now()
         if now - self._vanished.setdefault(gang, now) < GONE_AFTER:
             return
         self._vanished[gang] = now
         owner = await asyncio.to_thread(self._owners.find, gang, [])
-        if owner is None or owner.ended:
-            del self._vanished[gang]
-            self._inbox.report(JobCancelled(job, "its pods were deleted"))
+        is_suspended = owner is not None and owner.suspended and not self._has_run(job)
+        if owner is None or owner.ended or is_suspended:
+            self._vanished.pop(gang, None)
+            self._inbox.report(JobCancelled(job, f"{gang} was suspended" if is_suspended else "its pods were deleted"))
+
+    def _is_of_others(self, pod: Pod, job: str) -> bool:
+        """Whether a pod runs or has run, and not for this job."""
+        run = self._mirror.run_of(pod)
+        return pod.is_bound and (run is None or run[0] != job)
+
+    def _has_run(self, job: str) -> bool:
+        """Whether a job has run before: then its Job is suspended between its runs."""
+        record = self._state.job_table.records.get(job)
+        return record is not None and record.run > 0
 
 
 def _complete(gang: GangName, gpu_types: tuple[str, ...], _: Submission, job: Job) -> Job:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from decimal import Decimal
+from math import ceil
 
 from refold.backends.kubernetes import (
+    FRACTION_ANNOTATION,
+    GPU_RESOURCE,
     DeviceGroup,
     Mirror,
     NodeMap,
@@ -58,13 +61,13 @@ class NodeReports:
         total: dict[str, Decimal] = {}
         for pod in self._mirror.pods_on_node(name).values():
             if not pod.has_ended and not self._is_of_current_run(pod):
-                for resource, amount in _requests(pod).items():
+                for resource, amount in _requests_of(pod).items():
                     total[resource] = total.get(resource, Decimal(0)) + amount
         used = NodeUsed(
             index,
             self._choose_gpus(index, int(total.get(group.resource, 0)) + self._unhealthy(group, name)),
-            int(total.get("cpu", 0) * group.share * WHOLE),
-            int(total.get("memory", 0) * group.share / 2**20),
+            ceil(total.get("cpu", 0) * group.share * WHOLE),
+            ceil(total.get("memory", 0) * group.share / 2**20),
         )
         if used == self._reported.get(index, NodeUsed(index)):
             return None
@@ -94,12 +97,13 @@ class NodeReports:
         return tuple(sorted(candidates[:count]))
 
 
-def _requests(pod: Pod) -> dict[str, Decimal]:
+def _requests_of(pod: Pod) -> dict[str, Decimal]:
+    """Return what a pod uses. One with a part of a GPU uses all of it: nobody knows which GPU it has."""
     try:
-        return {
-            name: amount
-            for name, amount in pod_requests(pod.spec).items()
-            if name in ("cpu", "memory") or is_accelerator(name)
-        }
+        requests = pod_requests(pod.spec)
     except BadValue:  # a pod of another scheduler, with amounts that Refold cannot represent
         return {}
+    used = {name: amount for name, amount in requests.items() if name in ("cpu", "memory") or is_accelerator(name)}
+    if FRACTION_ANNOTATION in pod.metadata.annotations and not any(map(is_accelerator, used)):
+        used[GPU_RESOURCE] = Decimal(1)
+    return used
