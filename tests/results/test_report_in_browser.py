@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 from html import unescape
-from pathlib import Path
 from typing import Any
 
 import pytest
