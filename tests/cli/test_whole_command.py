@@ -45,6 +45,7 @@ COMMANDS = [
     "drain",
     "resume",
     "tenants",
+    "users",
     "token",
     "events",
     "snapshot",
