@@ -20,6 +20,9 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
+AS_INSTALLED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(REPOSITORY / "build" / "bytecode")}
+"""Environment variables with which modules are compiled once, as pip does, and not whenever a command is run."""
+
 
 def cpu_seconds(work: Callable[[], object]) -> float:
     """Return the CPU time of one call in this process."""

@@ -6,14 +6,14 @@ import statistics
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import msgspec
 
-from benchmarks.measure import cpu_seconds_of_command
+from benchmarks.measure import AS_INSTALLED, cpu_seconds_of_command
 from benchmarks.table import Row, at_most
 from refold.api import DaemonInfo, Jobs, JobStatus
 
@@ -30,12 +30,10 @@ def rows(quick: bool) -> list[Row]:
     times = 3 if quick else 7
     refold = [str(Path(sys.executable).with_name("refold"))]
     command = refold if Path(refold[0]).exists() else [sys.executable, "-m", "refold.cli.app"]
-    help_seconds = _median([*command, "--help"], times)
     with _canned_daemon() as address:
-        daemon = {"REFOLD_ADDRESS": address, "REFOLD_TOKEN": "rf_x"}
-        queue_seconds = statistics.median(cpu_seconds_of_command([*command, "queue"], daemon) for _ in range(times))
+        daemon = {"REFOLD_ADDRESS": address, "REFOLD_TOKEN": "rf_x", **AS_INSTALLED}
+        help_seconds, queue_seconds = (_median([*command, word], times, daemon) for word in ("--help", "queue"))
     place = [sys.executable, "-c", FIRST_PLACEMENT]
-    cpu_seconds_of_command(place)  # compiles and caches kernels that have changed
     warm = _median(place, times)
     with tempfile.TemporaryDirectory() as empty:
         cold = cpu_seconds_of_command(place, {"REFOLD_CACHE_DIR": empty})
@@ -73,5 +71,7 @@ def _canned_daemon() -> Iterator[str]:
         server.shutdown()
 
 
-def _median(command: list[str], times: int) -> float:
-    return statistics.median(cpu_seconds_of_command(command) for _ in range(times))
+def _median(command: list[str], times: int, environment: Mapping[str, str] | None = None) -> float:
+    """Return the median CPU time of a command that has been run before."""
+    cpu_seconds_of_command(command, environment)
+    return statistics.median(cpu_seconds_of_command(command, environment) for _ in range(times))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from benchmarks.measure import AS_INSTALLED
 from refold.client import Address, Client, read_address
 from refold.errors import RefoldError
 
@@ -30,7 +31,7 @@ class Daemon:
     def environment(self) -> dict[str, str]:
         """Environment variables with which `refold` commands use this daemon."""
         others = {name: value for name, value in os.environ.items() if not name.startswith("REFOLD_")}
-        return {**others, "REFOLD_HOME": str(self.folder)}
+        return {**others, **AS_INSTALLED, "REFOLD_HOME": str(self.folder)}
 
     def resident_mib(self) -> float:
         """Return the resident memory."""
@@ -53,7 +54,7 @@ def run_daemon(*options: str, folder: Path | None = None, cache: Path | None = N
         home = folder or Path(temporary) / "state"
         command = [sys.executable, "-m", "refold.cli.app", "serve", "--port", "0", "--state", str(home), *options]
         before = read_address(home) if home.exists() else None
-        environment = {**os.environ, **({"REFOLD_CACHE_DIR": str(cache)} if cache else {})}
+        environment = {**os.environ, **AS_INSTALLED, **({"REFOLD_CACHE_DIR": str(cache)} if cache else {})}
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, cwd=temporary, start_new_session=True, env=environment
         )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from refold.cli import app as command_line
+from refold.cli import app as command_line, typer_app
 
 if TYPE_CHECKING:
     from fake_service import FakeServer, FakeService
@@ -58,7 +58,7 @@ def own_policy(tmp_path: Path) -> Path:
 @pytest.fixture
 def invoke() -> Callable[..., Result]:
     """Run `refold WORDS` in this process and return the result."""
-    return lambda *words: CliRunner().invoke(command_line.app, words)
+    return lambda *words: CliRunner().invoke(typer_app.app, words)
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from fake_service import MEMBER, NOW, OTHER, OWNER, READER, FakeServer, FakeServ
 from typer.testing import Result
 
 from refold.api.wire import GpuStatus, NodeStatus, StartAccuracy, Submission, TenantStatus
-from refold.cli.daemon_client import complete_jobs, complete_tenants, complete_tokens, list_jobs
+from refold.cli.daemon_arguments import complete_jobs, complete_tenants, complete_tokens
+from refold.cli.daemon_client import list_jobs
 from refold.cli.views.times import format_clock, format_clock_near
 from refold.client.client import Client
 

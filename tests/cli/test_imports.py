@@ -46,3 +46,4 @@ def test_a_command_that_asks_the_daemon_imports_nothing_heavy(
     imported = set(run.stderr.splitlines()[-1].split())
     assert imported.isdisjoint(HEAVY)
     assert "refold" in imported
+    assert ("typer" in imported) == (words[0] != "queue")

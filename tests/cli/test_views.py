@@ -106,7 +106,7 @@ def test_numbers_below_ten_have_one_decimal(number: float, text: str) -> None:
 def test_counts_shares_and_gpus_are_formatted() -> None:
     assert [plural(number, "job") for number in (0, 1, 1500)] == ["0 jobs", "1 job", "1,500 jobs"]
     assert [format_percent(share) for share in (0.0, 0.1234, 1.0)] == ["0.0 %", "12.3 %", "100.0 %"]
-    assert [format_gpus(gpus) for gpus in (0.5, 1, 8.0)] == ["0.5 GPUs", "1 GPU", "8 GPUs"]
+    assert [format_gpus(gpus) for gpus in (0, 0.5, 1, 8.0)] == ["0 GPUs", "0.5 GPU", "1 GPU", "8 GPUs"]
 
 
 @pytest.mark.parametrize(

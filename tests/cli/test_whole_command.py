@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from refold.api.wire import Submission
 from refold.cli import lazy_group
-from refold.cli.app import UsageError, app
+from refold.cli.typer_app import UsageError, app
 from refold.cli.views.output import output_width, print_json, print_line, printable
 from refold.cli.views.tables import Column, Table, print_tables
 

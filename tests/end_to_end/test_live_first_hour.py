@@ -49,6 +49,16 @@ def follow(shell: Shell, job: str) -> str:
     return shell.run(f"refold logs -f {job}").text
 
 
+FROM_PYTHON = """
+import refold
+
+client = refold.Client()
+print("".join(client.logs(client.submit(command=["python", "train.py"]).id, follow=True)))
+"""
+
+JOB = "name: tune\ngpus: 2\nestimate: 20m\nrun: python tune.py\n"
+
+
 @pytest.fixture
 def venv(tmp_path: Path) -> Path:
     """A folder whose `python` is not the daemon's, as in an active virtual environment."""
@@ -66,6 +76,8 @@ def test_a_training_engineer_submits_watches_and_ends_jobs(tmp_path: Path, venv:
         shell.succeed(f"export PATH={venv}:$PATH FOO=1; mkdir project; cd project")
         expected = f"python of the user in {tmp_path}/project, FOO=1"
         assert expected in follow(shell, submit(shell, "-- python train.py"))
+        (tmp_path / "project" / "notebook.py").write_text(FROM_PYTHON)
+        assert expected in shell.succeed("python3 notebook.py").words
 
         # A job that fails says why; so does one that can never run, at once.
         failing = submit(shell, "--output out.txt -- sh -c 'echo no such dataset; exit 3'")
@@ -75,6 +87,16 @@ def test_a_training_engineer_submits_watches_and_ends_jobs(tmp_path: Path, venv:
         impossible = shell.run("refold submit --gpus 64 -- sleep 1")
         assert impossible.status == 2 and "--allow-impossible" in impossible.words
         shell.succeed(f"refold cancel {submit(shell, '--gpus 64 --allow-impossible -- sleep 1')}")
+
+        # A job ends at its time limit, which is not a hang; its output does not change the terminal.
+        limited = submit(shell, "--time 1s -- sh -c 'printf \"\\033[2Jstarted\\n\"; sleep 600'")
+        assert "started" in follow(shell, limited)
+        ended = shell.succeed(f"refold why {limited}").words
+        assert "beyond its time limit of 1 s; ended now" in ended and "hang" not in ended
+        assert "started" in shell.succeed(f"refold logs {limited}").text
+        assert "\x1b[2J" not in shell.output
+        shell.succeed(f"refold logs --raw {limited}")
+        assert "\x1b[2J" in shell.output
 
         # Arrays, dependencies, and a queue that can be read at every width.
         long = submit(shell, "--name long --gpus 4 --time 30m -- sleep 600")
@@ -92,6 +114,12 @@ def test_a_training_engineer_submits_watches_and_ends_jobs(tmp_path: Path, venv:
             header = lines[1]  # one table: everything about a job is in its row
             assert "job" in header.split() and "start" in header.split()
             assert not any("(reason)" in line for line in lines[2:]), "\n".join(lines)
+
+        # What would be, before it is.
+        (tmp_path / "project" / "tune.yaml").write_text(JOB)
+        variants = read_json(shell, "refold whatif tune.yaml --gpus 1,4")["variants"]
+        assert [one["variant"] for one in variants] == ["as given: 2 GPUs", "1 GPU", "4 GPUs"]
+        assert all(one["fits"] for one in variants)
 
         array = tasks[0].rpartition("_")[0]
         assert "matches 2 jobs" in shell.succeed(f"refold cancel '{array}_[2-3]'").words
@@ -152,6 +180,9 @@ def test_the_owner_changes_tenants_and_gpus_and_loses_nothing(tmp_path: Path) ->
         quotas = "".join(f"  {tenant}: {{quota_gpus: 1}}\n" for tenant in tenants)
         config.write_text(CONFIG.format(slots=slots, tenants=quotas))
 
+    with Shell(tmp_path) as shell:
+        shell.succeed("refold init")
+        assert "tenants:" in config.read_text()
     configure(2, "vision")
     with daemon(tmp_path, "--config refold.yaml"), Shell(tmp_path) as shell:
         for _ in range(3):

@@ -197,7 +197,7 @@ def test_a_time_limit_is_enforced_even_for_a_job_that_is_not_preemptible() -> No
         (
             Flag(
                 "a",
-                "has run for 1 h, beyond its time limit of 1 h; will be ended in 5 min unless this changes",
+                "has run for 1 h, beyond its time limit of 1 h; will be ended in 5 min",
                 "time limit",
             ),
         ),
@@ -205,6 +205,19 @@ def test_a_time_limit_is_enforced_even_for_a_job_that_is_not_preemptible() -> No
         3900.0,
     )
     assert watch_result(watched, 3900.0)[1] == (End("a", "has run for 1 h 5 min, beyond its time limit of 1 h"),)
+
+
+def test_a_time_limit_has_a_grace_period_of_its_own() -> None:
+    rules = WatchRules(beyond_limit=True, per_job=True, grace=5 * MINUTE, limit_grace=0.0)
+    jobs = make_job("a", time_limit=3600.0), job_with_own_limit("b", 3600.0)
+    watched = scheduler(rules, *jobs, gpus=2)
+    beyond = "has run for 1 h, beyond its time limit of 1 h"
+    flags, ends, wake_at = watch_result(watched, 3600.0)
+    assert [(flag.job, flag.why) for flag in flags] == [
+        ("a", f"{beyond}; ended now"),
+        ("b", "no progress for 1 h; will be ended in 5 min unless this changes"),
+    ]
+    assert (ends, wake_at) == ((End("a", beyond),), 3660.0)
 
 
 def test_waiting_does_not_count_towards_a_limit_and_earlier_runs_do() -> None:
@@ -396,6 +409,7 @@ def test_watch_is_a_setting_of_every_policy() -> None:
         ({"no_progress": 0}, BadValue, "no_progress of watch is 0.0, expected > 0"),
         ({"no_progress": float("nan")}, BadValue, "no_progress of watch is nan, expected > 0"),
         ({"beyond_limit": True, "grace": -1}, BadValue, "grace of watch is -1.0, expected seconds ≥ 0"),
+        ({"beyond_limit": True, "limit_grace": -1}, BadValue, "limit_grace of watch is -1.0, expected seconds ≥ 0"),
         ({"beyond_limit": True, "silent_too": True}, BadValue, "silent_too of watch needs no_progress"),
         ({"beyond_limit": True, "end_beyond_tail": True}, BadValue, "end_beyond_tail of watch needs beyond_tail"),
         (3, BadInput, "watch is 3, expected rules"),

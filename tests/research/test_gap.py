@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from refold.cli.app import app
+from refold.cli.typer_app import app
 from refold.core import ListJournal, Scheduler, View
 from refold.core.events import JobSubmitted, RunFinished, RunProgressed, RunStopped
 from refold.journal import History

@@ -76,8 +76,7 @@ def test_a_job_that_the_compiled_policy_starts_in_its_first_step_has_an_event(tm
 def test_time_limits_hold_before_the_policy_is_compiled(tmp_path: Path) -> None:
     with start(tmp_path / "state") as daemon, daemon.client() as client:
         job = client.submit(command=SLEEP, gpus=1, time_limit=1.0).id
-        wait_until(lambda: client.job(job).warning != "")  # it is ended after the grace period of the watch
-        assert "time limit" in client.job(job).warning
+        assert "time limit" in client.wait(job, 60).message
         assert client.info().policy == "fcfs"
 
 

@@ -1,7 +1,5 @@
 from .app import main as main
-from .daemon_client import (
-    LIVE_STATES as LIVE_STATES,
-    MAX_LISTED as MAX_LISTED,
+from .daemon_arguments import (
     DependencyOption as DependencyOption,
     GpuIndex as GpuIndex,
     JobArgument as JobArgument,
@@ -11,10 +9,14 @@ from .daemon_client import (
     TenantFilter as TenantFilter,
     TenantOption as TenantOption,
     UserFilter as UserFilter,
-    apply_to_jobs as apply_to_jobs,
     complete_jobs as complete_jobs,
     complete_tenants as complete_tenants,
     complete_tokens as complete_tokens,
+)
+from .daemon_client import (
+    LIVE_STATES as LIVE_STATES,
+    MAX_LISTED as MAX_LISTED,
+    apply_to_jobs as apply_to_jobs,
     format_held_gpus as format_held_gpus,
     format_job_counts as format_job_counts,
     format_job_gpus as format_job_gpus,

@@ -5,44 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from io import TextIOWrapper
-from typing import Annotated, cast
+from typing import TYPE_CHECKING
 
-import typer
-
-from refold import __version__
-from refold.cli.lazy_group import CommandGroup
+from refold.cli.plain_queue import parse_queue_words, print_queue
 from refold.cli.views import ERROR_COLOUR, print_line
 from refold.errors import RefoldError
 
-# Plain help: rich markup costs a tenth of a second. No pretty tracebacks: users never see a traceback.
-app = typer.Typer(
-    name="refold",
-    cls=CommandGroup,
-    help="A scheduler for shared GPU clusters: simulate policies on your job history, then run them.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _print_version(requested: bool) -> None:
-    if requested:
-        print(f"refold {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _options(
-    version: Annotated[
-        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
-    ] = False,
-) -> None:
-    """A scheduler for shared GPU clusters: simulate policies on your job history, then run them."""
-
-
-# The base class of typer's usage errors, which typer does not export.
-UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
+if TYPE_CHECKING:
+    import typer
 
 
 def main() -> None:
@@ -60,16 +30,13 @@ def main() -> None:
 def _run() -> int:
     """Run the command and return its exit status."""
     try:
-        status = app(prog_name="refold", standalone_mode=False)
+        status = _run_command()
         sys.stdout.flush()
-        return status if isinstance(status, int) else 0
-    except UsageError as error:
-        return _print_usage_error(error)
     except RefoldError as error:
         for line in getattr(error, "frames", "").splitlines():
             print_line(line, err=True)
         return _print_error(str(error))
-    except (KeyboardInterrupt, typer.Abort):  # typer aborts when a confirmation prompt is interrupted
+    except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         return _discard_output()
@@ -80,6 +47,27 @@ def _run() -> int:
     except OSError as error:
         # Errors of the system that no command handles: a full disk, a folder without write permission.
         return _print_error(f"{error.filename or 'the output'}: {error.strerror or error}")
+    return status
+
+
+def _run_command() -> int:
+    if (request := parse_queue_words(sys.argv[1:])) is not None:
+        print_queue(request)
+        return 0
+    return _run_with_typer()
+
+
+def _run_with_typer() -> int:
+    import typer
+
+    from refold.cli.typer_app import UsageError, run_command
+
+    try:
+        return run_command()
+    except UsageError as error:
+        return _print_usage_error(error)
+    except typer.Abort:  # a confirmation prompt was interrupted
+        return 130
 
 
 def _discard_output() -> int:

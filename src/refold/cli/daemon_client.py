@@ -1,11 +1,12 @@
-"""Access to the daemon: the client, shell completion, and arguments and texts that several commands share."""
+"""Access to the daemon: the client, and texts that several commands share.
+
+Nothing here needs typer, so that `refold queue` does without it (`plain_queue`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from refold.cli.views import format_gpus, plural, print_json, print_line
 
@@ -13,10 +14,6 @@ if TYPE_CHECKING:
     from refold.api import DaemonInfo, JobState, JobStatus, NodeGpus, NodeStatus
     from refold.client import Client
 
-COMPLETION_TIMEOUT_SECONDS = 0.5
-"""Time that shell completion waits for the daemon."""
-
-MAX_COMPLETIONS = 200
 PAGE_SIZE = 1000
 """Maximum number of jobs per request."""
 
@@ -45,85 +42,6 @@ def list_jobs(client: Client, limit: int | None, **filters: Any) -> tuple[list[J
         if page.next is None or not page.jobs or (limit is not None and len(jobs) >= limit):
             return jobs, page.total
         after = page.next
-
-
-def _complete(incomplete: str, fetch_names: Callable[[Client], Iterable[str]]) -> list[str]:
-    """Return the names that start with `incomplete`; none on errors, which shell completion cannot show."""
-    from refold.client import Client
-    from refold.errors import RefoldError
-
-    try:
-        names = fetch_names(Client(timeout=COMPLETION_TIMEOUT_SECONDS))
-        return [name for name in names if name.startswith(incomplete)]
-    except (RefoldError, OSError):
-        return []
-
-
-def _complete_live_jobs(incomplete: str) -> list[str]:
-    return _complete(incomplete, lambda client: [job.id for job in client.jobs(limit=MAX_COMPLETIONS).jobs])
-
-
-def complete_jobs(incomplete: str) -> list[str]:
-    """Complete job ids: live jobs and the most recently ended ones."""
-
-    def ids(client: Client) -> list[str]:
-        pages = client.jobs(limit=MAX_COMPLETIONS), client.jobs(limit=MAX_COMPLETIONS, ended=True)
-        return [job.id for page in pages for job in page.jobs]
-
-    return _complete(incomplete, ids)
-
-
-def complete_tenants(incomplete: str) -> list[str]:
-    """Complete tenant names."""
-    return _complete(incomplete, lambda client: [tenant.name for tenant in client.tenants()])
-
-
-def _complete_nodes(incomplete: str) -> list[str]:
-    return _complete(incomplete, lambda client: [node.name for node in client.nodes()])
-
-
-def complete_tokens(incomplete: str) -> list[str]:
-    """Complete token names, which only an owner may list."""
-    return _complete(incomplete, lambda client: [token.name for token in client.tokens()])
-
-
-JOB_HELP = "Job id, number, or unique name."
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=complete_jobs)]
-JOBS_HELP = "Job id, number or unique name; array (12), tasks (12_[0-3]) or pattern ('train-*')."
-LiveJobsArgument = Annotated[
-    list[str], typer.Argument(metavar="JOB", help=JOBS_HELP, autocompletion=_complete_live_jobs)
-]
-OptionalLiveJobs = Annotated[
-    list[str] | None, typer.Argument(metavar="JOB", help=JOBS_HELP, autocompletion=_complete_live_jobs)
-]
-GpuIndex = Annotated[int | None, typer.Option("--gpu", min=0, metavar="N", help="Only the GPU with this index.")]
-NodeName = Annotated[
-    str, typer.Argument(metavar="NODE", help="Node name (see 'refold nodes').", autocompletion=_complete_nodes)
-]
-TenantFilter = Annotated[
-    str | None,
-    typer.Option("--tenant", metavar="NAME", help="Only jobs of this tenant.", autocompletion=complete_tenants),
-]
-UserFilter = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Only jobs of this user.")]
-TenantOption = Annotated[
-    str | None,
-    typer.Option(
-        "--tenant",
-        metavar="NAME",
-        help="Tenant of the job (default: the tenant of your token).",
-        autocompletion=complete_tenants,
-    ),
-]
-DependencyOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--after",
-        "--dependency",
-        metavar="JOB",
-        help="Start after this job has finished; also afterany:JOB, afternotok:JOB and singleton; repeatable.",
-        autocompletion=_complete_live_jobs,
-    ),
-]
 
 
 def format_placement(placement: Iterable[NodeGpus]) -> str:
@@ -198,6 +116,8 @@ def _matching_jobs(client: Client, word: str, states: Sequence[JobState]) -> lis
 
 def apply_to_jobs(jobs: Sequence[str], action: Callable[[str], JobStatus], done: str, as_json: bool) -> None:
     """Apply an action to each job. Rejected jobs are printed and set exit status 1; the other jobs are changed."""
+    import typer
+
     from refold.errors import Refused
 
     changed: list[JobStatus] = []

@@ -88,6 +88,7 @@ WATCH_RULE_NAMES = (
     "end-beyond-tail",
     "grace=",
     "per-job",
+    "limit-grace=",
 )
 """The rules of `--watch`: the fields of `policies.common.WatchRules`. Rules that end in '=' take a value."""
 

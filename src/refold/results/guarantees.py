@@ -201,7 +201,7 @@ def _slow_runs(
 
 
 def _format_gpus(count: float) -> str:
-    return f"{count:g} GPU{'s' * (count > 1)}"
+    return f"{count:g} GPU{'' if 0 < count <= 1 else 's'}"
 
 
 # --- waits --------------------------------------------------------------------------------------------------

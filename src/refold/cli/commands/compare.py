@@ -172,13 +172,12 @@ def _print_table(workload: Workload, selected: list[SelectedPolicy], runs: list[
 
 def _with_gaps(table: Table, runs: list[ReportRun]) -> Table:
     """Return the table with a column of gaps."""
-    from dataclasses import replace
 
     from refold.results import format_value
 
     gaps = {run.name: format_value(_gap_of(run), "%") for run in runs}
     gap: Column[MeasureRow] = Column("mean gap to optimum", lambda row: gaps[row.name], number=True)
-    return replace(table, columns=[*table.columns, gap])
+    return table._replace(columns=[*table.columns, gap])
 
 
 def _gap_of(run: ReportRun) -> float | None:

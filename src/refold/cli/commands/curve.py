@@ -107,7 +107,6 @@ def curve(
 
     Example: refold curve gpt2-xl --cluster cluster.yaml --cpus-at 2
     """
-    from dataclasses import replace
 
     from refold.catalogue import find_engine, read_model
     from refold.cli.inputs import parse_gpu_pools, pools_with_gpus
@@ -131,7 +130,7 @@ def curve(
         print_notes(notes)
         tables = [_gpu_table(setup, series) for series in by_gpus]
         *others, last = [*tables, *(_cpu_table(setup, series, cpus_at) for series in by_cpus)]
-        print_tables(*others, replace(last, after=[*last.after, "", ACCURACY_NOTE]))
+        print_tables(*others, last._replace(after=[*last.after, "", ACCURACY_NOTE]))
         for path in files:
             print_line(f"chart: {path}")
     if not any(series.curve.points for series in by_gpus):

@@ -208,7 +208,6 @@ def _tables(
     following: Measurement | None,
     saved: Path,
 ) -> list[Table]:
-    from dataclasses import replace
 
     from refold.perf import format_uncertainty
 
@@ -233,7 +232,7 @@ def _tables(
         setup = f"batch {following.batch}" + (f", {following.cpus:g} CPUs" if following.plan.offload else "")
         after.append(f"most informative next sample: {following.plan}, {setup}")
     after.append(f"saved: {saved}" + (f"; refold plan … --fit {saved}" if _is_for_plans(fitted) else ""))
-    tables[-1] = replace(tables[-1], after=after)
+    tables[-1] = tables[-1]._replace(after=after)
     return tables
 
 

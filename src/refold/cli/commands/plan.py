@@ -163,7 +163,6 @@ def _print_best(
     as_json: bool,
     launch: LaunchSettings | None,
 ) -> None:
-    from dataclasses import replace
 
     from msgspec.structs import asdict
 
@@ -175,7 +174,7 @@ def _print_best(
     else:
         print_notes(notes)
         *others, last = plan_tables(setup, search) if search.best else rejection_tables(setup, search)
-        print_tables(*others, replace(last, after=[*last.after, "", accuracy]))
+        print_tables(*others, last._replace(after=[*last.after, "", accuracy]))
         if launch is not None:
             _print_launch(launch)
     if not search.best:

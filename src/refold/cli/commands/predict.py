@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -214,10 +214,11 @@ def _table(trace: Trace, methods: Sequence[_Method], part: str) -> Table:
 def _while_running_tables(while_running: dict[str, Score]) -> list[Table]:
     if not while_running:
         return []
-    columns: list[Column[tuple[str, Score]]] = [
+    measures: list[Column[tuple[str, Score]]] = _measure_columns(lambda row: row[1])
+    columns: list[Column[Any]] = [
         Column("elapsed", lambda row: row[0], whole=True),
         Column("jobs", lambda row: str(row[1].jobs), number=True),
-        *_measure_columns(lambda row: row[1]),
+        *measures,
     ]
     return [Table(f"{OUR_METHOD}: predictions for running jobs", columns, [*while_running.items()])]
 

@@ -10,13 +10,10 @@ import typer
 
 from refold.cli import TenantFilter, UserFilter, make_client, require_option
 from refold.cli.inputs import NOW, Arrivals, AtTime, ForecastOptions, FutureCount, FutureSeed
-from refold.cli.views import AsJson, refresh_screen
+from refold.cli.views import DEFAULT_LIMIT, AsJson, refresh_screen
 
 REFRESH_SECONDS = 2.0
 """Refresh interval of --watch."""
-
-DEFAULT_LIMIT = 50
-"""Jobs of the daemon's queue that are shown without --limit."""
 
 
 def queue(

@@ -293,19 +293,19 @@ def _estimate(
     from refold.simulator import simulate_futures
 
     charge = parse_charging(None, None).charge(state.header.cluster)
-    with progress("simulating futures", options.count * (len(variants) + 1)) as advance:
+    with progress("simulating futures", options.future_count * (len(variants) + 1)) as advance:
 
         def simulate(*new_jobs: Job) -> Futures:
             return simulate_futures(
                 state.present,
                 make_scheduler,
-                futures=options.count,
+                futures=options.future_count,
                 seed=options.seed,
                 charge=charge,
                 new_jobs=new_jobs,
                 arrivals=options.arrivals,
                 advance=advance,
-                should_stop=stop_after(options.time_limit(state) / (len(variants) + 1)),
+                should_stop=stop_after(options.time_limit(state.is_live) / (len(variants) + 1)),
             )
 
         without = simulate()

@@ -5,16 +5,20 @@ from .charges import (
     read_knowledge as read_knowledge,
     with_knowledge as with_knowledge,
 )
+from .forecast_arguments import (
+    Arrivals as Arrivals,
+    AtTime as AtTime,
+    FutureCount as FutureCount,
+    FutureSeed as FutureSeed,
+)
+from .forecast_options import (
+    MAX_WAITING_FOR_FUTURES as MAX_WAITING_FOR_FUTURES,
+    ForecastOptions as ForecastOptions,
+)
 from .hardware import GpuPool as GpuPool, parse_gpu_pools as parse_gpu_pools, pools_with_gpus as pools_with_gpus
 from .job_classes import ClassName as ClassName, OtherClass as OtherClass, parse_job_class as parse_job_class
 from .journal_state import (
-    MAX_WAITING_FOR_FUTURES as MAX_WAITING_FOR_FUTURES,
     NOW as NOW,
-    Arrivals as Arrivals,
-    AtTime as AtTime,
-    ForecastOptions as ForecastOptions,
-    FutureCount as FutureCount,
-    FutureSeed as FutureSeed,
     JournalState as JournalState,
     forecast_starts as forecast_starts,
     make_scheduler_factory as make_scheduler_factory,

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
+from refold.cli.inputs.forecast_options import ForecastOptions
 from refold.cli.views import format_clock, progress
 
 if TYPE_CHECKING:
@@ -19,70 +18,8 @@ if TYPE_CHECKING:
     from refold.core import Entry, Header, Scheduler
     from refold.simulator import Futures, StateAt
 
-DEFAULT_FUTURES = 40
-"""Number of simulated futures without --futures."""
-
-MAX_FUTURES = 10_000
-
-MAX_WAITING_FOR_FUTURES = 1_000
-"""With more jobs waiting in the daemon, its policy is simulated only on request."""
-
-MAX_LIVE_SECONDS = 1.0
-"""Time for simulating futures of the daemon without --futures. At least one is simulated."""
-
 NOW = "now"
 """Value of --at: the time at which a journal that is still being written is read."""
-
-NO_ARRIVALS_NOTE = "estimates assume no new jobs; jobs submitted later may start first (--arrivals simulates them)"
-ARRIVALS_NOTE = "estimates assume that new jobs arrive as in the past"
-
-AtTime = Annotated[
-    str | None,
-    typer.Option(
-        "--at", metavar="TIME", help="Time in the journal, such as 2d3h or 02:30:00, or 'now' (default: end)."
-    ),
-]
-FutureCount = Annotated[
-    int | None,
-    typer.Option(
-        "--futures",
-        min=1,
-        max=MAX_FUTURES,
-        metavar="N",
-        help=f"Number of simulated futures (default: {DEFAULT_FUTURES}).",
-    ),
-]
-Arrivals = Annotated[
-    bool, typer.Option("--arrivals", help="Simulate new jobs that arrive as in the past (default: no new jobs).")
-]
-FutureSeed = Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**62, help="Random seed of the futures.")]
-
-
-@dataclass(frozen=True, slots=True)
-class ForecastOptions:
-    """Whether to estimate when jobs start, and how.
-
-    `futures`: the number of simulated futures; None: simulate only for jobs without an estimate by the policy.
-    """
-
-    enabled: bool = False
-    futures: int | None = None
-    arrivals: bool = False
-    seed: int = 0
-
-    @property
-    def count(self) -> int:
-        """The number of simulated futures."""
-        return self.futures or DEFAULT_FUTURES
-
-    def time_limit(self, state: JournalState) -> float:
-        """Return for how long to simulate, in seconds. A number that was given, and that of a journal, is simulated."""
-        return MAX_LIVE_SECONDS if self.futures is None and state.is_live else inf
-
-    @property
-    def note(self) -> str:
-        """The assumption about arrivals, to print with the estimates."""
-        return ARRIVALS_NOTE if self.arrivals else NO_ARRIVALS_NOTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +137,17 @@ def forecast_starts(state: JournalState, job_ids: list[str], options: ForecastOp
 
     make_scheduler = make_scheduler_factory(state)
     charge = parse_charging(None, None).charge(state.header.cluster)
-    with progress("simulating futures", options.count) as advance:
+    with progress("simulating futures", options.future_count) as advance:
         return simulate_futures(
             state.present,
             make_scheduler,
-            futures=options.count,
+            futures=options.future_count,
             seed=options.seed,
             charge=charge,
             job_ids=job_ids,
             arrivals=options.arrivals,
             advance=advance,
-            should_stop=stop_after(options.time_limit(state)),
+            should_stop=stop_after(options.time_limit(state.is_live)),
         )
 
 

@@ -1,4 +1,6 @@
 from .job_timeline import read_timeline as read_timeline
+from .json_option import AsJson as AsJson
+from .live_queue import DEFAULT_LIMIT as DEFAULT_LIMIT
 from .measures import (
     comparison_table as comparison_table,
     guarantee_tables as guarantee_tables,
@@ -8,7 +10,6 @@ from .measures import (
 from .output import (
     ERROR_COLOUR as ERROR_COLOUR,
     Advance as Advance,
-    AsJson as AsJson,
     current_command_line as current_command_line,
     draw_bar as draw_bar,
     format_number as format_number,

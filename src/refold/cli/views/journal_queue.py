@@ -120,7 +120,7 @@ def _add_start_estimates(state: JournalState, options: ForecastOptions, rows: li
     in_forecast = set(forecast_jobs)
     for row in rows:
         if row["job"] in in_forecast and futures is not None:
-            _add_start_estimate(row, futures.start(row["job"]), plural(options.count, "future"))
+            _add_start_estimate(row, futures.start(row["job"]), plural(options.future_count, "future"))
         else:
             estimate = estimates[row["job"]]
             _add_start_estimate(row, estimate, policy_source(estimate, state.now))

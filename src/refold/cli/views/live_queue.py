@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from refold.cli import format_job_counts, format_job_gpus, format_placement, format_reason, list_jobs
-from refold.cli.inputs import MAX_WAITING_FOR_FUTURES, ForecastOptions, forecast_starts, read_daemon_state
+from refold.cli.inputs import MAX_WAITING_FOR_FUTURES, ForecastOptions
 from refold.cli.views.output import output_width, plural, print_json, print_line, print_notes
 from refold.cli.views.tables import Column, Table, print_tables
 from refold.cli.views.times import format_elapsed, format_interval, format_moment
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 UNKNOWN = "not known yet"
 """Shown for a waiting job without a start estimate."""
+
+DEFAULT_LIMIT = 50
+"""Jobs that are shown without --limit."""
 
 ALL_COLUMNS_WIDTH = 100
 """Line width from which all columns are shown."""
@@ -137,6 +140,8 @@ def _estimate_starts(
 def _simulate_starts(
     client: Client, job_ids: Sequence[str], options: ForecastOptions
 ) -> tuple[dict[str, tuple[TimeEstimate | None, str]], list[str]]:
+    from refold.cli.inputs import forecast_starts, read_daemon_state
+
     with read_daemon_state(client) as state:
         waiting = [job_id for job_id in job_ids if job_id in state.present.view.waiting]
         if not state.present.knows_run_times:

@@ -11,15 +11,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock, Timer
-from typing import TYPE_CHECKING, Annotated, Protocol
-
-import typer
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-"""The --json option of all commands with output."""
 
 PROGRESS_DELAY_SECONDS = 1.0
 """Duration of an operation after which its progress bar is shown."""
@@ -27,7 +22,10 @@ PROGRESS_DELAY_SECONDS = 1.0
 PIPE_WIDTH = 200
 """Line width of tables that are written to a file or a pipe."""
 
-ERROR_COLOUR = typer.colors.RED
+ERROR_COLOUR = "red"
+
+_STYLE_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
+"""SGR parameters of terminals."""
 
 
 def printable(text: str) -> str:
@@ -38,8 +36,19 @@ def printable(text: str) -> str:
 
 
 def print_line(text: str = "", *, err: bool = False, fg: str | None = None) -> None:
-    """Print one line without control characters."""
-    typer.secho(printable(text), fg=fg, err=err)
+    """Print one line without control characters; on a terminal in a colour."""
+    stream = sys.stderr if err else sys.stdout
+    print(styled(printable(text), fg or "", stream), file=stream, flush=True)
+
+
+def styled(text: str, style: str, stream: TextIO) -> str:
+    """Return the text in a style such as 'bold red', if it is written to a terminal with colours."""
+    codes = ";".join(str(_STYLE_CODES[word]) for word in style.split())
+    return f"\x1b[{codes}m{text}\x1b[0m" if codes and text and _has_colours(stream) else text
+
+
+def _has_colours(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def print_notes(notes: Sequence[str]) -> None:

@@ -6,13 +6,11 @@ not by rich, whose import takes longer than the rest of `refold queue`.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from refold.cli.views.output import output_width, printable
+from refold.cli.views.output import output_width, printable, styled
 
 MIN_TEXT_WIDTH = 24
 """Minimum width of a text column, unless its texts are shorter. Longer words are broken only in narrower columns."""
@@ -23,14 +21,10 @@ MIN_NARROW_WIDTH = 6
 COLUMN_GAP = 2
 """Characters between two columns."""
 
-_STYLE_CODES = {"bold": 1, "dim": 2, "red": 31, "green": 32, "yellow": 33, "cyan": 36}
-"""SGR parameters of terminals."""
-
 Row = TypeVar("Row")
 
 
-@dataclass(frozen=True, slots=True)
-class Column(Generic[Row]):
+class Column(NamedTuple, Generic[Row]):
     """A column of a table: its title, and the text and style of a row in it. Numbers are aligned to the right.
 
     Texts of `number` and `whole` columns (such as names) are never wrapped. `optional` columns are left out of a table
@@ -45,14 +39,13 @@ class Column(Generic[Row]):
     optional: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """A table to print. `after`: lines below the table. `keys`: the number of first columns that identify a row."""
 
     title: str
     columns: Sequence[Column[Any]]
     rows: Sequence[Any]
-    after: Sequence[str] = field(default=())
+    after: Sequence[str] = ()
     keys: int = 1
 
 
@@ -75,7 +68,7 @@ def print_tables(*tables: Table) -> None:
 
 def _table_lines(table: Table, width: int) -> Iterator[str]:
     if table.title:
-        yield from (_styled(line, "bold") for line in _wrap(printable(table.title), width))
+        yield from (styled(line, "bold", sys.stdout) for line in _wrap(printable(table.title), width))
     layout = _Layout(table, width)
     for index, block in enumerate(layout.blocks()):
         if index:
@@ -83,7 +76,7 @@ def _table_lines(table: Table, width: int) -> Iterator[str]:
         yield from layout.lines(block)
     for line in (*table.after, *layout.omission_note()):
         # Words that are longer than a line, such as paths, stay whole.
-        yield from (_styled(part, "dim") for part in _wrap(printable(line), width, break_words=False))
+        yield from (styled(part, "dim", sys.stdout) for part in _wrap(printable(line), width, break_words=False))
     yield ""
 
 
@@ -158,8 +151,8 @@ class _Layout:
             for index, width, lines, (_, style) in zip(block, widths, wrapped, cells, strict=True):
                 text = (lines[line] if line < len(lines) else "").rstrip()
                 padding = " " * (width - cell_width(text))
-                styled = _styled(text, style)
-                parts.append(padding + styled if self._columns[index].number else styled + padding)
+                cell = styled(text, style, sys.stdout)
+                parts.append(padding + cell if self._columns[index].number else cell + padding)
             yield (" " * COLUMN_GAP).join(parts)
 
     def _widths(self, block: Sequence[int]) -> list[int]:
@@ -222,12 +215,3 @@ def _fitting_chars(text: str, width: int) -> int:
         if used > width:
             return max(1, index)
     return len(text)
-
-
-def _styled(text: str, style: str) -> str:
-    codes = ";".join(str(_STYLE_CODES[word]) for word in style.split())
-    return f"\x1b[{codes}m{text}\x1b[0m" if codes and text and _uses_styles() else text
-
-
-def _uses_styles() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -55,4 +55,4 @@ def format_elapsed(seconds: float) -> str:
 
 def format_gpus(gpus: float) -> str:
     """Format '2 GPUs', '1 GPU', '0.5 GPU'."""
-    return f"{gpus:g} GPU{'s' * (gpus > 1)}"
+    return f"{gpus:g} GPU{'' if 0 < gpus <= 1 else 's'}"

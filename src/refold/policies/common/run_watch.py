@@ -60,6 +60,8 @@ class WatchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Time between flagging and ending a run."""
     per_job: bool = False
     """Whether the job's own time without progress applies, even if the job has never reported progress."""
+    limit_grace: Seconds | None = None
+    """Time between flagging and ending a run beyond its time limit; None: that of the other rules."""
 
     def __post_init__(self) -> None:
         if self.no_progress is None and not self.per_job and not self.beyond_limit and self.beyond_tail is None:
@@ -67,7 +69,9 @@ class WatchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for name, value in (("no_progress", self.no_progress), ("beyond_tail", self.beyond_tail)):
             if value is not None and not 0 < value < inf:
                 raise BadValue(f"{name} of watch is {value}, expected > 0")
-        for name, value in (("grace", self.grace), ("tail_at_least", self.tail_at_least)):
+        limit_grace = 0.0 if self.limit_grace is None else self.limit_grace
+        durations = (("grace", self.grace), ("limit_grace", limit_grace), ("tail_at_least", self.tail_at_least))
+        for name, value in durations:
             if not 0 <= value < inf:
                 raise BadValue(f"{name} of watch is {value}, expected seconds ≥ 0")
         if self.silent_too and self.no_progress is None:
@@ -122,6 +126,7 @@ class _Rule(Protocol):
 
     name: FlagRule
     ends: bool
+    grace: Seconds
 
     def violated_at(self, run: _WatchedRun) -> Seconds: ...
 
@@ -132,9 +137,10 @@ class _NoProgress:
     name: FlagRule = "no progress"
     ends = True
 
-    def __init__(self, seconds: Seconds | None, silent_too: bool, per_job: bool) -> None:
-        self._seconds = inf if seconds is None else seconds
-        self._silent_too, self._per_job = silent_too, per_job
+    def __init__(self, rules: WatchRules) -> None:
+        self._seconds = inf if rules.no_progress is None else rules.no_progress
+        self._silent_too, self._per_job = rules.silent_too, rules.per_job
+        self.grace = rules.grace
 
     def violated_at(self, run: _WatchedRun) -> Seconds:
         own = run.job.launch.no_progress if self._per_job else None
@@ -150,6 +156,9 @@ class _BeyondLimit:
     name: FlagRule = "time limit"
     ends = True
 
+    def __init__(self, rules: WatchRules) -> None:
+        self.grace = rules.grace if rules.limit_grace is None else rules.limit_grace
+
     def violated_at(self, run: _WatchedRun) -> Seconds:
         return run.reaches_at(run.job.time_limit or inf)
 
@@ -161,8 +170,9 @@ class _BeyondLimit:
 class _BeyondTail:
     name: FlagRule = "unusual run time"
 
-    def __init__(self, factor: float, at_least: Seconds, ends: bool) -> None:
-        self._factor, self._at_least, self.ends = factor, at_least, ends
+    def __init__(self, rules: WatchRules, factor: float) -> None:
+        self._factor, self._at_least, self.ends = factor, rules.tail_at_least, rules.end_beyond_tail
+        self.grace = rules.grace
 
     def violated_at(self, run: _WatchedRun) -> Seconds:
         return run.reaches_at(max(self._at_least, self._factor * run.tail))
@@ -175,11 +185,11 @@ class _BeyondTail:
 def _make_rules(rules: WatchRules) -> list[_Rule]:
     enabled: list[_Rule] = []
     if rules.no_progress is not None or rules.per_job:
-        enabled.append(_NoProgress(rules.no_progress, rules.silent_too, rules.per_job))
+        enabled.append(_NoProgress(rules))
     if rules.beyond_limit:
-        enabled.append(_BeyondLimit())
+        enabled.append(_BeyondLimit(rules))
     if rules.beyond_tail is not None:
-        enabled.append(_BeyondTail(rules.beyond_tail, rules.tail_at_least, rules.end_beyond_tail))
+        enabled.append(_BeyondTail(rules, rules.beyond_tail))
     return enabled
 
 
@@ -190,7 +200,6 @@ class RunWatch:
         self.name = policy.name
         self.oracle = bool(getattr(policy, "oracle", False))
         self._policy = _WatchedPolicy(policy)
-        self._grace = rules.grace
         self._rules = _make_rules(rules)
         self._runs: dict[str, _WatchedRun] = {}
         self._reporting: set[str] = set()
@@ -303,18 +312,19 @@ class RunWatch:
             if rule.name not in run.flagged:
                 run.flagged[rule.name] = now
                 flags.append(Flag(run.job.id, rule.message(run, now) + self._consequence(rule), rule.name))
-            if rule.ends and run.flagged[rule.name] + self._grace <= now:
+            if rule.ends and run.flagged[rule.name] + rule.grace <= now:
                 ends.append(End(run.job.id, rule.message(run, now)))
-                self._checks.schedule(now + (self._grace or MINUTE), run.job.id)  # in case the decision is rejected
+                self._checks.schedule(now + (rule.grace or MINUTE), run.job.id)  # in case the decision is rejected
                 return
         self._schedule_check(run)
 
     def _consequence(self, rule: _Rule) -> str:
         if not rule.ends:
             return ""
-        return (
-            f"; will be ended in {format_duration(self._grace)} unless this changes" if self._grace else "; ended now"
-        )
+        if not rule.grace:
+            return "; ended now"
+        condition = "" if rule.name == "time limit" else " unless this changes"
+        return f"; will be ended in {format_duration(rule.grace)}{condition}"
 
     def _schedule_check(self, run: _WatchedRun, not_before: Seconds = -inf) -> None:
         self._checks.schedule(max(not_before, min(self._next_check(rule, run) for rule in self._rules)), run.job.id)
@@ -322,7 +332,7 @@ class RunWatch:
     def _next_check(self, rule: _Rule, run: _WatchedRun) -> Seconds:
         if rule.name not in run.flagged:
             return rule.violated_at(run)
-        return run.flagged[rule.name] + self._grace if rule.ends else inf
+        return run.flagged[rule.name] + rule.grace if rule.ends else inf
 
 
 class _WatchedPolicy:

@@ -217,11 +217,20 @@ def _read_idle(part: Part) -> IdleRule | None:
     return convert(part, IdleRule)
 
 
-RULES = ("no_progress", "silent_too", "beyond_limit", "beyond_tail", "tail_at_least", "end_beyond_tail", "grace")
+RULES = (
+    "no_progress",
+    "silent_too",
+    "beyond_limit",
+    "beyond_tail",
+    "tail_at_least",
+    "end_beyond_tail",
+    "grace",
+    "limit_grace",
+)
 
 
 class WatchConfig(msgspec.Struct, frozen=True):
-    """What is monitored. Time limits are enforced by default, because policies plan with them."""
+    """What is monitored. Time limits are enforced by default, and at once, because policies plan with them."""
 
     no_progress: PositiveDuration | None = None
     silent_too: bool | None = None
@@ -230,6 +239,7 @@ class WatchConfig(msgspec.Struct, frozen=True):
     tail_at_least: Duration | None = None
     end_beyond_tail: bool | None = None
     grace: Duration = 5 * MINUTE
+    limit_grace: Duration = 0.0
     idle: Annotated[IdleRule | None, ReadBy(_read_idle)] = IdleRule()
     bad_gpus: BadGpuRule = "drain"
     output: tuple[OutputRule, ...] = ()

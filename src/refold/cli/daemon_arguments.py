@@ -1,0 +1,95 @@
+"""Arguments and options of commands that ask the daemon, with shell completion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from refold.client import Client
+
+COMPLETION_TIMEOUT_SECONDS = 0.5
+"""Time that shell completion waits for the daemon."""
+
+MAX_COMPLETIONS = 200
+
+
+def _complete(incomplete: str, fetch_names: Callable[[Client], Iterable[str]]) -> list[str]:
+    """Return the names that start with `incomplete`; none on errors, which shell completion cannot show."""
+    from refold.client import Client
+    from refold.errors import RefoldError
+
+    try:
+        names = fetch_names(Client(timeout=COMPLETION_TIMEOUT_SECONDS))
+        return [name for name in names if name.startswith(incomplete)]
+    except (RefoldError, OSError):
+        return []
+
+
+def _complete_live_jobs(incomplete: str) -> list[str]:
+    return _complete(incomplete, lambda client: [job.id for job in client.jobs(limit=MAX_COMPLETIONS).jobs])
+
+
+def complete_jobs(incomplete: str) -> list[str]:
+    """Complete job ids: live jobs and the most recently ended ones."""
+
+    def ids(client: Client) -> list[str]:
+        pages = client.jobs(limit=MAX_COMPLETIONS), client.jobs(limit=MAX_COMPLETIONS, ended=True)
+        return [job.id for page in pages for job in page.jobs]
+
+    return _complete(incomplete, ids)
+
+
+def complete_tenants(incomplete: str) -> list[str]:
+    """Complete tenant names."""
+    return _complete(incomplete, lambda client: [tenant.name for tenant in client.tenants()])
+
+
+def _complete_nodes(incomplete: str) -> list[str]:
+    return _complete(incomplete, lambda client: [node.name for node in client.nodes()])
+
+
+def complete_tokens(incomplete: str) -> list[str]:
+    """Complete token names, which only an owner may list."""
+    return _complete(incomplete, lambda client: [token.name for token in client.tokens()])
+
+
+JOB_HELP = "Job id, number, or unique name."
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=complete_jobs)]
+JOBS_HELP = "Job id, number or unique name; array (12), tasks (12_[0-3]) or pattern ('train-*')."
+LiveJobsArgument = Annotated[
+    list[str], typer.Argument(metavar="JOB", help=JOBS_HELP, autocompletion=_complete_live_jobs)
+]
+OptionalLiveJobs = Annotated[
+    list[str] | None, typer.Argument(metavar="JOB", help=JOBS_HELP, autocompletion=_complete_live_jobs)
+]
+GpuIndex = Annotated[int | None, typer.Option("--gpu", min=0, metavar="N", help="Only the GPU with this index.")]
+NodeName = Annotated[
+    str, typer.Argument(metavar="NODE", help="Node name (see 'refold nodes').", autocompletion=_complete_nodes)
+]
+TenantFilter = Annotated[
+    str | None,
+    typer.Option("--tenant", metavar="NAME", help="Only jobs of this tenant.", autocompletion=complete_tenants),
+]
+UserFilter = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Only jobs of this user.")]
+TenantOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tenant",
+        metavar="NAME",
+        help="Tenant of the job (default: the tenant of your token).",
+        autocompletion=complete_tenants,
+    ),
+]
+DependencyOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--after",
+        "--dependency",
+        metavar="JOB",
+        help="Start after this job has finished; also afterany:JOB, afternotok:JOB and singleton; repeatable.",
+        autocompletion=_complete_live_jobs,
+    ),
+]
