@@ -448,12 +448,15 @@ class TestUnknownWork:
         jobs = [modelled("bert", "old", 8, 0, 500_000), modelled("bert", "new", 8, 10_000, 900_000)]
         assert Simulation(jobs).stops == []
         simulation = Simulation(jobs, Refold(trust_steps=False))
-        assert simulation.starts[:2] == [(0, "old", 8), (10_000, "new", 8)]
-        assert next(job for _, job, _ in simulation.stops) == "old"
+        assert simulation.starts[:3] == [(0, "old", 8), (10_000, "old", 4), (10_000, "new", 4)]
 
     def test_a_job_without_declared_steps_is_preempted_by_one_with_less_attained_service(self) -> None:
         jobs = [modelled("bert", "old", 8, 0, None, work=1000.0), modelled("bert", "new", 8, 500, None, work=1000.0)]
-        assert Simulation(jobs).starts[:2] == [(0, "old", 8), (500, "new", 8)]
+        assert Simulation(jobs).starts[:3] == [(0, "old", 8), (500, "old", 4), (500, "new", 4)]
+
+    def test_a_wide_job_beyond_the_share_preempts_a_much_longer_one(self) -> None:
+        jobs = [rigid("old", 8, 0, 50_000), rigid("new", 8, 20_000, 1000)]
+        assert Simulation(jobs, Refold(wide_share=0.5)).starts[:2] == [(0, "old", 8), (20_000, "new", 8)]
 
     def test_a_job_of_unknown_length_is_restarted_at_most_so_often(self) -> None:
         jobs = [rigid("old", 8, 0, 20_000), *(rigid(f"j{at}", 8, at, 100) for at in range(4000, 24_000, 1000))]
@@ -465,11 +468,23 @@ class TestUnknownWork:
         jobs = [rigid("old", 8, 0, 50_000), rigid("new", 8, 20_000, 50_000), rigid("next", 1, 20_010, 10)]
         assert Simulation(jobs, Refold(wide_weight=0.0)).starts[1:3] == [(20_000, "new", 8), (20_130, "next", 1)]
 
-    def test_wide_jobs_weigh_as_much_as_all_others_together(self) -> None:
+    def test_a_wide_job_weighs_more_than_the_jobs_that_make_room_for_it(self) -> None:
         narrow = [rigid(f"n{number}", 1, number, 30_000) for number in range(8)]
         jobs = [*narrow, rigid("wide", 8, 900, 100)]
         assert (900, "wide", 8) in Simulation(jobs).starts
         assert (900, "wide", 8) not in Simulation(jobs, Refold(wide_weight=0.0)).starts
+
+    def test_wide_jobs_go_first_only_up_to_their_share_of_the_cluster(self) -> None:
+        """Two nodes are full of long narrow jobs; of two wide jobs, one makes room for itself with half of the GPUs."""
+        narrow = [rigid(f"n{number:02}", 1, number, 30_000) for number in range(16)]
+        wide = [rigid("w0", 8, 900, 100), rigid("w1", 8, 901, 100)]
+
+        def wide_starts(share: float) -> list[str]:
+            policy = Refold(wide_share=share)
+            starts = Simulation([*narrow, *wide], policy, TWO_NODES).starts
+            return [job for at, job, _ in starts if job.startswith("w") and at < 905]
+
+        assert [wide_starts(share) for share in (0.0, 0.5, 1.0)] == [[], ["w0"], ["w0", "w1"]]
 
 
 class TestPriority:
@@ -505,6 +520,9 @@ def test_settings_may_be_zero() -> None:
         {"safety_factor": 0.5},
         {"restart_seconds": -1},
         {"wide_weight": -1},
+        {"wide_share": 1.1},
+        {"wide_share": -0.1},
+        {"delay_doubling_seconds": 0},
         {"preemption_margin": 0.5},
         {"max_restarts": -1},
     ],

@@ -26,9 +26,11 @@ NODE = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)
 SETTINGS = RefoldSettings(
     restart_seconds=78.0,
     gpu_price=4.0,
+    delay_doubling_seconds=3600.0,
     weight_doubling_seconds=3600.0,
     starvation_seconds=43200.0,
     wide_weight=4.0,
+    wide_share=0.5,
     preemption_margin=4.0,
     max_restarts=10,
     max_preemptors=16,

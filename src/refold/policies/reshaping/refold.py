@@ -4,7 +4,8 @@ A scheduling round has five steps, all on a `Draft`:
 
 1. Order the waiting jobs by priority, then by remaining work, least first: GPU-seconds at the job's most efficient
    size, divided by a weight that grows with the job's time in the system (`weight_doubling_seconds`). Remaining work
-   that is not known is predicted; wide jobs of unknown length have the weight of many (`wide_weight`).
+   that is not known is predicted; wide jobs of unknown length have the weight of many (`wide_weight`), as long as
+   they use at most a part of the cluster (`wide_share`).
 2. Choose the shape with which the job ends soonest. While other jobs wait behind it, GPU time has a price
    (`gpu_price`): on a cluster of G GPUs, each GPU-second delays each of these jobs by 1/G of a second.
 3. If no shape fits, or only a poor one, the job may preempt: runs with more remaining work are shrunk, moved or
@@ -72,8 +73,10 @@ class Refold:
         restart_seconds: float = 78.0,
         gpu_price: float = 4.0,
         weight_doubling_seconds: float = 7200.0,
+        delay_doubling_seconds: float = 3600.0,
         starvation_seconds: float = 12 * 3600.0,
         wide_weight: float = 8.0,
+        wide_share: float = 0.55,
         preemption_margin: float = 3.0,
         max_restarts: int = 10,
         safety_factor: float = 1.1,
@@ -88,14 +91,15 @@ class Refold:
 
         `restart_seconds`: assumed cost of reshaping a run. `gpu_price`: weight of the delay that GPU time causes to
         jobs waiting behind; 0: GPU time is free. `weight_doubling_seconds`: time in the system after which a second of
-        delay counts double. `starvation_seconds`: jobs that have waited this long go first. `wide_weight`: weight of
-        all jobs with eight or more GPUs relative to all jobs. `preemption_margin`: how many times the weighted
-        remaining work of a job of unknown length a run must have to be preempted for it. `max_restarts`: how often a
-        job of unknown length is preempted. `safety_factor`: how many times the guaranteed speed a shape must be
-        estimated to reach before it is preferred. `max_preemptors`: number of jobs per round that may preempt;
-        guaranteed jobs always may. `fair_share`: how much the weight of a job depends on what its user and tenant have
-        used, 0 (not at all) to 1; `fair_share_half_life`: GPU time used this long ago counts half. `trust_steps`: take
-        the number of steps that jobs declare as exact.
+        delay counts double; `delay_doubling_seconds`: the same for the delay so far of jobs of unknown length.
+        `starvation_seconds`: jobs that have waited this long go first. `wide_weight`: least weight of jobs of unknown
+        length with eight or more GPUs, as long as they use at most `wide_share` of the GPUs. `preemption_margin`: how
+        many times the weighted remaining work of a job of unknown length a run must have to be preempted for it.
+        `max_restarts`: how often a job of unknown length is preempted. `safety_factor`: how many times the guaranteed
+        speed a shape must be estimated to reach before it is preferred. `max_preemptors`: number of jobs per round that
+        may preempt; guaranteed jobs always may. `fair_share`: how much the weight of a job depends on what its user and
+        tenant have used, 0 (not at all) to 1; `fair_share_half_life`: GPU time used this long ago counts half.
+        `trust_steps`: take the number of steps that jobs declare as exact.
         """
         if goal not in GOALS:
             raise UnknownName("goal of refold", goal, GOALS)
@@ -104,22 +108,25 @@ class Refold:
                 f"restart_seconds is {restart_seconds}, gpu_price is {gpu_price}, max_preemptors is {max_preemptors}, "
                 "expected numbers ≥ 0"
             )
-        if not (weight_doubling_seconds > 0 and starvation_seconds > 0):
+        if not (weight_doubling_seconds > 0 and delay_doubling_seconds > 0 and starvation_seconds > 0):
             raise BadValue(
-                f"weight_doubling_seconds is {weight_doubling_seconds}, starvation_seconds is {starvation_seconds}, "
-                "expected numbers > 0"
+                f"weight_doubling_seconds is {weight_doubling_seconds}, delay_doubling_seconds is "
+                f"{delay_doubling_seconds}, starvation_seconds is {starvation_seconds}, expected numbers > 0"
             )
-        if not (wide_weight >= 0 and max_restarts >= 0 and preemption_margin >= 1):
+        if not (wide_weight >= 0 and 0 <= wide_share <= 1 and max_restarts >= 0 and preemption_margin >= 1):
             raise BadValue(
-                f"wide_weight is {wide_weight}, max_restarts is {max_restarts}, expected numbers ≥ 0; "
-                f"preemption_margin is {preemption_margin}, expected a number ≥ 1"
+                f"wide_weight is {wide_weight}, max_restarts is {max_restarts}, expected numbers ≥ 0; wide_share is "
+                f"{wide_share}, expected a number from 0 to 1; preemption_margin is {preemption_margin}, expected a "
+                "number ≥ 1"
             )
         self._settings = RefoldSettings(
             restart_seconds,
             gpu_price,
             weight_doubling_seconds,
+            delay_doubling_seconds,
             starvation_seconds,
             wide_weight,
+            wide_share,
             preemption_margin,
             max_restarts,
             max_preemptors,

@@ -11,6 +11,9 @@ from refold.model import Allocation, Job, Seconds
 from refold.policies.common import ExpectedService, FairShare, GuaranteeRules, Option, OptionCache, ProgressEstimator
 from refold.policies.reshaping.arrivals import ArrivalSummary, is_wide
 
+FREQUENT_WIDE_JOBS = 18.0
+"""Wide jobs are frequent if at least one of so many jobs is wide: `wide_weight` is the weight of each of them."""
+
 
 class RefoldSettings(NamedTuple):
     """The settings of the policy that a round uses."""
@@ -18,8 +21,10 @@ class RefoldSettings(NamedTuple):
     restart_seconds: Seconds
     gpu_price: float
     weight_doubling_seconds: Seconds
+    delay_doubling_seconds: Seconds
     starvation_seconds: Seconds
     wide_weight: float
+    wide_share: float
     preemption_margin: float
     max_restarts: int
     max_preemptors: int
@@ -64,7 +69,6 @@ class RoundJobs:
         estimator, options, guarantees, _, fair_share = sources
         self.view, self.settings = view, settings
         self.arrivals = arrivals
-        self._wide_weight = max(1.0, settings.wide_weight * arrivals.jobs_per_wide_job)
         self._estimator, self._guarantees, self._waiting_since = estimator, guarantees, waiting_since
         self.by_id: dict[str, Job] = {**view.waiting, **view.active}
         self.guaranteed = guarantees.guaranteed_jobs(view)
@@ -77,22 +81,51 @@ class RoundJobs:
         }
         self._remaining = {job.id: estimator.remaining_work(view, job) for job in self.by_id.values()}
         self._fair_weights = fair_share.weights(view, self.by_id.values())
-        self.weight = {job.id: self._weight_of(job) * self._fair_weight(job) for job in self.by_id.values()}
-        self.weighted_work = {job_id: self._min_gpu_seconds(job_id) / self.weight[job_id] for job_id in self.by_id}
+        self._work = {job.id: self._min_gpu_seconds(job.id) / self._fair_weight(job) for job in self.by_id.values()}
+        self._preferred_wide_jobs = self._choose_wide_jobs()
+        weights = {job.id: self._weight_of(job) for job in self.by_id.values()}
+        self.weight = {job.id: weights[job.id] * self._fair_weight(job) for job in self.by_id.values()}
+        self.weighted_work = {job_id: self._work[job_id] / weights[job_id] for job_id in self.by_id}
+
+    def _choose_wide_jobs(self) -> set[str]:
+        """Return the wide jobs of unknown length that have the weight of many.
+
+        These are running ones first, then those with the least work, until they use `wide_share` of the GPUs: under
+        overload, all of them together would leave little for other jobs.
+        """
+        wide = [job for job in self.by_id.values() if is_wide(job) and not self._estimator.knows_work(job)]
+        wide.sort(key=lambda job: (job.id not in self.view.runs, self._work[job.id], job.id))
+        chosen: set[str] = set()
+        left = self.settings.wide_share * self.view.cluster.gpus
+        for job in wide:
+            if left <= 0:
+                break
+            chosen.add(job.id)
+            left -= job.demand.total_gpus
+        return chosen
 
     def _weight_of(self, job: Job) -> float:
         """Return the weight of a second of delay of a job.
 
-        It grows with the time in the system until completion at full speed. If the remaining work is not known, it
-        grows with the delay so far, and a wide job has the weight of many.
+        It grows with the time in the system until completion at full speed; if the remaining work is not known, with
+        the delay so far. Wide jobs of unknown length have a weight that does not grow: that of many, or 1.
         """
         age = self.view.now - job.submitted
         if self._estimator.knows_work(job):
             fastest = max(option.speed for option in self.options[job.id])
             return 1 + (age + self._remaining[job.id] / fastest) / self.settings.weight_doubling_seconds
+        if is_wide(job) and self.settings.wide_weight:
+            return self._wide_weight() if job.id in self._preferred_wide_jobs else 1.0
         delay = max(0.0, age - self.view.done(job.id))
-        weight = self._wide_weight if is_wide(job) else 1.0
-        return weight * (1 + delay / self.settings.weight_doubling_seconds)
+        return 1 + delay / self.settings.delay_doubling_seconds
+
+    def _wide_weight(self) -> float:
+        """Return the weight of a preferred wide job, which grows with the third power of how rare wide jobs are.
+
+        Rare ones delay few others; frequent ones take GPUs from each other.
+        """
+        rarity = max(1.0, self.arrivals.jobs_per_wide_job / FREQUENT_WIDE_JOBS)
+        return max(1.0, self.settings.wide_weight * rarity**3)
 
     def _fair_weight(self, job: Job) -> float:
         return self._fair_weights.get(Account(job.tenant, job.user), 1.0) if self._fair_weights else 1.0
@@ -103,6 +136,14 @@ class RoundJobs:
     def knows_work(self, job_id: str) -> bool:
         """Return whether the remaining work of a job is known, not predicted."""
         return self._estimator.knows_work(self.by_id[job_id])
+
+    def is_shorter_wide_job(self, job_id: str, other: str) -> bool:
+        """Return whether a wide job without the weight of many may preempt one that has it, and is much longer."""
+        if other not in self._preferred_wide_jobs or job_id in self._preferred_wide_jobs:
+            return False
+        if not is_wide(self.by_id[job_id]) or self.by_id[other].priority > self.by_id[job_id].priority:
+            return False
+        return self._work[other] > self.settings.preemption_margin * self._work[job_id]
 
     def is_protected(self, job_id: str, preemptor: str) -> bool:
         """Return whether a run of unknown length must not be stopped for a job of the same priority.

@@ -70,6 +70,8 @@ class Preemptor:
             draft.restore(without_job)
             harm = self._place_by_displacing(job_id, option, victims)
             cost = costs[option] + harm / self._jobs.weight[job_id]
+            if placed is None and without_preemption < inf:  # arrivals that do not wait with this job wait for it
+                cost += self._delay_of_arrivals(self._jobs.run_time(job_id, option))
             if cost < best.cost:
                 best = _Preemption(cost, draft.snapshot())
         if guaranteed and best.draft is None:
@@ -119,11 +121,15 @@ class Preemptor:
                 available = draft.free.whole_gpus - self.gpus_ahead
                 placed = draft.place_first(job_id, self._placer, (o for o in ranked if o.gpus <= available))
                 if placed is not None:
-                    followers = min(seconds / jobs.arrivals.mean_gap, MAX_FOLLOWERS) if jobs.arrivals.mean_gap else 0.0
-                    return seconds + costs[placed] + followers * seconds / 2
+                    return seconds + costs[placed] + self._delay_of_arrivals(seconds)
             return inf
         finally:
             draft.restore(before)
+
+    def _delay_of_arrivals(self, seconds: Seconds) -> Seconds:
+        """Return the total delay of the jobs that arrive while GPUs are not free: each waits half of it, on average."""
+        gap = self._jobs.arrivals.mean_gap
+        return min(seconds / gap, MAX_FOLLOWERS) * seconds / 2 if gap else 0.0
 
     def _place_by_displacing(self, job_id: str, option: Option, victims: list[str]) -> Seconds:
         """Place a job by releasing victims, in order, until it fits; then place the victims again.
@@ -207,7 +213,8 @@ class _Victims:
             margin = 1.0 if jobs.knows_work(job_id) else jobs.settings.preemption_margin
             work = 0.0 if jobs.is_starving(job_id) else margin * jobs.weighted_work[job_id]
             rank = (jobs.by_id[job_id].priority, -work)
-            later = takewhile(lambda other: self._rank(other) < rank, movable)
+            later = list(takewhile(lambda other: self._rank(other) < rank, movable))
+            later += (other for other in movable[len(later) :] if jobs.is_shorter_wide_job(job_id, other))
             return [other for other in later if self._has_gpus(other) and self._yields(other, job_id)]
         held = [other for other in movable if other != job_id and self._has_gpus(other)]
         return sorted(held, key=lambda other: other in jobs.guaranteed)  # other guaranteed jobs last
