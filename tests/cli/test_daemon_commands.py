@@ -229,10 +229,10 @@ def test_whatif_asks_the_daemon(service: FakeService, tmp_path: Path, stdout_of:
     assert title.endswith(", policy backfill, 40 simulated futures")
 
 
-def test_with_many_waiting_jobs_whatif_says_that_its_answer_is_approximate(
+def test_whatif_says_that_the_daemon_approximates_a_policy_without_a_queue_order(
     service: FakeService, tmp_path: Path, json_of: JsonOf
 ) -> None:
-    service.waiting_count = 10_000
+    service.forecasts_starts = False
     (tmp_path / "job.yaml").write_text("name: mine\nrun: 'true'\n")
     notes = json_of("whatif", str(tmp_path / "job.yaml"))["notes"]
     assert notes[0] == "policy backfill is approximated by EASY backfill; --futures N simulates it"

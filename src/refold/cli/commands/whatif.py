@@ -12,7 +12,6 @@ import typer
 
 from refold.cli import OtherPolicy, make_client, require_option
 from refold.cli.inputs import (
-    MAX_WAITING_FOR_FUTURES,
     Arrivals,
     AtTime,
     ForecastOptions,
@@ -77,8 +76,8 @@ def whatif(
     proportion for other numbers of GPUs. Estimates are medians of the futures, ranges their 5th to 95th percentile; the
     delay of other jobs is the mean over jobs that are already waiting.
 
-    The daemon simulates policies that start jobs in queue order. With --futures, --arrivals or --policy, and for other
-    policies, this command simulates the policy itself, which takes longer.
+    The daemon simulates its policy if that starts jobs in queue order, else EASY backfill. With --futures, --arrivals
+    or --policy, this command simulates the policy itself, which takes longer.
 
     With --policy another policy takes over at that time. Exit status: 1 if no variant starts.
 
@@ -156,11 +155,10 @@ class _Answer:
 
 
 def _ask_daemon(job: _JobToTry, options: _WhatIfOptions) -> _Answer:
-    """Let the daemon estimate the variants; simulate the policy here if the daemon cannot, or was not to."""
+    """Let the daemon estimate the variants; simulate the policy here if that was requested."""
     client = make_client()
     info = client.info()
-    by_daemon = info.forecasts_starts or info.waiting > MAX_WAITING_FOR_FUTURES
-    if by_daemon and not options.need_policy:
+    if not options.need_policy:
         variants = _make_variants(job.submission, options.gpus, options.job_class)
         seed = options.forecast.seed
         outcome = client.whatif([variant.submission for variant in variants], seed)
