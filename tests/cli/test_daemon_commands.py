@@ -467,6 +467,8 @@ def test_tenants_are_listed_with_quota_and_usage(
         "vision 4 4 1 ████ 1 2 5",
     ]
     assert [tenant["name"] for tenant in json_of("tenants")] == ["speech", "vision"]
+    monkeypatch.setattr(service, "tenants", lambda _: [])
+    assert stdout_of("tenants").startswith("no tenants: none is configured")
 
 
 def test_users_are_listed_with_usage_share_and_weight(service: FakeService, stdout_of: TextOf, json_of: JsonOf) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from refold.cli import make_client
-from refold.cli.views import AsJson, Column, Table, draw_bar, print_json, print_tables
+from refold.cli.views import AsJson, Column, Table, draw_bar, print_json, print_line, print_tables
 
 if TYPE_CHECKING:
     from refold.api import TenantStatus
@@ -21,6 +21,9 @@ def tenants(as_json: AsJson = False) -> None:
     found = make_client().tenants()
     if as_json:
         print_json(found)
+        return
+    if not found:
+        print_line("no tenants: none is configured, and no job is running or waiting")
         return
     columns: list[Column[TenantStatus]] = [
         Column("tenant", lambda tenant: tenant.name, whole=True),
