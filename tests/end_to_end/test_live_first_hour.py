@@ -192,6 +192,7 @@ def test_the_owner_changes_tenants_and_gpus_and_loses_nothing(tmp_path: Path) ->
         follow(shell, submit(shell, "--tenant speech --gpus 3 -- true"))
         assert len(read_json(shell, "refold history")) == 4
         assert "jobs 4 finished 4" in shell.succeed("refold report").words
+        assert (tmp_path / "refold-report" / "report.html").stat().st_size > 20_000
         # A drained GPU is counted the same everywhere, and is not a lost node.
         shell.succeed("refold drain localhost --gpu 2 --reason 'broken fan'")
         assert "2 of 3 GPUs free" in shell.succeed("refold queue").words
