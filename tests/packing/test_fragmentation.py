@@ -132,7 +132,7 @@ def test_statistics_are_updated_after_powers_of_two_and_then_every_1024_jobs() -
 def test_an_update_invalidates_cached_scores() -> None:
     free, history, cache = FreeResources(CLUSTER), empty_demand_history(), empty_score_cache(4, 2)
     cache.owner[:] = 7
-    update_demand_history(True, free.vector(Demand(1, 2)), np.ones(1, np.int64), 1, free.nodes, history, cache)
+    update_demand_history(True, free.vector(Demand(1, 2)), np.ones(1, np.int64), 1, history, cache)
     assert cache.owner.tolist() == [-1] * 4
     assert history.weights[0] == 1.0
 

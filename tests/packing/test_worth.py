@@ -19,7 +19,7 @@ from refold.packing import FreeResources, Placer
 from refold.packing.demand_history import MAX_CACHED_DEMANDS
 from refold.packing.free import mask_from_indices
 from refold.packing.kernels import CPU_HASH, GPU_HASH, MEMORY_HASH
-from refold.packing.layout import CPU_FREE, FIRST_GPU, GPUS, MEMORY_FREE, SIGNATURE, Floats, Need
+from refold.packing.layout import CPU_FREE, FIRST_GPU, GPUS, MEMORY_FREE, SIGNATURE, WHOLE_FREE, Floats, Need
 from refold.packing.lookahead import loss
 from refold.packing.worth import _cutting_prices
 from refold.testing import make_cluster
@@ -158,33 +158,32 @@ class PlainWorth:
         self.memory = sum(demand.instances * demand.memory_mib for demand in on_gpus) / priced if priced else 0.0
         multi_gpu = sum(_milli(demand) for demand in on_gpus if demand.gpus > 1)
         self.gang_weight = 0.3 * multi_gpu / milli if milli else 0.0
-        self.scarcity = {kind: self._scarcity(kind, on_gpus, milli) for kind in KINDS}
+        self.limited = [(demand.gpu_types, _milli(demand) / milli) for demand in on_gpus if demand.gpu_types]
 
-    def _scarcity(self, kind: str, on_gpus: list[Demand], milli: int) -> float:
-        gpus_by_type = {name: sum(node.gpus for node in self.nodes if node.gpu_type == name) for name in KINDS}
-        if not gpus_by_type[kind]:
+    def price(self, resources: WorthResources, kind: str) -> float:
+        """The price of a GPU of a type: F · r² / (1 + r²)."""
+        free = {
+            name: sum(sum(resources.gpus[index]) for index, node in enumerate(self.nodes) if node.gpu_type == name)
+            for name in KINDS
+        }
+        if not free.get(kind):
             return 0.0
-        part = 0.0
-        for demand in on_gpus:
-            if kind in demand.gpu_types:
-                part += (
-                    _milli(demand) * gpus_by_type[kind] / sum(gpus_by_type[name] for name in demand.gpu_types) / milli
-                )
-        return 0.03 * part / (gpus_by_type[kind] / sum(gpus_by_type.values()))
+        demanded = sum(
+            part * free[kind] / sum(free[name] for name in kinds) for kinds, part in self.limited if kind in kinds
+        )
+        pressure = demanded / (free[kind] / sum(free.values()))
+        free_part = sum(free.values()) / (WHOLE * sum(node.gpus for node in self.nodes))
+        return free_part * pressure**2 / (1 + pressure**2)
 
     def of_node(self, node: int, gpus: list[int], cpu: int, memory: int) -> float:
-        machine = self.nodes[node]
         gpus_worth = sum(self.worth[free] for free in gpus)
-        scarcity = self.scarcity[machine.gpu_type] if machine.gpus else 0.0
         stranded = 0.0
         if gpus_worth > 1e-9 and self.cpu:
             stranded += (1 + cpu / (gpus_worth * self.cpu)) ** -12
         if gpus_worth > 1e-9 and self.memory:
             stranded += (1 + memory / (gpus_worth * self.memory)) ** -12 / 2
         whole = sum(free == WHOLE for free in gpus)
-        return float(
-            (1 + scarcity) * gpus_worth - gpus_worth * stranded + self.gang_weight * (whole / self.largest) ** 2
-        )
+        return float(gpus_worth - gpus_worth * stranded + self.gang_weight * (whole / self.largest) ** 2)
 
     def lost(self, resources: WorthResources, node: int, gpus: tuple[int, ...], demand: Demand) -> float:
         """The decrease of W, plus 0.03 × the remaining free capacity of the GPUs, or an eighth of the node's."""
@@ -264,6 +263,8 @@ def test_worth_takes_the_least_loss_and_computes_it_correctly(seed: int) -> None
                 assert mask == mask_from_indices(gpus)
                 lost[node] = plain_worth.lost(resources, node, gpus, single)
                 assert computed == pytest.approx(lost[node], abs=1e-9)
+                price = plain_worth.price(resources, cluster.nodes[node].gpu_type)
+                lost[node] += price * single.gpus * single.gpu_milli / WHOLE
         placement = placer.place(free, single)
         assert (placement is None) == (not lost)
         if placement is not None:
@@ -293,6 +294,64 @@ def test_gpus_of_a_requested_type_are_spared() -> None:
     free, placer = FreeResources(make_cluster(2, 2, types=["A100", "T4"])), Placer("worth")
     placer.observe(SubmittedJobs(free.cluster, [Demand(1, 1, gpu_types=("A100",)), Demand(1, 1)]))
     assert placer.place(free, Demand(1, 1)) == (Share(1, (0,)),)
+
+
+def test_a_type_is_left_to_the_jobs_that_are_limited_to_it_even_where_it_would_fit_better() -> None:
+    # Half of the demand is limited to the T4, which are a third of the GPUs. The gap on the T4 would fit tightly.
+    free, placer = FreeResources(make_cluster(4, 2, types=["A100", "T4"])), Placer("worth")
+    placer.observe(SubmittedJobs(free.cluster, [Demand(1, 1, gpu_types=("T4",)), Demand()]))
+    assert free.take((Share(1, (0,)),)) is None
+    assert [placer.place(free, Demand()) for _ in range(4)] == [(Share(0, (gpu,)),) for gpu in range(4)]
+    assert placer.place(free, Demand()) == (Share(1, (1,)),)
+
+
+def test_a_type_that_few_jobs_are_limited_to_costs_little_more_than_others() -> None:
+    # One of 64 jobs is limited to the T4, of which one of five free GPUs is left: the tight fit decides.
+    free, placer = FreeResources(make_cluster(4, 4, types=["A100", "T4"])), Placer("worth")
+    placer.observe(SubmittedJobs(free.cluster, [Demand(1, 1, gpu_types=("T4",)), *[Demand()] * 63]))
+    assert free.take((Share(1, (0, 1, 2)),)) is None
+    assert placer.place(free, Demand()) == (Share(1, (3,)),)
+
+
+def test_the_price_of_a_type_grows_as_others_take_it() -> None:
+    free, placer = FreeResources(make_cluster(4, 4, types=["A100", "T4"])), Placer("worth")
+    placer.observe(SubmittedJobs(free.cluster, [Demand(1, 1, gpu_types=("T4",)), Demand()]))
+
+    def price_of_t4() -> float:
+        placer.place(free.copy(), Demand(1, 1, gpu_types=("T4",)))
+        return float(placer._history.type_prices[free.cluster.type_names.index("T4")])
+
+    assert price_of_t4() == pytest.approx(1 / 2)  # all is free, and half of the demand is limited to half of the GPUs
+    assert free.take((Share(0, (0, 1)), Share(1, (0, 1, 2)))) is None
+    assert price_of_t4() == pytest.approx(3 / 8 * 1.5**2 / (1 + 1.5**2))
+
+
+@given(st.integers(0, 2**32))
+def test_with_whole_gpus_alone_the_node_with_the_fewest_free_gpus_loses_least(seed: int) -> None:
+    # Then the rule takes the shortcut of best fit; the node must be the one that the losses give. The CPUs of the nodes
+    # are not known, so it does not matter that some jobs request them.
+    rng = random.Random(seed)
+    cluster = make_cluster(*(rng.choice([1, 2, 4, 8]) for _ in range(rng.choice([3, 12]))), 8, cpus=0)
+    free, placer, best_fit = FreeResources(cluster), Placer("worth"), Placer("best-fit")
+    placed: list[Placement] = []
+    for _ in range(40):
+        demand = Demand(rng.choice([1, 1, 2, 3]), rng.choice([1, 2, 4]), cpu_milli=rng.choice([0, 4000]))
+        placer.observe(SubmittedJobs(cluster, [demand]))
+        if placed and rng.random() < 0.4:
+            free.release(placed.pop(rng.randrange(len(placed))))
+        one = Need(*free.vector(Demand(1, demand.gpus))[0].tolist())
+        expected = best_fit.place(free.copy(), demand)
+        found = placer.place(free, demand)
+        assert found == expected
+        if found is not None:
+            placed.append(found)
+        losses = [
+            (loss(False, free.nodes, free.gpus, free.bits, node, one, placer._history)[0], node)
+            for node in range(len(cluster.nodes))
+            if free.nodes[node, WHOLE_FREE] >= one.gpus
+        ]
+        if losses:
+            assert best_fit.place(free.copy(), Demand(1, demand.gpus))[0].node == min(losses)[1]  # type: ignore[index]
 
 
 # Signatures and cached scores.

@@ -10,20 +10,26 @@ from refold.jit import compiled, inlined
 from refold.model import MAX_GPU_TYPES, WHOLE
 from refold.packing.fragmentation import MAX_TYPICAL_DEMANDS, update_typical_demands
 from refold.packing.layout import DEMAND_ENTRIES, Floats, Ints
-from refold.packing.worth import NEED_ENTRIES, update_worth
+from refold.packing.worth import MAX_TYPE_SETS, NEED_ENTRIES, update_worth
 
 MAX_CACHED_DEMANDS = 512
 """Rows of the score cache. Demands beyond this number share rows with others."""
 
 
 class DemandHistory(NamedTuple):
-    """Statistics of the demands submitted so far: `typical` and `weights` for FGD, the rest for the worth rule."""
+    """Statistics of the demands submitted so far: `typical` and `weights` for FGD, the rest for the worth rule.
+
+    `type_sets`: the sets of GPU types that jobs are limited to, one bit per type, then zeros; `limited_demand`: the
+    part of the demand that is limited to each. `type_prices` follows from these and the free resources.
+    """
 
     typical: Ints
     weights: Floats
     worth: Floats
     needs: Floats
-    scarcity: Floats
+    type_sets: Ints
+    limited_demand: Floats
+    type_prices: Floats
 
 
 class ScoreCache(NamedTuple):
@@ -46,6 +52,8 @@ def empty_demand_history() -> DemandHistory:
         np.zeros(MAX_TYPICAL_DEMANDS),
         np.arange(WHOLE + 1) / WHOLE,
         np.zeros(NEED_ENTRIES),
+        np.zeros(MAX_TYPE_SETS, dtype=np.int64),
+        np.zeros(MAX_TYPE_SETS),
         np.zeros(MAX_GPU_TYPES),
     )
 
@@ -63,13 +71,13 @@ def empty_score_cache(rows: int, nodes: int) -> ScoreCache:
 
 @compiled
 def update_demand_history(
-    fgd: bool, shapes: Ints, counts: Ints, count: int, nodes: Ints, history: DemandHistory, cache: ScoreCache
+    fgd: bool, shapes: Ints, counts: Ints, count: int, history: DemandHistory, cache: ScoreCache
 ) -> None:
     """Recompute the history from the first `count` shapes, submitted `counts` times each; clear the cache."""
     if fgd:
         update_typical_demands(shapes, counts, count, history.typical, history.weights)
     else:
-        update_worth(shapes, counts, count, nodes, history.worth, history.needs, history.scarcity)
+        update_worth(shapes, counts, count, history.worth, history.needs, history.type_sets, history.limited_demand)
     cache.owner[:] = -1
 
 

@@ -38,7 +38,8 @@ from refold.packing.layout import (
     Need,
     Words,
 )
-from refold.packing.lookahead import RackDraw, find_least_loss_node, instance_watts, loss, power_cost
+from refold.packing.lookahead import RackDraw, find_least_loss_node, instance_watts, loss, power_cost, type_cost
+from refold.packing.worth import update_type_prices
 
 POPULATION = 24
 CPU_WEIGHTS = (0.0, 0.0, 0.06, 0.12, 0.25, 0.5)
@@ -130,6 +131,7 @@ def change_usage(state: PlacementState, node: int, mask: int, need: Need, sign: 
 def _cost(state: PlacementState, node: int, need: Need) -> tuple[float, int]:
     """Return the cost of an instance on a node where it fits, in worth and power, and its GPU mask."""
     cost, mask = loss(False, state.nodes, state.gpus, state.bits, node, need, state.history)
+    cost += type_cost(state.nodes, node, need, state.history.type_prices)
     if state.power.rack_of.shape[0] > 0:
         cost += power_cost(state.power, node, need)
     return cost, mask
@@ -349,6 +351,8 @@ def evolve(state: PlacementState, window: Window, rng: Ints, placements: Ints, p
     """Search, and place the jobs of a window according to the fittest solution."""
     count, instances = window.jobs.shape[0], placements.shape[0]
     infeasible = np.zeros(window.demands.shape[0], dtype=np.bool_)
+    history = state.history
+    update_type_prices(state.nodes, history.type_sets, history.limited_demand, history.type_prices)
     keys, genes = np.arange(count) / count, np.full(instances, ANY_NODE)
     decode(state, window, keys, genes, placements, placed, infeasible)
     if placed.all() or count == 1 or not placed.any():

@@ -61,6 +61,14 @@ def power_cost(power: RackDraw, node: int, need: Need) -> float:
     return BALANCE_WEIGHT * (after * after - before * before) / (power.scale[rack] * power.scale[rack])
 
 
+@inlined
+def type_cost(nodes: Ints, node: int, need: Need, prices: Floats) -> float:
+    """Return the cost of taking GPUs of a node's type from the jobs that are limited to it."""
+    if need.gpus == 0:
+        return 0.0
+    return prices[trailing_zeros(np.uint64(nodes[node, TYPE_BIT]))] * need.gpus * need.milli / WHOLE
+
+
 @compiled
 def find_least_loss_node(
     fgd: bool,
@@ -75,12 +83,12 @@ def find_least_loss_node(
 ) -> int:
     """Return the node where an instance costs least (ties: the lowest index), or -1 if it fits nowhere.
 
-    Afterwards `cache` holds the costs of all nodes that were considered, without power.
+    Afterwards `cache` holds the costs of all nodes that were considered, without power and the prices of GPU types.
     """
     best, least, low, last = -1, np.inf, candidate_row(need), -1
     if low > max_gpus_per_node(bits):
         return -1
-    row, power_counts = row_of(cache, demand_id), power.rack_of.shape[0] > 0
+    row, power_counts, types_count = row_of(cache, demand_id), power.rack_of.shape[0] > 0, history.type_sets[0] != 0
     signatures, scores, masks = cache.signatures[row], cache.scores[row], cache.masks[row]
     for word in range(words_per_row(bits)):
         pending = bits[low, word]
@@ -95,6 +103,8 @@ def find_least_loss_node(
                     last = node
                 signatures[node] = nodes[node, SIGNATURE]
             score = scores[node]
+            if types_count:
+                score += type_cost(nodes, node, need, history.type_prices)
             if power_counts and score < np.inf:
                 score += power_cost(power, node, need)
             if score < least:
@@ -106,7 +116,10 @@ def find_least_loss_node(
 def loss(
     fgd: bool, nodes: Ints, gpus: Ints, bits: Words, node: int, need: Need, history: DemandHistory
 ) -> tuple[float, int]:
-    """Return the cost of an instance on a node that is up (infinite where it does not fit), and its GPU mask."""
+    """Return the cost of an instance on a node that is up (infinite where it does not fit), and its GPU mask.
+
+    Without power and the prices of GPU types.
+    """
     if not fits(nodes, gpus, node, need):
         return np.inf, 0
     if fgd:
@@ -114,7 +127,7 @@ def loss(
         before = node_fragmentation(nodes, gpus, node, history.typical, history.weights)
         return fragmentation_after(nodes, gpus, node, mask, need, history.typical, history.weights) - before, mask
     largest = max_gpus_per_node(bits)
-    return loss_on(nodes, gpus, largest, node, need, history.worth, history.needs, history.scarcity)
+    return loss_on(nodes, gpus, largest, node, need, history.worth, history.needs)
 
 
 @inlined

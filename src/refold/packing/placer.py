@@ -100,9 +100,9 @@ class Placer:
         for job in view.changes.submitted:
             counts.count(job.demand, encode_demand(job.demand, view.cluster))
             if is_update_due(counts.total):
-                fgd, nodes = self.rule == rules.FGD, FreeResources(view.cluster).nodes
+                fgd = self.rule == rules.FGD
                 update_demand_history(
-                    fgd, counts.shapes, counts.submissions, counts.distinct, nodes, self._history, self._cache
+                    fgd, counts.shapes, counts.submissions, counts.distinct, self._history, self._cache
                 )
 
     def place(self, free: FreeResources, demand: Demand) -> Placement | None:

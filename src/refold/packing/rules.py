@@ -38,12 +38,14 @@ from refold.packing.layout import (
     MEMORY_TOTAL,
     MILLI_FREE,
     NODE,
+    UNLIMITED,
     WHOLE_FREE,
     Ints,
     Need,
     Words,
 )
 from refold.packing.lookahead import RackDraw, find_least_loss_node
+from refold.packing.worth import CPU_PER_GPU, MEMORY_PER_GPU, update_type_prices
 
 FIRST_FIT, BEST_FIT, WORST_FIT, ROUND_ROBIN, TETRIS, FGD, WORTH, RANDOM = range(8)
 
@@ -62,6 +64,20 @@ def _only_whole_gpus_matter(nodes: Ints, need: Need) -> bool:
         and need.milli == WHOLE
         and need.cpu == 0
         and need.memory == 0
+    )
+
+
+@inlined
+def _is_worth_best_fit(nodes: Ints, need: Need, history: DemandHistory) -> bool:
+    """Whether a node loses the less worth the fewer GPUs it has free, so that the faster rule chooses the same."""
+    totals = nodes.shape[0] - 1
+    return (
+        nodes[totals, MILLI_FREE] == nodes[totals, WHOLE_FREE] * WHOLE
+        and need.gpus > 0
+        and need.milli == WHOLE
+        and history.type_sets[0] == 0
+        and (history.needs[CPU_PER_GPU] == 0.0 or nodes[0, CPU_TOTAL] == UNLIMITED)
+        and (history.needs[MEMORY_PER_GPU] == 0.0 or nodes[0, MEMORY_TOTAL] == UNLIMITED)
     )
 
 
@@ -278,6 +294,11 @@ def place_instances(
         return False
     if need.milli == WHOLE and nodes[totals, WHOLE_FREE] < need.instances * need.gpus:
         return False
+    if rule == WORTH:
+        if _is_worth_best_fit(nodes, need, history):
+            rule = BEST_FIT
+        else:
+            update_type_prices(nodes, history.type_sets, history.limited_demand, history.type_prices)
     cursor, draws = rule_state[CURSOR], rule_state[DRAW_COUNTER]
     last, instance, end = -1, first, first + need.instances
     while instance < end:

@@ -5,16 +5,25 @@ the dual prices of the cutting-stock problem (Gilmore and Gomory, 1961) with GPU
 pieces. So 0.19 GPU beside an allocation of 0.81 is worth nothing if no job requests so little, and a half is worth 0.5
 if halves come in pairs. The worth of a node is
 
-    W = (1 + S) · G − G · (1 / (1 + c)^12 + ½ / (1 + m)^12) + T · (w / L)²
+    W = G − G · (1 / (1 + c)^12 + ½ / (1 + m)^12) + T · (w / L)²
 
 G  the total worth of its GPUs
-S  scarcity of its GPU type: 0.03 × (its part of the demand restricted to GPU types) / (its part of all GPUs)
 c  its free CPUs divided by the CPUs that expected jobs need for G GPUs; m the same for memory. The second term is the
    part of G that is stranded because CPUs or memory run out
 w  its entirely free GPUs; L the GPUs of the largest node; T 0.3 × the part of the demand for several GPUs per
    instance: free GPUs on the same node can serve such instances
 
-An instance goes to the node where W decreases least. To prefer tight fits, 0.03 × the free capacity that remains is
+An instance goes to the node where W decreases least. For each GPU that it takes, the price of the GPU type is added, so
+that types are left to the jobs that are limited to them:
+
+    P = F · r² / (1 + r²)
+
+F  the free part of the GPU capacity: as the cluster fills, it matters less which jobs fill it
+r  the part of the expected demand that is limited to the type, divided by the part of the free capacity that has it.
+   Demand that is limited to several types is divided among them by their free capacity. If r > 1, the type is used up
+   before the cluster is full, even if only limited jobs take it
+
+To prefer tight fits, 0.03 × the free capacity that remains is
 added (of the GPU; for whole GPUs, an eighth of what remains on the node). On that node it takes the GPU whose worth
 decreases least; an instance with fractions of several GPUs takes the freest, which maximises the instances per node.
 """
@@ -33,13 +42,13 @@ from refold.packing.layout import (
     MEMORY_FREE,
     MILLI_FREE,
     TYPE_BIT,
+    UP,
     WHOLE_FREE,
     Floats,
     Ints,
     Need,
 )
 
-SCARCITY_WEIGHT = 0.03
 GANG_BONUS = 0.3
 MEMORY_WEIGHT = 0.5
 TIGHTNESS_WEIGHT = 0.03
@@ -47,6 +56,9 @@ TIGHTNESS_WEIGHT = 0.03
 # Entries of `needs`: statistics of the demand besides the worth of GPU fractions.
 CPU_PER_GPU, MEMORY_PER_GPU, GANG_WEIGHT = range(3)
 NEED_ENTRIES = 3
+
+MAX_TYPE_SETS = 64
+"""Only this many sets of GPU types that jobs are limited to are considered, the first ones submitted."""
 
 MAX_PRICED_SIZES = 48
 """Only this many fractions, the most requested ones, get a price."""
@@ -78,11 +90,6 @@ def _stranded(gpus_worth: float, cpu_free: int, memory_free: int, needs: Floats)
     return stranded
 
 
-@inlined
-def _node_scarcity(nodes: Ints, node: int, scarcity: Floats) -> float:
-    return scarcity[trailing_zeros(np.uint64(nodes[node, TYPE_BIT]))] if nodes[node, GPUS] > 0 else 0.0
-
-
 @compiled
 def loss_on(
     nodes: Ints,
@@ -92,7 +99,6 @@ def loss_on(
     need: Need,
     worth: Floats,
     needs: Floats,
-    scarcity: Floats,
 ) -> tuple[float, int]:
     """Return the worth that a node loses to an instance that fits there, and the GPU mask of the instance."""
     first, count = nodes[node, FIRST_GPU], nodes[node, GPUS]
@@ -122,7 +128,7 @@ def loss_on(
     if need.milli == WHOLE or need.gpus == 0:
         remainder = (nodes[node, MILLI_FREE] - need.gpus * need.milli) >> 3
     cpu, memory = nodes[node, CPU_FREE], nodes[node, MEMORY_FREE]
-    loss = (1.0 + _node_scarcity(nodes, node, scarcity)) * lost + TIGHTNESS_WEIGHT * remainder / WHOLE
+    loss = lost + TIGHTNESS_WEIGHT * remainder / WHOLE
     loss += _stranded(gpus_worth - lost, cpu - need.cpu, memory - need.memory, needs)
     loss -= _stranded(gpus_worth, cpu, memory, needs)
     if wholes > 0:
@@ -133,9 +139,9 @@ def loss_on(
 
 @compiled
 def update_worth(
-    shapes: Ints, counts: Ints, count: int, nodes: Ints, worth: Floats, needs: Floats, scarcity: Floats
+    shapes: Ints, counts: Ints, count: int, worth: Floats, needs: Floats, type_sets: Ints, limited_demand: Floats
 ) -> None:
-    """Recompute worth, needs and scarcity from the first `count` shapes, submitted `counts` times each."""
+    """Recompute the other arrays from the first `count` shapes, submitted `counts` times each."""
     pieces = np.zeros(WHOLE + 1)
     for shape in range(count):
         need = need_at(shapes, shape)
@@ -159,29 +165,50 @@ def update_worth(
         needs[CPU_PER_GPU], needs[MEMORY_PER_GPU] = cpu / priced, memory / priced
     if milli > 0.0:
         needs[GANG_WEIGHT] = GANG_BONUS * multi_gpu / milli
-    _update_scarcity(shapes, counts, count, nodes, milli, scarcity)
+    _update_limited_demand(shapes, counts, count, milli, type_sets, limited_demand)
 
 
 @compiled
-def _update_scarcity(shapes: Ints, counts: Ints, count: int, nodes: Ints, milli: float, scarcity: Floats) -> None:
-    """Recompute the scarcity of GPU types; demand for several types is divided among them by their GPUs."""
-    gpus_by_type = np.zeros(scarcity.shape[0])
-    for node in range(nodes.shape[0] - 1):
-        if nodes[node, GPUS] > 0:
-            gpus_by_type[trailing_zeros(np.uint64(nodes[node, TYPE_BIT]))] += nodes[node, GPUS]
-    scarcity[:] = 0.0
+def _update_limited_demand(
+    shapes: Ints, counts: Ints, count: int, milli: float, type_sets: Ints, limited_demand: Floats
+) -> None:
+    """Recompute the sets of GPU types that jobs are limited to, and the part of the demand limited to each."""
+    type_sets[:], limited_demand[:] = 0, 0.0
     for shape in range(count):
         need = need_at(shapes, shape)
-        if need.gpus == 0 or need.types == -1:
+        if need.gpus == 0 or need.types in (-1, 0):  # any type, or only types that no node has
             continue
+        row = 0
+        while row < MAX_TYPE_SETS and type_sets[row] not in (0, need.types):
+            row += 1
+        if row < MAX_TYPE_SETS:
+            type_sets[row] = need.types
+            limited_demand[row] += counts[shape] * need.instances * need.gpus * need.milli / milli
+
+
+@compiled
+def update_type_prices(nodes: Ints, type_sets: Ints, limited_demand: Floats, prices: Floats) -> None:
+    """Recompute the price of a GPU of each type from the free capacity; all are 0 if no job is limited to types."""
+    if type_sets[0] == 0:
+        prices[:] = 0.0
+        return
+    free, capacity = np.zeros(prices.shape[0]), 0
+    for node in range(nodes.shape[0] - 1):
+        if nodes[node, UP] and nodes[node, GPUS] > 0:
+            free[trailing_zeros(np.uint64(nodes[node, TYPE_BIT]))] += nodes[node, MILLI_FREE]
+            capacity += nodes[node, GPUS] * WHOLE
+    total, pressure = free.sum(), np.zeros(prices.shape[0])
+    for row in range(MAX_TYPE_SETS):
         allowed = 0.0
-        for gpu_type in range(gpus_by_type.shape[0]):
-            if need.types >> gpu_type & 1:
-                allowed += gpus_by_type[gpu_type]
-        for gpu_type in range(gpus_by_type.shape[0]):
-            if need.types >> gpu_type & 1 and allowed > 0.0:
-                part = counts[shape] * need.instances * need.gpus * need.milli / milli
-                scarcity[gpu_type] += SCARCITY_WEIGHT * part / (allowed / gpus_by_type.sum())
+        for gpu_type in range(free.shape[0]):
+            if type_sets[row] >> gpu_type & 1:
+                allowed += free[gpu_type]
+        for gpu_type in range(free.shape[0]):
+            if type_sets[row] >> gpu_type & 1 and allowed > 0.0:
+                pressure[gpu_type] += limited_demand[row] * total / allowed
+    for gpu_type in range(free.shape[0]):
+        square = pressure[gpu_type] * pressure[gpu_type]
+        prices[gpu_type] = total / capacity * square / (1.0 + square) if capacity > 0 else 0.0
 
 
 @compiled

@@ -292,7 +292,7 @@ def _replay(
                 demands_seen = max(demands_seen, demand + 1)
                 tasks_seen += 1
                 if learns and is_update_due(tasks_seen):
-                    update_demand_history(rule == FGD, rows, demand_counts, demands_seen, nodes, history, scores)
+                    update_demand_history(rule == FGD, rows, demand_counts, demands_seen, history, scores)
             arrived += 1
 
         # 2. Start tasks in the order of arrival.
