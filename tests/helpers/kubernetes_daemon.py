@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from kubernetes_objects import Json
 from kubernetes_servers import KubernetesServers
 
-from refold.backends.kubernetes.api_server import ApiServer, ObjectList
+from refold.backends.kubernetes.api_server import ApiError, ApiServer, ObjectList
 from refold.backends.kubernetes.objects import Pod
 from refold.client.address import read_address
 from refold.client.client import Client
 from refold.errors import NoDaemon
 
-WAIT_SECONDS = 40.0
+WAIT_SECONDS = 120.0
+"""How long a test waits at most: much longer than on a machine that is not busy."""
+
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
 PODS = "/api/v1/namespaces/default/pods"
+MANIFESTS = Path(__file__).parents[2] / "deploy" / "kubernetes"
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
 T = TypeVar("T")
 
 
@@ -37,24 +44,48 @@ def wait_for(look: Callable[[], T], what: str, seconds: float = WAIT_SECONDS) ->
 class KubernetesDaemon:
     """The daemon, and shortcuts to see what it does. It has the rights of the manifests, and no others."""
 
-    def __init__(self, servers: KubernetesServers, folder: Path, *options: str) -> None:
+    def __init__(self, servers: KubernetesServers, folder: Path, *options: str, host: str = "daemon") -> None:
+        """`host`: the machine that it seems to run on. Daemons on different machines may share a folder."""
         self.api: ApiServer = servers.api
         self.folder = folder
         self._options = options
+        self._host = host
         self._kubeconfig = servers.write_kubeconfig("refold", "refold-token")
-        self._log = folder.parent / "daemon.log"
+        self._log = folder.parent / f"{host}.log"
+        self._began = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it; return when it answers."""
+        self.launch()
+        self.wait_until_serving()
+
+    def launch(self) -> None:
+        """Start it."""
         command = [sys.executable, "-m", "refold", "serve", "--kubeconfig", str(self._kubeconfig), "--port", "0"]
         with self._log.open("ab") as log:
+            self._began = self._log.stat().st_size
             self._process = subprocess.Popen(
-                [*command, "--state", str(self.folder), *self._options], stdout=log, stderr=log
+                [*command, "--state", str(self.folder), *self._options],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "HOSTNAME": self._host},
             )
-        began = self._log.stat().st_size
-        wait_for(lambda: b"serving on" in self._log.read_bytes()[began:] or self._has_ended(), "the daemon serves")
+
+    def wait_until_serving(self) -> None:
+        """Wait until it schedules the cluster."""
+        wait_for(lambda: self.is_serving or self._has_ended(), "the daemon serves")
         assert not self._has_ended(), self.log()
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether it schedules the cluster since it was last started."""
+        return not self._has_ended() and b"serving on" in self._log.read_bytes()[self._began :]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it waits for another daemon to end."""
+        return not self.is_serving and b"waiting to take over" in self._log.read_bytes()[self._began :]
 
     def _has_ended(self) -> bool:
         return self._process is None or self._process.poll() is not None
@@ -118,6 +149,20 @@ class KubernetesDaemon:
         self.api.delete(PODS, {"gracePeriodSeconds": 1})
         with self.client() as client:
             wait_for(lambda: not client.jobs().jobs, "the queue is empty")
+
+
+def apply_rights(api: ApiServer) -> None:
+    """Give the user `refold` the rights that the manifests give to the service account, and no others."""
+    for document in yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text()):
+        kind = document["kind"]
+        if kind.endswith("Binding"):
+            document["subjects"] = [{"kind": "User", "name": "refold", "apiGroup": "rbac.authorization.k8s.io"}]
+        if kind in ("Role", "RoleBinding"):  # the Lease of a daemon outside the cluster is in another namespace
+            document["metadata"]["namespace"] = "default"
+        scope = "" if kind.startswith("Cluster") else "/namespaces/default"
+        if kind != "ServiceAccount":
+            with suppress(ApiError):  # an earlier test has created it
+                api.create(f"{RBAC}{scope}/{kind.lower()}s", document)
 
 
 def job_json(

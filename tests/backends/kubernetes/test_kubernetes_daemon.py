@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
 import pytest
-import yaml
-from kubernetes_daemon import JOBS, PODS, KubernetesDaemon, wait_for
+from kubernetes_daemon import JOBS, PODS, KubernetesDaemon, apply_rights, wait_for
 from kubernetes_objects import node_json, pod_json
 from kubernetes_servers import KubernetesServers
 from process_kubelet import ProcessKubelet, kubelet_nodes
 
 from refold.backends.kubernetes.api_server import ApiError, ApiServer
 from refold.backends.kubernetes.objects import BatchJob
-
-MANIFESTS = Path(__file__).parents[3] / "deploy" / "kubernetes"
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
 
 
 @pytest.fixture(scope="module")
@@ -30,24 +25,16 @@ def kubelet(servers: KubernetesServers) -> Iterator[ProcessKubelet]:
     found.stop()
 
 
-def apply_rights(api: ApiServer) -> None:
-    """Give the user `refold` the rights that the manifests give to the service account, and no others."""
-    paths = {"ClusterRole": f"{RBAC}/clusterroles", "ClusterRoleBinding": f"{RBAC}/clusterrolebindings"}
-    for document in yaml.safe_load_all((MANIFESTS / "rbac.yaml").read_text()):
-        if document["kind"] == "ClusterRoleBinding":
-            document["subjects"] = [{"kind": "User", "name": "refold", "apiGroup": "rbac.authorization.k8s.io"}]
-        if document["kind"] in paths:
-            api.create(paths[document["kind"]], document)
-
-
 @pytest.fixture(scope="module")
 def served(
     servers: KubernetesServers, kubelet: ProcessKubelet, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KubernetesDaemon]:
     found = KubernetesDaemon(servers, tmp_path_factory.mktemp("daemon") / "state", "--policy", "fifo")
-    found.start()
-    yield found
-    found.kill(signal.SIGTERM)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.kill(signal.SIGTERM)
 
 
 @pytest.fixture

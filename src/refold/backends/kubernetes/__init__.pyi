@@ -1,4 +1,9 @@
-from .access import Access as Access, find_access as find_access, read_kubeconfig as read_kubeconfig
+from .access import (
+    Access as Access,
+    find_access as find_access,
+    own_namespace as own_namespace,
+    read_kubeconfig as read_kubeconfig,
+)
 from .api_server import (
     STRATEGIC_PATCH as STRATEGIC_PATCH,
     ApiError as ApiError,
@@ -17,6 +22,7 @@ from .gangs import (
     parse_gang_name as parse_gang_name,
     single_pod as single_pod,
 )
+from .lease import Lease as Lease, this_process as this_process
 from .mirror import Changed as Changed, Mirror as Mirror
 from .nodes import (
     DeviceGroup as DeviceGroup,

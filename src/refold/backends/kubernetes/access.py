@@ -75,6 +75,12 @@ def find_access(kubeconfig: Path | None = None) -> Access:
     return read_kubeconfig(path)
 
 
+def own_namespace() -> str | None:
+    """Return the namespace of the pod that this runs in; None outside a cluster."""
+    path = SERVICE_ACCOUNT / "namespace"
+    return path.read_text().strip() if path.exists() else None
+
+
 def in_cluster_access(environment: Mapping[str, str], folder: Path) -> Access:
     """Return access with the service account of a pod."""
     host, port = environment["KUBERNETES_SERVICE_HOST"], environment.get("KUBERNETES_SERVICE_PORT", "443")

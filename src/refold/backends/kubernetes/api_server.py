@@ -7,7 +7,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
@@ -81,8 +81,10 @@ class WatchEvent(msgspec.Struct):
 class ApiServer:
     """A client. It may be used from several threads; each has its own connection."""
 
-    def __init__(self, access: Access, retry_for: Seconds = RETRY_FOR) -> None:
+    def __init__(self, access: Access, retry_for: Seconds = RETRY_FOR, guard: Callable[[], None] | None = None) -> None:
+        """`guard`: called before each attempt to change something; raises ApiError if that is not permitted."""
         self._access = access
+        self._guard = guard
         self._retry_for = retry_for
         self._local = threading.local()
         self._connections: list[http.client.HTTPConnection] = []
@@ -144,6 +146,8 @@ class ApiServer:
             pause = min(2 * pause, MAX_PAUSE)
 
     def _send(self, method: str, target: str, content: bytes | None, content_type: str) -> bytes:
+        if self._guard is not None and method != "GET":
+            self._guard()
         headers = {"Accept": JSON, **self._access.headers()}
         if content is not None:
             headers["Content-Type"] = content_type

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from refold.server import Daemon, Ready
     from refold.server.config import Config
+    from refold.server.kubernetes import KubernetesEngine
     from refold.server.monitor import Machine
 
 DEFAULT_CONFIG = Path("refold.yaml")
@@ -56,6 +57,10 @@ def serve(
         Path | None,
         typer.Option("--kubeconfig", metavar="FILE", help="How to reach the cluster (default: as kubectl)."),
     ] = None,
+    standby: Annotated[
+        bool,
+        typer.Option("--standby", help="Wait while another daemon schedules the Kubernetes cluster, then take over."),
+    ] = False,
     state: Annotated[
         Path | None, typer.Option("--state", metavar="FOLDER", help="State folder (default: ~/.refold).")
     ] = None,
@@ -83,31 +88,58 @@ def serve(
     folder = (state or state_folder()).expanduser()
     if on is Engine.KUBERNETES or kubeconfig is not None:
         _log_to_stderr()
-        _fastest_loop(asyncio)(_serve_kubernetes(configuration, folder, kubeconfig, new_token))
+        _fastest_loop(asyncio)(_serve_kubernetes(configuration, folder, kubeconfig, new_token, standby))
         return
     configuration, machine = _open_machine(configuration)
     _log_to_stderr()
     _run(asyncio, configuration, folder, machine, new_token)
 
 
-async def _serve_kubernetes(config: Config, folder: Path, kubeconfig: Path | None, new_token: bool) -> None:
+async def _serve_kubernetes(
+    config: Config, folder: Path, kubeconfig: Path | None, new_token: bool, standby: bool
+) -> None:
+    """Serve a cluster, while no other daemon does."""
+    import asyncio
+
+    from refold.backends.kubernetes import OwnJobs, find_access, own_namespace
+    from refold.server import TERMINATION_SIGNALS
+    from refold.server.kubernetes import KubernetesEngine, Leadership
+
+    access = find_access(kubeconfig)
+    ended = asyncio.Event()
+    for number in TERMINATION_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    leadership = Leadership(access, own_namespace() or config.kubernetes.namespace, folder, ended)
+    try:
+        daemon_id = await leadership.acquire(standby, print_line)
+        if not daemon_id:
+            return
+        own = OwnJobs(config.kubernetes.namespace, config.kubernetes.image)
+        engine = KubernetesEngine(access, daemon_id, own, config.tenants, leadership.check)
+        try:
+            version = await engine.connect()
+            print_line(f"Kubernetes {version} at {access.address}")
+            await _serve_epochs(config, folder, engine, new_token, ended)
+        finally:
+            await engine.close()
+    finally:
+        await leadership.release()
+    leadership.raise_if_lost()
+    print_line("stopped; pods continue, and `refold serve --on kubernetes` takes control of them again")
+
+
+async def _serve_epochs(
+    config: Config, folder: Path, engine: KubernetesEngine, new_token: bool, ended: asyncio.Event
+) -> None:
     """Serve a cluster; when its nodes have changed, continue with the new ones, at the same address."""
     import asyncio
     from urllib.parse import urlsplit
 
     from msgspec.structs import replace
 
-    from refold.backends.kubernetes import OwnJobs, find_access
-    from refold.server import TERMINATION_SIGNALS, Daemon
-    from refold.server.kubernetes import KubernetesEngine, load_daemon_id
+    from refold.server import Daemon
     from refold.server.monitor import Layout, SlotsMachine, with_power
 
-    access = find_access(kubeconfig)
-    own = OwnJobs(config.kubernetes.namespace, config.kubernetes.image)
-    engine = KubernetesEngine(access, load_daemon_id(folder), own, config.tenants)
-    ended = asyncio.Event()
-    for number in TERMINATION_SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, ended.set)
     port = config.serve.port
 
     def show(ready: Ready) -> None:
@@ -115,24 +147,17 @@ async def _serve_kubernetes(config: Config, folder: Path, kubeconfig: Path | Non
         port = urlsplit(ready.address).port or port
         _print_ready(ready, folder)
 
-    try:
-        version = await engine.connect()
-        while not ended.is_set():
-            cluster = with_power(engine.nodes.cluster, config.power, config.policy)
-            size = f"{plural(len(cluster.nodes), 'node')}, {plural(cluster.gpus, 'GPU')}"
-            print_line(f"Kubernetes {version} at {access.address}: {size}, policy {config.policy.name}")
-            current = replace(config, serve=replace(config.serve, port=port))
-            daemon = Daemon(
-                current, folder, SlotsMachine(0), Layout(cluster, ()), new_token=new_token, kubernetes=engine
-            )
-            ending = asyncio.create_task(_end_with(daemon, ended))
-            await daemon.serve(show)
-            ending.cancel()
-            new_token = False
-            engine.rebuild()
-    finally:
-        await engine.close()
-    print_line("stopped; pods continue, and `refold serve --on kubernetes` takes control of them again")
+    while not ended.is_set():
+        cluster = with_power(engine.nodes.cluster, config.power, config.policy)
+        size = f"{plural(len(cluster.nodes), 'node')}, {plural(cluster.gpus, 'GPU')}"
+        print_line(f"{size}, policy {config.policy.name}")
+        current = replace(config, serve=replace(config.serve, port=port))
+        daemon = Daemon(current, folder, SlotsMachine(0), Layout(cluster, ()), new_token=new_token, kubernetes=engine)
+        ending = asyncio.create_task(_end_with(daemon, ended))
+        await daemon.serve(show)
+        ending.cancel()
+        new_token = False
+        engine.rebuild()
 
 
 async def _end_with(daemon: Daemon, ended: asyncio.Event) -> None:

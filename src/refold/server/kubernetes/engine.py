@@ -70,8 +70,16 @@ class KubernetesEngine:
     Create it inside a running event loop.
     """
 
-    def __init__(self, access: Access, daemon: str, own: OwnJobs, tenants: tuple[Tenant, ...] = ()) -> None:
-        self._api = ApiServer(access)
+    def __init__(
+        self,
+        access: Access,
+        daemon: str,
+        own: OwnJobs,
+        tenants: tuple[Tenant, ...] = (),
+        guard: Callable[[], None] | None = None,
+    ) -> None:
+        """`guard`: raises ApiError while nothing may be changed in the cluster."""
+        self._api = ApiServer(access, guard=guard)
         self._own = own
         self._tenants = tenants
         self._mirror = Mirror(self._api, daemon)

@@ -1,3 +1,9 @@
 from .journal_reader import Checkpoint as Checkpoint, Epoch as Epoch, JournalReader as JournalReader
 from .reader import ACTIVE as ACTIVE, EndedRow as EndedRow, StoreReader as StoreReader
-from .store import Commit as Commit, EndedJob as EndedJob, NewJob as NewJob, Store as Store
+from .store import (
+    Commit as Commit,
+    EndedJob as EndedJob,
+    FolderInUse as FolderInUse,
+    NewJob as NewJob,
+    Store as Store,
+)

@@ -30,6 +30,10 @@ _ENCODER = msgspec.json.Encoder()
 FILE_NAME = "refold.db"
 
 
+class FolderInUse(BadFile):
+    """Another process uses the state folder."""
+
+
 class NewJob(msgspec.Struct, frozen=True):
     """A row for an accepted job."""
 
@@ -231,5 +235,7 @@ def _lock(folder: Path) -> IO[bytes]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         lock.close()
-        raise BadFile(folder, "is in use by another daemon; stop it, or choose another folder with --state") from None
+        raise FolderInUse(
+            folder, "is in use by another daemon; stop it, or choose another folder with --state"
+        ) from None
     return lock
