@@ -146,7 +146,7 @@ class KubernetesServers:
 
     def _write_keys(self) -> None:
         (self.folder / "tokens.csv").write_text(
-            f"{ADMIN_TOKEN},admin,admin,system:masters\nrefold-token,refold,refold\n"
+            f"{ADMIN_TOKEN},admin,admin,system:masters\nrefold-token,refold,refold\nreader-token,reader,reader\n"
         )
         command = ["openssl", "genrsa", "-out", str(self.folder / "sa.key"), "2048"]
         subprocess.run(command, check=True, capture_output=True)

@@ -25,10 +25,11 @@ async def snapshot_lines(state: LiveState, reader: StoreReader, whole: bool) -> 
     past = await to_thread(reader.past_jobs, MAX_PAST_JOBS)
     header = replace(state.header, snapshot=True)
     now, snapshot = state.now(), state.as_events(past)
-    return await to_thread(_encode, header, now, snapshot, whole)
+    return await to_thread(encode_snapshot, header, now, snapshot, whole)
 
 
-def _encode(header: Header, now: Seconds, snapshot: Iterable[Event], whole: bool) -> bytes:
+def encode_snapshot(header: Header, now: Seconds, snapshot: Iterable[Event], whole: bool) -> bytes:
+    """Return a state as a journal with one entry, without what may be confidential unless `whole`."""
     entry = Entry(now, tuple(snapshot if whole else map(_redact, snapshot)))
     return b"".join(_ENCODER.encode(line) + b"\n" for line in (header, entry))
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
-from kubernetes_daemon import JOBS, PODS, KubernetesDaemon, apply_rights, wait_for
+import yaml
+from kubernetes_daemon import JOBS, MANIFESTS, PODS, KubernetesDaemon, apply_rights, wait_for
 from kubernetes_objects import node_json, pod_json
 from kubernetes_servers import KubernetesServers
 from process_kubelet import ProcessKubelet, kubelet_nodes
 
+from refold.backends.kubernetes.access import read_kubeconfig
 from refold.backends.kubernetes.api_server import ApiError, ApiServer
 from refold.backends.kubernetes.objects import BatchJob
 
@@ -309,3 +314,37 @@ def test_the_api_server_may_restart(daemon: KubernetesDaemon, servers: Kubernete
     with daemon.client() as client:
         runs = {job.name: job.runs for job in client.jobs(ended=True).jobs if job.name in ("steady", "after")}
     assert runs == {"steady": 1, "after": 1}, (daemon.events("steady"), daemon.log()[-3000:])
+
+
+def test_a_user_who_may_only_read_can_save_the_state_of_the_cluster(
+    daemon: KubernetesDaemon, servers: KubernetesServers, tmp_path: Path
+) -> None:
+    role, rbac = "refold-reader", "/apis/rbac.authorization.k8s.io/v1"
+    daemon.api.create(f"{rbac}/clusterroles", yaml.safe_load((MANIFESTS / "read-only.yaml").read_text()))
+    group = "rbac.authorization.k8s.io"
+    binding = {
+        "apiVersion": f"{group}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": role},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
+        "subjects": [{"kind": "User", "name": "reader", "apiGroup": group}],
+    }
+    daemon.api.create(f"{rbac}/clusterrolebindings", binding)
+    daemon.create_job("seen", pods=2, gpus=8)
+    daemon.wait_for_state("seen", "running")
+    daemon.create_job("queued", pods=1, gpus=2, activeDeadlineSeconds=7200)
+    daemon.wait_for_state("queued", "waiting")
+    out, kubeconfig = tmp_path / "now.jsonl", servers.write_kubeconfig("reader", "reader-token")
+    command = [sys.executable, "-m", "refold", "snapshot", "--kubeconfig", str(kubeconfig), "-o", str(out)]
+    saved = wait_for(lambda: _try(command), "the rights are in effect")
+    assert "2 nodes, 16 GPUs: 1 running, 1 waiting" in saved
+    text = out.read_text()
+    assert '"seen"' in text
+    assert '"time_limit":7200' in text
+    with pytest.raises(ApiError, match="forbidden"):
+        ApiServer(read_kubeconfig(kubeconfig)).delete(f"{JOBS}/seen")
+
+
+def _try(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr if done.returncode == 0 else ""

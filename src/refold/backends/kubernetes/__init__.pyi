@@ -8,6 +8,7 @@ from .api_server import (
     STRATEGIC_PATCH as STRATEGIC_PATCH,
     ApiError as ApiError,
     ApiServer as ApiServer,
+    ObjectList as ObjectList,
     as_dict as as_dict,
 )
 from .backend import KubernetesBackend as KubernetesBackend, OwnJobs as OwnJobs, is_submitted as is_submitted
@@ -23,7 +24,7 @@ from .gangs import (
     single_pod as single_pod,
 )
 from .lease import Lease as Lease, this_process as this_process
-from .mirror import Changed as Changed, Mirror as Mirror
+from .mirror import NODES as NODES, PODS as PODS, Changed as Changed, Mirror as Mirror
 from .nodes import (
     DeviceGroup as DeviceGroup,
     Labels as Labels,
@@ -33,7 +34,7 @@ from .nodes import (
     map_nodes as map_nodes,
 )
 from .objects import Node as Node, Pod as Pod
-from .owners import Owner as Owner, Owners as Owners
+from .owners import Owner as Owner, Owners as Owners, read_owner as read_owner
 from .resources import (
     FRACTION_ANNOTATION as FRACTION_ANNOTATION,
     GPU_RESOURCE as GPU_RESOURCE,

@@ -203,6 +203,7 @@ class Terminated(_Object, frozen=True):
     exit_code: int = 0
     reason: str = ""
     message: str = ""
+    finished_at: str | None = None
 
 
 class ContainerState(_Object, frozen=True):
@@ -224,6 +225,7 @@ class PodStatus(_Object, frozen=True):
     phase: str = "Pending"
     reason: str = ""
     message: str = ""
+    start_time: str | None = None
     conditions: list[Condition] = []
     container_statuses: list[ContainerStatus] = []
 

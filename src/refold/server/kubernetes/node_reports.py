@@ -61,7 +61,7 @@ class NodeReports:
         total: dict[str, Decimal] = {}
         for pod in self._mirror.pods_on_node(name).values():
             if not pod.has_ended and not self._is_of_current_run(pod):
-                for resource, amount in _requests_of(pod).items():
+                for resource, amount in used_by(pod).items():
                     total[resource] = total.get(resource, Decimal(0)) + amount
         used = NodeUsed(
             index,
@@ -97,7 +97,7 @@ class NodeReports:
         return tuple(sorted(candidates[:count]))
 
 
-def _requests_of(pod: Pod) -> dict[str, Decimal]:
+def used_by(pod: Pod) -> dict[str, Decimal]:
     """Return what a pod uses. One with a part of a GPU uses all of it: nobody knows which GPU it has."""
     try:
         requests = pod_requests(pod.spec)
