@@ -37,6 +37,12 @@ def make_lease(server: FakeApiServer, place: str, duration: float = 1000.0, proc
     return Lease(CLIENTS[-1], "default", "refold", Holder(place, process), duration=duration)
 
 
+def wait_until(lease: Lease, *, held: bool) -> None:
+    deadline = time.monotonic() + WAIT
+    while lease.is_held != held:
+        assert time.monotonic() < deadline
+
+
 def holder(server: FakeApiServer) -> str:
     return str(server.objects[PATH]["spec"]["holderIdentity"])
 
@@ -112,12 +118,9 @@ def test_a_holder_continues_after_the_api_server_did_not_answer(server: FakeApiS
     assert lease.try_acquire()
     server.refuse = lambda *_: Refusal(0)
     lease.hold(lost.put)
-    deadline = time.monotonic() + WAIT
-    while lease.is_held:
-        assert time.monotonic() < deadline
+    wait_until(lease, held=False)
     server.refuse = allow_all
-    while not lease.is_held:
-        assert time.monotonic() < deadline
+    wait_until(lease, held=True)
     assert lost.empty()
     lease.release()
 
