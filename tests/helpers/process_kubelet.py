@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -112,7 +112,7 @@ class ProcessKubelet:
     def _run_container(self, pod: RunnablePod) -> None:
         """Run the first container to its end, and set the status of the pod."""
         container = pod.spec["containers"][0]
-        command = [*container.get("command", []), *container.get("args", [])]
+        command = [expand(word, {}) for word in (*container.get("command", []), *container.get("args", []))]
         if self._instant:
             self._set_status(pod, "Running")
             if self._sleep(pod, float(command[1]) if command[:1] == ["sleep"] else 0.0):
@@ -191,14 +191,31 @@ class ProcessKubelet:
 
 
 def _variables(pod: RunnablePod, container: Json) -> dict[str, str]:
+    return environment(pod.spec, container, pod.metadata.annotations)
+
+
+def environment(spec: Json, container: Json, annotations: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a container. There is no DNS: all pods of a Service are on this machine."""
     variables: dict[str, str] = {}
     for entry in container.get("env", []):
         if "valueFrom" in entry:
             match = _ANNOTATION.fullmatch(entry["valueFrom"]["fieldRef"]["fieldPath"])
-            variables[entry["name"]] = pod.metadata.annotations.get(match[1], "") if match else ""
+            variables[entry["name"]] = annotations.get(match[1], "") if match else ""
         else:
-            variables[entry["name"]] = entry.get("value", "")
+            variables[entry["name"]] = expand(entry.get("value", ""), variables)
+    if service := spec.get("subdomain"):
+        pattern = re.compile(rf"[\w-]+\.{re.escape(service)}")
+        variables = {name: pattern.sub("127.0.0.1", value) for name, value in variables.items()}
     return variables
+
+
+def expand(text: str, variables: Mapping[str, str]) -> str:
+    """Replace $(NAME) by variables that are known, and $$( by $(."""
+    return re.sub(
+        r"\$\$\(|\$\((\w+)\)",
+        lambda match: "$(" if match[1] is None else variables.get(match[1], match[0]),
+        text,
+    )
 
 
 def _path(pod: RunnablePod) -> str:

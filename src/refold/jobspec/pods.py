@@ -17,6 +17,8 @@ PREEMPTIBLE_LABEL = "refold.dev/preemptible"
 ESTIMATE_ANNOTATION = "refold.dev/estimate"
 TIME_LIMIT_ANNOTATION = "refold.dev/time-limit"
 WORKLOAD_ANNOTATION = "refold.dev/workload"
+RANGE_ANNOTATION = "refold.dev/gpu-range"
+"""The least and the most GPUs of an elastic gang, such as 4..16."""
 
 
 def gang_submission(gang: GangName, pods: Sequence[Pod], owner: Owner, request: str) -> Submission:
@@ -45,6 +47,7 @@ def gang_submission(gang: GangName, pods: Sequence[Pod], owner: Owner, request: 
             "time_limit": _seconds(annotations.get(TIME_LIMIT_ANNOTATION), owner.time_limit),
             "estimate": _seconds(annotations.get(ESTIMATE_ANNOTATION), None),
             "workload": annotations.get(WORKLOAD_ANNOTATION, ""),
+            "gpu_range": _gpu_range(annotations.get(RANGE_ANNOTATION), owner),
             "retries": owner.retries,
             "allow_impossible": True,
             "request": request,
@@ -83,6 +86,17 @@ def _job_class(written: str | None) -> JobClass:
             found: JobClass = known
             return found
     raise BadValue(f"the label {CLASS_LABEL} is {written!r}, expected {' or '.join(get_args(JobClass))}")
+
+
+def _gpu_range(written: str | None, owner: Owner) -> tuple[int, int] | None:
+    if written is None:
+        return None
+    if not owner.elastic:
+        raise BadValue(f"{RANGE_ANNOTATION} needs a Job with completionMode Indexed and completions = parallelism")
+    least, _, most = written.partition("..")
+    if not (least.isdecimal() and most.isdecimal()):
+        raise BadValue(f"{RANGE_ANNOTATION} is {written[:40]!r}, expected the least and the most GPUs, such as 4..16")
+    return int(least), int(most)
 
 
 def _preemptible(written: str | None, pod: Pod) -> bool | None:

@@ -12,6 +12,7 @@ import pytest
 from fake_api_server import FakeApiServer, Refusal, allow_all
 from kubernetes_daemon import JOBS, PODS, job_json
 from kubernetes_objects import Json, pod_json
+from msgspec.structs import replace
 from process_kubelet import ProcessKubelet, kubelet_nodes
 
 from refold.backends.kubernetes import gang_run
@@ -20,7 +21,7 @@ from refold.backends.kubernetes.gangs import GangName
 from refold.backends.kubernetes.mirror import Mirror
 from refold.backends.kubernetes.nodes import map_nodes
 from refold.core import Event, JobCancelled, RunFailed, RunFinished, RunStarted, RunStopped, StartRun, StopRun
-from refold.model import Allocation, Demand, Job, Launch, Share
+from refold.model import Allocation, Demand, Job, Launch, Plan, Share
 
 TIMEOUT_SECONDS = 30.0
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
@@ -92,6 +93,9 @@ class Gangs:
 
     def _add(self, name: str, pods: int, gang: GangName) -> None:
         self._jobs[name] = Job(name, demand=Demand(pods), launch=Launch(gang=gang.text()))
+
+    def make_elastic(self, name: str, least: int, most: int) -> None:
+        self._jobs[name] = replace(self._jobs[name], gpu_range=(least, most), reshapable=True)
 
     async def order(self, *orders: StartRun | StopRun) -> None:
         await self.backend.carry_out(orders, self._jobs)
@@ -392,5 +396,28 @@ def test_a_back_end_that_is_replaced_at_any_moment_leaves_no_gang_half_bound(ser
         for name in names:
             pods = server.pods(f"{name}-")
             assert sorted(pod["metadata"]["annotations"]["refold.dev/instance"] for pod in pods) == ["0", "1", "2", "3"]
+
+    play(server, test)
+
+
+def test_an_elastic_gang_gets_as_many_pods_as_its_allocation_has_room_for(server: FakeApiServer) -> None:
+    async def test(gangs: Gangs) -> None:
+        gangs.create_job("elastic", pods=4)
+        gangs.make_elastic("elastic", 1, 8)
+        wide = Allocation((Share(0, (0, 1, 2)), Share(1, (0, 1))))
+        await gangs.order(StartRun("elastic", 1, wide))
+        await gangs.started("elastic")
+        assert gangs.nodes("elastic") == ["n0", "n0", "n0", "n1", "n1"]
+        narrow = Allocation((Share(1, (0, 1)),), Plan(data=2))
+        await gangs.order(StopRun("elastic", 1, "reshaped", narrow))
+        assert await gangs.end("elastic") == RunStopped("elastic", 1)
+        await gangs.order(StartRun("elastic", 2, narrow))
+        await gangs.started("elastic", 2)
+        assert gangs.nodes("elastic") == ["n1", "n1"]
+        spec = server.objects[f"{JOBS}/elastic"]["spec"]
+        assert (spec["parallelism"], spec["completions"], spec["suspend"]) == (2, 2, False)
+        live = [pod for pod in server.pods("elastic-") if pod["status"]["phase"] == "Running"]
+        assert {pod["metadata"]["annotations"]["refold.dev/plan"] for pod in live} == {'{"data":2}'}
+        assert {pod["metadata"]["annotations"]["refold.dev/instances"] for pod in live} == {"2"}
 
     play(server, test)

@@ -20,7 +20,14 @@ from refold.backends.kubernetes.gangs import GangName, gang_name, is_ours, parse
 from refold.backends.kubernetes.mirror import JOB_ANNOTATION, RUN_ANNOTATION, Mirror, RunKey
 from refold.backends.kubernetes.nodes import NodeMap
 from refold.backends.kubernetes.objects import BatchJob, Pod
-from refold.backends.kubernetes.own_jobs import SUBMITTED_LABEL, manifest, object_name
+from refold.backends.kubernetes.own_jobs import (
+    SUBMITTED_LABEL,
+    PodSettings,
+    manifest,
+    object_name,
+    pod_shares,
+    service_manifest,
+)
 from refold.core import JobCancelled, Order, RunFailed, RunStopped, StartRun, StopRun
 from refold.errors import BadInput, RefoldError
 from refold.model import Job, Seconds
@@ -53,10 +60,11 @@ class StopRequest(NamedTuple):
 
 
 class OwnJobs(msgspec.Struct, frozen=True):
-    """Where jobs that were submitted to Refold become Jobs of Kubernetes, and the image of their containers."""
+    """Where submitted jobs become Jobs of Kubernetes, the image of their containers, and a volume for checkpoints."""
 
     namespace: str = "default"
     image: str = ""
+    volume_claim: str = ""
 
 
 class KubernetesBackend:
@@ -79,6 +87,8 @@ class KubernetesBackend:
         self._nodes = nodes
         self._own = own
         self._grace = grace
+        self._settings = PodSettings(mirror.daemon, own.image, grace, own.volume_claim)
+        self._has_service = False
         self._threads = ThreadPoolExecutor(THREADS, "refold-kubernetes")
         self._calls = Calls(api, self._threads)
         self._runs: dict[RunKey, GangRun] = {}
@@ -157,7 +167,7 @@ class KubernetesBackend:
         key = (job.id, order.run)
         try:
             gang = parse_gang_name(job.launch.gang) if job.launch.gang else await self._create_job(job, order)
-            nodes = [self._nodes.kubernetes_name(share.node) for share in order.allocation.placement]
+            nodes = [self._nodes.kubernetes_name(share.node) for share in pod_shares(job, order.allocation)]
             run = self._runs[key] = GangRun(job, order, gang, nodes, self._calls, self._mirror, self._grace)
             if key in self._stops:
                 run.stop(*self._stops[key])
@@ -227,7 +237,8 @@ class KubernetesBackend:
         """Create the Job of a run, unless it exists."""
         if not self._own.image:
             raise BadInput("no image for the containers of submitted commands: set kubernetes.image in refold.yaml")
-        body = manifest(job, order.run, order.allocation, self._mirror.daemon, self._own.image, self._grace)
+        body = manifest(job, order.run, order.allocation, self._settings)
+        await self._create_service()
         try:
             text = await self._calls.repeat(self._calls.api.create, self._jobs_path(), body)
             created = msgspec.json.decode(text, type=BatchJob)
@@ -237,6 +248,18 @@ class KubernetesBackend:
             path = f"{self._jobs_path()}/{object_name(self._mirror.daemon, job.id, order.run)}"
             created = await self._calls.repeat(self._calls.api.get, path, BatchJob)
         return GangName("Job", self._own.namespace, created.metadata.name, created.metadata.uid)
+
+    async def _create_service(self) -> None:
+        """Create the Service by which pods of a gang find each other, unless it exists."""
+        if self._has_service:
+            return
+        path = f"/api/v1/namespaces/{self._own.namespace}/services"
+        try:
+            await self._calls.repeat(self._calls.api.create, path, service_manifest(self._settings))
+        except ApiError as error:
+            if error.status != CONFLICT:
+                raise
+        self._has_service = True
 
     async def _delete_job(self, job: BatchJob) -> None:
         """Delete a Job with its pods, and wait until the pods are gone."""

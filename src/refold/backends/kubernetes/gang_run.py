@@ -17,7 +17,7 @@ from refold.backends.kubernetes.gangs import GangName, controller_of, pod_order
 from refold.backends.kubernetes.mirror import Mirror, RunKey
 from refold.backends.kubernetes.nodes import down_reason
 from refold.backends.kubernetes.objects import Pod
-from refold.backends.kubernetes.own_jobs import INSTANCE_ANNOTATION, binding_annotations
+from refold.backends.kubernetes.own_jobs import INSTANCE_ANNOTATION, binding_annotations, pod_shares
 from refold.backends.kubernetes.owners import JobState
 from refold.backends.kubernetes.pod_states import (
     PodFailure,
@@ -82,6 +82,8 @@ class GangRun:
         self._calls = calls
         self._mirror = mirror
         self._grace = grace
+        self._shares = pod_shares(job, order.allocation)
+        self._is_elastic = bool(job.launch.gang) and job.gpu_range is not None
         self._size = len(nodes)
         """Pods that the run has: fewer than instances if some indices of its Job were complete before."""
         self._stopping = False
@@ -161,7 +163,8 @@ class GangRun:
         """
         has_pods = bool(self._mirror.pods_of_run(self.key))
         waiting = bindable(self._mirror.pods_of_gang(self.gang))
-        if self.gang.kind != "Job" or (not has_pods and len(waiting) >= self._size):
+        is_new = not has_pods and len(waiting) >= self._size and not self._is_elastic
+        if self.gang.kind != "Job" or is_new:
             return None
         state = await self._read_job()
         if state is None:
@@ -188,8 +191,11 @@ class GangRun:
         return state
 
     async def _resume(self, state: JobState) -> None:
-        if state.suspended:
-            await self._calls.repeat(self._calls.owners.suspend, self.gang, False, state.ended_run)
+        """Let the Job create as many pods as the run has instances."""
+        has_other_size = self._is_elastic and state.parallelism != len(self._nodes)
+        if state.suspended or has_other_size:
+            size = len(self._nodes) if has_other_size else None
+            await self._calls.repeat(self._calls.owners.resume, self.gang, size)
 
     async def _check_job(self) -> None:
         """While pods are missing: see that the Job is able to create them. Raises BindFailed if it is not."""
@@ -271,8 +277,9 @@ class GangRun:
         It is tried again while the API server cannot be reached, and for a while if it answers with temporary errors.
         """
         pod, loop, give_up_at = target.pod, asyncio.get_running_loop(), inf
+        order = self._order
         annotations = binding_annotations(
-            self._mirror.daemon, self._job, self._order.run, target.instance, self._order.allocation
+            self._mirror.daemon, self._job, order.run, target.instance, order.allocation, self._shares
         )
         body = {
             "apiVersion": "v1",
@@ -358,7 +365,7 @@ class GangRun:
         """Suspend the Job: its controller ends the pods, and does not count them as failed."""
         why = "" if self._stopping or self._ending is None else f" {self._ending.why}"
         try:
-            await self._calls.repeat(self._calls.owners.suspend, self.gang, True, f"{self._order.run}{why}")
+            await self._calls.repeat(self._calls.owners.suspend, self.gang, f"{self._order.run}{why}")
         except ApiError as error:
             if error.status != NOT_FOUND:
                 raise

@@ -32,7 +32,7 @@ class Owner(NamedTuple):
     """What a gang is, according to the object that creates its pods.
 
     `size`: pods that start together; None: its pods are independent of each other. `retries`: how often the pods are
-    created again after failures. `ended`: the object creates no more pods.
+    created again after failures. `ended`: the object creates no more pods. `elastic`: the number of pods can change.
     """
 
     size: int | None = 1
@@ -40,6 +40,7 @@ class Owner(NamedTuple):
     time_limit: Seconds | None = None
     suspended: bool = False
     ended: bool = False
+    elastic: bool = False
 
 
 def owner_of_pods(pods: list[Pod]) -> Owner:
@@ -98,6 +99,7 @@ def _job(spec: Mapping[str, Any], succeeded: int) -> Owner:
         _number(spec.get("backoffLimit"), 6),
         spec.get("activeDeadlineSeconds"),
         bool(spec.get("suspend")),
+        elastic=spec.get("completionMode") == "Indexed" and completions == parallelism,
     )
 
 
@@ -124,7 +126,8 @@ def _gang_size(policy: Mapping[str, Any]) -> int | None:
 class JobState(NamedTuple):
     """The state of a Job. `ended_run`: the run that was ended by suspending it, and why if it had failed.
 
-    `succeeded`: the number of pods, or indices, that are complete and will not be created again.
+    `succeeded`: the number of pods, or indices, that are complete and will not be created again. `parallelism`: the
+    number of pods that it creates.
     """
 
     suspended: bool
@@ -132,6 +135,7 @@ class JobState(NamedTuple):
     message: str
     ended_run: str
     succeeded: int = 0
+    parallelism: int = 1
 
 
 class Owners:
@@ -175,12 +179,18 @@ class Owners:
             finished.get("message", ""),
             (found["metadata"].get("annotations") or {}).get(ENDED_RUN_ANNOTATION, ""),
             _succeeded(found),
+            _parallelism(found["spec"]),
         )
 
-    def suspend(self, name: GangName, suspend: bool, ended_run: str) -> None:
-        """Suspend or resume a Job. Blocks."""
-        change = {"metadata": {"annotations": {ENDED_RUN_ANNOTATION: ended_run}}, "spec": {"suspend": suspend}}
+    def suspend(self, name: GangName, ended_run: str) -> None:
+        """Suspend a Job, and note on it which run that ends. Blocks."""
+        change = {"metadata": {"annotations": {ENDED_RUN_ANNOTATION: ended_run}}, "spec": {"suspend": True}}
         self._api.patch(self.path(name), change)
+
+    def resume(self, name: GangName, size: int | None = None) -> None:
+        """Resume a Job, with another number of pods if one is given. Blocks."""
+        number = {} if size is None else {"parallelism": size, "completions": size}
+        self._api.patch(self.path(name), {"spec": {"suspend": False, **number}})
 
     def path(self, name: GangName) -> str:
         """Return the path of the object behind a gang."""

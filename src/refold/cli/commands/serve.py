@@ -114,7 +114,7 @@ async def _serve_kubernetes(
         daemon_id = await leadership.acquire(standby, print_line)
         if not daemon_id:
             return
-        own = OwnJobs(config.kubernetes.namespace, config.kubernetes.image)
+        own = OwnJobs(config.kubernetes.namespace, config.kubernetes.image, config.kubernetes.volume_claim)
         engine = KubernetesEngine(access, daemon_id, own, config.tenants, leadership.check)
         try:
             version = await engine.connect()

@@ -279,10 +279,14 @@ class ServeConfig(msgspec.Struct, frozen=True):
 
 
 class KubernetesConfig(msgspec.Struct, frozen=True):
-    """Where `refold serve --on kubernetes` creates Jobs for submitted commands, and the image of their containers."""
+    """Where `refold serve --on kubernetes` creates Jobs for submitted commands, and the image of their containers.
+
+    `volume_claim`: a PersistentVolumeClaim in that namespace, for checkpoints.
+    """
 
     namespace: Name = "default"
     image: Annotated[str, Meta(max_length=512, description="an image such as pytorch/pytorch:2.10.0")] = ""
+    volume_claim: Annotated[str, Meta(max_length=253, description="the name of a PersistentVolumeClaim")] = ""
 
 
 class Config(msgspec.Struct, frozen=True):
