@@ -13,7 +13,7 @@ from kubernetes_objects import Json, node_json, pod_json
 from typer.testing import CliRunner
 
 from refold.backends.kubernetes.api_server import ApiError, ApiServer
-from refold.cli.app import app
+from refold.cli.typer_app import app
 from refold.core import Event, JobSubmitted, NodeDrained, NodeLost, NodeUsed, PastJob, RunAdopted
 from refold.model import Allocation, Share
 from refold.server.kubernetes.observation import Observation, observe
