@@ -76,7 +76,8 @@ def template(parallelism: int) -> dict[str, Any]:
     ("kind", "spec", "expected"),
     [
         ("Job", {}, Owner(1, 6)),
-        ("Job", {"parallelism": 4, "completions": 4, "completionMode": "Indexed", "backoffLimit": 0}, Owner(4, 0)),
+        ("Job", {"parallelism": 4, "completions": 4, "completionMode": "Indexed"}, Owner(4, 6, elastic=True)),
+        ("Job", {"parallelism": 4, "completions": 4, "backoffLimit": 0}, Owner(4, 0)),
         ("Job", {"parallelism": 4}, Owner(4, 6)),
         ("Job", {"parallelism": 4, "completions": 3}, Owner(3, 6)),
         ("Job", {"parallelism": 2, "completions": 10}, Owner(None, 6)),

@@ -89,6 +89,7 @@ serve:
 kubernetes:
 #  namespace: default
 #  image: pytorch/pytorch:2.10.0
+#  volume_claim: checkpoints
 """
 
 
