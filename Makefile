@@ -30,13 +30,14 @@ test: $(VENV)/installed.test  ## lint, check types, run all tests; prints the ti
 	exit $$failed
 
 engines-kubernetes:  ## find or build the Kubernetes servers for test-kubernetes; takes 20 minutes once, and needs Go
-	@$(PYTHON) tools/build_kubernetes.py
+	@$(PYTHON) tools/build_kubernetes.py --all
 
 test-kubernetes: $(VENV)/installed.test  ## test against a real Kubernetes API server, which is built if needed
 	@if assets=$$($(PYTHON) tools/build_kubernetes.py); then \
+		echo "engines: $$("$$assets/kube-apiserver" --version), etcd, kube-controller-manager in $$assets"; \
 		KUBEBUILDER_ASSETS=$$assets $(BIN)/python -m pytest --durations 10 tests/backends/kubernetes; \
 	else \
-		echo "not tested against Kubernetes: no servers"; fi
+		echo "engines: none; not tested against Kubernetes"; fi
 
 lint: $(VENV)/installed.test  ## fix what can be fixed automatically, and report the rest
 	@$(BIN)/ruff check --fix .

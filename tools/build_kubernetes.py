@@ -1,7 +1,7 @@
 """Find or build the servers that the Kubernetes tests run against; print the folder that has them.
 
 Looked for in `KUBEBUILDER_ASSETS`, then in ~/.cache/refold/engines/VERSION. Otherwise they are built there from Go
-modules, which needs Go and a module proxy, about 25 minutes on two cores, and 3 GB for Go's own caches. Nothing is
+modules, which needs Go and a module proxy, about 20 minutes on two cores, and 3 GB for Go's own caches. Nothing is
 downloaded but Go modules, whose checksums Go verifies. `--find` only looks. `REFOLD_BUILD_MINUTES` limits the time;
 what was compiled by then is kept by Go.
 """
@@ -60,11 +60,11 @@ def find_servers(names: tuple[str, ...] = REQUIRED) -> Path | None:
     return next((folder for folder in folders if all(os.access(folder / name, os.X_OK) for name in names)), None)
 
 
-def build_servers(folder: Path) -> None:
+def build_servers(folder: Path, names: tuple[str, ...]) -> None:
     """Build the servers that are missing."""
     folder.mkdir(parents=True, exist_ok=True)
     for program in PROGRAMS:
-        if not (folder / program.name).exists():
+        if program.name in names and not (folder / program.name).exists():
             began = time.monotonic()
             _build(program, folder)
             print(f"{time.monotonic() - began:.0f} s: built {program.name} {program.version}", file=sys.stderr)
@@ -110,16 +110,18 @@ def main() -> None:
     """Print the folder of the servers; exit with status 3 if there are none and they cannot be built."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--find", action="store_true", help="do not build")
+    parser.add_argument("--all", action="store_true", help="also kube-scheduler, for comparison")
     options = parser.parse_args()
-    folder = find_servers()
+    names = SERVERS if options.all else REQUIRED
+    folder = find_servers(names)
     if folder is None and not options.find:
         if shutil.which("go") is None:
             raise SystemExit("the Kubernetes servers are not there, and building them needs Go 1.26 or newer")
         try:
-            build_servers(cache_folder())
+            build_servers(cache_folder(), names)
         except (OSError, subprocess.SubprocessError, StopIteration) as error:
             raise SystemExit(f"the Kubernetes servers cannot be built: {error}") from None
-        folder = find_servers()
+        folder = find_servers(names)
     if folder is None:
         raise SystemExit("the Kubernetes servers are not there; build them with tools/build_kubernetes.py")
     print(folder)

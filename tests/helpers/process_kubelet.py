@@ -17,7 +17,8 @@ import msgspec
 from kubernetes_objects import Json, node_json
 
 from refold.backends.kubernetes.api_server import ApiError, ApiServer
-from refold.backends.kubernetes.objects import Metadata
+from refold.backends.kubernetes.nodes import down_reason
+from refold.backends.kubernetes.objects import Metadata, Node
 from refold.backends.kubernetes.reflector import Reflector
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
@@ -86,6 +87,13 @@ class ProcessKubelet:
             for name in list(self._beating):
                 with suppress(ApiError):
                     self._api.patch(f"{LEASES}/{name}", {"spec": {"renewTime": _now()}})
+                    self._report_ready(name)
+
+    def _report_ready(self, name: str) -> None:
+        """Set the status of a node again if it was declared lost, as after a long restart of the API server."""
+        found = self._api.get(f"/api/v1/nodes/{name}", Node)
+        if down_reason(found):
+            self._api.patch(f"/api/v1/nodes/{name}/status", {"status": self._nodes[name]["status"]})
 
     def _replace(self, pods: Sequence[RunnablePod]) -> None:
         for pod in pods:

@@ -5,6 +5,8 @@ from .daemon import Daemon as Daemon, Ready as Ready
 from .inbox import Inbox as Inbox
 from .job_table import Notice as Notice, NoticeKind as NoticeKind
 from .live_state import LiveState as LiveState
+from .recovery import MAX_PAST_JOBS as MAX_PAST_JOBS
 from .signals import TERMINATION_SIGNALS as TERMINATION_SIGNALS, interruptible as interruptible
+from .snapshot import encode_snapshot as encode_snapshot
 from .subscribers import LoopStep as LoopStep, Subscriber as Subscriber
 from .writer import Writer as Writer

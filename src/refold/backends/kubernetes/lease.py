@@ -85,7 +85,6 @@ class Lease:
         """Whether another holder was seen to renew the Lease."""
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._current: LeaseObject | None = None
 
     @property
     def text(self) -> str:
@@ -135,9 +134,11 @@ class Lease:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
-        if self.is_held and self._current is not None:
+        if self.is_held:
             try:
-                self._put(self._current, LeaseSpec("", 1, lease_transitions=self._current.spec.lease_transitions))
+                current = self._api.get(f"{self._folder}/{self._name}", LeaseObject)
+                if current.spec.holder_identity == str(self._holder):
+                    self._put(current, LeaseSpec("", 1, lease_transitions=current.spec.lease_transitions))
             except ApiError as error:
                 log.warning("the Lease %s cannot be released: %s", self.text, error)
         self._valid_until = 0.0
@@ -177,7 +178,7 @@ class Lease:
             before.lease_transitions + (not is_renewal and found is not None),
         )
         try:
-            self._current = self._put(found, spec)
+            self._put(found, spec)
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
@@ -186,7 +187,7 @@ class Lease:
         self._valid_until = began + self._duration * 2 / 3
         return True
 
-    def _put(self, found: LeaseObject | None, spec: LeaseSpec) -> LeaseObject:
+    def _put(self, found: LeaseObject | None, spec: LeaseSpec) -> None:
         version = {} if found is None else {"resourceVersion": found.metadata.resource_version}
         body: dict[str, Any] = {
             "apiVersion": "coordination.k8s.io/v1",
@@ -195,10 +196,9 @@ class Lease:
             "spec": {key: value for key, value in msgspec.to_builtins(spec).items() if value is not None},
         }
         if found is None:
-            answer = self._api.call("POST", self._folder, body, retry=False)
+            self._api.call("POST", self._folder, body, retry=False)
         else:
-            answer = self._api.call("PUT", f"{self._folder}/{self._name}", body, retry=False)
-        return msgspec.json.decode(answer, type=LeaseObject)
+            self._api.call("PUT", f"{self._folder}/{self._name}", body, retry=False)
 
 
 def _now() -> Seconds:

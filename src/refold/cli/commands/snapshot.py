@@ -65,9 +65,9 @@ def _save_cluster(out: Path, kubeconfig: Path | None, whole: bool) -> None:
     from refold.backends.kubernetes import ApiServer, find_access
     from refold.core import JobSubmitted, RunAdopted
     from refold.errors import BadFile
+    from refold.server import encode_snapshot
     from refold.server.config import Config
     from refold.server.kubernetes import observe, read_only
-    from refold.server.snapshot import encode_snapshot
 
     api = ApiServer(find_access(kubeconfig), guard=read_only)
     try:

@@ -14,6 +14,8 @@ from refold.server.store import FolderInUse, Store
 
 LEASE_NAME = "refold"
 ATTEMPT_PAUSE: Seconds = 1.0
+RETRY_FOR: Seconds = 3.0
+"""How long a request for the Lease is repeated: less than it lasts."""
 
 
 class LeaseLost(RefoldError):
@@ -29,7 +31,7 @@ class Leadership:
     def __init__(self, access: Access, namespace: str, folder: Path, ended: asyncio.Event) -> None:
         self._folder = folder
         self._ended = ended
-        self._lease = Lease(ApiServer(access), namespace, LEASE_NAME, this_process(folder))
+        self._lease = Lease(ApiServer(access, RETRY_FOR), namespace, LEASE_NAME, this_process(folder))
         self._lost = ""
         self._loop = asyncio.get_running_loop()
 

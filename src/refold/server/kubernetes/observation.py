@@ -37,8 +37,8 @@ from refold.core import Event, Header, JobSubmitted, NodeDrained, NodeLost, Node
 from refold.errors import BadInput, BadValue
 from refold.jobspec import accepted_gpu_types, gang_submission
 from refold.model import WHOLE, Allocation, Job, Seconds, Share, Tenant
+from refold.server import MAX_PAST_JOBS
 from refold.server.kubernetes.node_reports import used_by
-from refold.server.recovery import MAX_PAST_JOBS
 
 JOBS = "/apis/batch/v1/jobs"
 

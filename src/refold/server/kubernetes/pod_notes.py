@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from refold.api import JobStatus
 from refold.backends.kubernetes import (
@@ -30,7 +30,27 @@ INTERVAL: Seconds = 5.0
 MAX_CHANGES_PER_ROUND = 100
 """Requests to the API server in a round. The pods of the first jobs of the queue come first."""
 
+REPEAT_AFTER: Seconds = 60.0
+"""How often a pod is told about changes of details, such as its expected start."""
+
 log = logging.getLogger("refold")
+
+
+class Note(NamedTuple):
+    """What a pod should say, and the kind of reason. `as_event`: also as an event, if the kind of reason changes."""
+
+    pod: Pod
+    reason: str
+    text: str
+    as_event: bool
+
+
+class Said(NamedTuple):
+    """What a pod says, and since when."""
+
+    reason: str
+    text: str
+    at: Seconds
 
 
 class PodNotes:
@@ -46,7 +66,7 @@ class PodNotes:
         self._status_of = status_of
         self._wanted: dict[str, str] = {}
         """What pods that are in no job should say, by the uid of the pod."""
-        self._said: dict[str, str] = {}
+        self._said: dict[str, Said] = {}
 
     def set(self, pods: Iterable[Pod], message: str) -> None:
         """Say why pods wait that do not belong to a job."""
@@ -61,38 +81,48 @@ class PodNotes:
             except ApiError as error:
                 log.warning("cannot tell pods why they wait: %s", error)
 
-    def _find_changes(self) -> list[tuple[Pod, str, bool]]:
-        """Return pods, what they should say, and whether an event should say it too."""
-        texts = self._texts()
-        present = {pod.metadata.uid for pod, _, _ in texts}
-        self._said = {uid: text for uid, text in self._said.items() if uid in present}
-        changed = [entry for entry in texts if self._said.get(entry[0].metadata.uid) != entry[1]]
+    def _find_changes(self) -> list[Note]:
+        """Return the notes that are new, or were changed in detail some time ago."""
+        notes, now = self._notes(), self._state.now()
+        present = {note.pod.metadata.uid for note in notes}
+        self._said = {uid: said for uid, said in self._said.items() if uid in present}
+        changed = [note for note in notes if self._is_news(note, now)]
         return changed[:MAX_CHANGES_PER_ROUND]
 
-    def _texts(self) -> list[tuple[Pod, str, bool]]:
-        found: list[tuple[Pod, str, bool]] = []
+    def _is_news(self, note: Note, now: Seconds) -> bool:
+        said = self._said.get(note.pod.metadata.uid)
+        if said is None or said.reason != note.reason:
+            return True
+        return said.text != note.text and now >= said.at + REPEAT_AFTER
+
+    def _notes(self) -> list[Note]:
+        found: list[Note] = []
         view = self._state.view
         for job in (*view.waiting.values(), *view.held.values(), *view.infeasible.values()):
-            if job.launch.gang:
-                pods = bindable(self._mirror.pods_of_gang(parse_gang_name(job.launch.gang)))
-                text = waiting_text(self._status_of(job.id)) if pods else ""
-                found += [(pod, text, number == 0) for number, pod in enumerate(pods)]
-        in_jobs = {pod.metadata.uid for pod, _, _ in found}
+            pods = bindable(self._mirror.pods_of_gang(parse_gang_name(job.launch.gang))) if job.launch.gang else []
+            if pods:
+                status = self._status_of(job.id)
+                text, reason = waiting_text(status), status.reason
+                found += [Note(pod, reason, text, number == 0) for number, pod in enumerate(pods)]
+        in_jobs = {note.pod.metadata.uid for note in found}
         pods_by_uid = {pod.metadata.uid: pod for pod in self._mirror.pods.values()} if self._wanted else {}
         self._wanted = {uid: text for uid, text in self._wanted.items() if uid not in in_jobs and uid in pods_by_uid}
-        waiting = bindable({uid: pods_by_uid[uid] for uid in self._wanted})
-        return [*found, *((pod, self._wanted[pod.metadata.uid], True) for pod in waiting)]
+        others = bindable({uid: pods_by_uid[uid] for uid in self._wanted})
+        texts = [(pod, self._wanted[pod.metadata.uid]) for pod in others]
+        return [*found, *(Note(pod, text, text, True) for pod, text in texts)]
 
-    def _send(self, changes: list[tuple[Pod, str, bool]]) -> None:
-        for pod, text, as_event in changes:
+    def _send(self, notes: list[Note]) -> None:
+        for note in notes:
+            pod, said = note.pod, self._said.get(note.pod.metadata.uid)
+            is_new = said is None or said.reason != note.reason
             try:
-                self._api.patch(f"{pod_path(pod)}/status", _condition(text), STRATEGIC_PATCH)
-                if as_event:
-                    self._api.create(f"/api/v1/namespaces/{pod.metadata.namespace}/events", _event(pod, text))
+                self._api.patch(f"{pod_path(pod)}/status", _condition(note.text), STRATEGIC_PATCH)
+                if note.as_event and is_new:
+                    self._api.create(f"/api/v1/namespaces/{pod.metadata.namespace}/events", _event(pod, note.text))
             except ApiError as error:
                 if error.is_transient:
                     raise
-            self._said[pod.metadata.uid] = text
+            self._said[pod.metadata.uid] = Said(note.reason, note.text, self._state.now())
 
 
 def waiting_text(status: JobStatus) -> str:
