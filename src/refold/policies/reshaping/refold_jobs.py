@@ -137,11 +137,14 @@ class RoundJobs:
         """Return whether the remaining work of a job is known, not predicted."""
         return self._estimator.knows_work(self.by_id[job_id])
 
+    def is_wide_beyond_share(self, job_id: str) -> bool:
+        """Return whether a wide job of unknown length does not have the weight of many."""
+        job = self.by_id[job_id]
+        return is_wide(job) and job_id not in self._preferred_wide_jobs and not self._estimator.knows_work(job)
+
     def is_shorter_wide_job(self, job_id: str, other: str) -> bool:
-        """Return whether a wide job without the weight of many may preempt one that has it, and is much longer."""
-        if other not in self._preferred_wide_jobs or job_id in self._preferred_wide_jobs:
-            return False
-        if not is_wide(self.by_id[job_id]) or self.by_id[other].priority > self.by_id[job_id].priority:
+        """Return whether a wide job has so much less work than one with the weight of many that it may preempt it."""
+        if other not in self._preferred_wide_jobs or self.by_id[other].priority > self.by_id[job_id].priority:
             return False
         return self._work[other] > self.settings.preemption_margin * self._work[job_id]
 

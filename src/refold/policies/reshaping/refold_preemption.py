@@ -7,8 +7,9 @@ own (`preemption_margin`).
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
+from functools import cached_property
 from math import inf
 from typing import Any, NamedTuple
 
@@ -83,7 +84,7 @@ class Preemptor:
         self._estimated_ends = None
         return True
 
-    def _make_room(self, job_id: str, ranked: list[Option], victims: list[str]) -> _Preemption:
+    def _make_room(self, job_id: str, ranked: list[Option], victims: Sequence[str]) -> _Preemption:
         """Place a guaranteed job in the first of its shapes, smallest first, for which there can be room."""
         draft, before = self._draft, self._draft.snapshot()
         starting = [other for other, _ in draft.allocations() if other not in self._jobs.view.runs]
@@ -131,7 +132,7 @@ class Preemptor:
         gap = self._jobs.arrivals.mean_gap
         return min(seconds / gap, MAX_FOLLOWERS) * seconds / 2 if gap else 0.0
 
-    def _place_by_displacing(self, job_id: str, option: Option, victims: list[str]) -> Seconds:
+    def _place_by_displacing(self, job_id: str, option: Option, victims: Sequence[str]) -> Seconds:
         """Place a job by releasing victims, in order, until it fits; then place the victims again.
 
         Returns the weighted delay of the victims; infinite if the job does not fit or a guarantee would be broken.
@@ -143,7 +144,7 @@ class Preemptor:
             if other is None:
                 return inf
             held = self._draft.allocation_of(other)
-            if held is not None:
+            if held is not None and not self._victims.is_protected(other, job_id):
                 moved[other] = held, self._jobs.remaining_time(other, held)
                 self._draft.release(other)
         guaranteed_first = sorted(moved, key=lambda other: other not in self._jobs.guaranteed)
@@ -204,42 +205,46 @@ class _Victims:
 
     def __init__(self, jobs: RoundJobs, draft: Draft) -> None:
         self._jobs, self._draft = jobs, draft
-        self._most_work_first: list[str] | None = None
 
-    def for_job(self, job_id: str) -> list[str]:
-        """Return the jobs that may be preempted for a job: lowest priority first, then most remaining work."""
-        jobs, movable = self._jobs, self._movable()
-        if job_id not in jobs.guaranteed:
-            margin = 1.0 if jobs.knows_work(job_id) else jobs.settings.preemption_margin
-            work = 0.0 if jobs.is_starving(job_id) else margin * jobs.weighted_work[job_id]
-            rank = (jobs.by_id[job_id].priority, -work)
-            later = list(takewhile(lambda other: self._rank(other) < rank, movable))
-            later += (other for other in movable[len(later) :] if jobs.is_shorter_wide_job(job_id, other))
-            return [other for other in later if self._has_gpus(other) and self._yields(other, job_id)]
-        held = [other for other in movable if other != job_id and self._has_gpus(other)]
-        return sorted(held, key=lambda other: other in jobs.guaranteed)  # other guaranteed jobs last
+    def for_job(self, job_id: str) -> Sequence[str]:
+        """Return the jobs that a job may displace: lowest priority first, then most remaining work.
 
-    def _movable(self) -> list[str]:
-        """Return the runs that may be changed; guaranteed ones only if they have another shape."""
-        if self._most_work_first is None:
-            jobs, draft = self._jobs, self._draft
-            movable = [
-                other
-                for other in jobs.view.runs
-                if self._has_gpus(other)
-                and draft.may_change(other)
-                and (other not in jobs.guaranteed or jobs.has_other_shapes(other))
-            ]
-            self._most_work_first = sorted(movable, key=lambda other: (*self._rank(other), other))
-        return self._most_work_first
+        Whether they are `protected` from it is not checked here: of thousands, only the first few are displaced.
+        """
+        jobs, movable = self._jobs, self._movable
+        if job_id in jobs.guaranteed:
+            held = [other for other in movable if other != job_id and self._draft.allocation_of(other) is not None]
+            return sorted(held, key=lambda other: other in jobs.guaranteed)  # other guaranteed jobs last
+        margin = 1.0 if jobs.knows_work(job_id) else jobs.settings.preemption_margin
+        work = 0.0 if jobs.is_starving(job_id) else margin * jobs.weighted_work[job_id]
+        longer = bisect_left(self._ranks, (jobs.by_id[job_id].priority, -work))
+        if not jobs.is_wide_beyond_share(job_id):
+            return movable[:longer]
+        return [*movable[:longer], *(other for other in movable[longer:] if jobs.is_shorter_wide_job(job_id, other))]
 
-    def _has_gpus(self, job_id: str) -> bool:
-        return self._draft.allocation_of(job_id) is not None
-
-    def _yields(self, other: str, job_id: str) -> bool:
-        """Return whether a run yields to a job: it has a lower priority, or may be restarted now."""
+    def is_protected(self, other: str, job_id: str) -> bool:
+        """Return whether a run must not be stopped for a job: it has no lower priority, and was restarted recently."""
         jobs = self._jobs
-        return jobs.by_id[other].priority < jobs.by_id[job_id].priority or not jobs.is_protected(other, job_id)
+        if job_id in jobs.guaranteed or jobs.by_id[other].priority < jobs.by_id[job_id].priority:
+            return False
+        return jobs.is_protected(other, job_id)
+
+    @cached_property
+    def _movable(self) -> list[str]:
+        """The runs that may be changed; guaranteed ones only if they have another shape."""
+        jobs, draft = self._jobs, self._draft
+        movable = [
+            other
+            for other in jobs.view.runs
+            if draft.allocation_of(other) is not None
+            and draft.may_change(other)
+            and (other not in jobs.guaranteed or jobs.has_other_shapes(other))
+        ]
+        return sorted(movable, key=lambda other: (*self._rank(other), other))
+
+    @cached_property
+    def _ranks(self) -> list[tuple[int, float]]:
+        return [self._rank(other) for other in self._movable]
 
     def _rank(self, job_id: str) -> tuple[int, float]:
         return self._jobs.by_id[job_id].priority, -self._jobs.weighted_work[job_id]
