@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from refold.core import View
-from refold.model import Job, Reason, Start, Wait
+from refold.model import Demand, Job, Reason, Shortage, Start, Wait
 from refold.packing import Placer
 
 
@@ -17,13 +17,18 @@ class Reasons:
         self._lacks_power: dict[str, bool] = {}
         self._reported: dict[str, Reason] = {}
         self._waits: list[Wait] = []
+        self._shortages: dict[Demand, Shortage] = {}
+        """Shortages in this round, which are the same for jobs with the same demand."""
 
     def note_resources(self, view: View, job: Job) -> None:
         """Note that the job was considered and does not fit."""
         if self._placer is not None:
             self._note_resources_or_power(self._placer, view, job)
         elif self._is_new(job, Reason.RESOURCES):
-            self._waits.append(Wait(job.id, Reason.RESOURCES, shortage=view.shortage(job.demand)))
+            shortage = self._shortages.get(job.demand)
+            if shortage is None:
+                shortage = self._shortages[job.demand] = view.shortage(job.demand)
+            self._waits.append(Wait(job.id, Reason.RESOURCES, shortage=shortage))
 
     def _note_resources_or_power(self, placer: Placer, view: View, job: Job) -> None:
         """Note a shortage; report it again when it becomes, or ceases to be, one of power, which the view ignores."""
@@ -90,6 +95,7 @@ class Reasons:
         if len(starts) < len(view.waiting):
             self._note_priority(view, starts)
         waits, self._waits = tuple(self._waits), []
+        self._shortages.clear()
         return waits
 
     def _note_priority(self, view: View, starts: Sequence[Start]) -> None:
