@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -34,7 +36,10 @@ def kubelet(servers: KubernetesServers) -> Iterator[ProcessKubelet]:
 def served(
     servers: KubernetesServers, kubelet: ProcessKubelet, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KubernetesDaemon]:
-    found = KubernetesDaemon(servers, tmp_path_factory.mktemp("daemon") / "state", "--policy", "fifo")
+    folder = tmp_path_factory.mktemp("daemon")
+    (folder / "refold.yaml").write_text("kubernetes: {image: none}\n")
+    options = ("--policy", "fifo", "--config", str(folder / "refold.yaml"))
+    found = KubernetesDaemon(servers, folder / "state", *options)
     try:
         found.start()
         yield found
@@ -341,10 +346,20 @@ def test_a_user_who_may_only_read_can_save_the_state_of_the_cluster(
     text = out.read_text()
     assert '"seen"' in text
     assert '"time_limit":7200' in text
-    with pytest.raises(ApiError, match="forbidden"):
-        ApiServer(read_kubeconfig(kubeconfig)).delete(f"{JOBS}/seen")
+    with closing(ApiServer(read_kubeconfig(kubeconfig))) as reader, pytest.raises(ApiError, match="forbidden"):
+        reader.delete(f"{JOBS}/seen")
 
 
 def _try(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return done.stdout + done.stderr if done.returncode == 0 else ""
+
+
+def test_a_submitted_command_becomes_a_job(daemon: KubernetesDaemon) -> None:
+    environment = {**os.environ, "REFOLD_HOME": str(daemon.folder)}
+    command = [sys.executable, "-m", "refold", "submit", "--name", "own", "--gpus", "2", "--", "sleep", "0.5"]
+    subprocess.run(command, check=True, env=environment, capture_output=True)
+    daemon.wait_for_state("own", "finished")
+    (pod,) = daemon.pods("own")
+    assert pod.spec.containers[0].resources.limits == {"nvidia.com/gpu": "2"}
+    assert pod.metadata.annotations["refold.dev/instances"] == "1"

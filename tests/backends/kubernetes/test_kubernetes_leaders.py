@@ -62,14 +62,16 @@ def test_the_second_daemon_takes_over_when_the_first_is_killed(
     first, second = replicas
     assert lease_holder(first.api).startswith("a_")
     first.create_job("going", pods=2, gpus=4, seconds=30)
-    first.create_job("waits", pods=2, gpus=8, seconds=0.5)
     first.wait_for_state("going", "running")
+    first.create_job("waits", pods=2, gpus=8, seconds=0.5)
+    first.wait_for_state("waits", "waiting")
     bound = {pod.metadata.uid for pod in first.pods("going")}
     first.kill()
     second.wait_until_serving()
     assert lease_holder(second.api).startswith("b_")
     second.wait_for_state("waits", "finished")
     assert {pod.metadata.uid for pod in second.pods("going")} == bound
+    second.wait_for_state("going", "finished")
     with second.client() as client:
         runs = {job.name: (job.state, job.runs) for job in client.jobs(ended=True).jobs}
     assert runs == {"going": ("finished", 1), "waits": ("finished", 1)}

@@ -1,0 +1,78 @@
+"""Measure Refold on Kubernetes beside kube-scheduler: `python -m benchmarks.kubernetes`.
+
+Needs the servers of `make engines-kubernetes`. The order of the schedulers alternates from round to round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+from benchmarks.kubernetes.placing import SCHEDULERS, Placed, Size, measure
+
+
+def find_servers() -> Path:
+    """Return the folder with the programs of Kubernetes."""
+    tool = Path(__file__).parents[2] / "tools" / "build_kubernetes.py"
+    command = [sys.executable, str(tool), "--all", "--find"]
+    found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if found.returncode:
+        raise SystemExit("run `make engines-kubernetes` first")
+    return Path(found.stdout.strip())
+
+
+def main() -> None:
+    """Measure all schedulers and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.kubernetes", description=__doc__)
+    parser.add_argument("--nodes", type=int, default=100, help="nodes of eight GPUs (default: 100)")
+    parser.add_argument("--gangs", type=int, default=100, help="gangs of eight pods with one GPU (default: 100)")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each scheduler (default: 3)")
+    parser.add_argument("--only", choices=SCHEDULERS, action="append", help="measure one scheduler; can be repeated")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    assets = find_servers()
+    size = Size(options.nodes, options.gangs)
+    names = options.only or list(SCHEDULERS)
+    found: list[Placed] = []
+    for number in range(options.rounds):
+        for name in names if number % 2 == 0 else reversed(names):
+            print(f"round {number + 1}: {name} …", file=sys.stderr)
+            found.append(measure(assets, name, size))
+    if options.json:
+        print(json.dumps([placed._asdict() for placed in found], indent=2))
+    else:
+        print("\n".join(table(found, names, size)))
+
+
+def table(found: list[Placed], names: list[str], size: Size) -> list[str]:
+    """Return a Markdown table: medians, with the smallest and largest value."""
+    rounds = len(found) // len(names)
+    gangs = f"{size.gangs:,} gangs of {size.pods} pods with one GPU"
+    lines = [
+        f"{gangs} on {size.nodes:,} nodes of eight GPUs, {rounds} rounds: median (smallest to largest)",
+        "",
+        "| scheduler | bindings per second | start to last binding, s | gangs bound as a whole | in part |",
+        "|---|---|---|---|---|",
+    ]
+    for name in names:
+        own = [placed for placed in found if placed.scheduler == name]
+        speeds, totals = [placed.per_second for placed in own], [placed.total for placed in own]
+        whole, partial = [placed.whole for placed in own], [placed.partial for placed in own]
+        lines.append(
+            f"| {name} | {spread(speeds)} | {spread(totals)} | {min(whole)} to {max(whole)} |"
+            f" {min(partial)} to {max(partial)} |"
+        )
+    return lines
+
+
+def spread(values: list[float]) -> str:
+    """Format a median and the range around it."""
+    return f"{median(values):,.1f} ({min(values):,.1f} to {max(values):,.1f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Place gangs on nodes of a real API server: Refold beside kube-scheduler, with and without its gang plug-in.
+
+All pods exist before a scheduler starts. Measured is the time between the first and the last binding, as a watch sees
+them, and how many gangs are bound in part at the end. Nodes are objects only: nothing runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+REPOSITORY = Path(__file__).parents[2]
+sys.path.insert(0, str(REPOSITORY / "tests" / "helpers"))
+
+from kubernetes_objects import node_json, pod_json  # noqa: E402
+from kubernetes_servers import KubernetesServers, create  # noqa: E402
+
+from refold.backends.kubernetes.objects import Pod  # noqa: E402
+from refold.backends.kubernetes.reflector import Reflector  # noqa: E402
+
+GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups"
+PODS = "/api/v1/namespaces/default/pods"
+CREATING_THREADS = 8
+QUIET_SECONDS = 10.0
+"""A scheduler that binds nothing for this long after its first binding has finished."""
+
+START_SECONDS = 60.0
+
+
+class Size(NamedTuple):
+    """What is placed: `gangs` of `pods` with one GPU each, on `nodes` of eight GPUs."""
+
+    nodes: int
+    gangs: int
+    pods: int = 8
+
+
+class Placed(NamedTuple):
+    """What a scheduler has done. `seconds`: from the first to the last binding. `total`: from its start."""
+
+    scheduler: str
+    bound: int
+    seconds: float
+    total: float
+    whole: int
+    partial: int
+
+    @property
+    def per_second(self) -> float:
+        """Bindings per second."""
+        return (self.bound - 1) / self.seconds if self.seconds else 0.0
+
+
+class Bindings:
+    """Watches pods: when each was bound."""
+
+    def __init__(self, servers: KubernetesServers) -> None:
+        self.at: dict[str, float] = {}
+        self.gang_of: dict[str, str] = {}
+        self._lock = threading.Lock()
+        self._reflector = Reflector(servers.api, "/api/v1/pods", Pod, lambda _: None, self._change)
+        self._reflector.start()
+
+    def _change(self, pod: Pod, deleted: bool) -> None:
+        with self._lock:
+            if pod.is_bound and not deleted:
+                self.at.setdefault(pod.key, time.monotonic())
+                self.gang_of[pod.key] = pod.metadata.labels["gang"]
+
+    def wait(self, wanted: int) -> None:
+        """Wait until this number of pods is bound, or no more are."""
+        deadline = time.monotonic() + START_SECONDS
+        while len(self.at) < wanted:
+            last = max(list(self.at.values()), default=deadline - QUIET_SECONDS)
+            if time.monotonic() > last + QUIET_SECONDS:
+                return
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Stop watching."""
+        self._reflector.stop()
+
+
+def measure(assets: Path, scheduler: str, size: Size) -> Placed:
+    """Place all gangs with one scheduler, on servers of their own."""
+    servers = KubernetesServers(assets)
+    try:
+        servers.start(controllers=False)
+        in_threads(lambda number: create_node(servers, f"n{number}"), range(size.nodes))
+        create_gangs(servers, scheduler, size)
+        bindings = Bindings(servers)
+        began = time.monotonic()
+        with SCHEDULERS[scheduler](servers, assets):
+            bindings.wait(min(size.gangs * size.pods, size.nodes * 8))
+        bindings.stop()
+    finally:
+        servers.stop()
+    counts = Counter(bindings.gang_of.values())
+    times = list(bindings.at.values())
+    return Placed(
+        scheduler,
+        len(times),
+        max(times) - min(times) if times else 0.0,
+        max(times) - began if times else 0.0,
+        sum(count == size.pods for count in counts.values()),
+        sum(count < size.pods for count in counts.values()),
+    )
+
+
+def create_node(servers: KubernetesServers, name: str) -> None:
+    """Create a node that is ready. No controller removes the taint that new nodes have."""
+    create(servers.api, "/api/v1/nodes", node_json(name))
+    servers.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+
+
+def create_gangs(servers: KubernetesServers, scheduler: str, size: Size) -> None:
+    """Create the pods of all gangs, and the objects that make them gangs for this scheduler."""
+
+    def create_gang(number: int) -> None:
+        name = f"g{number}"
+        labels = {"gang": name, "refold.dev/gang": name, "refold.dev/gang-size": str(size.pods)}
+        fields: dict[str, Any] = {
+            "labels": labels,
+            "schedulerName": "refold" if scheduler == "refold" else "default-scheduler",
+        }
+        if scheduler == "kube-scheduler, gangs":
+            group = {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": name}}
+            servers.api.create(GROUPS, {**group, "spec": {"schedulingPolicy": {"gang": {"minCount": size.pods}}}})
+            fields["schedulingGroup"] = {"podGroupName": name}
+        for index in range(size.pods):
+            body = pod_json(f"{name}-{index}", 1, **fields)
+            del body["metadata"]["uid"], body["status"]
+            servers.api.create(PODS, body)
+
+    in_threads(create_gang, range(size.gangs))
+
+
+def in_threads(work: Callable[[int], None], numbers: range) -> None:
+    """Do work for all numbers."""
+    with ThreadPoolExecutor(CREATING_THREADS) as threads:
+        for _ in threads.map(work, numbers):
+            pass
+
+
+@contextmanager
+def refold(servers: KubernetesServers, _: Path) -> Iterator[None]:
+    """Run Refold, first come first served."""
+    command = [sys.executable, "-m", "refold", "serve", "--kubeconfig", str(servers.kubeconfig), "--port", "0"]
+    state = servers.folder / "state"
+    with run_process([*command, "--policy", "fifo", "--state", str(state)], servers.folder / "refold.log"):
+        yield
+
+
+@contextmanager
+def kube_scheduler(servers: KubernetesServers, assets: Path, gates: str = "") -> Iterator[None]:
+    """Run kube-scheduler, without a limit on its requests."""
+    config = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "leaderElection": {"leaderElect": False},
+        "clientConnection": {"kubeconfig": str(servers.kubeconfig), "qps": 5000, "burst": 10000},
+        "parallelism": os.cpu_count() or 1,
+    }
+    path = servers.folder / "scheduler.json"
+    path.write_text(json.dumps(config))
+    command = [str(assets / "kube-scheduler"), f"--config={path}", "--secure-port=0"]
+    with run_process([*command, *([f"--feature-gates={gates}"] if gates else [])], servers.folder / "scheduler.log"):
+        yield
+
+
+@contextmanager
+def run_process(command: list[str], log: Path) -> Iterator[None]:
+    """Run a scheduler inside the context. Raises if it ends by itself."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    try:
+        yield
+        if process.poll() is not None:
+            raise RuntimeError(f"{command[0]} has ended:\n{log.read_text()[-2000:]}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+GANG_GATES = "GenericWorkload=true,GangScheduling=true"
+SCHEDULERS: dict[str, Callable[[KubernetesServers, Path], Any]] = {
+    "refold": refold,
+    "kube-scheduler": kube_scheduler,
+    "kube-scheduler, gangs": lambda servers, assets: kube_scheduler(servers, assets, GANG_GATES),
+}
