@@ -53,7 +53,7 @@ def table(found: list[Placed], names: list[str], size: Size) -> list[str]:
     rounds = len(found) // len(names)
     gangs = f"{size.gangs:,} gangs of {size.pods} pods with one GPU"
     lines = [
-        f"{gangs} on {size.nodes:,} nodes of eight GPUs, {rounds} rounds: median (smallest to largest)",
+        f"{gangs} on {size.nodes:,} nodes of eight GPUs: median of {rounds} (smallest to largest)",
         "",
         "| scheduler | bindings per second | start to last binding, s | gangs bound as a whole | in part |",
         "|---|---|---|---|---|",
