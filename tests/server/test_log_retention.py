@@ -1,4 +1,4 @@
-"""Output of runs is removed some time after the job has ended; the job's `kept` folder stays."""
+"""Output of runs is removed some time after the job has ended; the job's `checkpoint` folder stays."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ def test_output_is_removed_after_the_retention_time_and_not_before(tmp_path: Pat
     run_with_daemon(tmp_path, test)
 
 
-def test_the_kept_folder_of_a_job_stays(tmp_path: Path) -> None:
+def test_the_checkpoint_folder_of_a_job_stays(tmp_path: Path) -> None:
     async def test(setup: RetentionSetup) -> None:
         job = await setup.job(kept="model.pt")
         setup.now = setup.end_time(job) + KEEP_FOR
         setup.retention.sweep()
-        assert setup.remaining() == {job: ["kept", "kept/model.pt"]}
+        assert setup.remaining() == {job: ["checkpoint", "checkpoint/model.pt"]}
 
     run_with_daemon(tmp_path, test)
 

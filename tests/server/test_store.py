@@ -22,7 +22,9 @@ from refold.server.store.store import FILE_NAME
 def submit_jobs(daemon: RealDaemon, count: int, seconds: float = 0.0) -> list[str]:
     """Submit jobs; return the acknowledged ids."""
     client = daemon.client()
-    return [client.submit(name=f"job{number}", command=["sleep", str(seconds)]).id for number in range(count)]
+    return [
+        client.submit(name=f"job{number}", command=["sleep", str(seconds)], export="NONE").id for number in range(count)
+    ]
 
 
 def all_job_ids(daemon: RealDaemon) -> set[str]:
@@ -66,10 +68,10 @@ def test_a_request_repeated_while_the_disk_is_full_creates_one_job(tmp_path: Pat
         os.kill(daemon.pid, signal.SIGUSR1)
         for _ in range(3):
             with pytest.raises(Unavailable):
-                client.submit(name="once", command=["true"], request="once")
+                client.submit(name="once", command=["true"], request="once", export="NONE")
         os.kill(daemon.pid, signal.SIGUSR2)
         wait_until(lambda: not client.info().storage)
-        job = client.submit(name="once", command=["true"], request="once")
+        job = client.submit(name="once", command=["true"], request="once", export="NONE")
         client.wait(job.id, timeout=20)
         assert [one.id for one in client.history()] == [job.id]
 
