@@ -113,6 +113,28 @@ def test_a_holder_renews_its_lease_and_learns_that_another_has_it(server: FakeAp
     assert holder(server) == "b_1"
 
 
+def test_a_conflict_is_not_the_loss_of_a_lease(server: FakeApiServer) -> None:
+    lease, lost = make_lease(server, "a", duration=0.3), Queue[str]()
+    assert lease.try_acquire()
+    server.refuse = lambda method, _: Refusal(409) if method == "PUT" else None
+    lease.hold(lost.put)
+    wait_until(lease, held=False)
+    server.refuse = allow_all
+    wait_until(lease, held=True)
+    assert lost.empty()
+    lease.release()
+
+
+def test_a_lease_that_another_had_meanwhile_is_lost_even_if_it_is_free_again(server: FakeApiServer) -> None:
+    lease, lost = make_lease(server, "a", duration=0.3), Queue[str]()
+    assert lease.try_acquire()
+    server.api.patch(PATH, {"spec": {"holderIdentity": "", "leaseTransitions": 2}})
+    lease.hold(lost.put)
+    assert lost.get(timeout=WAIT) == ""
+    assert not lease.is_held
+    lease.release()
+
+
 def test_a_holder_continues_after_the_api_server_did_not_answer(server: FakeApiServer) -> None:
     lease, lost = make_lease(server, "a", duration=0.3), Queue[str]()
     assert lease.try_acquire()

@@ -148,15 +148,30 @@ class Lease:
         told = False
         while not self._ended.wait(self._duration / 6):
             try:
-                if not self.try_acquire():
+                if (other := self._renew_once()) is not None:
                     self._valid_until = 0.0
-                    lost(self.other_holder())
+                    lost(other)
                     return
                 told = False
             except ApiError as error:
                 if not told:
                     log.warning("the Lease %s cannot be renewed: %s; trying again", self.text, error)
                 told = True
+
+    def _renew_once(self) -> str | None:
+        """Renew the Lease; return who else has or had it meanwhile. A conflict is no loss: the next attempt tells."""
+        began = _now()
+        try:
+            found = self._api.get(f"{self._folder}/{self._name}", LeaseObject)
+        except ApiError as error:
+            if error.status != NOT_FOUND:
+                raise
+            self._write(None, began)
+            return None
+        if found.spec.holder_identity != str(self._holder):
+            return found.spec.holder_identity
+        self._write(found, began)
+        return None
 
     def _has_expired(self, spec: LeaseSpec) -> bool:
         """Whether the Lease was not renewed for its duration, since it was first seen as it is."""
