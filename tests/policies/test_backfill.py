@@ -1,7 +1,6 @@
 """Backfill: start times worked out by hand, and properties of reservations on small random workloads."""
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from math import inf
 from random import Random
 from typing import Any, NamedTuple
@@ -27,9 +26,9 @@ from refold.core.events import (
 )
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
-from refold.model import DAY, Allocation, Cluster, Decision, Demand, Job, Reason, Share, Shortage, Start, Stop, Wait
+from refold.model import DAY, Allocation, Cluster, Decision, Job, Reason, Share, Shortage, Start, Stop, Wait
 from refold.packing import FreeResources, Placer
-from refold.policies.backfill.backfill import Backfill, Conservative, Easy, _kind
+from refold.policies.backfill.backfill import Backfill, Conservative, Easy
 from refold.policies.backfill.bookings import Reservation
 from refold.registry import make_policy
 from refold.simulator import Costs, Fault, Stuck, simulate
@@ -374,47 +373,6 @@ def test_runs_that_did_not_overtake_the_first_are_not_preempted_for_it() -> None
     assert stopped(entries) == []
 
 
-def test_a_new_start_estimate_is_made_when_the_bound_has_passed() -> None:
-    jobs = [
-        make_job("a", work=100_000, time_limit=600, preemptible=False),
-        make_job("first", at=1, work=10, time_limit=10),
-    ]
-    _, entries = run(make_policy("easy", LIMIT), jobs, make_cluster(1))
-    estimates = [(entry.now, estimate) for entry in entries for estimate in entry.start_estimates]
-    assert len(estimates) >= 3
-    assert estimates[0][0] == 1
-    for (_, before), (then, after) in pairwise(estimates):
-        assert before.latest is not None
-        assert after.latest is not None
-        assert before.latest < then < after.latest  # a new estimate follows once the bound has passed, not before
-
-
-@pytest.mark.parametrize(
-    ("demand", "kind"),
-    [
-        (Demand(gpu_milli=500), "part of a GPU"),
-        (Demand(), "one GPU"),
-        (Demand(gpus=2), "several GPUs"),
-        (Demand(2, 1), "several GPUs"),
-        (Demand(gpus=3), "several GPUs"),
-        (Demand(gpus=4), "a node"),
-        (Demand(2, 4), "several nodes"),
-    ],
-)
-def test_start_estimates_are_learned_by_kind_of_job(demand: Demand, kind: str) -> None:
-    assert _kind(demand, whole_node=4) == kind
-
-
-def test_no_start_estimate_is_made_for_a_job_that_was_cancelled() -> None:
-    scheduler = Scheduler(make_cluster(1), make_policy("easy", LIMIT))
-    jobs = [make_job(name, time_limit=60, preemptible=False) for name in ("runs", "cancelled", "waits")]
-    estimates = scheduler.step(0.0, [JobSubmitted(job) for job in jobs]).start_estimates
-    assert [estimate.job for estimate in estimates] == ["cancelled", "waits"]
-    scheduler.step(1.0, [JobCancelled("cancelled")])
-    latest = max(estimate.latest or 0.0 for estimate in estimates)
-    assert [estimate.job for estimate in scheduler.step(latest + 1.0, []).start_estimates] == ["waits"]
-
-
 @pytest.mark.parametrize("policy", ["easy", "conservative"])
 def test_no_start_is_estimated_before_anything_is_known_about_run_times(policy: str) -> None:
     scheduler = Scheduler(make_cluster(1), make_policy(policy))
@@ -534,20 +492,6 @@ def test_an_overdue_job_that_lost_its_reservation_starts_as_soon_as_it_fits() ->
     assert scheduler.step(13.0, [RunFinished("late", 1)]).orders == ()
     entry = scheduler.step(30.0, [NodeReturned(0)])
     assert entry.orders == (StartRun("first", 1, Allocation((Share(0, (0, 1)),))),)
-
-
-def test_bounds_of_start_estimates_are_learned_from_the_starts_of_jobs() -> None:
-    """Each of forty jobs starts when it is planned to, so the bound shrinks from twenty times the wait to three."""
-    jobs = [make_job(f"j{number:02}", at=number, work=600.0, time_limit=600) for number in range(40)]
-    jobs.append(make_job("last", at=20_000.0, work=600.0, time_limit=600))
-    _, entries = run(make_policy("easy", LIMIT), jobs, make_cluster(1))
-    estimates = {estimate.job: (entry.now, estimate) for entry in entries for estimate in entry.start_estimates}
-    factors = {}
-    for job in ("j01", "last"):
-        now, estimate = estimates[job]
-        assert estimate.latest is not None
-        factors[job] = (estimate.latest - now + 600.0) / (estimate.at - now + 600.0)
-    assert factors == {"j01": pytest.approx(20.0), "last": pytest.approx(3.0)}
 
 
 def test_the_next_first_job_gets_a_reservation_before_gaps_are_filled() -> None:

@@ -20,6 +20,7 @@ from .free import (
     mask_from_indices as mask_from_indices,
 )
 from .genetic_paper import best_pair as best_pair
+from .heap import pop as pop, push as push
 from .kernels import (
     adjust_free as adjust_free,
     candidate_row as candidate_row,

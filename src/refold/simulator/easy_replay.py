@@ -38,10 +38,12 @@ from refold.packing import (
     need_at,
     no_rack_draw,
     place_instances,
+    pop,
+    push,
     write_free_during,
 )
 from refold.simulator.costs import RecordedSpeeds
-from refold.simulator.replay import ReplayArrays, ReplayResult, TaskColumns, pop, push
+from refold.simulator.replay import ReplayArrays, ReplayResult, TaskColumns
 
 BackfillOrder = Literal["shortest", "queue"]
 

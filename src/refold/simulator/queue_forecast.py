@@ -35,9 +35,11 @@ from refold.packing import (
     need_at,
     no_rack_draw,
     place_instances,
+    pop,
+    push,
 )
 from refold.policies import QueueOrder
-from refold.simulator.replay import pop, push, release_task
+from refold.simulator.replay import release_task
 
 BACKFILL_DEPTH = 100
 """Number of jobs behind the first one that are considered when jobs may overtake it."""

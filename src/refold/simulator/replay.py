@@ -42,6 +42,8 @@ from refold.packing import (
     need_at,
     no_rack_draw,
     place_instances,
+    pop,
+    push,
     update_demand_history,
 )
 from refold.simulator.costs import RecordedSpeeds
@@ -164,40 +166,6 @@ def replay_compiled(
         no_rack_draw(),
     )
     return arrays.result(tasks)
-
-
-@compiled
-def push(times: Floats, tasks: Ints, size: int, at: float, task: int) -> None:
-    """Push a task onto the heap of running tasks, which has `size` elements before."""
-    position = size
-    while position > 0:
-        parent = (position - 1) >> 1
-        if times[parent] <= at:
-            break
-        times[position], tasks[position] = times[parent], tasks[parent]
-        position = parent
-    times[position], tasks[position] = at, task
-
-
-@compiled
-def pop(times: Floats, tasks: Ints, size: int) -> int:
-    """Pop the task that ends first from the heap, which has `size` elements before."""
-    first = tasks[0]
-    last = size - 1
-    at, task = times[last], tasks[last]
-    position = 0
-    while True:
-        child = 2 * position + 1
-        if child >= last:
-            break
-        if child + 1 < last and times[child + 1] < times[child]:
-            child += 1
-        if times[child] >= at:
-            break
-        times[position], tasks[position] = times[child], tasks[child]
-        position = child
-    times[position], tasks[position] = at, task
-    return int(first)
 
 
 @compiled

@@ -18,10 +18,8 @@ from refold.errors import BadValue
 from refold.model import (
     MINUTE,
     NO_CHANGE,
-    WHOLE,
     Allocation,
     Decision,
-    Demand,
     Placement,
     Seconds,
     Start,
@@ -32,18 +30,20 @@ from refold.model import (
 from refold.packing import Placer
 from refold.plans import CATALOGUE_ONLY, Knowledge
 from refold.policies.backfill.bookings import Reservation
-from refold.policies.backfill.forecast import SizeChoice, forecast_starts
+from refold.policies.backfill.forecast import SizeChoice
 from refold.policies.backfill.ordering import Ordering, OrderName
 from refold.policies.backfill.preemption import Preempt, Preemption
 from refold.policies.backfill.queue import BackfillQueue, Gaps, QueuedJob, Request
 from refold.policies.backfill.schedule import UNLIMITED_DEPTH, Schedule
-from refold.policies.backfill.start_estimates import StartEstimates
-from refold.policies.common import DurationSource, DurationSourceName, Reasons
+from refold.policies.common import DurationSource, DurationSourceName, OrderRule, QueueState, Reasons, StartEstimator
 
 BackfillOrder = Literal["queue", "shortest"]
 
 STOP_SECONDS: Seconds = MINUTE
 """Assumed time until a stopping run has stopped; extended by the same time whenever it has passed."""
+
+BEHIND_ALL = 1e11
+"""Rank of jobs that will arrive."""
 
 DROP_PAST_EVERY = 64
 """Number of rounds after which past bookings are dropped."""
@@ -91,7 +91,7 @@ class Backfill:
         self._two_lanes, self._max_overtaken, self._max_wait = lanes, max_overtaken, max_wait_seconds or inf
         self._shortest_first = backfill_order == "shortest"
         self._preemption = Preemption(preempt, self._placer)
-        self._estimates = StartEstimates()
+        self._estimates = StartEstimator(self._durations.remaining_time, OrderRule(reserves=True))
         self._reasons = Reasons(self._placer)
         self._knowledge = Knowledge.from_settings(knowledge)
         self._schedule: Schedule | None = None
@@ -117,18 +117,16 @@ class Backfill:
         self._start_due(view, schedule)  # jobs that the start limit no longer holds back
         self._fill_gaps(view, schedule)
         waits = self._collect_reasons(view, schedule)
+        starts, stops, wake_at = tuple(self._starts), tuple(self._stops), schedule.next_start(view.now)
         return Decision(
-            starts=tuple(self._starts),
-            stops=tuple(self._stops),
-            waits=waits,
-            start_estimates=self._make_estimates(view, schedule),
-            wake_at=schedule.next_start(view.now),
+            starts, stops, waits=waits, start_estimates=self._make_estimates(view, schedule), wake_at=wake_at
         )
 
     def _observe(self, view: View) -> Schedule:
         """Update the schedule by what has changed since the last round."""
         self._placer.observe(view)
         self._durations.observe(view)
+        self._estimates.observe(view)
         schedule = self._schedule
         if schedule is None:
             second_lane_gpus = view.cluster.max_node_gpus if self._two_lanes else inf
@@ -153,7 +151,6 @@ class Backfill:
             schedule.update_node(view, node)
         for job_id in changes.removed:
             schedule.remove(job_id)
-            self._estimates.forget(job_id)
         for run in changes.started:
             if run.job not in schedule.runs and view.runs.get(run.job) is run:
                 remaining = self._durations.remaining_run_time(view, run, self._duration_quantile)
@@ -267,7 +264,6 @@ class Backfill:
         schedule.start(queued, placement, view.now)
         self._durations.note_start(job_id, queued.speedup)
         self._starts.append(Start(job_id, Allocation(placement, queued.plan)))
-        self._estimates.note_start(job_id, view.now)
         if len(schedule.queue):
             self._preemption.note_start(queued, self._arrivals)
             schedule.queue.count_overtaken(queued.position)
@@ -282,39 +278,19 @@ class Backfill:
         return self._reasons.collect(view, self._starts)
 
     def _make_estimates(self, view: View, schedule: Schedule) -> tuple[StartEstimate, ...]:
-        """Return start estimates for new jobs, and for jobs whose bound has passed; none while nothing is known."""
+        """Return the start estimates that are due; none while nothing is known about run times."""
         if not self._durations.are_known(view):
             return ()
-        new = (job.id for job in (*view.changes.requeued, *view.changes.submitted) if job.id in schedule.queue)
-        overdue = self._estimates.pop_overdue(view.now)
-        jobs = [schedule.queue.get(job_id) for job_id in dict.fromkeys((*new, *overdue))]
-        reserved = schedule.reservations.by_job
-        unreserved = [queued for queued in jobs if queued.job.id not in reserved]
-        starts = forecast_starts(view, schedule, unreserved) if unreserved else {}
-        estimates: list[StartEstimate] = []
-        for queued in jobs:
-            job_id, kind = queued.job.id, _kind(queued.demand, view.cluster.max_node_gpus)
-            if job_id in reserved:
-                planned, kind = reserved[job_id].start, f"{kind}, reserved"
-            else:
-                planned = starts[job_id]
-            estimates.append(self._estimates.estimate(job_id, kind, view.now, planned))
-        return tuple(estimates)
+        order = schedule.queue.all_in_order()
+        ranks = {job_id: float(position) for position, job_id in enumerate(order)}
+        queue = QueueState(order, ranks, lambda _: BEHIND_ALL, self._starts, self._stops)
+        return self._estimates.estimates(view, queue)
 
 
 def _displace_later_jobs(schedule: Schedule, queued: QueuedJob, placement: Placement, now: Seconds) -> None:
     """Cancel reservations of jobs behind `queued` that conflict with its placement from now on."""
     end = now + queued.duration
     schedule.displace_conflicting(placement, now, end, lambda other: other.position > queued.position)
-
-
-def _kind(demand: Demand, whole_node: int) -> str:
-    """Return the class of jobs that wait for similar resources."""
-    if demand.instances * demand.gpus <= 1:
-        return "one GPU" if demand.gpu_milli == WHOLE else "part of a GPU"
-    if demand.gpus < whole_node:
-        return "several GPUs"
-    return "a node" if demand.instances == 1 else "several nodes"
 
 
 def _check(

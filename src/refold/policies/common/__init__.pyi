@@ -5,7 +5,11 @@ from .draft import (
     ended_jobs as ended_jobs,
     has_external_changes as has_external_changes,
 )
-from .durations import DurationSource as DurationSource, DurationSourceName as DurationSourceName
+from .durations import (
+    DurationSource as DurationSource,
+    DurationSourceName as DurationSourceName,
+    RemainingTime as RemainingTime,
+)
 from .expected_service import ExpectedService as ExpectedService
 from .fair_share import AccountShare as AccountShare, FairShare as FairShare
 from .guarantees import GuaranteeRules as GuaranteeRules, QuotaAdmission as QuotaAdmission
@@ -18,6 +22,7 @@ from .options import (
 from .profiling import Profiling as Profiling, ProfilingLimits as ProfilingLimits
 from .progress_estimator import ProgressEstimator as ProgressEstimator
 from .queue_by_demand import QueueByDemand as QueueByDemand, QueueEntry as QueueEntry
+from .queue_futures import OrderRule as OrderRule
 from .reasons import Reasons as Reasons
 from .rounds import (
     Budget as Budget,
@@ -28,4 +33,5 @@ from .rounds import (
 )
 from .run_watch import RunWatch as RunWatch, WatchRules as WatchRules
 from .sharing import Sharing as Sharing
+from .start_estimates import QueueState as QueueState, StartEstimator as StartEstimator
 from .throughput import ThroughputPacker as ThroughputPacker

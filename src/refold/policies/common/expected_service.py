@@ -34,13 +34,13 @@ class ExpectedService:
     def __init__(self, knowledge: Knowledge | Mapping[str, Any], min_service: Seconds = 0.0) -> None:
         """`min_service`: time for which a run is not stopped; it costs as much to start it again."""
         self._min_service = min_service
-        self._durations = DurationSource("predicted", knowledge)
+        self.durations = DurationSource("predicted", knowledge)
         self._expectations: dict[str, _Expectation] = {}
         self._ended_runs = 0
 
     def observe(self, view: View) -> None:
         """Learn from jobs that have ended. Must be called once for each view."""
-        self._durations.observe(view)
+        self.durations.observe(view)
         self._ended_runs += len(view.changes.ended)
 
     def seconds(self, view: View, job: Job) -> Seconds:
@@ -48,7 +48,7 @@ class ExpectedService:
         done = view.done(job.id)
         last = self._expectations.get(job.id)
         if last is None or self._is_outdated(last, done, is_running=job.id in view.runs):
-            seconds = self._durations.distribution(view, job).service_per_completion(self._min_service)
+            seconds = self.durations.distribution(view, job).service_per_completion(self._min_service)
             last = self._expectations[job.id] = _Expectation(seconds, done, self._ended_runs)
         return last.seconds
 

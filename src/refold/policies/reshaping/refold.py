@@ -24,7 +24,7 @@ request, and may preempt everything that other jobs hold beyond their own guaran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any
 
@@ -32,7 +32,7 @@ import msgspec
 
 from refold.core import View
 from refold.errors import BadValue, UnknownName
-from refold.model import NO_CHANGE, Decision, Seconds
+from refold.model import NO_CHANGE, Decision, Job, Seconds
 from refold.packing import Placer
 from refold.plans import CATALOGUE_ONLY, Knowledge
 from refold.policies.common import (
@@ -41,8 +41,12 @@ from refold.policies.common import (
     FairShare,
     GuaranteeRules,
     OptionCache,
+    OrderRule,
     ProgressEstimator,
+    QueueState,
     Reasons,
+    RemainingTime,
+    StartEstimator,
     Transition,
     ended_jobs,
     has_external_changes,
@@ -144,6 +148,8 @@ class Refold:
         self._wake_at: Seconds = inf
         self._last_round: Seconds = -inf
         self._sources: JobSources | None = None
+        rule = OrderRule(halving=weight_doubling_seconds, starvation=starvation_seconds)
+        self._estimates = StartEstimator(self._remaining_time, rule)
         self._overtaken: dict[str, int] = {}
         """How many jobs were started in the last round before each waiting job by fair share alone."""
 
@@ -158,9 +164,11 @@ class Refold:
         if not (has_external_changes(view) or guarantee_missed or corrected or requeued) and view.now < self._wake_at:
             return self._with_reasons(view, NO_CHANGE) if view.changes.requeued else NO_CHANGE
         self._last_round = view.now
-        return self._with_reasons(view, self._transition.step_towards(view, self._run_round(view, sources).target()))
+        jobs, starter, draft = self._run_round(view, sources)
+        decision = self._with_reasons(view, self._transition.step_towards(view, draft.target()))
+        return self._with_estimates(view, decision, starter.queue, jobs.weighted_work)
 
-    def _run_round(self, view: View, sources: JobSources) -> Draft:
+    def _run_round(self, view: View, sources: JobSources) -> tuple[RoundJobs, Starter, Draft]:
         """Return a draft of all allocations after a round, and set the time of the next one."""
         jobs = RoundJobs(view, sources, self._settings, self._waiting_since, self._arrivals.summary(view.now))
         draft = Draft(view, self._placer)
@@ -176,7 +184,29 @@ class Refold:
         self._wake_at = min(wake_at, starter.next_starvation(), view.next_preemptible_at())
         if starter.is_review_useful():
             self._wake_at = min(self._wake_at, view.now + REVIEW_SECONDS)
-        return draft
+        return jobs, starter, draft
+
+    def _with_estimates(
+        self, view: View, decision: Decision, order: Sequence[str], ranks: Mapping[str, float]
+    ) -> Decision:
+        """Add start estimates; none while nothing is known about run times."""
+        assert self._sources is not None
+        if not self._sources.expected_service.durations.are_known(view):
+            return decision
+        queue = QueueState(order, ranks, lambda job_id: ranks.get(job_id, 0.0), decision.starts, decision.stops)
+        estimates = self._estimates.estimates(view, queue)
+        return msgspec.structs.replace(decision, start_estimates=estimates) if estimates else decision
+
+    def _remaining_time(self, view: View, job: Job) -> RemainingTime:
+        """Return how long a job will run with what it holds, or else with what it requested."""
+        assert self._sources is not None
+        estimator = self._sources.estimator
+        if not estimator.knows_work(job):
+            return self._sources.expected_service.durations.remaining_time(view, job)
+        run = view.runs.get(job.id)
+        requested_speed = estimator.speeds.requested_speed(job).steps_per_second
+        speed = estimator.speed(job, run.allocation) if run is not None else requested_speed
+        return RemainingTime(exact=estimator.remaining_work(view, job) / speed)
 
     def _observe(self, view: View) -> JobSources:
         if self._sources is None:
@@ -189,6 +219,7 @@ class Refold:
             guarantees = GuaranteeRules(estimator, options, self._safety_factor)
             self._sources = JobSources(estimator, options, guarantees, service, self._fair_share)
         self._sources.expected_service.observe(view)
+        self._estimates.observe(view)
         changes = view.changes
         self._arrivals.record(view.now, changes.submitted)
         for job in (*changes.submitted, *changes.requeued):

@@ -23,11 +23,14 @@ class Starter:
         """Sets of shapes of which none fits."""
         self._hopeless: set[tuple[Option, ...]] = set()
         """Sets of shapes for which a job of unknown length cannot preempt enough, nor can those after it."""
+        self.queue: list[str] = []
+        """The waiting jobs in the order in which they were tried."""
 
     def place_waiting(self) -> None:
         """Start waiting jobs in order; then let jobs without GPUs share those that others hold beyond their request."""
         self._restore_guarantees()
         jobs, waiting = self._jobs, sorted(self._unplaced(), key=self._order)
+        self.queue = waiting
         for position, job_id in enumerate(waiting):
             if not self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1)):
                 self._preemptor.gpus_ahead += min(option.gpus for option in jobs.options[job_id])

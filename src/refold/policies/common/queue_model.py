@@ -1,0 +1,258 @@
+"""The state of a cluster and its queue as columns for `queue_futures`, updated by what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, nan
+
+import numpy as np
+
+from refold.core import View
+from refold.model import HOUR, WHOLE, Cluster, Demand, Job, Milli, Placement, Seconds
+from refold.packing import Floats, Ints
+from refold.policies.common.durations import RemainingTime
+from refold.policies.common.queue_futures import SHARES, HeldColumns, JobColumns, NodeColumns, Scene
+from refold.predict import quantiles
+
+UNIT: Milli = WHOLE // 10
+"""Amounts of GPUs are multiples of this; smaller ones are rounded up."""
+
+MAX_RECENT = 256
+"""Number of latest arrivals that are assumed to be typical of further ones."""
+
+MIN_SPAN: Seconds = HOUR
+"""Arrivals are assumed to be typical once they have been observed for so long."""
+
+STOP_SECONDS: Seconds = 30.0
+"""Assumed time until a run that is being stopped has ended."""
+
+MIN_QUANTILE: Seconds = 0.1
+
+RemainingTimes = Callable[[View, Job], RemainingTime]
+"""How long a job will run, given what it has done, on what it requested or holds."""
+
+
+class QueueModel:
+    """Waiting and running jobs, what they hold, and recent arrivals."""
+
+    def __init__(self, cluster: Cluster, remaining_time: RemainingTimes, futures: int) -> None:
+        self._cluster, self._remaining_time = cluster, remaining_time
+        types = sorted({node.gpu_type for node in cluster.nodes})
+        self._type_number = {gpu_type: number for number, gpu_type in enumerate(types)}
+        self._nodes = NodeColumns(
+            np.array([node.gpus * WHOLE // UNIT for node in cluster.nodes], np.int64),
+            np.array([self._type_number[node.gpu_type] for node in cluster.nodes], np.int64),
+        )
+        self._jobs = _JobRows(futures)
+        self._held = _HeldEntries()
+        self._row_of: dict[str, int] = {}
+        self._recent: list[int] = []
+        """Rows of recent arrivals, the oldest first."""
+        self._unranked: dict[str, int] = {}
+        """Rows of arrivals whose rank at their submission is not known yet, by job."""
+        self._last_arrival: Seconds = -inf
+        self._added = 0
+
+    def observe(self, view: View) -> None:
+        """Apply the changes since the last view."""
+        changes = view.changes
+        for run in changes.ended:
+            self._held.release(self._row_of.get(run.job))
+            if run.job not in view.waiting and run.job not in view.runs:
+                self._remove(run.job)
+        for job_id in changes.removed:
+            self._remove(job_id)
+        for job in changes.submitted:
+            self._add(view, job)
+            if job.demand.gpus:  # others need none of what is simulated
+                self._note_arrival(view, job)
+        for job in changes.requeued:
+            self._add(view, job)
+        for run in changes.started:
+            if view.runs.get(run.job) is run:
+                self.start(view, run.job, run.allocation.placement, run.since)
+        for node in changes.nodes:
+            self._nodes.units[node] = _usable_gpus(view, node) * WHOLE // UNIT
+
+    def start(self, view: View, job_id: str, placement: Placement, since: Seconds) -> None:
+        """Note that a job runs, or will run, on a placement."""
+        job = view.active.get(job_id) or view.waiting[job_id]
+        row = self._add(view, job)
+        self._held.release(row)
+        for share in placement:
+            units = _units(len(share.gpus) * share.gpu_milli)
+            if units:
+                self._held.add(row, share.node, units)
+        self._jobs.columns.since[row] = since
+
+    def stop(self, job_id: str, now: Seconds) -> None:
+        """Note that a run is being stopped."""
+        row = self._row_of.get(job_id)
+        if row is not None:
+            columns = self._jobs.columns
+            columns.quantiles[row] = STOP_SECONDS
+            columns.elapsed[row], columns.since[row] = 0.0, now
+            self._jobs.ends[:, row] = nan
+
+    def rank_arrivals(self, rank: Callable[[str], float]) -> None:
+        """Note the ranks of jobs that have arrived since the last call."""
+        for job_id, row in self._unranked.items():
+            self._jobs.columns.rank[row] = rank(job_id)
+        self._unranked.clear()
+
+    def scene(self, now: Seconds, order: Sequence[str], ranks: Mapping[str, float]) -> Scene:
+        """Return the present state; `order`: the waiting jobs, by rank."""
+        columns = self._jobs.columns
+        waiting = np.fromiter((self._row_of[job_id] for job_id in order), np.int64, len(order))
+        columns.rank[waiting] = np.fromiter((ranks[job_id] for job_id in order), np.float64, len(order))
+        return Scene(self._nodes, columns, self._held.columns, waiting, self._arrivals(now), self._jobs.ends)
+
+    def _arrivals(self, now: Seconds) -> Ints:
+        """Return the rows of recent arrivals; none if they are too few to tell how many jobs arrive.
+
+        After the last of them comes the first again, as long after it as nothing has arrived by now.
+        """
+        columns = self._jobs.columns
+        if not self._recent or now - columns.queued[self._recent[0]] < MIN_SPAN:
+            return np.empty(0, np.int64)
+        columns.gap[self._recent[0]] = now - self._last_arrival
+        return np.array(self._recent, np.int64)
+
+    def _add(self, view: View, job: Job) -> int:
+        """Add a job that waits, or describe it again; return its row."""
+        row = self._row_of.get(job.id)
+        if row is None:
+            row = self._row_of[job.id] = self._jobs.new_row()
+            self._jobs.columns.number[row] = self._added
+            self._added += 1
+        self._held.release(row)
+        self._describe(row, job.demand, self._remaining_time(view, job))
+        columns = self._jobs.columns
+        columns.since[row], columns.queued[row], columns.priority[row] = inf, view.now, job.priority
+        return row
+
+    def _describe(self, row: int, demand: Demand, remaining: RemainingTime) -> None:
+        columns = self._jobs.columns
+        columns.quantiles[row] = total_quantiles(remaining)
+        self._jobs.ends[:, row] = nan
+        columns.elapsed[row], columns.speed[row] = remaining.elapsed, 1.0
+        columns.instances[row], columns.units[row] = demand.instances, _units(demand.gpus * demand.gpu_milli)
+        types = demand.gpu_types or self._type_number
+        columns.type_bits[row] = sum(1 << self._type_number[one] for one in types if one in self._type_number)
+
+    def _note_arrival(self, view: View, job: Job) -> None:
+        row = self._recent.pop(0) if len(self._recent) == MAX_RECENT else self._jobs.new_row()
+        columns = self._jobs.columns
+        own = self._row_of[job.id]
+        for column in columns:
+            column[row] = column[own]
+        columns.number[row] = -1
+        self._unranked[job.id] = row
+        columns.gap[row] = view.now - self._last_arrival if self._last_arrival > -inf else 0.0
+        self._last_arrival = view.now
+        self._recent.append(row)
+
+    def _remove(self, job_id: str) -> None:
+        row = self._row_of.pop(job_id, None)
+        if row is not None:
+            self._held.release(row)
+            self._jobs.drop(row)
+
+
+def _usable_gpus(view: View, node: int) -> int:
+    """Return the number of GPUs of a node that accept runs."""
+    return sum(view.is_gpu_up(node, gpu) for gpu in range(view.cluster.nodes[node].gpus)) if view.is_up(node) else 0
+
+
+def _units(milli: Milli) -> int:
+    return -(-milli // UNIT)
+
+
+def total_quantiles(remaining: RemainingTime) -> Floats:
+    """Return the quantiles of a run time, for `SHARES`, strictly increasing."""
+    if remaining.total is None:
+        times = np.full(len(SHARES), min(max(remaining.exact, MIN_QUANTILE), 1e12))
+    else:
+        times = np.minimum(quantiles(remaining.total.survival, SHARES), max(remaining.total.ceiling, MIN_QUANTILE))
+    times = np.maximum(times, MIN_QUANTILE)
+    increasing: Floats = np.maximum.accumulate(times) * (1.0 + 1e-6 * np.arange(len(SHARES)))
+    return increasing
+
+
+class _JobRows:
+    """Columns of jobs with unused rows."""
+
+    def __init__(self, futures: int) -> None:
+        self.columns = _empty_jobs(256)
+        self.ends = np.full((futures, 256), nan)
+        self._unused = list(range(256))
+
+    def new_row(self) -> int:
+        if not self._unused:
+            used = len(self.columns.number)
+            self.columns = JobColumns(
+                *(np.concatenate([old, new]) for old, new in zip(self.columns, _empty_jobs(used), strict=True))
+            )
+            self.ends = np.concatenate([self.ends, np.full_like(self.ends, nan)], axis=1)
+            self._unused = list(range(used, 2 * used))
+        return self._unused.pop()
+
+    def drop(self, row: int) -> None:
+        self._unused.append(row)
+
+
+def _empty_jobs(rows: int) -> JobColumns:
+    def floats() -> Floats:
+        return np.zeros(rows)
+
+    def ints() -> Ints:
+        return np.zeros(rows, np.int64)
+
+    return JobColumns(
+        np.ones((rows, len(SHARES))),
+        floats(),
+        floats(),
+        np.ones(rows),
+        np.ones(rows, np.int64),
+        ints(),
+        ints(),
+        floats(),
+        floats(),
+        floats(),
+        floats(),
+        ints(),
+    )
+
+
+class _HeldEntries:
+    """What runs hold, with unused entries."""
+
+    def __init__(self) -> None:
+        self.columns = HeldColumns(np.full(256, -1), np.zeros(256, np.int64), np.zeros(256, np.int64))
+        self._unused = list(range(256))
+        self._entries_of: dict[int, list[int]] = {}
+
+    def add(self, row: int, node: int, units: int) -> None:
+        if not self._unused:
+            self._grow()
+        entry = self._unused.pop()
+        columns = self.columns
+        columns.row[entry], columns.node[entry], columns.units[entry] = row, node, units
+        self._entries_of.setdefault(row, []).append(entry)
+
+    def release(self, row: int | None) -> None:
+        if row is None:
+            return
+        for entry in self._entries_of.pop(row, ()):
+            self.columns.row[entry] = -1
+            self._unused.append(entry)
+
+    def _grow(self) -> None:
+        used = len(self.columns.row)
+        row, node, units = self.columns
+        self.columns = HeldColumns(
+            np.concatenate([row, np.full(used, -1)]),
+            np.concatenate([node, np.zeros(used, np.int64)]),
+            np.concatenate([units, np.zeros(used, np.int64)]),
+        )
+        self._unused = list(range(used, 2 * used))
