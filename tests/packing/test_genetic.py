@@ -157,6 +157,23 @@ def test_another_seed_gives_another_search(search: str) -> None:
     assert any(second != answers[0] for second in answers[1:])
 
 
+def test_gpus_are_filled_anew_with_the_shares_that_fit_best_together() -> None:
+    # 0.53 and 0.41 fill a GPU best, then 0.53 and 0.37; 0.68 leaves a gap that nothing fits. Greedy orders reach 83 %.
+    rng = random.Random(1)
+    demands = [Demand(1, 1, rng.choice([370, 410, 530, 680])) for _ in range(600)]
+    free = FreeResources(make_cluster(*[8] * 25))
+    found = Placer("genetic").place_all(free, demands)
+    assert gpu_milli(demands, found) >= 0.89 * 200 * WHOLE
+
+
+def test_urgent_jobs_stay_when_gpus_are_filled_anew() -> None:
+    demands = [Demand(1, 1, 680)] * 2 + [Demand(1, 1, 500)] * 4
+    found = Placer("genetic").place_all(FreeResources(make_cluster(2)), demands, urgent=2)
+    assert [placement is not None for placement in found] == [True, True, False, False, False, False]
+    found = Placer("genetic").place_all(FreeResources(make_cluster(2)), demands)
+    assert [placement is not None for placement in found] == [False, False, True, True, True, True]
+
+
 # Optimal solutions, by exhaustive search.
 
 State = tuple[tuple[tuple[int, ...], int], ...]

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -331,7 +332,8 @@ def test_with_whole_gpus_alone_the_node_with_the_fewest_free_gpus_loses_least(se
     # Then the rule takes the shortcut of best fit; the node must be the one that the losses give. The CPUs of the nodes
     # are not known, so it does not matter that some jobs request them.
     rng = random.Random(seed)
-    cluster = make_cluster(*(rng.choice([1, 2, 4, 8]) for _ in range(rng.choice([3, 12]))), 8, cpus=0)
+    cluster = make_cluster(*(rng.choice([1, 2, 4, 8]) for _ in range(rng.choice([3, 12]))), 8)
+    cluster = msgspec.structs.replace(cluster, cpus_known=False)
     free, placer, best_fit = FreeResources(cluster), Placer("worth"), Placer("best-fit")
     placed: list[Placement] = []
     for _ in range(40):
