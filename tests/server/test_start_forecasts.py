@@ -256,7 +256,19 @@ def test_whatif_under_a_policy_without_a_queue_order_is_approximate(tmp_path: Pa
     play(tmp_path, "drf", scene)
 
 
-@pytest.mark.parametrize("policy", ["drf", "las", "refold", "rubick"])
+def test_the_estimates_of_refold_are_those_of_the_policy(tmp_path: Path) -> None:
+    async def scene(cluster: Cluster) -> None:
+        await submit_many(cluster, 5)
+        await cluster.run_all(8.0)
+        jobs = await submit_many(cluster, 4)
+        waits = [cluster.wait_of(job) for job in jobs]
+        assert waits[0] is None or waits[0] >= 0  # the first job may have started
+        assert all(wait is not None and wait >= 0 for wait in waits[2:])
+
+    play(tmp_path, "refold", scene)
+
+
+@pytest.mark.parametrize("policy", ["drf", "las", "rubick"])
 def test_policies_whose_order_is_not_that_of_the_queue_give_no_estimate(tmp_path: Path, policy: str) -> None:
     async def scene(cluster: Cluster) -> None:
         await submit_many(cluster, 5)
