@@ -88,9 +88,11 @@ class ApiServer:
         self._retry_for = retry_for
         self._local = threading.local()
         self._connections: list[http.client.HTTPConnection] = []
+        self._closed = threading.Event()
 
     def close(self) -> None:
-        """Close the connections of all threads. Watches have their own."""
+        """Close the connections of all threads, and repeat no request any more. Watches have their own connections."""
+        self._closed.set()
         for connection in self._connections:
             connection.close()
         self._connections.clear()
@@ -142,7 +144,8 @@ class ApiServer:
                 wait = max(error.retry_after, pause * random.uniform(0.5, 1.0))
                 if not (retry and error.is_transient) or time.monotonic() + wait > give_up_at:
                     raise
-            time.sleep(wait)
+                if self._closed.wait(wait):
+                    raise
             pause = min(2 * pause, MAX_PAUSE)
 
     def _send(self, method: str, target: str, content: bytes | None, content_type: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from refold.cli.views import plural, print_line, print_notes
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Coroutine
 
     from refold.server import Daemon, Ready
     from refold.server.config import Config
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from refold.server.monitor import Machine
 
 DEFAULT_CONFIG = Path("refold.yaml")
+
+END_SECONDS = 5.0
+"""How long a daemon on Kubernetes may take to end in an orderly way."""
 
 
 class Engine(StrEnum):
@@ -117,15 +122,34 @@ async def _serve_kubernetes(
         own = OwnJobs(config.kubernetes.namespace, config.kubernetes.image, config.kubernetes.volume_claim)
         engine = KubernetesEngine(access, daemon_id, own, config.tenants, leadership.check)
         try:
-            version = await engine.connect()
-            print_line(f"Kubernetes {version} at {access.address}")
-            await _serve_epochs(config, folder, engine, new_token, ended)
+            await _end_in_time(_connect_and_serve(config, folder, engine, access.address, new_token, ended), ended)
         finally:
             await engine.close()
     finally:
         await leadership.release()
     leadership.raise_if_lost()
     print_line("stopped; pods continue, and `refold serve --on kubernetes` takes control of them again")
+
+
+async def _end_in_time(work: Coroutine[Any, Any, None], ended: asyncio.Event) -> None:
+    """Run work that ends soon after `ended` is set; if it does not, as while the API server is gone, cancel it."""
+    import asyncio
+
+    task, ending = asyncio.create_task(work), asyncio.create_task(ended.wait())
+    await asyncio.wait({task, ending}, return_when=asyncio.FIRST_COMPLETED)
+    ending.cancel()
+    await asyncio.wait({task}, timeout=END_SECONDS)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+
+
+async def _connect_and_serve(
+    config: Config, folder: Path, engine: KubernetesEngine, address: str, new_token: bool, ended: asyncio.Event
+) -> None:
+    version = await engine.connect()
+    print_line(f"Kubernetes {version} at {address}")
+    await _serve_epochs(config, folder, engine, new_token, ended)
 
 
 async def _serve_epochs(
