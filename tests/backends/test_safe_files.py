@@ -107,7 +107,7 @@ def test_run_files_are_readable_only_by_their_owner(tmp_path: Path) -> None:
     assert modes == {
         "logs": 0o700,
         "logs/job": 0o700,
-        "logs/job/kept": 0o700,
+        "logs/job/checkpoint": 0o700,
         "logs/job/run-1.start": 0o600,
         "logs/job/run-1.end": 0o600,
     }

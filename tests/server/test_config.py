@@ -85,7 +85,7 @@ def test_an_empty_file_gives_the_defaults(text: str) -> None:
 
 
 def test_watch_rules_become_a_policy_setting() -> None:
-    watch = {"beyond_limit": True, "grace": 300.0, "limit_grace": 0.0, "per_job": True}
+    watch = {"beyond_limit": True, "grace": 300.0, "limit_grace": 5.0, "per_job": True}
     assert Config().policy_settings == {"watch": watch}
     config = parse_config("policy: {name: las}\nwatch: {beyond_limit: false, idle: off}", "refold.yaml")
     assert (config.policy_settings, config.watch.idle) == ({"watch": {"per_job": True}}, None)

@@ -239,7 +239,8 @@ class WatchConfig(msgspec.Struct, frozen=True):
     tail_at_least: Duration | None = None
     end_beyond_tail: bool | None = None
     grace: Duration = 5 * MINUTE
-    limit_grace: Duration = 0.0
+    limit_grace: Duration = 5.0
+    """Not 0: after a restart of the daemon, the ends of runs meanwhile are reported first."""
     idle: Annotated[IdleRule | None, ReadBy(_read_idle)] = IdleRule()
     bad_gpus: BadGpuRule = "drain"
     output: tuple[OutputRule, ...] = ()

@@ -54,7 +54,7 @@ watch:
 #  no_progress: 30m      # time without progress, for jobs that report progress
 #  silent_too: false     # also for jobs that have never reported progress
 #  beyond_limit: true    # run time above the job's time limit
-#  limit_grace: 0s       # the same after this time; then the stop signal, and SIGKILL after the job's grace
+#  limit_grace: 5s       # the same after this time; then the stop signal, and SIGKILL after the job's grace
 #  beyond_tail: 3        # run time above 3 × the predicted 99th percentile: flagged, not ended
 #  tail_at_least: 1h     # minimum run time for beyond_tail
 #  end_beyond_tail: false
