@@ -31,7 +31,7 @@ def server() -> Iterator[FakeApiServer]:
 
 
 def add_pod(server: FakeApiServer, name: str, gpus: int = 1, age: float = 3600.0, **fields: Any) -> None:
-    """Store a pod as the cluster has it, whoever created it so long ago."""
+    """Store a pod as an existing cluster has it."""
     body = pod_json(name, gpus, **{"schedulerName": "default-scheduler", **fields})
     body["metadata"]["creationTimestamp"] = ago(age)
     store(server, f"{PODS}/{name}", body)
@@ -58,7 +58,7 @@ def of(found: Observation, kind: type[Event]) -> list[Any]:
     return [event for event in found.events if isinstance(event, kind)]
 
 
-def test_pods_with_gpus_are_jobs_whoever_schedules_them(server: FakeApiServer) -> None:
+def test_pods_with_gpus_of_any_scheduler_are_jobs(server: FakeApiServer) -> None:
     for name in ("n0", "n1"):
         store(server, f"{NODES}/{name}", node_json(name))
     owner = ("Job", "train", "u1")

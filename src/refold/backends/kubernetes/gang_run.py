@@ -357,7 +357,7 @@ class GangRun:
             await self._wait_for_change(BUDGET_PAUSE)
 
     def _is_over(self, pod: Pod) -> bool:
-        """Whether a pod has ended, or is to be deleted and its node is down: nobody would say that it has ended."""
+        """Whether a pod has ended, or is to be deleted and its node is down, so that its end is never reported."""
         node = self._mirror.nodes.get(pod.spec.node_name)
         return pod.has_ended or (pod.is_deleted and (node is None or bool(down_reason(node))))
 

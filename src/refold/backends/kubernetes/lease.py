@@ -102,7 +102,7 @@ class Lease:
             raise ApiError(0, "NotLeading", f"the Lease {self.text} is not held")
 
     def other_holder(self) -> str:
-        """Return who else holds the Lease, as it was last seen; '' if nobody does."""
+        """Return the other holder of the Lease, as it was last seen; '' if there is none."""
         return "" if self._observed is None else self._observed[0].holder_identity
 
     def try_acquire(self, is_dead: Callable[[], bool] = lambda: False) -> bool:

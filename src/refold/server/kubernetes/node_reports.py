@@ -98,7 +98,7 @@ class NodeReports:
 
 
 def used_by(pod: Pod) -> dict[str, Decimal]:
-    """Return what a pod uses. One with a part of a GPU uses all of it: nobody knows which GPU it has."""
+    """Return what a pod uses. One with a part of a GPU uses all of it: which GPU it has is not known."""
     try:
         requests = pod_requests(pod.spec)
     except BadValue:  # a pod of another scheduler, with amounts that Refold cannot represent
