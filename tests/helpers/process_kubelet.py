@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import msgspec
+from container_logs import ContainerLogs
 from kubernetes_objects import Json, node_json
 
 from refold.backends.kubernetes.api_server import ApiError, ApiServer
@@ -42,12 +44,19 @@ class RunnablePod(msgspec.Struct):
 
 
 class ProcessKubelet:
-    """Runs the pods of its nodes. With `instant`, pods run and end without processes: `sleep N` takes that long."""
+    """Runs the pods of its nodes. With `instant`, pods run and end without processes: `sleep N` takes that long.
 
-    def __init__(self, api: ApiServer, nodes: Iterable[Json], *, instant: bool = False) -> None:
+    `volume`: the folder that stands for every volume claim. Paths of a volume in the environment lead there.
+    """
+
+    def __init__(
+        self, api: ApiServer, nodes: Iterable[Json], *, instant: bool = False, volume: Path | None = None
+    ) -> None:
         self._api = api
         self._nodes = {node["metadata"]["name"]: node for node in nodes}
         self._instant = instant
+        self._volume = volume
+        self.logs: ContainerLogs | None = None if instant else ContainerLogs()
         self._beating = set(self._nodes)
         self._stopped = threading.Event()
         self._pods: dict[str, RunnablePod] = {}
@@ -58,6 +67,8 @@ class ProcessKubelet:
     def start(self) -> None:
         """Register the nodes and begin to run pods."""
         for name, node in self._nodes.items():
+            if self.logs is not None:
+                node["status"] |= self.logs.node_status
             self._api.create("/api/v1/nodes", node)
             self._api.patch(f"/api/v1/nodes/{name}/status", {"status": node["status"]})
             lease = {"metadata": {"name": name}, "spec": {"holderIdentity": name, "renewTime": _now()}}
@@ -73,6 +84,8 @@ class ProcessKubelet:
         self._heart.join()
         for thread in list(self._containers.values()):
             thread.join(timeout=10)
+        if self.logs is not None:
+            self.logs.stop()
         self._api.delete("/api/v1/namespaces/default/pods", {"gracePeriodSeconds": 0})
         for name in self._nodes:
             with suppress(ApiError):
@@ -131,14 +144,18 @@ class ProcessKubelet:
         try:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, **_variables(pod, container)},
+                env={**os.environ, **self._variables(pod, container)},
                 cwd=container.get("workingDir"),
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
             self._set_status(pod, "Failed", 128, "StartError", f"cannot start: {error}")
             return
+        reader = threading.Thread(target=self._copy_output, args=(pod, process), daemon=True)
+        reader.start()
         try:
             self._set_status(pod, "Running")
             status = self._wait_for_process(pod, process)
@@ -149,8 +166,26 @@ class ProcessKubelet:
                 while True:  # the container ends with its first process
                     os.killpg(process.pid, signal.SIGKILL)
                     time.sleep(POLL_SECONDS)
+            reader.join()
         code = 128 - status if status < 0 else status
         self._set_status(pod, "Failed" if code else "Succeeded", code, "Error" if code else "Completed")
+
+    def _copy_output(self, pod: RunnablePod, process: subprocess.Popen[bytes]) -> None:
+        assert self.logs is not None and process.stdout is not None
+        path = f"{pod.metadata.namespace}/{pod.metadata.name}/{pod.spec['containers'][0]['name']}"
+        with process.stdout:
+            for line in process.stdout:
+                self.logs.add(path, line)
+
+    def _variables(self, pod: RunnablePod, container: Json) -> dict[str, str]:
+        found = environment(pod.spec, container, pod.metadata.annotations)
+        for mount in container.get("volumeMounts", []) if self._volume is not None else []:
+            prefix = f"{mount['mountPath']}/"
+            found = {
+                name: f"{self._volume}/{value.removeprefix(prefix)}" if value.startswith(prefix) else value
+                for name, value in found.items()
+            }
+        return found
 
     def _wait_for_process(self, pod: RunnablePod, process: subprocess.Popen[bytes]) -> int:
         began: float | None = None
@@ -196,10 +231,6 @@ class ProcessKubelet:
             state = {"terminated": {"exitCode": exit_code, "reason": reason, "message": message}}
         container = {"name": pod.spec["containers"][0]["name"], "state": state}
         self._api.patch(f"{_path(pod)}/status", {"status": {"phase": phase, "containerStatuses": [container]}})
-
-
-def _variables(pod: RunnablePod, container: Json) -> dict[str, str]:
-    return environment(pod.spec, container, pod.metadata.annotations)
 
 
 def environment(spec: Json, container: Json, annotations: Mapping[str, str]) -> dict[str, str]:

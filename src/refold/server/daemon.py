@@ -32,6 +32,7 @@ from refold.server.inbox import Inbox
 from refold.server.job_queries import JobQueries
 from refold.server.job_table import Notice
 from refold.server.live_state import LiveState
+from refold.server.log_copies import is_up_to_date
 from refold.server.log_retention import SWEEP_INTERVAL_SECONDS, LogRetention
 from refold.server.loop import Loop, PolicyChange
 from refold.server.monitor import OUTPUT_POLL_SECONDS, GpuPoller, Layout, Machine, OutputFollower, OutputWatch
@@ -55,6 +56,8 @@ CLOCK_KEY = "clock"
 
 LOGS_FOLDER = "logs"
 LONG_WAIT_CHECK_SECONDS: Seconds = MINUTE
+PROGRESS_INTERVAL: Seconds = 5.0
+"""How often the output of pods that report progress in it is copied."""
 
 UNCOMPILED_POLICY = "fcfs"
 """The policy that schedules while the configured one is being compiled. It needs no kernels but those of the state."""
@@ -143,7 +146,10 @@ class Daemon:
         output = OutputWatch(logs, inbox.report, config.watch.output, partial(_add_note, state, inbox))
         gpus = GpuPoller(state, inbox, self._machine, layout, config.watch, messages)
         drains = DrainManager(state, inbox)
-        retries = Retries(state, inbox, output)
+        kubernetes = self._kubernetes
+        pod_output = kubernetes.make_output(state, logs, config.serve.max_output) if kubernetes is not None else None
+        refresh_log = pod_output.refresh if pod_output is not None else is_up_to_date
+        retries = Retries(state, inbox, output, refresh_log)
         environments = Environments(state, writer, store)
         conditions = StartConditions(state, inbox, store.reader)
         past = store.reader.past_jobs(MAX_PAST_JOBS)
@@ -155,7 +161,7 @@ class Daemon:
         event_stream = _restore_event_stream(store)
         backend = self._make_backend(retries, store, environments)
         tokens, token = _load_tokens(store, self._new_token)
-        queries = JobQueries(state, writer, store.reader, logs, forecasts)
+        queries = JobQueries(state, writer, store.reader, logs, forecasts, refresh_log)
         service = SchedulerService(
             state,
             inbox,
@@ -172,8 +178,8 @@ class Daemon:
             preemption=config.preemption,
         )
         parts = None
-        if self._kubernetes is not None:
-            parts = self._kubernetes.make_parts(state, inbox, service.admission, queries.status, self.end)
+        if kubernetes is not None:
+            parts = kubernetes.make_parts(state, inbox, service.admission, queries.status, self.end)
         subscribers = [
             drains,
             Backoff(state),
@@ -200,6 +206,7 @@ class Daemon:
                 run_every(lambda: asyncio.to_thread(retention.sweep), SWEEP_INTERVAL_SECONDS),
                 run_every(environments.sweep, ENVIRONMENT_SWEEP_SECONDS),
                 *(parts.tasks if parts is not None else ()),
+                *([run_every(pod_output.copy_progress, PROGRESS_INTERVAL)] if pod_output is not None else []),
                 *([] if compiled else [self._compile_policy(state, loop, store, forecasts)]),
                 _once_started(server, lambda: ready(_make_ready(address, token, state, backend, recovered.note))),
                 inbox=inbox,

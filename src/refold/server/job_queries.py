@@ -12,6 +12,7 @@ from refold.api import ENDED_STATES, Caller, JobExplanation, Jobs, JobsQuery, Jo
 from refold.backends.local import LogChunk, log_path, read_log_at
 from refold.errors import BadInput, Conflict, Forbidden, NotFound
 from refold.server.live_state import LiveState
+from refold.server.log_copies import RefreshLog, is_up_to_date
 from refold.server.start_forecasts import StartForecasts
 from refold.server.status import JobStates
 from refold.server.store import StoreReader
@@ -22,13 +23,20 @@ class JobQueries:
     """Finds jobs and reports what the caller may know about them."""
 
     def __init__(
-        self, state: LiveState, writer: Writer, reader: StoreReader, logs: Path, forecasts: StartForecasts
+        self,
+        state: LiveState,
+        writer: Writer,
+        reader: StoreReader,
+        logs: Path,
+        forecasts: StartForecasts,
+        refresh_log: RefreshLog = is_up_to_date,
     ) -> None:
         self._state = state
         self._writer = writer
         self._reader = reader
         self._logs = logs
         self._forecasts = forecasts
+        self._refresh_log = refresh_log
 
     @property
     def _active(self) -> JobStates:
@@ -104,6 +112,8 @@ class JobQueries:
         # Checked before reading: if the run has ended now, the output read below is complete.
         record = self._state.job_table.records.get(status.id)
         ended = number > 0 and (record is None or record.run != number)
+        if number:
+            await self._refresh_log(status.id, number, instance)
         read = await asyncio.to_thread(read_log_at, path, offset, query.limit)
         if number and read is None and instance:
             raise NotFound(f"run {number} of {status.id!r} has no instance {instance}")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 import msgspec
 
 from refold.core import Event, JobHeld, NodeDrained, RunFailed, RunFinished, RunProgressed, RunStopped
+from refold.errors import Refused
 from refold.journal import JobRecord
 from refold.model import Reason
 from refold.server.inbox import Inbox
 from refold.server.job_table import Notice
 from refold.server.live_state import LiveState
+from refold.server.log_copies import RefreshLog, is_up_to_date
 from refold.server.monitor import OutputWatch
 
 log = logging.getLogger("refold")
@@ -29,10 +32,13 @@ class Retries:
     Before the end of a run, its last progress is reported; failures get a retry decision.
     """
 
-    def __init__(self, state: LiveState, inbox: Inbox, output: OutputWatch) -> None:
+    def __init__(
+        self, state: LiveState, inbox: Inbox, output: OutputWatch, refresh_log: RefreshLog = is_up_to_date
+    ) -> None:
         self._state = state
         self._inbox = inbox
         self._output = output
+        self._refresh_log = refresh_log
         self._event_loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -64,7 +70,11 @@ class Retries:
         run = view.runs.get(event.job)
         if run is None or run.number != event.run:
             return
-        self._output.follow(view.active[event.job], event.run, len(run.allocation.placement))  # if it ended at once
+        job = view.active[event.job]
+        self._output.follow(job, event.run, len(run.allocation.placement))  # if it ended at once
+        if job.launch.progress or isinstance(event, RunFailed):
+            with suppress(Refused):
+                await self._refresh_log(event.job, event.run, 0)
         progressed = await asyncio.to_thread(self._output.read_to_end, event.job, event.run)
         if progressed is not None and not _is_of_next_run(progressed, event):
             self._inbox.report(progressed)

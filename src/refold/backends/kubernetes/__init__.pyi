@@ -34,7 +34,9 @@ from .nodes import (
     map_nodes as map_nodes,
 )
 from .objects import Node as Node, Pod as Pod
+from .own_jobs import INSTANCE_ANNOTATION as INSTANCE_ANNOTATION
 from .owners import Owner as Owner, Owners as Owners, read_owner as read_owner
+from .pod_logs import LogPart as LogPart, read_pod_log as read_pod_log
 from .resources import (
     FRACTION_ANNOTATION as FRACTION_ANNOTATION,
     GPU_RESOURCE as GPU_RESOURCE,

@@ -1,6 +1,7 @@
 from .backend import SLOT as SLOT, LocalBackend as LocalBackend, local_cluster as local_cluster
 from .log_files import (
     LogChunk as LogChunk,
+    append_log as append_log,
     log_size as log_size,
     read_log as read_log,
     read_log_at as read_log_at,

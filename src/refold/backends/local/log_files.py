@@ -130,6 +130,15 @@ def rotate_log(path: Path, keep: int) -> None:
         log.truncate(0)
 
 
+def append_log(path: Path, data: bytes, limit: int = DEFAULT_MAX_OUTPUT_BYTES) -> None:
+    """Append output that does not come from a process of this machine; keep the log within a limit of bytes."""
+    with _lock_of(path):
+        with open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) as log:
+            log.write(data)
+        if regular_size(path) > limit // 2:
+            rotate_log(path, limit // 2)
+
+
 def continue_log(path: Path, successor: Path) -> None:
     """Let the writers of a log continue in another file; the log keeps what was written so far."""
     with _lock_of(path), _lock_of(successor):

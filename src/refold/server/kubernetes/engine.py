@@ -35,6 +35,7 @@ from refold.server import Admission, Inbox, LiveState, Subscriber
 from refold.server.kubernetes.gang_queue import CALLER, GangQueue
 from refold.server.kubernetes.node_reports import NodeReports
 from refold.server.kubernetes.pod_notes import PodNotes
+from refold.server.kubernetes.pod_output import PodOutput
 from refold.server.store import Store
 
 REBUILD_DELAY: Seconds = 2.0
@@ -125,6 +126,10 @@ class KubernetesEngine:
     def make_backend(self, report: Report, grace: Seconds) -> KubernetesBackend:
         """Return a back end for the cluster as it is."""
         return KubernetesBackend(report, self._api, self._mirror, self.nodes, self._own, grace)
+
+    def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> PodOutput:
+        """Return what copies the output of pods to the files of runs, at most this much of each instance."""
+        return PodOutput(self._api, self._mirror, state, logs, max_bytes)
 
     def make_parts(
         self,
