@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run compare test engines-kubernetes test-kubernetes lint measures duplicates mutate demo docs bench clean
+.PHONY: run compare test engines-kubernetes test-kubernetes engines-slurm test-slurm lint measures duplicates mutate demo docs bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -38,6 +38,16 @@ test-kubernetes: $(VENV)/installed.test  ## test against a real Kubernetes API s
 		KUBEBUILDER_ASSETS=$$assets $(BIN)/python -m pytest --durations 10 tests/backends/kubernetes; \
 	else \
 		echo "engines: none; not tested against Kubernetes"; fi
+
+engines-slurm:  ## find Slurm for test-slurm, or install Debian's packages, which needs root
+	@$(PYTHON) tools/install_slurm.py
+
+test-slurm: $(VENV)/installed.test  ## test against a real Slurm, which is installed if allowed
+	@if found=$$($(PYTHON) tools/install_slurm.py); then \
+		echo "engines: $$found"; \
+		REFOLD_TEST_SLURM=1 $(BIN)/python -m pytest --durations 10 tests/backends/slurm; \
+	else \
+		echo "engines: none; not tested against Slurm"; fi
 
 lint: $(VENV)/installed.test  ## fix what can be fixed automatically, and report the rest
 	@$(BIN)/ruff check --fix .

@@ -1,0 +1,52 @@
+"""A real Slurm, started once for all tests that need it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import slurm_accounting
+import slurm_servers
+from slurm_servers import SlurmServers, missing_programs
+
+
+def need(*names: str) -> None:
+    """Skip a test unless Slurm is wanted and these programs are installed."""
+    if not os.environ.get("REFOLD_TEST_SLURM"):
+        pytest.skip("needs Slurm: run `make test-slurm`, or set REFOLD_TEST_SLURM=1")
+    if missing := missing_programs(names):
+        pytest.skip(f"needs {', '.join(missing)}: run `make engines-slurm`")
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SlurmServers]:
+    """Four nodes with eight GPUs each, without accounting."""
+    need(*slurm_servers.PROGRAMS)
+    found = SlurmServers()
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture(autouse=True)
+def no_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
+    """End the jobs of a test."""
+    yield
+    for name in ("slurm", "slurm_with_accounting"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name).cancel_all()
+
+
+@pytest.fixture(scope="session")
+def slurm_with_accounting() -> Iterator[slurm_accounting.SlurmWithAccounting]:
+    """Two nodes with four GPUs each, whose jobs are recorded."""
+    need(*slurm_servers.PROGRAMS, *slurm_accounting.PROGRAMS)
+    found = slurm_accounting.SlurmWithAccounting(2, 4)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()
