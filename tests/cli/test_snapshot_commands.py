@@ -121,9 +121,10 @@ def test_queue_reads_a_snapshot_like_a_journal(snapshot: str, stdout_of: TextOf,
     assert lines(stdout_of("queue", snapshot))[2:] == [
         "1 waiting-2 4 GPUs default 1 min 30 s (NotConsidered)",
         "2 small-3 2 GPUs default 1 min 20 s (NotConsidered: 1 job ahead)",
+        "3 held-4 1 GPU default 1 min 15 s (Held)",
     ]
     rows = json_of("queue", snapshot, "--futures", "3")["waiting"]
-    assert [row["source"] for row in rows] == ["3 futures", "3 futures"]
+    assert [row["source"] for row in rows] == ["3 futures", "3 futures", ""]
 
 
 def test_policies_are_compared_on_the_jobs_of_a_snapshot(snapshot: str, tmp_path: Path, json_of: JsonOf) -> None:

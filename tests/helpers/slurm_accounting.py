@@ -37,8 +37,8 @@ class SlurmWithAccounting(SlurmServers):
             "AccountingStorageTRES": "gres/gpu",
         }
         super().__init__(nodes, gpus, settings=settings)
-        with self.conf.open("a") as conf:
-            conf.write(f"AccountingStoragePass={self.folder}/munge/socket\n")
+        with self.conf.open("a") as file:
+            file.write(f"AccountingStoragePass={self.folder}/munge/socket\n")
         text = SLURMDBD_CONF.format(
             folder=self.folder,
             port=dbd_port,

@@ -64,6 +64,7 @@ from .options import (
     PolicyNames as PolicyNames,
     Seed as Seed,
     Settings as Settings,
+    Since as Since,
     SpreadPower as SpreadPower,
     TraceName as TraceName,
     TraceOrDemo as TraceOrDemo,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,12 @@ from refold.cli.views import Advance, plural, progress
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from refold.cli.experiment_options import ExperimentOptions
+    from refold.cli.experiment_options import ExperimentOptions, TraceOptions
     from refold.core import Header, Journal, Policy
     from refold.journal import History
     from refold.research import GapMeter
     from refold.results import ReportRun
+    from refold.simulator import Costs
 
 JOURNAL_FILE_NAME = "journal.jsonl"
 REPORT_FILE_NAME = "report.html"
@@ -27,9 +28,16 @@ POLL_SECONDS = 0.2
 
 
 def prepare_experiment(
-    trace: str, cluster: str | None, policies: Sequence[SelectedPolicy], options: ExperimentOptions
+    trace: str,
+    cluster: str | None,
+    policies: Sequence[SelectedPolicy],
+    options: ExperimentOptions,
+    read: Callable[[str, str | None, TraceOptions, Costs], Workload] | None = None,
 ) -> tuple[Workload, list[SelectedPolicy]]:
-    """Read and check everything that the options describe; return the workload and the policies to simulate."""
+    """Read and check everything that the options describe; return the workload and the policies to simulate.
+
+    `read`: reads the jobs and the cluster, if the trace is not a file.
+    """
     from refold.cli import inputs
     from refold.cli.options import check_watch
 
@@ -41,7 +49,7 @@ def prepare_experiment(
     selected = inputs.with_knowledge(policies, known, charging)
     options.faults.check(options.costs.checkpoint_every)
     options.never_ending.check(options.costs.report_every)
-    workload = inputs.read_workload(trace, cluster, options.trace, costs)
+    workload = (read or inputs.read_workload)(trace, cluster, options.trace, costs)
     workload = inputs.with_power_limits(workload, selected, options.trace.skip_bad)
     workload = inputs.with_charging(workload, options.speeds.charge, charging)
     workload = inputs.with_faults(workload, options.faults)

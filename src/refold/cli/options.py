@@ -164,6 +164,11 @@ ClusterFile = Annotated[
     ),
 ]
 
+Since = Annotated[
+    str | None,
+    typer.Option("--since", metavar="TIME", help="With --from slurm: read the jobs of this last time (default: 30d)."),
+]
+
 WatchOption = Annotated[
     str | None,
     typer.Option(

@@ -16,7 +16,8 @@ VERSION = 2
 class Header(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The first line of a journal: the cluster, and the policy with its settings.
 
-    In the journal of a `snapshot`, a single entry describes the state at one time, without decisions.
+    In the journal of a `snapshot`, a single entry describes the state at one time, without decisions. `scheduler`: the
+    scheduler whose reasons and start estimates the snapshot has, if that is not Refold, such as Slurm.
     """
 
     cluster: Cluster
@@ -24,6 +25,7 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     settings: dict[str, Any] = {}
     version: int = VERSION
     snapshot: bool = False
+    scheduler: str = ""
 
 
 class Entry(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

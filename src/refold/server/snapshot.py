@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from asyncio import to_thread
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 
 import msgspec
 from msgspec.structs import replace
 
 from refold.core import Entry, Event, Header, JobSubmitted, PastJob
-from refold.model import Seconds
 from refold.server.live_state import LiveState
 from refold.server.recovery import MAX_PAST_JOBS
 from refold.server.store import JournalReader, StoreReader
@@ -24,13 +23,13 @@ async def snapshot_lines(state: LiveState, reader: StoreReader, whole: bool) -> 
     """
     past = await to_thread(reader.past_jobs, MAX_PAST_JOBS)
     header = replace(state.header, snapshot=True)
-    now, snapshot = state.now(), state.as_events(past)
-    return await to_thread(encode_snapshot, header, now, snapshot, whole)
+    entry = Entry(state.now(), tuple(state.as_events(past)))
+    return await to_thread(encode_snapshot, header, entry, whole)
 
 
-def encode_snapshot(header: Header, now: Seconds, snapshot: Iterable[Event], whole: bool) -> bytes:
+def encode_snapshot(header: Header, state: Entry, whole: bool) -> bytes:
     """Return a state as a journal with one entry, without what may be confidential unless `whole`."""
-    entry = Entry(now, tuple(snapshot if whole else map(_redact, snapshot)))
+    entry = state if whole else replace(state, events=tuple(map(_redact, state.events)))
     return b"".join(_ENCODER.encode(line) + b"\n" for line in (header, entry))
 
 

@@ -13,7 +13,16 @@ from .formats import (
     write_cluster as write_cluster,
     write_trace as write_trace,
 )
+from .helios import demand_on_nodes as demand_on_nodes
 from .rubick import plan_from_code as plan_from_code
+from .sacct import parse_sacct as parse_sacct
+from .sacct_cells import (
+    GpuAmount as GpuAmount,
+    parse_gpus as parse_gpus,
+    parse_memory_mib as parse_memory_mib,
+    parse_time_limit as parse_time_limit,
+    parse_tres as parse_tres,
+)
 from .summary import QUANTILES as QUANTILES, Portion as Portion, Summary as Summary, summarise as summarise
 from .synthetic import (
     Lognormal as Lognormal,
@@ -25,4 +34,5 @@ from .synthetic import (
     fit_shape as fit_shape,
     generate as generate,
 )
+from .text_source import BadCell as BadCell
 from .trace import Trace as Trace, format_count as format_count

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, partial
+from pathlib import Path
 
 import msgspec
 
@@ -51,6 +52,11 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
     jobs = _join_requeued(runs, rows.counts)
     shifted, notes = shift_to_first_submission(jobs)
     return make_trace(source.name, shifted, skipped_rows=skipped_rows, notes=[*notes, *_notes(jobs, rows.counts)])
+
+
+def parse_sacct(text: str, gpus_per_instance: int) -> Trace:
+    """Read what `sacct` has printed."""
+    return read(TextSource(Path("slurm"), text), skip_bad=True, gpus_per_instance=gpus_per_instance)
 
 
 def _read_table(source: TextSource, rows: _SacctRows) -> tuple[list[_Run], list[BadRow]]:

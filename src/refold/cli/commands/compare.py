@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,9 +15,11 @@ from refold.cli import (
     PlacementNames,
     PolicyNames,
     Seed,
+    Since,
     SpreadPower,
     TraceOrDemo,
     parse_settings,
+    require_option,
     with_option_groups,
 )
 from refold.cli.views import AsJson, Column, Table, print_json, print_line, print_notes, print_tables
@@ -78,11 +81,45 @@ class _OutputOptions:
     as_json: AsJson = False
 
 
+class HistorySource(StrEnum):
+    """Where jobs are recorded that are compared without a trace file."""
+
+    SLURM = "slurm"
+
+
+@dataclass(frozen=True, slots=True)
+class _SourceOptions:
+    """Where the jobs come from, if not from a trace."""
+
+    source: Annotated[
+        HistorySource | None,
+        typer.Option(
+            "--from", metavar="slurm", help="Instead of TRACE: the jobs of Slurm's accounting on Slurm's nodes."
+        ),
+    ] = None
+    since: Since = None
+
+    def reader(self, trace: str) -> Any:
+        """Return what reads the jobs; None: they are in the trace."""
+        from functools import partial
+
+        from refold.cli.inputs import DEMO, parse_since, read_slurm_workload
+        from refold.errors import BadInput
+
+        if self.source is None:
+            require_option("--from slurm", {"--since": self.since}, "a trace is read whole")
+            return None
+        if trace != DEMO:
+            raise BadInput(f"--from slurm reads Slurm's accounting; leave {trace} out")
+        return partial(read_slurm_workload, parse_since(self.since))
+
+
 @with_option_groups
 def compare(
     *,
     trace: TraceOrDemo = "demo",
     cluster: ClusterFile = None,
+    source: _SourceOptions,
     policies: _SeveralPolicies,
     experiment: ExperimentOptions,
     output: _OutputOptions,
@@ -90,9 +127,10 @@ def compare(
     """Compare policies on a trace: print a table and write a report with charts.
 
     Every policy is simulated with the same jobs and cluster. Without arguments, the default policies are compared on
-    the demo trace.
+    the demo trace. With --from slurm, the jobs of the last weeks are read from Slurm's accounting.
 
-    Example: refold compare jobs.csv --cluster 16x8:A100 --policies fifo,las,las/fgd,./mine.py
+    Examples: refold compare jobs.csv --cluster 16x8:A100 --policies fifo,las,las/fgd,./mine.py ·
+    refold compare --from slurm --since 14d --policies fifo,easy,refold
     """
     from refold.cli import (
         collect_notes,
@@ -106,7 +144,8 @@ def compare(
     from refold.cli.inputs import power_limit_notes
 
     out, gap = output.out, output.gap
-    workload, selected = prepare_experiment(trace, cluster, policies.select(experiment.watch), experiment)
+    reader = source.reader(trace)
+    workload, selected = prepare_experiment(trace, cluster, policies.select(experiment.watch), experiment, reader)
     with output_folder(out):
         runs = run_policies(workload, selected, output.processes, gap)
         notes = collect_notes(workload, runs) + power_limit_notes(selected, runs) + (_gap_notes(runs) if gap else [])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import make_client
+from refold.cli import Since, make_client, require_option
 from refold.cli.views import AsJson, plural, print_json, print_line, print_notes
+
+if TYPE_CHECKING:
+    from refold.core import Entry, Header
 
 
 class Source(StrEnum):
@@ -17,6 +20,7 @@ class Source(StrEnum):
 
     DAEMON = "daemon"
     KUBERNETES = "kubernetes"
+    SLURM = "slurm"
 
 
 def snapshot(
@@ -29,13 +33,18 @@ def snapshot(
         typer.Option(
             "--from",
             metavar="SOURCE",
-            help="What to save: daemon (the state of `refold serve`), or kubernetes (a cluster; nothing is changed).",
+            help="What to save: daemon (the state of `refold serve`), kubernetes or slurm (a cluster, read-only).",
         ),
     ] = Source.DAEMON,
     kubeconfig: Annotated[
         Path | None,
         typer.Option("--kubeconfig", metavar="FILE", help="How to reach the cluster (default: as kubectl)."),
     ] = None,
+    since: Since = None,
+    priorities: Annotated[
+        bool,
+        typer.Option("--priorities/--no-priorities", help="With --from slurm: keep Slurm's order of the waiting jobs."),
+    ] = True,
     as_json: AsJson = False,
 ) -> None:
     """Save the current state to a file: running and waiting jobs, and the history used for predictions.
@@ -44,11 +53,18 @@ def snapshot(
     policies on the current queue: refold compare snapshot.jsonl --policies fifo,easy,refold. Commands, environment
     variables and addresses are omitted, so that the file can be shared.
 
-    With --from kubernetes, the jobs are the pods of a cluster that request GPUs, whichever scheduler they have.
+    With --from kubernetes, the jobs are the pods of a cluster that request GPUs, whichever scheduler they have. With
+    --from slurm, they are the jobs of Slurm's queue that request GPUs; past jobs come from its accounting.
 
     Example: refold snapshot -o now.jsonl
     """
-    if source is Source.KUBERNETES or kubeconfig is not None:
+    if source is not Source.SLURM:
+        require_option(
+            "--from slurm", {"--since": since, "--no-priorities": None if priorities else True}, "only Slurm has them"
+        )
+    if source is Source.SLURM:
+        _save_slurm(out, since, priorities, whole)
+    elif source is Source.KUBERNETES or kubeconfig is not None:
         _save_cluster(out, kubeconfig, whole)
     else:
         make_client().snapshot(out, whole=whole)
@@ -63,9 +79,7 @@ def _save_cluster(out: Path, kubeconfig: Path | None, whole: bool) -> None:
     from msgspec.structs import replace
 
     from refold.backends.kubernetes import ApiServer, find_access
-    from refold.core import JobSubmitted, RunAdopted
-    from refold.errors import BadFile
-    from refold.server import encode_snapshot
+    from refold.core import Entry
     from refold.server.config import Config
     from refold.server.kubernetes import observe, read_only
 
@@ -74,14 +88,31 @@ def _save_cluster(out: Path, kubeconfig: Path | None, whole: bool) -> None:
         found = observe(api, Config().policy.name)
     finally:
         api.close()
-    header = replace(found.header, snapshot=True)
+    _write(out, replace(found.header, snapshot=True), Entry(found.now, found.events), found.notes, whole)
+
+
+def _save_slurm(out: Path, since: str | None, priorities: bool, whole: bool) -> None:
+    from refold.backends.slurm import Programs
+    from refold.cli.inputs import parse_since
+    from refold.server.config import Config
+    from refold.server.slurm import observe_slurm
+
+    found = observe_slurm(Programs().run, Config().policy.name, parse_since(since), priorities=priorities)
+    _write(out, found.header, found.entry, found.notes, whole)
+
+
+def _write(out: Path, header: Header, entry: Entry, notes: list[str], whole: bool) -> None:
+    from refold.core import JobSubmitted, RunAdopted
+    from refold.errors import BadFile
+    from refold.server import encode_snapshot
+
     try:
-        out.write_bytes(encode_snapshot(header, found.now, found.events, whole))
+        out.write_bytes(encode_snapshot(header, entry, whole))
     except OSError as error:
         raise BadFile(out, f"cannot be written: {error.strerror}") from None
-    running = sum(isinstance(event, RunAdopted) for event in found.events)
-    waiting = sum(isinstance(event, JobSubmitted) for event in found.events) - running
+    running = sum(isinstance(event, RunAdopted) for event in entry.events)
+    waiting = sum(isinstance(event, JobSubmitted) for event in entry.events) - running
     cluster = header.cluster
-    print_notes(found.notes)
+    print_notes(notes)
     size = f"{plural(len(cluster.nodes), 'node')}, {plural(cluster.gpus, 'GPU')}"
     print_line(f"{size}: {running:,} running, {waiting:,} waiting", err=True)

@@ -52,6 +52,7 @@ from .power_limits import (
     spreads_power as spreads_power,
     with_power_limits as with_power_limits,
 )
+from .slurm_history import parse_since as parse_since, read_slurm_workload as read_slurm_workload
 from .submission import SubmitOptions as SubmitOptions, read_submissions as read_submissions
 from .workload import (
     Workload as Workload,
@@ -59,4 +60,4 @@ from .workload import (
     with_faults as with_faults,
     with_never_ending as with_never_ending,
 )
-from .workload_reader import read_workload as read_workload
+from .workload_reader import DEMO as DEMO, read_workload as read_workload

@@ -45,6 +45,7 @@ class _JournalQueue:
     has_estimates: bool
     omitted: int
     notes: list[str]
+    scheduler: str = ""
 
     def to_document(self, state: JournalState) -> dict[str, Any]:
         view = state.present.view
@@ -61,25 +62,27 @@ class _JournalQueue:
 
     def print_text(self, state: JournalState) -> None:
         view, header = state.present.view, state.header
-        counts = f"{len(view.waiting) + len(view.infeasible):,} waiting, {len(view.runs):,} running"
+        held = f", {len(view.held):,} held" if view.held else ""
+        counts = f"{len(view.waiting) + len(view.infeasible):,} waiting{held}, {len(view.runs):,} running"
         free = f"{view.free_gpus:g} of {header.cluster.gpus:,} GPUs free"
         title = f"{format_clock(state.now)}: {counts}, {free}, policy {header.policy}"
         footer = [f"… and {plural(self.omitted, 'more job')}"] if self.omitted else []
         print_notes(self.notes)
-        print_tables(Table(title, _waiting_columns(self.has_estimates), self.waiting, footer, keys=2))
+        print_tables(Table(title, _waiting_columns(self.has_estimates, self.scheduler), self.waiting, footer, keys=2))
         if self.running is not None:
             print_tables(Table("Running jobs", _running_columns(), self.running))
 
 
 def _read_queue(state: JournalState, options: JournalQueueOptions) -> _JournalQueue:
     view = state.present.view
-    jobs = [*view.waiting.values(), *view.infeasible.values()]
+    jobs = [*view.waiting.values(), *view.infeasible.values(), *view.held.values()]
     rows = [_waiting_row(state, job, position) for position, job in enumerate(jobs[: options.limit], start=1)]
     notes: list[str] = []
     if options.forecast.enabled:
         notes = _add_start_estimates(state, options.forecast, rows)
     running = _running_rows(state)[: options.limit] if options.running else None
-    return _JournalQueue(rows, running, options.forecast.enabled, len(jobs) - len(rows), notes)
+    omitted, scheduler = len(jobs) - len(rows), state.header.scheduler
+    return _JournalQueue(rows, running, options.forecast.enabled, omitted, notes, scheduler)
 
 
 def _waiting_row(state: JournalState, job: Job, position: int) -> dict[str, Any]:
@@ -111,10 +114,16 @@ def _format_wait(wait: Wait, job: Job) -> str:
 def _add_start_estimates(state: JournalState, options: ForecastOptions, rows: list[dict[str, Any]]) -> list[str]:
     """Add to each row when the job may start and the source of that estimate; return notes on the estimates.
 
-    The source is the policy's own estimate. Jobs without one, or all jobs with --futures, are simulated.
+    The source is the policy's own estimate. Jobs without one, or all jobs with --futures, are simulated. The estimates
+    of another scheduler are shown beside.
     """
-    view = state.present.view
+    view, scheduler = state.present.view, state.header.scheduler
     estimates = {row["job"]: view.start_estimate(row["job"]) for row in rows}
+    if scheduler:
+        for row in rows:
+            other = estimates[row["job"]]
+            row["scheduler_estimate"] = other and other.at
+        estimates = dict.fromkeys(estimates)
     forecast_jobs = [job for job in estimates if job in view.waiting and (options.futures or not estimates[job])]
     futures = forecast_starts(state, forecast_jobs, options) if forecast_jobs else None
     in_forecast = set(forecast_jobs)
@@ -166,12 +175,18 @@ def _running_rows(state: JournalState) -> list[dict[str, Any]]:
 Row = dict[str, Any]
 
 
-def _waiting_columns(has_estimates: bool) -> list[Column[Row]]:
+def _waiting_columns(has_estimates: bool, scheduler: str = "") -> list[Column[Row]]:
+    """Return the columns. `scheduler`: whose estimates are shown beside ours."""
     estimates: list[Column[Row]] = [
         Column("start estimate", lambda row: format_moment(row["expected"]), number=True),
         Column("range", lambda row: format_interval(row["range"]), number=True, optional=5),
         Column("source", lambda row: row["source"], whole=True, optional=7),
     ]
+    if scheduler:
+        other: Column[Row] = Column(
+            f"{scheduler}'s", lambda row: format_moment(row.get("scheduler_estimate")), number=True
+        )
+        estimates.insert(1, other)
     return [
         Column("", lambda row: str(row["position"]), number=True, optional=2),
         Column("job", lambda row: row["job"], whole=True),

@@ -1,0 +1,5 @@
+"""Slurm: its queue and its nodes, read with its own programs."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,49 @@
+"""The jobs of Slurm's accounting as a workload on which policies can be compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from refold.cli.inputs.workload import Workload
+from refold.cli.views import progress
+
+if TYPE_CHECKING:
+    from refold.cli import TraceOptions
+    from refold.model import Seconds
+    from refold.simulator import Costs
+
+DEFAULT_SINCE = "30d"
+
+
+def parse_since(text: str | None) -> Seconds:
+    """Parse --since: how far back jobs are read."""
+    from refold.model import parse_duration
+
+    return parse_duration(text or DEFAULT_SINCE)
+
+
+def read_slurm_workload(
+    since: Seconds, _trace: str, cluster: str | None, options: TraceOptions, costs: Costs
+) -> Workload:
+    """Read the jobs that have run under Slurm in the last `since` seconds, and its nodes unless a cluster is given."""
+    from time import time
+
+    from refold.backends.slurm import Programs, SlurmError, map_nodes, read_nodes
+    from refold.errors import BadInput, BadValue
+    from refold.server.slurm import read_history
+    from refold.traces import read_cluster
+
+    run = Programs().run
+    try:
+        with progress("reading Slurm's accounting"):
+            found = map_nodes(read_nodes(run))
+            trace = read_history(run, found, time() - since)
+    except (SlurmError, BadValue) as error:
+        raise BadInput(f"Slurm's jobs cannot be read: {error}") from None
+    machines = found.cluster if cluster is None else read_cluster(cluster)
+    first = replace(trace, jobs=trace.jobs[: options.limit])
+    if not first.jobs:
+        raise BadInput("; ".join(["no jobs with GPUs in Slurm's accounting", *first.notes]))
+    ready = options.adapt(first, machines)
+    return Workload(ready.name, ready.jobs, machines, costs, (), len(ready.skipped_rows), ready.notes)
