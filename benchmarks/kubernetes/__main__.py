@@ -1,6 +1,7 @@
 """Measure Refold on Kubernetes beside kube-scheduler: `python -m benchmarks.kubernetes`.
 
-Needs the servers of `make engines-kubernetes`. The order of the schedulers alternates from round to round.
+Needs the servers of `make engines-kubernetes`. The order of the schedulers alternates from round to round. `--faults`
+counts instead what goes wrong while daemons, bindings, watches or the API server fail.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
+from benchmarks.kubernetes.faults import CLEAN_UP_SECONDS, FAULTS, PODS, Outcome, measure as measure_fault
 from benchmarks.kubernetes.placing import SCHEDULERS, Placed, Size, measure
 
 
@@ -33,8 +35,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each scheduler (default: 3)")
     parser.add_argument("--only", choices=SCHEDULERS, action="append", help="measure one scheduler; can be repeated")
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--faults", type=int, metavar="N", help="let something fail N times, for each kind of failure")
+    parser.add_argument("--fault", choices=FAULTS, action="append", help="one kind of failure; can be repeated")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the failures (default: 0)")
     options = parser.parse_args()
     assets = find_servers()
+    if options.faults is not None:
+        outcomes: list[Outcome] = []
+        for fault in options.fault or FAULTS:
+            print(f"{fault} …", file=sys.stderr)
+            outcomes.append(measure_fault(assets, fault, options.faults, options.seed))
+        print("\n".join(fault_table(outcomes)))
+        return
     size = Size(options.nodes, options.gangs)
     names = options.only or list(SCHEDULERS)
     found: list[Placed] = []
@@ -67,6 +79,22 @@ def table(found: list[Placed], names: list[str], size: Size) -> list[str]:
             f" {min(partial)} to {max(partial)} |"
         )
     return lines
+
+
+def fault_table(outcomes: list[Outcome]) -> list[str]:
+    """Return a Markdown table of what went wrong."""
+    return [
+        f"Gangs of {PODS} pods. The clean-up time is {CLEAN_UP_SECONDS:g} s.",
+        "",
+        "| failure | times | gangs bound in part beyond the clean-up time | longest, s | GPUs allocated twice"
+        " | pods forgotten |",
+        "|---|---|---|---|---|---|",
+        *(
+            f"| {found.fault} | {found.times} | {found.half_bound} | {found.longest:.1f} | {found.allocated_twice} |"
+            f" {found.forgotten} |"
+            for found in outcomes
+        ),
+    ]
 
 
 def spread(values: list[float]) -> str:

@@ -34,7 +34,7 @@ CREATING_THREADS = 8
 QUIET_SECONDS = 10.0
 """A scheduler that binds nothing for this long after its first binding has finished."""
 
-START_SECONDS = 60.0
+START_SECONDS = 240.0
 
 
 class Size(NamedTuple):

@@ -44,14 +44,25 @@ def wait_for(look: Callable[[], T], what: str, seconds: float = WAIT_SECONDS) ->
 class KubernetesDaemon:
     """The daemon, and shortcuts to see what it does. It has the rights of the manifests, and no others."""
 
-    def __init__(self, servers: KubernetesServers, folder: Path, *options: str, host: str = "daemon") -> None:
-        """`host`: the machine that it seems to run on. Daemons on different machines may share a folder."""
+    def __init__(
+        self,
+        servers: KubernetesServers,
+        folder: Path,
+        *options: str,
+        host: str = "daemon",
+        log: str = "",
+        kubeconfig: Path | None = None,
+    ) -> None:
+        """`host`: the machine that it seems to run on. Daemons on different machines may share a folder.
+
+        `log`: the name of its log, if several daemons are on one host. `kubeconfig`: how it reaches the API server.
+        """
         self.api: ApiServer = servers.api
         self.folder = folder
         self._options = options
         self._host = host
-        self._kubeconfig = servers.write_kubeconfig("refold", "refold-token")
-        self._log = folder.parent / f"{host}.log"
+        self._kubeconfig = kubeconfig or servers.write_kubeconfig("refold", "refold-token")
+        self._log = folder.parent / f"{log or host}.log"
         self._began = 0
         self._process: subprocess.Popen[bytes] | None = None
 

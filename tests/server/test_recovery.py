@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from refold.core import Header, Scheduler
-from refold.core.events import Event, GpuLost, JobCancelled, JobSubmitted, NodeLost
+from refold.core.events import Event, GpuLost, JobCancelled, JobSubmitted, NodeLost, PastJob
 from refold.core.scheduler import raise_rejection
 from refold.model import Cluster, Node
 from refold.registry import make_policy
@@ -69,6 +69,18 @@ def test_a_cancelled_job_whose_node_is_gone_ends(tmp_path: Path) -> None:
     _, notices = recovered.job_table.apply(entry, recovered.scheduler.view)
     assert [(notice.kind, notice.job and notice.job.id) for notice in notices] == [("cancelled", "on-a")]
     assert not recovered.job_table.records
+
+
+def test_a_policy_learns_from_the_history_at_first_and_in_every_new_epoch(tmp_path: Path) -> None:
+    history = [PastJob(make_job("earlier"), 60.0)]
+    first, other = Header(cluster("a"), "fifo"), Header(cluster("b"), "fifo")
+    with Store(tmp_path) as store:
+        empty = recover(store.reader, first, lambda: make_policy("fifo", {}), raise_rejection, history)
+        assert empty.snapshot == tuple(history)
+        entry = empty.scheduler.step(1.0, empty.snapshot)
+        store.commit(Commit(1, entry, epoch=first, checkpoint=Checkpoint(1, empty.scheduler.snapshot(), ())))
+        later = recover(store.reader, other, lambda: make_policy("fifo", {}), raise_rejection, history)
+    assert [event for event in later.snapshot or () if isinstance(event, PastJob)] == history
 
 
 def test_jobs_accept_the_same_nodes_if_their_gpu_types_have_other_names_now() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +17,7 @@ from refold.api import MAX_BUFFERED_EVENTS, AllowedHosts, Api, EventStream, Stor
 from refold.backends import Backend
 from refold.backends.local import LocalBackend
 from refold.client import read_address, write_address
-from refold.core import Header, Policy, Scheduler
+from refold.core import Header, PastJob, Policy, Scheduler
 from refold.errors import BadInput
 from refold.model import MINUTE, Seconds
 from refold.registry import make_policy, queue_order
@@ -38,7 +38,7 @@ from refold.server.loop import Loop, PolicyChange
 from refold.server.monitor import OUTPUT_POLL_SECONDS, GpuPoller, Layout, Machine, OutputFollower, OutputWatch
 from refold.server.notify import JobMessages, Notifier
 from refold.server.periodic import log_task_failure, run_every
-from refold.server.recovery import MAX_PAST_JOBS, recover
+from refold.server.recovery import past_jobs, recover
 from refold.server.retries import Retries
 from refold.server.service import SchedulerService
 from refold.server.start_conditions import StartConditions
@@ -133,7 +133,8 @@ class Daemon:
         # The state, the input, and where steps are written.
         compiled = self._kernels.load(self._header)
         header = self._header if compiled else _uncompiled(self._header)
-        recovered = recover(store.reader, header, partial(_make_policy, header), log_rejection)
+        history = self._kubernetes.history() if self._kubernetes is not None else []
+        recovered = recover(store.reader, header, partial(_make_policy, header), log_rejection, history)
         state = LiveState(recovered, header, _make_clock(store, recovered.now))
         writer = Writer(store)
         inbox = Inbox(writer, recovered.wakes)
@@ -152,7 +153,7 @@ class Daemon:
         retries = Retries(state, inbox, output, refresh_log)
         environments = Environments(state, writer, store)
         conditions = StartConditions(state, inbox, store.reader)
-        past = store.reader.past_jobs(MAX_PAST_JOBS)
+        past = past_jobs(store.reader, history)
         order = queue_order(self._header.policy, self._header.settings)
         forecasts = StartForecasts(state, order, past, enabled=compiled)
         retention = LogRetention(store.reader, logs, config.serve.keep_logs_for)
@@ -207,7 +208,7 @@ class Daemon:
                 run_every(environments.sweep, ENVIRONMENT_SWEEP_SECONDS),
                 *(parts.tasks if parts is not None else ()),
                 *([run_every(pod_output.copy_progress, PROGRESS_INTERVAL)] if pod_output is not None else []),
-                *([] if compiled else [self._compile_policy(state, loop, store, forecasts)]),
+                *([] if compiled else [self._compile_policy(state, loop, store, forecasts, history)]),
                 _once_started(server, lambda: ready(_make_ready(address, token, state, backend, recovered.note))),
                 inbox=inbox,
                 server=server,
@@ -220,7 +221,9 @@ class Daemon:
             notifier.close()
             self._machine.close()
 
-    async def _compile_policy(self, state: LiveState, loop: Loop, store: Store, forecasts: StartForecasts) -> None:
+    async def _compile_policy(
+        self, state: LiveState, loop: Loop, store: Store, forecasts: StartForecasts, history: Sequence[PastJob]
+    ) -> None:
         """Compile the policy, then let it schedule."""
         header = self._header
 
@@ -238,7 +241,7 @@ class Daemon:
             state.policy_note = f"policy {header.policy} cannot be compiled: {problem}; jobs start in order of arrival"
             log.error(state.policy_note)
             return
-        past = await asyncio.to_thread(store.reader.past_jobs, MAX_PAST_JOBS)
+        past = await asyncio.to_thread(past_jobs, store.reader, history)
         loop.change_policy(PolicyChange(header, _make_scheduler(header), past))
         forecasts.enabled = True
         state.policy_note = ""

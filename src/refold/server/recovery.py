@@ -8,7 +8,7 @@ starts from the snapshot, without internal state from before.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -59,13 +59,19 @@ class RecoveredState:
 
 
 def recover(
-    reader: StoreReader, header: Header, policy: Callable[[], Policy], on_rejection: Callable[[BadDecision], None]
+    reader: StoreReader,
+    header: Header,
+    policy: Callable[[], Policy],
+    on_rejection: Callable[[BadDecision], None],
+    history: Sequence[PastJob] = (),
 ) -> RecoveredState:
-    """Restore the state that the last daemon wrote, or start empty."""
+    """Restore the state that the last daemon wrote, or start empty. `history`: jobs that ended without a daemon."""
     epoch = reader.journal.last_epoch()
     if epoch is None:
         return RecoveredState(
-            Scheduler(header.cluster, policy(), on_rejection=on_rejection), JobTable(header.cluster), snapshot=()
+            Scheduler(header.cluster, policy(), on_rejection=on_rejection),
+            JobTable(header.cluster),
+            snapshot=tuple(history),
         )
     last = reader.journal.last_entry()
     why = _reason_for_new_epoch(epoch, header, last)
@@ -75,7 +81,7 @@ def recover(
             return replayed
         why = "the policy no longer makes the recorded decisions"
     restored = _restore(reader.journal)
-    snapshot = _snapshot_for(header.cluster, restored.scheduler, reader.past_jobs(MAX_PAST_JOBS))
+    snapshot = _snapshot_for(header.cluster, restored.scheduler, past_jobs(reader, history))
     job_table = JobTable(header.cluster, restored.job_table.records.values())
     notices = job_table.lose_runs_except(
         {event.job for event in snapshot if isinstance(event, RunAdopted)}, restored.now
@@ -90,6 +96,11 @@ def recover(
         notices=notices,
         note=f"the policy starts from a snapshot of the queue and the runs: {why}",
     )
+
+
+def past_jobs(reader: StoreReader, history: Sequence[PastJob] = ()) -> list[PastJob]:
+    """Return the latest jobs that have ended, after those of `history`. Slow: call it in a thread."""
+    return [*history, *reader.past_jobs(MAX_PAST_JOBS)][-MAX_PAST_JOBS:]
 
 
 def _snapshot_for(cluster: Cluster, before: Scheduler, past: list[PastJob]) -> tuple[Event, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,10 +13,13 @@ from fake_api_server import FakeApiServer, Refusal
 from kubernetes_objects import Json, node_json, pod_json
 from typer.testing import CliRunner
 
+from refold.backends.kubernetes.access import Access
 from refold.backends.kubernetes.api_server import ApiError, ApiServer
+from refold.backends.kubernetes.backend import OwnJobs
 from refold.cli.typer_app import app
 from refold.core import Event, JobSubmitted, NodeDrained, NodeLost, NodeUsed, PastJob, RunAdopted
 from refold.model import Allocation, Share
+from refold.server.kubernetes.engine import KubernetesEngine
 from refold.server.kubernetes.observation import Observation, observe
 
 NODES = "/api/v1/nodes"
@@ -95,6 +99,26 @@ def test_jobs_that_have_finished_are_the_history(server: FakeApiServer) -> None:
     add_pod(server, "done-0", owner=("Job", "done", "u"), nodeName="n0", status=status)
     ((past),) = of(look(server), PastJob)
     assert (past.job.id, past.run_time) == ("done", 1000.0)
+
+
+def test_a_daemon_learns_from_pods_that_others_have_run_and_not_twice_from_its_own(server: FakeApiServer) -> None:
+    store(server, f"{NODES}/n0", node_json("n0"))
+    state = {"name": "main", "state": {"terminated": {"exitCode": 0, "finishedAt": ago(100)}}}
+    status = {"phase": "Succeeded", "startTime": ago(1100), "containerStatuses": [state]}
+    add_pod(server, "theirs-0", gpus=2, owner=("Job", "theirs", "u"), nodeName="n0", status=status)
+    known = {"refold.dev/daemon": "d", "refold.dev/job": "ours-1", "refold.dev/run": "1"}
+    add_pod(server, "ours-0", owner=("Job", "ours", "v"), nodeName="n0", status=status, annotations=known)
+    add_pod(server, "failed-0", owner=("Job", "f", "w"), nodeName="n0", status={**status, "phase": "Failed"})
+
+    async def history() -> list[PastJob]:
+        engine = KubernetesEngine(Access(server.address, None), "d", OwnJobs())
+        await engine.connect()
+        found = engine.history()
+        await engine.close()
+        return found
+
+    (past,) = asyncio.run(history())
+    assert (past.job.id, past.job.demand.gpus, past.run_time) == ("theirs", 2, 1000.0)
 
 
 def test_nodes_that_are_down_or_cordoned_and_pods_on_unknown_nodes(server: FakeApiServer) -> None:

@@ -24,7 +24,7 @@ class LabelSelector(_Object, frozen=True):
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether an object with these labels is selected."""
         return all(labels.get(key) == value for key, value in self.match_labels.items()) and all(
-            _is_met(requirement, labels.get(requirement.key)) for requirement in self.match_expressions
+            requirement.is_met(labels) for requirement in self.match_expressions
         )
 
 
@@ -62,17 +62,3 @@ def blocking_budget(budgets: Collection[Budget], pods: Collection[Pod]) -> str:
         if sum(budget.covers(pod) for pod in pods) > budget.status.disruptions_allowed:
             return budget.metadata.name
     return ""
-
-
-def _is_met(requirement: Requirement, value: str | None) -> bool:
-    match requirement.operator:
-        case "In":
-            return value in requirement.values
-        case "NotIn":
-            return value not in requirement.values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case _:
-            return False

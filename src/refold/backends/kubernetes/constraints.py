@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from refold.backends.kubernetes.objects import Metadata, Node, Pod, PodSpec, Requirement, SelectorTerm, Taint
+from refold.backends.kubernetes.objects import Node, Pod, PodSpec, SelectorTerm, Taint
 
 LIFECYCLE_TAINT_PREFIX = "node.kubernetes.io/"
 """Taints that say that a node is not ready, cordoned, or under pressure. Such nodes are down, for all pods."""
@@ -74,34 +74,10 @@ def _matches_affinity(spec: PodSpec, node: Node) -> bool:
     if spec.affinity.node_affinity.required is None:
         return True
     return any(
-        term.match_expressions and all(_is_met(requirement, node.metadata) for requirement in term.match_expressions)
+        term.match_expressions
+        and all(requirement.is_met(node.metadata.labels) for requirement in term.match_expressions)
         for term in _terms(spec)
     )
-
-
-def _is_met(requirement: Requirement, node: Metadata) -> bool:
-    value = node.labels.get(requirement.key)
-    match requirement.operator:
-        case "In":
-            return value in requirement.values
-        case "NotIn":
-            return value not in requirement.values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt" | "Lt":
-            return _compares(requirement, value)
-        case _:
-            return False
-
-
-def _compares(requirement: Requirement, value: str | None) -> bool:
-    try:
-        found, bound = int(value or ""), int(requirement.values[0])
-    except (ValueError, IndexError):
-        return False
-    return found > bound if requirement.operator == "Gt" else found < bound
 
 
 def _is_tolerated(spec: PodSpec, taint: Taint) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
 Amounts = dict[str, str | int | float]
@@ -97,11 +99,35 @@ class Toleration(_Object, frozen=True):
 
 
 class Requirement(_Object, frozen=True):
-    """A condition on a label or field of a node."""
+    """A condition on a label, or on a field of a node."""
 
     key: str
     operator: str
     values: list[str] = []
+
+    def is_met(self, labels: Mapping[str, str]) -> bool:
+        """Whether an object with these labels meets it."""
+        value = labels.get(self.key)
+        match self.operator:
+            case "In":
+                return value in self.values
+            case "NotIn":
+                return value not in self.values
+            case "Exists":
+                return value is not None
+            case "DoesNotExist":
+                return value is None
+            case "Gt" | "Lt":
+                return self._compares(value)
+            case _:
+                return False
+
+    def _compares(self, value: str | None) -> bool:
+        try:
+            found, bound = int(value or ""), int(self.values[0])
+        except (ValueError, IndexError):
+            return False
+        return found > bound if self.operator == "Gt" else found < bound
 
 
 class SelectorTerm(_Object, frozen=True):

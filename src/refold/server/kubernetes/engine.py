@@ -29,11 +29,13 @@ from refold.backends.kubernetes import (
     map_nodes,
     selected_labels,
 )
+from refold.core import PastJob
 from refold.errors import BadInput, BadValue
 from refold.model import Seconds, Tenant
 from refold.server import Admission, Inbox, LiveState, Subscriber
 from refold.server.kubernetes.gang_queue import CALLER, GangQueue
 from refold.server.kubernetes.node_reports import NodeReports
+from refold.server.kubernetes.observation import past_gangs
 from refold.server.kubernetes.pod_notes import PodNotes
 from refold.server.kubernetes.pod_output import PodOutput
 from refold.server.store import Store
@@ -126,6 +128,11 @@ class KubernetesEngine:
     def make_backend(self, report: Report, grace: Seconds) -> KubernetesBackend:
         """Return a back end for the cluster as it is."""
         return KubernetesBackend(report, self._api, self._mirror, self.nodes, self._own, grace)
+
+    def history(self) -> list[PastJob]:
+        """Return the gangs of this cluster that have succeeded without this daemon."""
+        others = [pod for pod in self._mirror.pods.values() if self._mirror.run_of(pod) is None]
+        return past_gangs(self.nodes, others)
 
     def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> PodOutput:
         """Return what copies the output of pods to the files of runs, at most this much of each instance."""

@@ -69,7 +69,12 @@ def observe(api: ApiServer, policy: str, tenants: tuple[Tenant, ...] = ()) -> Ob
         mapped = map_nodes(nodes, selected_labels(pod.spec for pod in waiting), tenants=tenants)
     except BadValue as error:
         raise BadInput(str(error)) from None
-    return _Observer(mapped, nodes, pods, _OwnerTable(api), datetime.now(UTC)).observe(policy)
+    return _Observer(mapped, nodes, pods, _OwnerTable(api).find, datetime.now(UTC)).observe(policy)
+
+
+def past_gangs(nodes: NodeMap, pods: Sequence[Pod]) -> list[PastJob]:
+    """Return the gangs that have succeeded, the latest ones, from which run times are predicted."""
+    return _Observer(nodes, (), pods, lambda _, members: Owner(len(members)), datetime.now(UTC)).past_jobs()
 
 
 def _is_job(pod: Pod) -> bool:
@@ -102,6 +107,9 @@ class _OwnerTable:
             return Owner(len(pods))
 
 
+FindOwner = Callable[[GangName, Sequence[Pod]], Owner]
+
+
 class _Gang(NamedTuple):
     name: GangName
     pods: list[Pod]
@@ -112,12 +120,12 @@ class _Observer:
     """Builds the events of a snapshot. Times are seconds since the oldest pod was created."""
 
     def __init__(
-        self, nodes: NodeMap, objects: Iterable[Node], pods: Sequence[Pod], owners: _OwnerTable, now: datetime
+        self, nodes: NodeMap, objects: Iterable[Node], pods: Sequence[Pod], find_owner: FindOwner, now: datetime
     ) -> None:
         self._nodes = nodes
         self._objects = {node.name: node for node in objects}
         self._pods = pods
-        self._owners = owners
+        self._find_owner = find_owner
         self._now = now
         created = [_time(pod.metadata.creation_timestamp, now) for pod in pods]
         self._began = min([*created, now])
@@ -131,11 +139,14 @@ class _Observer:
         jobs = [pod for pod in self._pods if _is_job(pod)]
         running = self._gangs(jobs, lambda pod: pod.is_bound and not pod.has_ended)
         waiting = self._gangs(jobs, lambda pod: not pod.is_bound and not pod.has_ended and not pod.is_deleted)
-        finished = self._gangs(jobs, lambda pod: pod.status.phase == "Succeeded")
-        past = [event for gang in finished for event in self._past(gang)][-MAX_PAST_JOBS:]
-        events = [*past, *self._started(running), *self._waiting(waiting), *self._node_events()]
+        events = [*self.past_jobs(), *self._started(running), *self._waiting(waiting), *self._node_events()]
         header = Header(self._nodes.cluster, policy)
         return Observation(header, self._seconds(self._now), tuple(events), self._notes)
+
+    def past_jobs(self) -> list[PastJob]:
+        """Return the gangs that have succeeded, the latest ones."""
+        finished = self._gangs(filter(_is_job, self._pods), lambda pod: pod.status.phase == "Succeeded")
+        return [event for gang in finished for event in self._past(gang)][-MAX_PAST_JOBS:]
 
     def _gangs(self, pods: Iterable[Pod], belongs: Callable[[Pod], bool]) -> list[_Gang]:
         """Return the gangs of some pods, the oldest first."""
@@ -150,7 +161,7 @@ class _Observer:
 
     def _job(self, gang: _Gang) -> Job | None:
         """Return the job that a gang is. Gangs of which only a part is bound are two jobs: that part, and the rest."""
-        owner = self._owners.find(gang.name, gang.pods)._replace(size=len(gang.pods))
+        owner = self._find_owner(gang.name, gang.pods)._replace(size=len(gang.pods))
         try:
             submission = gang_submission(gang.name, gang.pods, owner, "")
             types = accepted_gpu_types(gang.pods, self._nodes)
@@ -184,7 +195,7 @@ class _Observer:
     def _waiting(self, gangs: Iterable[_Gang]) -> list[Event]:
         return [JobSubmitted(job) for gang in gangs if (job := self._job(gang)) is not None]
 
-    def _past(self, gang: _Gang) -> list[Event]:
+    def _past(self, gang: _Gang) -> list[PastJob]:
         ended = [
             entry.state.terminated.finished_at
             for pod in gang.pods
