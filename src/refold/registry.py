@@ -91,7 +91,7 @@ def chooses_plans(name: str) -> bool:
 
 
 def queue_order(name: str, settings: Mapping[str, Any]) -> QueueOrder | None:
-    """Return the order in which a policy starts waiting jobs; None if it is not simply that of a queue."""
+    """Return the order in which a policy starts waiting jobs; None if that cannot be simulated."""
     entry = POLICIES.get(name)
     return entry.queue_order if entry is not None and settings.get("order", "arrival") == "arrival" else None
 

@@ -229,11 +229,11 @@ def _run_fork_server() -> None:
 
 def _warm_up() -> None:
     from refold.backends.local import local_cluster
-    from refold.server.config import Config
+    from refold.server.config import Config, PolicyConfig
     from refold.server.warm_up import warm_up
 
-    for policy in ("fifo", "easy"):
-        warm_up(Header(local_cluster(2), policy, Config().policy_settings))
+    for policy in ("fifo", "easy", "refold"):
+        warm_up(Header(local_cluster(2), policy, Config(policy=PolicyConfig(policy)).policy_settings))
 
 
 def _run_daemon(options: DaemonOptions) -> NoReturn:

@@ -80,7 +80,7 @@ class TestConservativeWithKnownDurations(PolicyContract):
 
 
 @pytest.mark.parametrize("placement", RULES)
-@pytest.mark.parametrize("policy", ["fifo-skip", "srtf", "easy"])
+@pytest.mark.parametrize("policy", ["fifo-skip", "srtf", "easy", "refold"])
 def test_every_placement_satisfies_the_contract(policy: str, placement: str) -> None:
     class Contract(PolicyContract):
         oracle = POLICIES[policy].oracle

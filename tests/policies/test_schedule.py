@@ -11,7 +11,7 @@ from refold.model import Placement
 from refold.packing import Placer
 from refold.policies.backfill.bookings import Reservation
 from refold.policies.backfill.queue import BackfillQueue, Gaps, QueuedJob, Request
-from refold.policies.backfill.schedule import UNLIMITED_DEPTH, Schedule
+from refold.policies.backfill.schedule import Schedule
 from refold.policies.backfill.sizing import JobSize
 from refold.testing import make_cluster, make_job
 
@@ -93,7 +93,7 @@ class TestReservations:
         jobs = [queued(*C), queued(*A), queued(*B)]
         add(schedule, *jobs)
         reserve(schedule, jobs[1], on(0).placement, 20.0)
-        depths = (1, 2, 3, UNLIMITED_DEPTH)
+        depths = (1, 2, 3, 500)
         assert [names(schedule.without_reservation(depth)) for depth in depths] == ["", "b", "bc", "bc"]
 
     def test_jobs_that_are_no_longer_among_the_first_lose_reservations_that_have_not_begun(self) -> None:

@@ -13,5 +13,5 @@ from refold.testing import make_job
 @pytest.fixture(scope="session", autouse=True)
 def _compiled() -> None:
     jobs = [make_job("long", gpus=2), make_job("short", at=1.0, work=1.0, gpus=2)]
-    for policy in ("fifo", "srtf", "easy"):
+    for policy in ("fifo", "srtf", "easy", "refold"):
         simulate(jobs, local_cluster(2), make_policy(policy))

@@ -86,7 +86,7 @@ def test_an_empty_file_gives_the_defaults(text: str) -> None:
 
 def test_watch_rules_become_a_policy_setting() -> None:
     watch = {"beyond_limit": True, "grace": 300.0, "limit_grace": 5.0, "per_job": True}
-    assert Config().policy_settings == {"watch": watch}
+    assert Config().policy_settings == {"watch": watch, "profile": True}
     config = parse_config("policy: {name: las}\nwatch: {beyond_limit: false, idle: off}", "refold.yaml")
     assert (config.policy_settings, config.watch.idle) == ({"watch": {"per_job": True}}, None)
 
@@ -127,12 +127,12 @@ def test_watch_rules_become_a_policy_setting() -> None:
             " the policies easy and conservative have it",
         ),
         (
-            "policy: {settings: {durations: limit}}\nprediction: {durations: limit}",
+            "policy: {name: easy, settings: {durations: limit}}\nprediction: {durations: limit}",
             "line 2: prediction.durations: also set by policy.settings.durations; set it once",
         ),
         (
-            "policy:\n  settings:\n    depth: -1",
-            "line 2: policy.settings: depth is -1, expected ≥ 0 (0: the default of easy)",
+            "policy:\n  name: easy\n  settings:\n    depth: -1",
+            "line 3: policy.settings: depth is -1, expected ≥ 0 (0: the default of easy)",
         ),
         (
             "watch: {no_progress: 0s}",
@@ -194,7 +194,7 @@ def test_an_unknown_policy_or_setting_suggests_the_nearest() -> None:
     ):
         parse_config("policy: rubik", "refold.yaml")
     with pytest.raises(RefoldError, match=r"line 1: policy.settings: unknown field 'dept'; did you mean 'depth'\?"):
-        parse_config("policy: {settings: {dept: 3}}", "refold.yaml")
+        parse_config("policy: {name: easy, settings: {dept: 3}}", "refold.yaml")
 
 
 @pytest.mark.parametrize(
@@ -240,18 +240,17 @@ def uncommented(text: str) -> str:
 
 def test_every_commented_setting_is_valid() -> None:
     text = re.sub(r"(?m)^  (slots|nodes):.*\n", "", uncommented(render_template(TwoGpus(0))))
-    config = parse_config(text, "refold.yaml")
+    prediction = re.search(r"(?m)^prediction:\n(  .*\n)+", text)
+    assert prediction is not None
+    with_easy = parse_config("policy: easy\n" + prediction[0], "refold.yaml")
+    assert with_easy.policy.settings == {"durations": "predicted", "duration_quantile": 0.5, "confidence": 0.8}
+    config = parse_config(text.replace(prediction[0], ""), "refold.yaml")
     assert config.tenants == (Tenant("vision", 4, 8), Tenant("language", 4))
     assert config.watch.idle == Config().watch.idle
     assert config.serve == Config().serve
     assert config.notify.kinds == Config().notify.kinds
     assert config.notify.waiting_long_after == Config().notify.waiting_long_after
-    assert config.policy.settings == {
-        "max_overtaken": 100,
-        "durations": "predicted",
-        "duration_quantile": 0.5,
-        "confidence": 0.8,
-    }
+    assert config.policy == PolicyConfig("refold", {"fair_share": 1})
 
 
 @pytest.mark.parametrize(

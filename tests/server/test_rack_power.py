@@ -98,10 +98,11 @@ def test_bad_configurations_are_rejected(text: str, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_a_live_daemon_holds_a_job_back_until_its_rack_has_power(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["fifo-skip", "refold"])
+def test_a_live_daemon_holds_a_job_back_until_its_rack_has_power(tmp_path: Path, policy: str) -> None:
     """The slots draw 200 W when idle, and 250 W more each when busy: three of four may be busy."""
     power = "{racks: {r1: {limit_watts: 950}}, gpu_watts: {idle: 50, busy: 300}}"
-    with RealDaemon(tmp_path / "state", slots=4, policy="fifo-skip", power=power) as daemon:
+    with RealDaemon(tmp_path / "state", slots=4, policy=policy, power=power) as daemon:
         client = daemon.client()
         first, second = (
             client.submit(Submission(name=name, command=["sleep", "60"], gpus=2)).id for name in ("first", "second")

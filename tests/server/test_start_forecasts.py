@@ -16,7 +16,7 @@ from refold.core.events import RunFinished, RunProgressed
 from refold.errors import Unavailable
 from refold.model import MINUTE
 
-POLICIES = ("fifo", "fifo-skip", "easy", "conservative")
+POLICIES = ("refold", "fifo", "fifo-skip", "easy", "conservative")
 """The policies whose starts can be forecast."""
 
 
@@ -100,7 +100,7 @@ def test_after_many_short_jobs_the_next_ones_do_not_start_now(tmp_path: Path, po
     play(tmp_path, policy, scene)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "easy", "conservative"])
+@pytest.mark.parametrize("policy", ["refold", "fifo", "easy", "conservative"])
 def test_a_time_limit_bounds_the_wait_for_a_run(tmp_path: Path, policy: str) -> None:
     async def scene(cluster: Cluster) -> None:
         await submit_many(cluster, 2, "long", time_limit=30 * MINUTE)
@@ -113,7 +113,7 @@ def test_a_time_limit_bounds_the_wait_for_a_run(tmp_path: Path, policy: str) -> 
     play(tmp_path, policy, scene)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "easy", "conservative"])
+@pytest.mark.parametrize("policy", ["refold", "fifo", "easy", "conservative"])
 def test_time_limits_bound_predictions_from_other_jobs(tmp_path: Path, policy: str) -> None:
     async def scene(cluster: Cluster) -> None:
         for _ in range(5):  # all jobs so far took hours
@@ -246,24 +246,31 @@ def test_while_kernels_are_compiled_nothing_is_estimated(tmp_path: Path) -> None
     play(tmp_path, "fifo", scene)
 
 
-def test_whatif_under_a_policy_without_a_queue_order_is_approximate(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["refold", "drf"])
+def test_whatif_under_a_policy_that_does_more_than_order_a_queue_is_approximate(tmp_path: Path, policy: str) -> None:
     async def scene(cluster: Cluster) -> None:
         await submit_many(cluster, 2, estimate=100.0)
         outcome = await cluster.service.whatif(OWNER, WhatIf([Submission(name="next", command=["true"])]))
         assert outcome.approximate
         assert outcome.variants[0].start is not None
 
-    play(tmp_path, "drf", scene)
+    play(tmp_path, policy, scene)
 
 
-def test_the_estimates_of_refold_are_those_of_the_policy(tmp_path: Path) -> None:
+def test_under_refold_jobs_with_less_work_are_estimated_to_start_first_and_do(tmp_path: Path) -> None:
     async def scene(cluster: Cluster) -> None:
-        await submit_many(cluster, 5)
-        await cluster.run_all(8.0)
-        jobs = await submit_many(cluster, 4)
-        waits = [cluster.wait_of(job) for job in jobs]
-        assert waits[0] is None or waits[0] >= 0  # the first job may have started
-        assert all(wait is not None and wait >= 0 for wait in waits[2:])
+        for _ in range(6):
+            short, long = await cluster.submit("short"), await cluster.submit("long")
+            await cluster.run_for(8.0, short)
+            await cluster.run_for(3592.0, long)
+        running = await submit_many(cluster, 2, "short")
+        (long,) = await submit_many(cluster, 1, "long")
+        shorts = await submit_many(cluster, 2, "short")
+        assert [cluster.wait_of(job) for job in (*shorts, long)] == pytest.approx([8, 8, 16], rel=0.3)
+        await cluster.run_for(8.0, *running)
+        assert set(cluster.state.view.runs) == set(shorts)
+        await cluster.run_for(8.0, *shorts)
+        assert set(cluster.state.view.runs) == {long}
 
     play(tmp_path, "refold", scene)
 

@@ -549,7 +549,7 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     """The daemon's status. `storage`: why its store cannot be written, or ''; `role`, `tenant`, `user`: the caller.
 
     `policy_note`: why another policy than the configured one schedules at present, or ''.
-    `forecasts_starts`: the daemon estimates when waiting jobs start, because the policy starts them in queue order.
+    `forecasts_starts`: the daemon estimates when waiting jobs start, in the order in which the policy starts them.
     `drained_gpus`: number of GPUs that are drained or down, in use or not; they are not counted in `free_gpus`.
     `held`: number of jobs that wait for something else than the policy, such as a dependency or a user's release.
     """

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-QueueOrder = Literal["fifo", "fifo-skip", "easy"]
-"""Orders in which policies start waiting jobs: strictly as queued, skipping jobs that do not fit, or with backfill."""
+QueueOrder = Literal["fifo", "fifo-skip", "easy", "least-work"]
+"""Orders in which policies start waiting jobs: strictly as queued, skipping jobs that do not fit, with backfill, or by
+predicted work, skipping jobs that do not fit. The last one approximates a policy that also preempts and reshapes.
+"""
 
 
 class PolicyEntry(NamedTuple):
@@ -77,12 +79,13 @@ POLICIES: dict[str, PolicyEntry] = {
     ),
     "drf": PolicyEntry("refold.policies.queueing.drf", "Drf", "Tenant with the smallest dominant share first."),
     "easy": _backfill("Easy", "EASY backfill: the first job in the queue has a reservation."),
-    "conservative": _backfill("Conservative", "Conservative backfill: every waiting job has a reservation."),
+    "conservative": _backfill("Conservative", "Conservative backfill: the first 500 waiting jobs have reservations."),
     "refold": PolicyEntry(
         "refold.policies.reshaping.refold",
         "Refold",
         "Least remaining work first, each job at its most profitable size.",
         preempts=True,
+        queue_order="least-work",
         chooses_plans=True,
     ),
     "rubick": _rubick("Rubick", "Resources and plans to the jobs that gain most (MLSys'25)."),

@@ -114,7 +114,7 @@ class Previewer:
             if isinstance(order, StartRun) and order.job == job.id:
                 plan = order.allocation.plan
                 return "" if plan is None else str(plan), TimeEstimate(state.wall_time(entry.now))
-        if self._forecasts.is_exact or job.id not in scheduler.view.waiting:
+        if self._forecasts.makes_estimates or job.id not in scheduler.view.waiting:
             return "", None
         estimate = scheduler.view.start_estimate(job.id)
         return "", None if estimate is None else wire_estimate(estimate, state.wall_time)

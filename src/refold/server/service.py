@@ -117,7 +117,7 @@ class SchedulerService:
             role=caller.role,
             tenant=caller.tenant,
             user=caller.user,
-            forecasts_starts=self._forecasts.is_exact,
+            forecasts_starts=self._forecasts.makes_estimates,
             start_accuracy=self._forecasts.accuracy,
         )
 

@@ -66,9 +66,9 @@ class StartForecasts(Subscriber):
         enabled: bool = True,
         stopwatch: Callable[[], float] = thread_time,
     ) -> None:
-        """`order`: of the queue; None: the policy has none, so that waiting jobs get no estimates, and `compare` is
-        approximate. `past`: jobs that have ended. `enabled`: whether the kernels are compiled; nothing is estimated
-        before.
+        """`order`: of the queue; None: the policy has none, so that waiting jobs get only the estimates of the policy.
+
+        `past`: jobs that have ended. `enabled`: whether the kernels are compiled; nothing is estimated before.
         """
         self.enabled = enabled
         self._state, self._order, self._stopwatch = state, order, stopwatch
@@ -118,7 +118,7 @@ class StartForecasts(Subscriber):
     def estimate(self, job_id: str) -> StartEstimate | None:
         """Return the current start estimate of a waiting job, never in the past; None: it is not known."""
         now, view = self._state.now(), self._state.view
-        if not self.is_exact:
+        if not self.makes_estimates:
             by_policy = view.start_estimate(job_id)
             return by_policy if by_policy is not None and by_policy.at >= now else None
         self._refresh()
@@ -131,7 +131,7 @@ class StartForecasts(Subscriber):
     def _refresh(self) -> None:
         """Make new estimates, unless nothing has changed, or making them would take a large part of the time."""
         state, now = self._state, self._state.now()
-        if not (self.is_exact and self.enabled and state.view.waiting):
+        if not (self.makes_estimates and self.enabled and state.view.waiting):
             return
         is_current = self._made_entry == state.entry and now < self._made_at + MAX_AGE_SECONDS
         if is_current or now < self._made_at + IDLE_FACTOR * self._cost:
@@ -147,9 +147,14 @@ class StartForecasts(Subscriber):
         return min(max(MAX_SIMULATED_JOBS // waiting, MIN_FUTURES), MAX_FUTURES)
 
     @property
-    def is_exact(self) -> bool:
-        """Whether the policy starts jobs in the order of a queue, which is then simulated as it is."""
+    def makes_estimates(self) -> bool:
+        """Whether the policy starts jobs in an order that can be simulated."""
         return self._order is not None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the policy does nothing but to start jobs in that order."""
+        return self._order not in (None, "least-work")
 
     @property
     def _simulator(self) -> StartSimulator:
@@ -157,7 +162,7 @@ class StartForecasts(Subscriber):
 
     def start_of_new(self, job: Job) -> StartEstimate | None:
         """Return when a job that is submitted now would start; None: it is not known."""
-        if not (self.is_exact and self.enabled):
+        if not (self.makes_estimates and self.enabled):
             return None
         simulated = self._simulator.simulate(self._state.now(), self._futures(), self._state.entry, job)
         return simulated.start_estimates().get(job.id)

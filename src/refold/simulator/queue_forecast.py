@@ -46,7 +46,7 @@ BACKFILL_DEPTH = 100
 
 _PLACEMENT = RULES["best-fit"][0]
 _FIFO, _SKIP, _EASY = range(3)
-_ORDERS: dict[QueueOrder, int] = {"fifo": _FIFO, "fifo-skip": _SKIP, "easy": _EASY}
+_ORDERS: dict[QueueOrder, int] = {"fifo": _FIFO, "fifo-skip": _SKIP, "easy": _EASY, "least-work": _SKIP}
 _NODE, _MASK, _MILLI, _CPU, _MEMORY, _SHARE_COLUMNS = range(6)
 
 

@@ -88,6 +88,10 @@ class RunTimes:
         distribution = self._predictor.expect(job, now)
         return np.array([distribution.quantile(share) for share in _SHARES.tolist()])
 
+    def work(self, job: Job, now: Seconds) -> float:
+        """Return the predicted GPU time of a job that has not started: infinite if nothing is known."""
+        return float(self.quantiles(job, now)[TABLE_SHARES // 2]) * (job.demand.total_gpus or 1.0)
+
     def remaining(self, started: StartedJob, shares: Floats, now: Seconds) -> Floats:
         """Return the remaining run time of a job for each of these shares of its distribution."""
         job, elapsed = started.job, started.elapsed

@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from refold.core import View
-from refold.model import Cluster, Demand, Job, Seconds, StartEstimate
+from refold.model import HOUR, Cluster, Demand, Job, Seconds, StartEstimate
 from refold.packing import Floats, FreeResources
 from refold.policies import QueueOrder
 from refold.simulator.queue_forecast import QueueForecast
@@ -17,6 +17,9 @@ from refold.simulator.run_time_draws import RunTimes, StartedJob
 
 ESTIMATE_SHARES = (0.05, 0.5, 0.95)
 """Quantiles over the futures: the soonest, the estimated and the latest time."""
+
+WAIT_DOUBLING_SECONDS: Seconds = HOUR
+"""Under the order `least-work`, a job that has waited for this time goes before others with half as much work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,8 @@ class StartSimulator:
         durations = draws.waiting(jobs, now)
         if new_job is not None:
             jobs, durations = [*jobs, new_job], np.hstack([durations, draws.waiting([new_job], now)])
-        positions = sorted(range(len(jobs)), key=lambda column: _queue_key(jobs[column]))
+        keys = [self._queue_key(job, now) for job in jobs]
+        positions = sorted(range(len(jobs)), key=keys.__getitem__)
         jobs, durations = [jobs[position] for position in positions], durations[:, positions]
         stopping = np.array([run.stopping for run in runs], dtype=np.bool_)
         queue = QueueForecast(self._free(), [view.held_by(run.job) for run in runs], [job.demand for job in jobs])
@@ -91,9 +95,15 @@ class StartSimulator:
         ends = [now + max(0.0, (job.job.time_limit or inf) - job.elapsed) for job in started]
         limits = np.array([[job.time_limit or inf for job in jobs]])
         latest = queue.starts("fifo", now, np.where(stopping, now, np.array([ends]).reshape(1, -1)), limits)[0]
-        if self._order == "fifo-skip":  # others may overtake a job as long as it does not fit
+        if self._order in ("fifo-skip", "least-work"):  # others may overtake a job as long as it does not fit
             latest = np.full(len(jobs), inf)
         return StartTimes([job.id for job in jobs], starts, durations, latest)
+
+    def _queue_key(self, job: Job, now: Seconds) -> tuple[int, float, Seconds]:
+        """Return the position of a job in the queue as a value to sort by."""
+        work = self._run_times.work(job, now) if self._order == "least-work" else 0.0
+        waited = max(0.0, now - job.submitted)
+        return -job.priority, work / (1.0 + waited / WAIT_DOUBLING_SECONDS), job.submitted
 
     def _done(self, job_id: str, now: Seconds) -> Seconds:
         """Return the work of a job done by now, in seconds."""
@@ -113,7 +123,3 @@ class StartSimulator:
         for run in view.runs.values():
             free.retake(view.held_by(run.job))
         return free
-
-
-def _queue_key(job: Job) -> tuple[int, Seconds]:
-    return -job.priority, job.submitted

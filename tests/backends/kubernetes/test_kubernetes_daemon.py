@@ -99,8 +99,10 @@ def test_pods_of_other_schedulers_are_counted(daemon: KubernetesDaemon) -> None:
 def test_nothing_is_lost_and_nothing_starts_twice_when_the_daemon_is_killed(daemon: KubernetesDaemon) -> None:
     daemon.create_job("going", pods=2, gpus=4, seconds=8)
     daemon.create_job("brief", pods=1, gpus=4, seconds=1.5)
+    for name in ("going", "brief"):
+        daemon.wait_for_state(name, "running")
     daemon.create_job("waits", pods=2, gpus=8, seconds=0.5)
-    daemon.wait_for_state("brief", "running")
+    daemon.wait_for_state("waits", "waiting")
     bound = {pod.metadata.uid for pod in daemon.pods("going")}
     daemon.kill()
     wait_for(lambda: daemon.pods("brief")[0].status.phase == "Succeeded", "a pod ends without a daemon")

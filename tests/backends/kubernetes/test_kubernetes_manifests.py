@@ -34,7 +34,7 @@ def test_the_chart_has_the_objects_of_the_kustomization() -> None:
     del plain["Namespace refold"]  # Helm creates it with --create-namespace
     config = [yaml.safe_load(found.pop("ConfigMap refold")["data"]["refold.yaml"]) for found in (plain, chart)]
     assert chart == plain
-    assert config[1].pop("policy") == {"name": "easy"}
+    assert config[1].pop("policy") == {"name": "refold"}
     assert config[0] == config[1]
 
 

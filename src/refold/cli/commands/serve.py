@@ -44,7 +44,7 @@ def serve(
         typer.Option("--slots", metavar="N", min=1, max=62, help="Schedule this number of CPU slots instead of GPUs."),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option("--policy", metavar="NAME", help="Scheduling policy (default: easy).")
+        str | None, typer.Option("--policy", metavar="NAME", help="Scheduling policy (default: refold).")
     ] = None,
     placement: PlacementName = None,
     settings: Settings = None,

@@ -34,7 +34,7 @@ from refold.policies.backfill.forecast import SizeChoice
 from refold.policies.backfill.ordering import Ordering, OrderName
 from refold.policies.backfill.preemption import Preempt, Preemption
 from refold.policies.backfill.queue import BackfillQueue, Gaps, QueuedJob, Request
-from refold.policies.backfill.schedule import UNLIMITED_DEPTH, Schedule
+from refold.policies.backfill.schedule import Schedule
 from refold.policies.common import DurationSource, DurationSourceName, OrderRule, QueueState, Reasons, StartEstimator
 
 BackfillOrder = Literal["queue", "shortest"]
@@ -44,6 +44,9 @@ STOP_SECONDS: Seconds = MINUTE
 
 BEHIND_ALL = 1e11
 """Rank of jobs that will arrive."""
+
+CONSERVATIVE_DEPTH = 500
+"""Number of jobs per lane that get a reservation under `conservative`: it bounds the time of a decision."""
 
 DROP_PAST_EVERY = 64
 """Number of rounds after which past bookings are dropped."""
@@ -323,7 +326,7 @@ class Easy(Backfill):
 
 
 class Conservative(Backfill):
-    """Every waiting job has a reservation; other jobs start if they delay none."""
+    """The first jobs in the queue have reservations; other jobs start if they delay none of them."""
 
     name = "conservative"
-    depth = UNLIMITED_DEPTH
+    depth = CONSERVATIVE_DEPTH

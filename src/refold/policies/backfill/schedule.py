@@ -18,8 +18,6 @@ from refold.policies.backfill.bookings import Bookings, Reservation
 from refold.policies.backfill.queue import LAST_POSITION, BackfillQueue, Gaps, QueuedJob
 from refold.policies.backfill.reservations import Reservations
 
-UNLIMITED_DEPTH = 2**60
-
 MAX_NODE_CHECKS = 150_000
 """Maximum number of node checks per decision for resources that reservations leave when they move forward. Nodes on
 which resources were released otherwise are always checked."""
@@ -98,11 +96,8 @@ class Schedule:
 
         These are the first `depth` jobs of each lane, and displaced jobs.
         """
-        if depth >= UNLIMITED_DEPTH:
-            unreserved = set(self.gaps.jobs())
-        else:
-            unreserved = {queued for queued in self.queue.first(depth) if self.reservations.get(queued.job.id) is None}
-            unreserved |= {self.queue.get(job_id) for job_id in self._displaced}
+        unreserved = {queued for queued in self.queue.first(depth) if self.reservations.get(queued.job.id) is None}
+        unreserved |= {self.queue.get(job_id) for job_id in self._displaced}
         return sorted(unreserved, key=lambda queued: queued.position)
 
     def cancel_beyond_depth(self, depth: int, now: Seconds) -> None:

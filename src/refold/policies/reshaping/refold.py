@@ -89,6 +89,8 @@ class Refold:
         fair_share_half_life: float = 7 * 24 * 3600.0,
         trust_steps: bool = True,
         goal: str = "time",
+        placement: str = "best-fit",
+        seed: int = 0,
         knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
     ) -> None:
         """Create the policy.
@@ -103,26 +105,30 @@ class Refold:
         speed a shape must be estimated to reach before it is preferred. `max_preemptors`: number of jobs per round that
         may preempt; guaranteed jobs always may. `fair_share`: how much the weight of a job depends on what its user and
         tenant have used, 0 (not at all) to 1; `fair_share_half_life`: GPU time used this long ago counts half.
-        `trust_steps`: take the number of steps that jobs declare as exact.
+        `trust_steps`: take the number of steps that jobs declare as exact. `placement`: rule by which jobs are placed;
+        `seed`: of its random numbers.
         """
         if goal not in GOALS:
             raise UnknownName("goal of refold", goal, GOALS)
-        if not (0 <= restart_seconds < inf and gpu_price >= 0 and max_preemptors >= 0):
-            raise BadValue(
-                f"restart_seconds is {restart_seconds}, gpu_price is {gpu_price}, max_preemptors is {max_preemptors}, "
-                "expected numbers ≥ 0"
-            )
-        if not (weight_doubling_seconds > 0 and delay_doubling_seconds > 0 and starvation_seconds > 0):
-            raise BadValue(
-                f"weight_doubling_seconds is {weight_doubling_seconds}, delay_doubling_seconds is "
-                f"{delay_doubling_seconds}, starvation_seconds is {starvation_seconds}, expected numbers > 0"
-            )
-        if not (wide_weight >= 0 and 0 <= wide_share <= 1 and max_restarts >= 0 and preemption_margin >= 1):
-            raise BadValue(
-                f"wide_weight is {wide_weight}, max_restarts is {max_restarts}, expected numbers ≥ 0; wide_share is "
-                f"{wide_share}, expected a number from 0 to 1; preemption_margin is {preemption_margin}, expected a "
-                "number ≥ 1"
-            )
+        for setting, value, least in (
+            ("restart_seconds", restart_seconds, 0),
+            ("gpu_price", gpu_price, 0),
+            ("wide_weight", wide_weight, 0),
+            ("max_restarts", max_restarts, 0),
+            ("max_preemptors", max_preemptors, 0),
+            ("preemption_margin", preemption_margin, 1),
+        ):
+            if not least <= value < inf:
+                raise BadValue(f"{setting} is {value}, expected a number ≥ {least}")
+        for setting, seconds in (
+            ("weight_doubling_seconds", weight_doubling_seconds),
+            ("delay_doubling_seconds", delay_doubling_seconds),
+            ("starvation_seconds", starvation_seconds),
+        ):
+            if not seconds > 0:
+                raise BadValue(f"{setting} is {seconds}, expected a number > 0")
+        if not 0 <= wide_share <= 1:
+            raise BadValue(f"wide_share is {wide_share}, expected a number from 0 to 1")
         self._settings = RefoldSettings(
             restart_seconds,
             gpu_price,
@@ -137,7 +143,7 @@ class Refold:
         )
         self._goal = goal
         self._fair_share = FairShare(fair_share, fair_share_half_life)
-        self._placer = Placer("best-fit")
+        self._placer = Placer(placement, seed)
         self._waiting_since: dict[str, Seconds] = {}
         """When each waiting job was submitted or returned to the queue."""
         self._safety_factor, self._trust_steps = safety_factor, trust_steps
@@ -218,6 +224,7 @@ class Refold:
             options = OptionCache(estimator.speeds)
             guarantees = GuaranteeRules(estimator, options, self._safety_factor)
             self._sources = JobSources(estimator, options, guarantees, service, self._fair_share)
+        self._placer.observe(view)
         self._sources.expected_service.observe(view)
         self._estimates.observe(view)
         changes = view.changes

@@ -123,7 +123,7 @@ class ClusterConfig(msgspec.Struct, frozen=True):
 class PolicyConfig(msgspec.Struct, frozen=True):
     """Name and settings of the policy."""
 
-    name: str = "easy"
+    name: str = "refold"
     settings: dict[str, Any] = {}
 
 

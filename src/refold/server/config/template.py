@@ -31,8 +31,8 @@ tenants:
 
 # Scheduling policy. `refold policies` lists policies and their settings.
 policy:
-#  name: easy
-#  settings: {{max_overtaken: 100}}
+#  name: refold
+#  settings: {{fair_share: 1}}
 
 # Whether jobs that do not say so may be stopped or reshaped for other jobs: by-consent (no) or always (yes).
 #preemption: by-consent
@@ -43,7 +43,7 @@ power:
 #  gpu_watts: {{idle: 60, busy: 700}}     # of each GPU; default: 0 and the maximum of its data sheet
 #  node_watts: {{idle: 300, busy: 800}}   # of each node without its GPUs; default: 0
 
-# Run-time predictions, used by the policies easy and conservative.
+# Run-time predictions of the policies easy and conservative; rejected with others.
 prediction:
 #  durations: predicted  # or limit: use the time limits of jobs
 #  duration_quantile: 0.5  # quantile of the run time used for reservations
