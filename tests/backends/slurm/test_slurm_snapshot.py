@@ -144,10 +144,10 @@ def test_nodes_that_are_down_or_drained() -> None:
 
 
 SACCT = """\
-JobID|Partition|User|Account|State|Submit|Start|End|ElapsedRaw|Timelimit|NNodes|NCPUS|ReqMem|ReqTRES|AllocTRES|JobName
-1|gpu|ada|lab|COMPLETED|1699990000|1699990100|1699991100|1000|01:00:00|1|4|4G|gres/gpu=2|gres/gpu=2|a | b
-2|gpu|ada|lab|RUNNING|1699990000|1699990100|Unknown|9000|01:00:00|1|4|4G|gres/gpu=2|gres/gpu=2|c
-3|gpu|ada|lab|COMPLETED|1699990000|1699990100|1699990200|100|01:00:00|1|4|4G|cpu=4|cpu=4|d
+JobID|Partition|User|Account|State|Eligible|Start|End|ElapsedRaw|Timelimit|NNodes|NCPUS|ReqMem|ReqTRES|AllocTRES|NodeList|JobName
+1|gpu|ada|lab|COMPLETED|1699990000|1699990100|1699991100|1000|01:00:00|1|4|4G|gres/gpu=2|gres/gpu=2|n0|a | b
+2|gpu|ada|lab|RUNNING|1699990000|1699990100|Unknown|9000|01:00:00|1|4|4G|gres/gpu=2|gres/gpu=2|n0|c
+3|gpu|ada|lab|COMPLETED|1699990000|1699990100|1699990200|100|01:00:00|1|4|4G|cpu=4|cpu=4|n0|d
 """
 
 
@@ -242,7 +242,8 @@ def test_advice_in_five_minutes(
     (tmp_path / "job.yaml").write_text("name: mine\ngpus: 4\ntime_limit: 1h\nrun: python train.py\n")
     assert "mine" in refold("whatif", "now.jsonl", "job.yaml", "--futures", "2")
     assert "2 jobs on 2 nodes with 8 GPUs" in refold("compare", "now.jsonl", "--policies", "fifo,easy")
-    assert "jobs on 2 nodes with 8 GPUs" in refold("compare", "--from", "slurm", "--policies", "fifo,easy")
+    compared = refold("compare", "--from", "slurm", "--policies", "fifo,easy")
+    assert "jobs on 2 nodes with 8 GPUs" in compared and "Slurm (recorded)" in compared
     assert [line.split()[0] for line in slurm.run("squeue", "--noheader").splitlines()] == [
         line.split()[0] for line in before.splitlines()
     ]

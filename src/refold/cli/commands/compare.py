@@ -150,12 +150,13 @@ def compare(
         runs = run_policies(workload, selected, output.processes, gap)
         notes = collect_notes(workload, runs) + power_limit_notes(selected, runs) + (_gap_notes(runs) if gap else [])
         title = f"{len(runs)} policies on {workload.name}"
-        report = try_write_report(out, runs, title, describe_conditions(workload, runs), trace_notes(workload))
+        shown = [*([workload.recorded] if workload.recorded else []), *runs]
+        report = try_write_report(out, shown, title, describe_conditions(workload, runs), trace_notes(workload))
     if output.as_json:
         print_json(_document(workload, selected, runs, notes, report, gap))
         return
     print_notes(notes)
-    _print_table(workload, selected, runs, gap)
+    _print_table(workload, selected, shown, gap)
     if report:
         print_line(f"report: {report}")
 
@@ -194,6 +195,7 @@ def _document(
             }
             for choice, run in zip(selected, runs, strict=True)
         ],
+        **({"recorded": workload.recorded.measures} if workload.recorded else {}),
         "report": report and str(report),
     }
 

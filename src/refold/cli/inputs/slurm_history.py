@@ -9,8 +9,11 @@ from refold.cli.inputs.workload import Workload
 from refold.cli.views import progress
 
 if TYPE_CHECKING:
+    from refold.backends.slurm import SlurmCluster
     from refold.cli import TraceOptions
     from refold.model import Seconds
+    from refold.results import ReportRun
+    from refold.server.slurm import SlurmHistory
     from refold.simulator import Costs
 
 DEFAULT_SINCE = "30d"
@@ -32,18 +35,34 @@ def read_slurm_workload(
     from refold.backends.slurm import Programs, SlurmError, map_nodes, read_nodes
     from refold.errors import BadInput, BadValue
     from refold.server.slurm import read_history
-    from refold.traces import read_cluster
+    from refold.traces import format_count, read_cluster
 
     run = Programs().run
     try:
         with progress("reading Slurm's accounting"):
             found = map_nodes(read_nodes(run))
-            trace = read_history(run, found, time() - since)
+            history = read_history(run, found, time() - since)
     except (SlurmError, BadValue) as error:
         raise BadInput(f"Slurm's jobs cannot be read: {error}") from None
     machines = found.cluster if cluster is None else read_cluster(cluster)
-    first = replace(trace, jobs=trace.jobs[: options.limit])
+    first = replace(history.trace, jobs=history.trace.jobs[: options.limit])
     if not first.jobs:
         raise BadInput("; ".join(["no jobs with GPUs in Slurm's accounting", *first.notes]))
     ready = options.adapt(first, machines)
-    return Workload(ready.name, ready.jobs, machines, costs, (), len(ready.skipped_rows), ready.notes)
+    skipped = len(ready.skipped_rows)
+    if cluster is not None:  # Slurm's decisions were for its own nodes
+        return Workload(ready.name, ready.jobs, machines, costs, (), skipped, ready.notes)
+    recorded, left_out = _recorded_run(history._replace(trace=ready), found)
+    notes = [f"{format_count(left_out, 'job')} left out of what Slurm did: no GPUs were free by its records"]
+    notes = [*ready.notes, *(notes if left_out else [])]
+    return Workload(ready.name, ready.jobs, machines, costs, (), skipped, notes, recorded=recorded)
+
+
+def _recorded_run(history: SlurmHistory, cluster: SlurmCluster) -> tuple[ReportRun, int]:
+    from refold.journal import History
+    from refold.results import ReportRun, measure
+    from refold.server.slurm import recorded_entries
+
+    entries, left_out = recorded_entries(history.trace.jobs, history.starts, cluster)
+    found = History.from_entries(cluster.cluster, entries)
+    return ReportRun("Slurm (recorded)", found, measure(found)), left_out

@@ -11,6 +11,7 @@ from refold.cli.inputs.charges import AS_RECORDED, Charging
 if TYPE_CHECKING:
     from refold.cli import FaultOptions, NeverEndingOptions
     from refold.model import Cluster, Job
+    from refold.results import ReportRun
     from refold.simulator import Costs, Fault, NeverEnds
 
 MAX_FAULTS = 1_000_000
@@ -18,7 +19,10 @@ MAX_FAULTS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Everything in an experiment except the policy. `skipped_rows` and `notes` are about reading the trace."""
+    """Everything in an experiment except the policy. `skipped_rows` and `notes` are about reading the trace.
+
+    `recorded`: what the scheduler of the trace did, if that is known.
+    """
 
     name: str
     jobs: Sequence[Job]
@@ -29,6 +33,7 @@ class Workload:
     notes: Sequence[str] = ()
     charging: Charging = AS_RECORDED
     never_end: Sequence[NeverEnds] = ()
+    recorded: ReportRun | None = None
 
     def __str__(self) -> str:
         from refold.traces import format_count

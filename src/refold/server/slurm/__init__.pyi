@@ -1,2 +1,3 @@
-from .history import read_history as read_history
+from .history import RecordedStart as RecordedStart, SlurmHistory as SlurmHistory, read_history as read_history
 from .observation import SlurmSnapshot as SlurmSnapshot, observe_slurm as observe_slurm
+from .recorded import recorded_entries as recorded_entries

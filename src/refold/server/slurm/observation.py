@@ -84,7 +84,7 @@ def observe_slurm(run: Run, policy: str, history: Seconds, *, priorities: bool =
         raise BadInput(f"Slurm's state cannot be read: {error}") from None
     notes = list(records.notes)
     try:
-        past = read_history(run, cluster, now - history).jobs[-MAX_PAST_JOBS:]
+        past = read_history(run, cluster, now - history).trace.jobs[-MAX_PAST_JOBS:]
     except (SlurmError, BadInput) as error:
         notes.append(f"no past jobs, so run times are predicted from time limits: {error}")
         past = ()
