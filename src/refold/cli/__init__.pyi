@@ -56,6 +56,7 @@ from .experiment_options import (
 from .option_groups import with_option_groups as with_option_groups
 from .options import (
     ClusterFile as ClusterFile,
+    HistorySourceOption as HistorySourceOption,
     OtherPolicy as OtherPolicy,
     OutFolder as OutFolder,
     PlacementName as PlacementName,

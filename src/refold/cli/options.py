@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -164,6 +165,17 @@ ClusterFile = Annotated[
     ),
 ]
 
+
+class HistorySource(StrEnum):
+    """Where jobs are recorded, if not in a trace or a journal."""
+
+    SLURM = "slurm"
+
+
+HistorySourceOption = Annotated[
+    HistorySource | None,
+    typer.Option("--from", metavar="slurm", help="Instead of a file: the jobs of Slurm's accounting, on its nodes."),
+]
 Since = Annotated[
     str | None,
     typer.Option("--since", metavar="TIME", help="With --from slurm: read the jobs of this last time (default: 30d)."),

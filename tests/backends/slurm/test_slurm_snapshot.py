@@ -179,6 +179,8 @@ def test_options_without_slurm_are_errors() -> None:
         (["snapshot", "--no-priorities"], "--no-priorities needs --from slurm"),
         (["compare", "--since", "3d"], "--since needs --from slurm"),
         (["compare", "jobs.csv", "--from", "slurm"], "leave jobs.csv out"),
+        (["report", "--since", "3d"], "--since needs --from slurm"),
+        (["report", "old.jsonl", "--from", "slurm"], "leave old.jsonl out"),
     ]:
         result = CliRunner().invoke(app, arguments)
         assert message in str(result.exception) + result.output, arguments
@@ -244,6 +246,7 @@ def test_advice_in_five_minutes(
     assert "2 jobs on 2 nodes with 8 GPUs" in refold("compare", "now.jsonl", "--policies", "fifo,easy")
     compared = refold("compare", "--from", "slurm", "--policies", "fifo,easy")
     assert "jobs on 2 nodes with 8 GPUs" in compared and "Slurm (recorded)" in compared
+    assert "Slurm (recorded), Slurm's accounting" in refold("report", "--from", "slurm")
     assert [line.split()[0] for line in slurm.run("squeue", "--noheader").splitlines()] == [
         line.split()[0] for line in before.splitlines()
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +11,7 @@ import typer
 from refold.cli import (
     ClusterFile,
     ExperimentOptions,
+    HistorySourceOption,
     PlacementNames,
     PolicyNames,
     Seed,
@@ -81,22 +81,11 @@ class _OutputOptions:
     as_json: AsJson = False
 
 
-class HistorySource(StrEnum):
-    """Where jobs are recorded that are compared without a trace file."""
-
-    SLURM = "slurm"
-
-
 @dataclass(frozen=True, slots=True)
 class _SourceOptions:
     """Where the jobs come from, if not from a trace."""
 
-    source: Annotated[
-        HistorySource | None,
-        typer.Option(
-            "--from", metavar="slurm", help="Instead of TRACE: the jobs of Slurm's accounting on Slurm's nodes."
-        ),
-    ] = None
+    source: HistorySourceOption = None
     since: Since = None
 
     def reader(self, trace: str) -> Any:
