@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
+from benchmarks.kubernetes import steady
 from benchmarks.kubernetes.faults import CLEAN_UP_SECONDS, FAULTS, PODS, Outcome, measure as measure_fault
 from benchmarks.kubernetes.placing import SCHEDULERS, Placed, Size, measure
 
@@ -37,6 +38,10 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--faults", type=int, metavar="N", help="let something fail N times, for each kind of failure")
     parser.add_argument("--fault", choices=FAULTS, action="append", help="one kind of failure; can be repeated")
+    parser.add_argument(
+        "--steady", type=float, metavar="RATE", help="let pods arrive, so many per second, for --seconds"
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="duration of --steady (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="random seed of the failures (default: 0)")
     options = parser.parse_args()
     assets = find_servers()
@@ -46,6 +51,9 @@ def main() -> None:
             print(f"{fault} …", file=sys.stderr)
             outcomes.append(measure_fault(assets, fault, options.faults, options.seed))
         print("\n".join(fault_table(outcomes)))
+        return
+    if options.steady is not None:
+        print("\n".join(steady.table(steady.measure(assets, options.nodes, options.steady, options.seconds))))
         return
     size = Size(options.nodes, options.gangs)
     names = options.only or list(SCHEDULERS)

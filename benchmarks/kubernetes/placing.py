@@ -37,6 +37,9 @@ QUIET_SECONDS = 10.0
 START_SECONDS = 240.0
 
 
+Process = subprocess.Popen[bytes]
+
+
 class Size(NamedTuple):
     """What is placed: `gangs` of `pods` with one GPU each, on `nodes` of eight GPUs."""
 
@@ -93,7 +96,7 @@ class Bindings:
 
 def measure(assets: Path, scheduler: str, size: Size) -> Placed:
     """Place all gangs with one scheduler, on servers of their own."""
-    servers = KubernetesServers(assets)
+    servers = make_servers(assets)
     try:
         servers.start(controllers=False)
         in_threads(lambda number: create_node(servers, f"n{number}"), range(size.nodes))
@@ -117,6 +120,11 @@ def measure(assets: Path, scheduler: str, size: Size) -> Placed:
     )
 
 
+def make_servers(assets: Path) -> KubernetesServers:
+    """Return servers of their own for a measurement; they are not started."""
+    return KubernetesServers(assets)
+
+
 def create_node(servers: KubernetesServers, name: str) -> None:
     """Create a node that is ready. No controller removes the taint that new nodes have."""
     create(servers.api, "/api/v1/nodes", node_json(name))
@@ -125,24 +133,24 @@ def create_node(servers: KubernetesServers, name: str) -> None:
 
 def create_gangs(servers: KubernetesServers, scheduler: str, size: Size) -> None:
     """Create the pods of all gangs, and the objects that make them gangs for this scheduler."""
+    in_threads(lambda number: create_gang(servers, scheduler, f"g{number}", size.pods), range(size.gangs))
 
-    def create_gang(number: int) -> None:
-        name = f"g{number}"
-        labels = {"gang": name, "refold.dev/gang": name, "refold.dev/gang-size": str(size.pods)}
-        fields: dict[str, Any] = {
-            "labels": labels,
-            "schedulerName": "refold" if scheduler == "refold" else "default-scheduler",
-        }
-        if scheduler == "kube-scheduler, gangs":
-            group = {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": name}}
-            servers.api.create(GROUPS, {**group, "spec": {"schedulingPolicy": {"gang": {"minCount": size.pods}}}})
-            fields["schedulingGroup"] = {"podGroupName": name}
-        for index in range(size.pods):
-            body = pod_json(f"{name}-{index}", 1, **fields)
-            del body["metadata"]["uid"], body["status"]
-            servers.api.create(PODS, body)
 
-    in_threads(create_gang, range(size.gangs))
+def create_gang(servers: KubernetesServers, scheduler: str, name: str, pods: int) -> None:
+    """Create the pods of a gang, each with one GPU."""
+    labels = {"gang": name, "refold.dev/gang": name, "refold.dev/gang-size": str(pods)}
+    fields: dict[str, Any] = {
+        "labels": labels,
+        "schedulerName": "refold" if scheduler == "refold" else "default-scheduler",
+    }
+    if scheduler == "kube-scheduler, gangs":
+        group = {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": name}}
+        servers.api.create(GROUPS, {**group, "spec": {"schedulingPolicy": {"gang": {"minCount": pods}}}})
+        fields["schedulingGroup"] = {"podGroupName": name}
+    for index in range(pods):
+        body = pod_json(f"{name}-{index}", 1, **fields)
+        del body["metadata"]["uid"], body["status"]
+        servers.api.create(PODS, body)
 
 
 def in_threads(work: Callable[[int], None], numbers: range) -> None:
@@ -153,16 +161,16 @@ def in_threads(work: Callable[[int], None], numbers: range) -> None:
 
 
 @contextmanager
-def refold(servers: KubernetesServers, _: Path) -> Iterator[None]:
+def refold(servers: KubernetesServers, _: Path) -> Iterator[Process]:
     """Run Refold, first come first served."""
     command = [sys.executable, "-m", "refold", "serve", "--kubeconfig", str(servers.kubeconfig), "--port", "0"]
     state = servers.folder / "state"
-    with run_process([*command, "--policy", "fifo", "--state", str(state)], servers.folder / "refold.log"):
-        yield
+    with run_process([*command, "--policy", "fifo", "--state", str(state)], servers.folder / "refold.log") as found:
+        yield found
 
 
 @contextmanager
-def kube_scheduler(servers: KubernetesServers, assets: Path, gates: str = "") -> Iterator[None]:
+def kube_scheduler(servers: KubernetesServers, assets: Path, gates: str = "") -> Iterator[Process]:
     """Run kube-scheduler, without a limit on its requests."""
     config = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -174,17 +182,18 @@ def kube_scheduler(servers: KubernetesServers, assets: Path, gates: str = "") ->
     path = servers.folder / "scheduler.json"
     path.write_text(json.dumps(config))
     command = [str(assets / "kube-scheduler"), f"--config={path}", "--secure-port=0"]
-    with run_process([*command, *([f"--feature-gates={gates}"] if gates else [])], servers.folder / "scheduler.log"):
-        yield
+    command += [f"--feature-gates={gates}"] if gates else []
+    with run_process(command, servers.folder / "scheduler.log") as found:
+        yield found
 
 
 @contextmanager
-def run_process(command: list[str], log: Path) -> Iterator[None]:
+def run_process(command: list[str], log: Path) -> Iterator[Process]:
     """Run a scheduler inside the context. Raises if it ends by itself."""
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output)
     try:
-        yield
+        yield process
         if process.poll() is not None:
             raise RuntimeError(f"{command[0]} has ended:\n{log.read_text()[-2000:]}")
     finally:
