@@ -116,6 +116,13 @@ def test_jobs_that_cannot_start_before_something_else_happens_are_held(reason: s
     assert found.entry.waits == ()
 
 
+def test_a_job_that_can_never_run_has_no_reason_of_its_own() -> None:
+    found = look([job_json(1, 64, start_time=NOW + 60), job_json(2)])
+    assert [event.job.id for event in of(found, JobSubmitted)] == ["1", "2"]
+    assert [wait.job for wait in found.entry.waits] == ["2"]
+    assert found.entry.start_estimates == ()
+
+
 def test_every_task_of_an_array_is_a_job() -> None:
     found = look([job_json(17, array_job_id=17, array_task_string="0-2,9%2")])
     assert [event.job.id for event in of(found, JobSubmitted)] == ["17_0", "17_1", "17_2", "17_9"]

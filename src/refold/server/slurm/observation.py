@@ -128,10 +128,19 @@ class _Observer:
                 estimates.append(StartEstimate(job.id, slurm_job.started))
         events = (*past, *running, *submitted, *holds, *self._node_events())
         header = Header(self._cluster.cluster, policy, snapshot=True, scheduler=SCHEDULER)
-        entry = Entry(self._now, events, waits=tuple(waits), start_estimates=tuple(estimates))
-        view = StateAt.from_entries(self._cluster.cluster, [entry]).view
-        counted = tuple(view.reason(wait.job) for wait in waits)
-        return SlurmSnapshot(header, replace(entry, waits=counted), self._notes)
+        return SlurmSnapshot(header, self._entry(events, waits, estimates), self._notes)
+
+    def _entry(self, events: tuple[Event, ...], waits: list[Wait], estimates: list[StartEstimate]) -> Entry:
+        """Return the entry with counts of nodes and jobs in the reasons. Jobs that can never run have none."""
+        entry = Entry(self._now, events)
+        feasible = StateAt.from_entries(self._cluster.cluster, [entry]).view.waiting
+        given = replace(
+            entry,
+            waits=tuple(wait for wait in waits if wait.job in feasible),
+            start_estimates=tuple(estimate for estimate in estimates if estimate.job in feasible),
+        )
+        view = StateAt.from_entries(self._cluster.cluster, [given]).view
+        return replace(given, waits=tuple(view.reason(wait.job) for wait in given.waits))
 
     def _running(self, jobs: Iterable[SlurmJob]) -> list[Event]:
         submitted: list[Event] = []
