@@ -85,6 +85,7 @@ class GangQueue(Subscriber):
         self._unsettled: dict[GangName, None] = {}
         """Gangs with pods that wait and are in no job, the one that was examined first in front."""
         self._retry_at: Seconds = 0.0
+        self._restored = asyncio.Event()
 
     # As a subscriber of the loop.
 
@@ -92,6 +93,7 @@ class GangQueue(Subscriber):
         """Restore which gangs have a job."""
         for record in self._state.job_table.records.values():
             self._add(record.job)
+        self._restored.set()
 
     def after_step(self, step: LoopStep) -> None:
         """Follow which gangs have a job."""
@@ -111,8 +113,9 @@ class GangQueue(Subscriber):
     # Following the pods.
 
     async def run(self) -> None:
-        """Follow the pods until cancelled."""
+        """Follow the pods until cancelled, once it is known which gangs have a job: others would be submitted again."""
         try:
+            await self._restored.wait()
             await self._look({*self._mirror.gangs(), *self._active})
             while True:
                 try:
