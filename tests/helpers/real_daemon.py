@@ -305,20 +305,27 @@ class _ReadyKernels:
 
 
 class _SlowKernels:
-    """Kernels whose compilation ends when a file with its result exists. With the result 'nothing', none are found."""
+    """Kernels whose compilation ends when a file with its result exists.
+
+    With the result 'nothing', none are found; with 'nothing at first', only after a second compilation.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._result = compilation_result(folder)
 
     def load(self, header: Header) -> bool:
-        return self._result.exists() and self._result.read_text() != "nothing"
+        if not self._result.exists():
+            return False
+        if (found := self._result.read_text()) == "nothing at first":
+            write_whole(self._result, b"")
+        return not found.startswith("nothing")
 
     async def compile(self, header: Header, report: Callable[[str], None]) -> str:
         report("1 kernel")
         while not self._result.exists():
             await asyncio.sleep(0.01)
         result = self._result.read_text()
-        return "" if result == "nothing" else result
+        return "" if result.startswith("nothing") else result
 
 
 def _write_report(folder: Path, report: StartupReport) -> None:

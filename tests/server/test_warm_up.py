@@ -80,6 +80,13 @@ def test_time_limits_hold_before_the_policy_is_compiled(tmp_path: Path) -> None:
         assert client.info().policy == "fcfs"
 
 
+def test_kernels_that_are_missing_after_their_compilation_are_compiled_again(tmp_path: Path) -> None:
+    with start(tmp_path / "state") as daemon, daemon.client() as client:
+        daemon.finish_compilation("nothing at first")
+        wait_until(lambda: client.info().policy == "easy")
+        assert client.info().policy_note == ""
+
+
 @pytest.mark.parametrize(
     ("result", "problem"), [("no memory", "no memory"), ("nothing", "kernels are still missing from the cache")]
 )

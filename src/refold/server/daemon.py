@@ -62,6 +62,8 @@ PROGRESS_INTERVAL: Seconds = 5.0
 UNCOMPILED_POLICY = "fcfs"
 """The policy that schedules while the configured one is being compiled. It needs no kernels but those of the state."""
 
+MAX_COMPILATIONS = 3
+
 PREDICTING_RULES = ("beyond_tail", "end_beyond_tail", "tail_at_least")
 """Watch rules that need predicted run times, and hence kernels."""
 
@@ -234,10 +236,7 @@ class Daemon:
             log.info(state.policy_note)
 
         report("about a minute on a new machine")
-        problem = await self._kernels.compile(header, report)
-        if not problem and not await asyncio.to_thread(self._kernels.load, header):
-            problem = "kernels are still missing from the cache"
-        if problem:
+        if problem := await self._fill_cache(report):
             state.policy_note = f"policy {header.policy} cannot be compiled: {problem}; jobs start in order of arrival"
             log.error(state.policy_note)
             return
@@ -246,6 +245,18 @@ class Daemon:
         forecasts.enabled = True
         state.policy_note = ""
         log.info("policy %s is compiled, and schedules from now on", header.policy)
+
+    async def _fill_cache(self, report: Callable[[str], None]) -> str:
+        """Compile and load the kernels of the policy; return what went wrong, or ''.
+
+        Another version of Refold that is compiled at the same time may replace kernels: then, compile them again.
+        """
+        for _ in range(MAX_COMPILATIONS):
+            if problem := await self._kernels.compile(self._header, report):
+                return problem
+            if await asyncio.to_thread(self._kernels.load, self._header):
+                return ""
+        return "kernels are still missing from the cache"
 
     async def _until_ended(
         self, *work: Coroutine[Any, Any, None], inbox: Inbox, server: uvicorn.Server, event_stream: EventStream
