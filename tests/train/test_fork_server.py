@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "work"
 
 
+@pytest.fixture
+def _default_signals() -> Iterator[None]:
+    """Let programs that a test starts get the default action of signals, also if the tests run under `nohup`."""
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGHUP, signal.SIGQUIT)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_default_signals")
 @pytest.mark.parametrize("fork", ["1", "0"])
 @pytest.mark.parametrize("program", [["../scripts/probe.py", "a", "--b"], ["-m", "module", "a", "-m", "x"]])
 def test_a_rank_cannot_tell_that_it_was_forked(folder: Path, program: list[str], fork: str) -> None:
