@@ -9,7 +9,7 @@ from kubernetes_objects import make_node, make_pod, node_json
 
 from refold.backends.kubernetes.constraints import ANY_VALUE, admits, selected_labels, unsupported_fields
 from refold.backends.kubernetes.nodes import NodeMap, down_reason, map_nodes
-from refold.backends.kubernetes.objects import Node, Pod
+from refold.backends.kubernetes.objects import Node, Pod, PodSpec
 from refold.errors import BadValue
 from refold.model import Rack
 
@@ -191,3 +191,21 @@ def test_unknown_fields_of_objects_are_skipped() -> None:
     text = msgspec.json.encode({**node_json("a"), "unknown": {"deep": [1, 2]}})
     assert msgspec.json.decode(text, type=Node).name == "a"
     assert msgspec.json.decode(b'{"metadata":{"name":"p","creationTimestamp":null}}', type=Pod).metadata.name == "p"
+
+
+def test_pods_with_the_same_constraints_are_compared_with_the_nodes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With thousands of nodes and many gangs, comparing each pod with each node would take most of the time."""
+    compared: list[str] = []
+
+    def admits_all(_: PodSpec, node: Node) -> bool:
+        compared.append(node.name)
+        return True
+
+    monkeypatch.setattr("refold.backends.kubernetes.nodes.admits", admits_all)
+    mapped = map_nodes([make_node("a"), make_node("b")], {})
+    for number in range(5):
+        gang = [make_pod(f"p{number}-{index}").spec for index in range(4)]
+        assert mapped.accepted_types(gang, GPU) == ("GPU",)
+    assert compared == ["a", "b"]
+    mapped.accepted_types([make_pod("other", nodeSelector={"pool": "x"}).spec], GPU)
+    assert compared == ["a", "b"] * 2

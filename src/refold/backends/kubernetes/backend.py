@@ -92,6 +92,8 @@ class KubernetesBackend:
         self._threads = ThreadPoolExecutor(THREADS, "refold-kubernetes")
         self._calls = Calls(api, self._threads)
         self._runs: dict[RunKey, GangRun] = {}
+        self._gangs: dict[GangName, RunKey] = {}
+        """The run of each gang: a gang has one at most."""
         self._tasks: dict[RunKey, asyncio.Task[None]] = {}
         self._stops: dict[RunKey, StopRequest] = {}
         """Runs that were ordered to stop before their gang was known."""
@@ -169,6 +171,7 @@ class KubernetesBackend:
             gang = parse_gang_name(job.launch.gang) if job.launch.gang else await self._create_job(job, order)
             nodes = [self._nodes.kubernetes_name(share.node) for share in pod_shares(job, order.allocation)]
             run = self._runs[key] = GangRun(job, order, gang, nodes, self._calls, self._mirror, self._grace)
+            self._gangs[gang] = key
             if key in self._stops:
                 run.stop(*self._stops[key])
             end = await self._follow_to_end(run)
@@ -182,7 +185,8 @@ class KubernetesBackend:
             log.exception("cannot follow run %d of %s", order.run, job.id)
             end = RunFailed(*key, f"cannot be followed: {error}", retry=True)
         finally:
-            self._runs.pop(key, None)
+            if (ended := self._runs.pop(key, None)) is not None and self._gangs.get(ended.gang) == key:
+                del self._gangs[ended.gang]
             self._stops.pop(key, None)
             del self._tasks[key]
         self._remember(end)
@@ -219,9 +223,10 @@ class KubernetesBackend:
             keys = {self._mirror.run_of(pod) for pod in changed.pods}
             for name in changed.nodes:  # a pod on a node that is down will not say that it has ended
                 keys |= {self._mirror.run_of(pod) for pod in self._mirror.pods_on_node(name).values()}
-            for key, run in self._runs.items():
-                if key in keys or run.gang in gangs:
-                    run.changed.set()
+            keys |= {self._gangs[gang] for gang in gangs if gang in self._gangs}
+            for key in keys:
+                if key is not None and key in self._runs:
+                    self._runs[key].changed.set()
 
     async def _end(self) -> None:
         self._mirror.unfollow(self._changes)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from refold.backends.kubernetes.objects import Node, Pod, PodSpec, SelectorTerm, Taint
 
 LIFECYCLE_TAINT_PREFIX = "node.kubernetes.io/"
@@ -31,6 +33,11 @@ def admits(spec: PodSpec, node: Node) -> bool:
         and _matches_affinity(spec, node)
         and all(_is_tolerated(spec, taint) for taint in blocking_taints(node))
     )
+
+
+def constraints_text(spec: PodSpec) -> bytes:
+    """Return a text that is equal for pods that may be on the same nodes."""
+    return msgspec.json.encode((spec.node_selector, spec.affinity.node_affinity, spec.tolerations))
 
 
 def selected_labels(specs: Iterable[PodSpec]) -> dict[str, frozenset[str]]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from refold.backends.kubernetes.constraints import ANY_VALUE, admits, blocking_taints
+from refold.backends.kubernetes.constraints import ANY_VALUE, admits, blocking_taints, constraints_text
 from refold.backends.kubernetes.objects import Node, PodSpec
 from refold.backends.kubernetes.resources import GPU_RESOURCE, is_accelerator, parse_amount, to_mib_down
 from refold.catalogue import base_gpu_type, find_gpu
@@ -49,6 +49,9 @@ Labels = Mapping[str, frozenset[str]]
 """What pods select nodes by (see `selected_labels`)."""
 
 UNKNOWN_GPU = "GPU"
+MAX_REMEMBERED = 1000
+"""Combinations of constraints for which a `NodeMap` remembers the answer."""
+
 MIG_PREFIX = "nvidia.com/mig-"
 
 
@@ -72,11 +75,17 @@ def _slice_name(group: DeviceGroup) -> str:
     return f"{group.node.name}:{group.resource.rpartition('/')[2]}"
 
 
-class NodeMap(NamedTuple):
+class NodeMap:
     """The cluster, and the nodes that it was made from. Both have the same order."""
 
-    cluster: Cluster
-    groups: tuple[DeviceGroup, ...]
+    def __init__(self, cluster: Cluster, groups: tuple[DeviceGroup, ...]) -> None:
+        self.cluster = cluster
+        self.groups = groups
+        self._indices: dict[str, list[int]] = {}
+        for index, group in enumerate(groups):
+            self._indices.setdefault(group.node.name, []).append(index)
+        self._accepted: dict[tuple[str, frozenset[bytes]], tuple[str, ...]] = {}
+        """The types that pods accept, by resource and constraints. Most pods have the same ones."""
 
     def kubernetes_name(self, index: int) -> str:
         """Return the name in Kubernetes of a node of the cluster."""
@@ -84,23 +93,26 @@ class NodeMap(NamedTuple):
 
     def indices(self, name: str) -> list[int]:
         """Return the nodes of the cluster that are on a Kubernetes node."""
-        return [index for index, group in enumerate(self.groups) if group.node.name == name]
+        return self._indices.get(name, [])
 
     def accepted_types(self, specs: Collection[PodSpec], resource: str) -> tuple[str, ...]:
         """Return the GPU types that all these pods accept: the nodes have the resource, and admit the pods."""
-        return tuple(
-            sorted(
-                {
-                    group.gpu_type
-                    for group in self.groups
-                    if group.resource == resource and all(admits(spec, group.node) for spec in specs)
-                }
-            )
-        )
+        distinct = {constraints_text(spec): spec for spec in specs}
+        key = (resource, frozenset(distinct))
+        if key not in self._accepted:
+            if len(self._accepted) >= MAX_REMEMBERED:
+                self._accepted.clear()
+            suitable = (group for group in self.groups if group.resource == resource)
+            found = {
+                group.gpu_type for group in suitable if all(admits(spec, group.node) for spec in distinct.values())
+            }
+            self._accepted[key] = tuple(sorted(found))
+        return self._accepted[key]
 
     def admits_everywhere(self, specs: Collection[PodSpec]) -> bool:
         """Whether all nodes admit these pods."""
-        return all(admits(spec, group.node) for spec in specs for group in self.groups)
+        distinct = {constraints_text(spec): spec for spec in specs}
+        return all(admits(spec, group.node) for spec in distinct.values() for group in self.groups)
 
 
 def map_nodes(

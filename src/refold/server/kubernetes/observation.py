@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from decimal import Decimal
 from math import ceil
 from typing import NamedTuple
 
@@ -238,9 +239,12 @@ class _Observer:
 
     def _node_events(self) -> list[Event]:
         others = [pod for pod in self._pods if pod.is_bound and not pod.has_ended and self._is_of_others(pod)]
+        by_node: dict[str, list[dict[str, Decimal]]] = {}
+        for pod in others:
+            by_node.setdefault(pod.spec.node_name, []).append(used_by(pod))
         events: list[Event] = []
         for index, group in enumerate(self._nodes.groups):
-            used = [used_by(pod) for pod in others if pod.spec.node_name == group.node.name]
+            used = by_node.get(group.node.name, [])
             gpus = sum(int(amounts.get(group.resource, 0)) for amounts in used)
             free = [gpu for gpu, milli in enumerate(self._free[index]) if milli == WHOLE]
             cpu = ceil(sum(amounts.get("cpu", 0) for amounts in used) * group.share * WHOLE)
