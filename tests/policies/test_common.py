@@ -237,6 +237,53 @@ class TestTransition:
         assert self.step(world, 3.0, transition, {}, RunFinished("b", 1)) == NO_CHANGE
 
 
+# Snapshots of drafts.
+
+
+@hypothesis_settings(max_examples=60)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("place"), st.sampled_from("abcd"), st.integers(1, 8), st.integers(1, 3)),
+            st.tuples(st.just("move"), st.sampled_from("abcd"), st.integers(1, 8), st.integers(1, 3)),
+            st.tuples(st.just("release"), st.sampled_from("abcd")),
+            st.tuples(st.just("save")),
+            st.tuples(st.just("restore"), st.integers(0, 9)),
+        ),
+        max_size=40,
+    )
+)
+def test_restoring_any_snapshot_gives_the_same_allocations_and_free_resources(steps: list[Any]) -> None:
+    world = World(make_cluster(8, 3, types="A800-80GB", cpus=96))
+    world.start(0.0, reshapable("a", 4, cpus=4), on(0, 1, 2, 3, cpus=4))
+    world.start(1.0, reshapable("b", 2), on(4, 5))
+    world.step(1.5, NodeLost(2))
+
+    def check(view: View) -> None:
+        draft = Draft(view)
+
+        def state() -> tuple[Any, ...]:
+            arrays = draft.free.nodes.tolist(), draft.free.gpus.tolist(), draft.free.bits.tolist()
+            return (*arrays, list(draft.allocations()), dict(draft.changed))
+
+        saved = [(draft.snapshot(), state())]
+        for kind, *arguments in steps:
+            if kind == "save":
+                saved.append((draft.snapshot(), state()))
+            elif kind == "restore":
+                snapshot, expected = saved[arguments[0] % len(saved)]
+                draft.restore(snapshot)
+                assert state() == expected
+            elif kind == "release":
+                draft.release(arguments[0])
+            elif kind == "move" or draft.allocation_of(arguments[0]) is None:
+                job_id, gpus, nodes = arguments
+                demand = Demand(instances=nodes, gpus=gpus, cpu_milli=1000)
+                (draft.move if kind == "move" else draft.place)(job_id, BEST_FIT, demand, None, kind)
+
+    world.observe(2.0, check)
+
+
 # Ledger.
 
 

@@ -221,3 +221,22 @@ def test_run_time_before_a_hold_or_before_the_journal_began_is_counted() -> None
     )
     stopped.step(3600.0, start="a")
     assert adopted.remaining_run_time("a") == pytest.approx(stopped.remaining_run_time("a"))
+
+
+def test_thousands_of_new_jobs_are_recorded_over_several_decisions_and_can_be_predicted_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("refold.policies.common.durations.MAX_RECORDED", 2)
+    world = World()
+    for number in range(5):
+        world.run(make_job(f"before-{number}", user="u"), 1000)
+    jobs = [make_job(f"new-{number}", user="u") for number in range(5)]
+    world.step(world.now + 1, *map(JobSubmitted, jobs))
+    predicted = [world.remaining_time(job) for job in jobs]
+    assert predicted == pytest.approx([predicted[0]] * 5, rel=0.2)
+    predictor = world.policy.durations._predictor
+    assert predictor.unfinished == 2
+    world.step(world.now + 1, JobCancelled("new-4"))
+    assert predictor.unfinished == 4
+    world.step(world.now + 1, JobCancelled("new-0"))
+    assert predictor.unfinished == 3  # the cancelled job that was not recorded is not recorded any more

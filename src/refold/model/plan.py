@@ -19,7 +19,7 @@ DEGREES = ("data", "tensor", "pipeline", "accumulation", "interleave")
 """The fields of a plan that are degrees: integers of at least 1."""
 
 
-class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True):
     """Degrees of data, tensor and pipeline parallelism, ZeRO stage, offloading, recomputation and accumulation.
 
     `accumulation` is the number of micro-batches per step and data-parallel replica; with pipeline parallelism they

@@ -106,6 +106,7 @@ class Speeds:
         self._cache: dict[tuple[object, ...], Speed | None] = {}
         self._types: dict[tuple[WorkloadKind, tuple[str, ...]], list[str]] = {}
         self._modelled: dict[tuple[str, int, bool, Demand], bool] = {}
+        self._requested: dict[tuple[object, ...], Speed] = {}
 
     def learn(self, measured: Mapping[MeasuredShape, float]) -> bool:
         """Correct estimates by speeds that jobs have reached, in steps per second; return whether any has changed.
@@ -120,7 +121,14 @@ class Speeds:
         self._learned.update((shape, speed) for shape, speed in new.items() if speed)
         self._unusable.update(shape for shape, speed in new.items() if not speed)
         self._measured = MeasuredSteps(self._rows, _as_measurements(self._learned))
-        for cache in (self._cache, self._types, self._modelled, self._corrections, self._checked_fits):
+        for cache in (
+            self._cache,
+            self._types,
+            self._modelled,
+            self._requested,
+            self._corrections,
+            self._checked_fits,
+        ):
             cache.clear()
         return True
 
@@ -210,10 +218,13 @@ class Speeds:
 
     def requested_speed(self, job: Job) -> Speed:
         """Return the speed as requested: with its GPUs, CPUs and plan, on the slowest GPU type that it accepts."""
-        plan = self.own_plan(job)
-        layout, cpus = requested_layout(job), requested_cpus(job)
-        speeds = [self.with_plan(job, gpu_type, layout, cpus, plan) for gpu_type in self.types_for(job)]
-        return min(speeds, key=lambda speed: speed.steps_per_second)
+        key = (job.workload, job.batch, job.sequence, job.engine, job.demand, job.plan)
+        slowest = self._requested.get(key)
+        if slowest is None:
+            plan, layout, cpus = self.own_plan(job), requested_layout(job), requested_cpus(job)
+            speeds = [self.with_plan(job, gpu_type, layout, cpus, plan) for gpu_type in self.types_for(job)]
+            slowest = self._requested[key] = min(speeds, key=lambda speed: speed.steps_per_second)
+        return slowest
 
     def own_plan(self, job: Job) -> Plan:
         """Return the plan of the job; by default, data parallelism over the requested GPUs."""

@@ -16,6 +16,7 @@ from .guarantees import GuaranteeRules as GuaranteeRules, QuotaAdmission as Quot
 from .options import (
     Option as Option,
     OptionCache as OptionCache,
+    Options as Options,
     allowed_gpu_range as allowed_gpu_range,
     requested_option as requested_option,
 )

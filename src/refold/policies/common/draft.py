@@ -8,6 +8,7 @@ computes a new target.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 from refold.core import View
 from refold.model import (
@@ -24,6 +25,13 @@ from refold.model import (
 )
 from refold.packing import FreeResources, Placer, Trial
 from refold.policies.common.options import Option
+
+
+class DraftSnapshot(NamedTuple):
+    """A state of a draft: allocations that differ from those of the current runs, and the reasons for changes."""
+
+    allocations: dict[str, Allocation | None]
+    changed: dict[str, str]
 
 
 class Draft:
@@ -55,9 +63,13 @@ class Draft:
 
     def allocations(self) -> Iterator[tuple[str, Allocation]]:
         """Yield all jobs that have an allocation, with the allocation."""
-        for job_id in {**self._view.runs, **self._allocations}:
-            held = self.allocation_of(job_id)
+        runs, changed = self._view.runs, self._allocations
+        for job_id, run in runs.items():
+            held = changed.get(job_id, run.allocation)
             if held is not None:
+                yield job_id, held
+        for job_id, held in changed.items():
+            if held is not None and job_id not in runs:
                 yield job_id, held
 
     def may_change(self, job_id: str) -> bool:
@@ -121,13 +133,24 @@ class Draft:
             self.changed[job_id] = why
         return True
 
-    def snapshot(self) -> tuple[FreeResources, dict[str, Allocation | None], dict[str, str]]:
-        """Return a copy of the state for `restore`."""
-        return self.free.copy(), dict(self._allocations), dict(self.changed)
+    def snapshot(self) -> DraftSnapshot:
+        """Return the state for `restore`."""
+        return DraftSnapshot(dict(self._allocations), dict(self.changed))
 
-    def restore(self, snapshot: tuple[FreeResources, dict[str, Allocation | None], dict[str, str]]) -> None:
-        """Return to the state of a snapshot."""
-        self.free, self._allocations, self.changed = snapshot[0].copy(), dict(snapshot[1]), dict(snapshot[2])
+    def restore(self, snapshot: DraftSnapshot) -> None:
+        """Return to the state of a snapshot, as far as allocations changed it.
+
+        Only what differs is released and taken: the cluster may be large.
+        """
+        now = {job_id: self.allocation_of(job_id) for job_id in {**self._allocations, **snapshot.allocations}}
+        self._allocations, self.changed = dict(snapshot.allocations), dict(snapshot.changed)
+        differing = [(held, then) for job_id, held in now.items() if held is not (then := self.allocation_of(job_id))]
+        for held, _ in differing:
+            if held is not None:
+                self.free.release(held.placement)
+        for _, then in differing:
+            if then is not None:
+                self.free.retake(then.placement)
 
     def target(self) -> dict[str, tuple[Allocation | None, str]]:
         """Return the new allocation and the reason for each job that was changed; None: the job is to stop."""

@@ -6,6 +6,7 @@ distributions, from which a policy takes the quantile that it needs.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from math import inf
 from typing import Any, Literal, NamedTuple, get_args
@@ -20,6 +21,9 @@ DurationSourceName = Literal["predicted", "limit", "known"]
 
 MIN_RUN_TIME: Seconds = 1.0
 """Shortest run time that is assumed for any job."""
+
+MAX_RECORDED = 128
+"""Number of new jobs that are recorded per decision; if more appear at once, the next decisions record the rest."""
 
 MIN_OVERRUN: Seconds = MINUTE
 MIN_OVERRUN_SHARE = 0.05
@@ -41,6 +45,8 @@ class DurationSource:
         self._predictor = Predictor(self._modelled_run_time)
         self._has_learned = source == "known"
         self._jobs: dict[str, Job] = {}
+        self._unrecorded: deque[Job] = deque()
+        """New jobs of which the predictor has not been told yet."""
         self._elapsed: dict[str, Seconds] = {}
         """Run time of the ended runs of each job, converted to the speed of what it requested."""
         self._speedup: dict[str, float] = {}
@@ -70,10 +76,14 @@ class DurationSource:
         for run in changes.started:
             if run.job not in self._jobs and run.job in view.active:  # it was running when the journal began
                 self._add(view, view.active[run.job])
+        for _ in range(min(len(self._unrecorded), MAX_RECORDED)):
+            job = self._unrecorded.popleft()
+            if self._jobs.get(job.id) is job:
+                self._predictor.submitted(job, now)
 
     def _add(self, view: View, job: Job) -> None:
         self._jobs[job.id] = job
-        self._predictor.submitted(job, view.now)
+        self._unrecorded.append(job)
         before = _earlier_run_time(view, job)
         if before > MIN_RUN_TIME:
             self._elapsed[job.id] = before

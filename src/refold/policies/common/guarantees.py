@@ -14,7 +14,7 @@ from refold.core import View
 from refold.errors import BadValue
 from refold.model import Allocation, Job, Plan, Run, Seconds
 from refold.plans import GUARANTEE_TOLERANCE, Layout, Minimums, ModelledSpeedSource, Speeds, requested_layout
-from refold.policies.common.options import Option, OptionCache, requested_option, requested_options
+from refold.policies.common.options import Option, OptionCache, Options, requested_option, requested_options
 from refold.policies.common.progress_estimator import ProgressEstimator
 
 Shape = tuple[Layout, Plan | None]
@@ -73,7 +73,7 @@ class GuaranteeRules:
         if not safety_factor >= 1:
             raise BadValue(f"safety_factor is {safety_factor}, expected a factor ≥ 1")
         self._estimator, self._options, self._safety = estimator, options, safety_factor
-        self._sufficient: dict[tuple[object, ...], tuple[Option, ...]] = {}
+        self._sufficient: dict[tuple[object, ...], Options] = {}
         self._quotas = QuotaAdmission(estimator.speeds)
         self._first_report: dict[str, tuple[int, int, Seconds]] = {}
         """Job -> number of the run, steps and time of its first report."""
@@ -92,11 +92,11 @@ class GuaranteeRules:
         """Return whether a modelled speed meets the guarantee."""
         return speed * (1 + GUARANTEE_TOLERANCE) >= self.guaranteed_speed(job)
 
-    def sufficient_options(self, job: Job) -> tuple[Option, ...]:
+    def sufficient_options(self, job: Job) -> Options:
         """Return the options that satisfy the guarantee, by increasing GPUs: the fast ones and the requested ones."""
         return self._options_above(job, 1.0)
 
-    def safe_options(self, job: Job) -> tuple[Option, ...]:
+    def safe_options(self, job: Job) -> Options:
         """Return the options that satisfy the guarantee even if the performance model errs by the safety factor."""
         return self._options_above(job, self._safety)
 
@@ -141,15 +141,15 @@ class GuaranteeRules:
         """Return whether a job was measured to be too slow in a shape."""
         return shape in self._too_slow.get(job.id, ())
 
-    def _options_above(self, job: Job, factor: float) -> tuple[Option, ...]:
+    def _options_above(self, job: Job, factor: float) -> Options:
         """Return only the requested options once any other shape was measured to be too slow for the job."""
         return self._requested(job) if job.id in self._too_slow else self._modelled_options(job, factor)
 
-    def _requested(self, job: Job) -> tuple[Option, ...]:
+    def _requested(self, job: Job) -> Options:
         speeds = self._estimator.speeds
-        return requested_options(speeds, job) if speeds.can_model(job) else (requested_option(job),)
+        return Options(requested_options(speeds, job) if speeds.can_model(job) else (requested_option(job),))
 
-    def _modelled_options(self, job: Job, factor: float) -> tuple[Option, ...]:
+    def _modelled_options(self, job: Job, factor: float) -> Options:
         options = self._options.for_job(job)
         key = (id(options), job.demand, job.plan, factor)
         if key not in self._sufficient:
@@ -164,7 +164,7 @@ class GuaranteeRules:
             by_gpus = sorted(
                 [*requested, *fast], key=lambda option: (option.gpus, option not in requested, -option.speed)
             )
-            self._sufficient[key] = tuple(by_gpus)
+            self._sufficient[key] = Options(by_gpus)
         return self._sufficient[key]
 
     def guaranteed_jobs(self, view: View) -> set[str]:

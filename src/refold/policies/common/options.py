@@ -6,6 +6,7 @@ options spread over more nodes if those are not much slower. Any other job has o
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +27,35 @@ class Option(NamedTuple):
     speed: float
 
 
+class Options(tuple[Option, ...]):
+    """The options of a job by increasing number of GPUs; with equal GPUs, the fastest first.
+
+    Jobs of a kind share them, so that what all jobs need in every round is computed once.
+    """
+
+    @cached_property
+    def top_speed(self) -> float:
+        """Steps per second in the fastest shape."""
+        return max(option.speed for option in self)
+
+    @cached_property
+    def gpu_seconds_per_step(self) -> float:
+        """GPU time of a step in the most efficient shape."""
+        return min(max(option.gpus, 1) / option.speed for option in self)
+
+    @cached_property
+    def fewest_gpus(self) -> int:
+        """GPUs of the smallest shape."""
+        return min(option.gpus for option in self)
+
+    @cached_property
+    def _hash(self) -> int:
+        return super().__hash__()
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 class OptionCache:
     """The options of jobs, cached by kind of job."""
 
@@ -34,11 +64,11 @@ class OptionCache:
         self._speeds = speeds
         self.plans, self._resources = plans, resources
         self._layouts = _layouts_by_size(speeds)
-        self._of_kind: dict[tuple[object, ...], tuple[Option, ...]] = {}
-        self._of_job: dict[str, tuple[Option, ...]] = {}
+        self._of_kind: dict[tuple[object, ...], Options] = {}
+        self._of_job: dict[str, Options] = {}
 
-    def for_job(self, job: Job) -> tuple[Option, ...]:
-        """Return the options of a job by increasing number of GPUs; with equal GPUs, the fastest first."""
+    def for_job(self, job: Job) -> Options:
+        """Return the options of a job."""
         options = self._of_job.get(job.id)
         if options is None:
             options = self._of_job[job.id] = self._options_of_kind(job)
@@ -53,7 +83,7 @@ class OptionCache:
         """Drop the cached options of a job that has ended."""
         self._of_job.pop(job_id, None)
 
-    def _options_of_kind(self, job: Job) -> tuple[Option, ...]:
+    def _options_of_kind(self, job: Job) -> Options:
         known = self._speeds.can_model(job)
         key = (
             workload_kind(job) if known else None,
@@ -62,9 +92,8 @@ class OptionCache:
             allowed_gpu_range(job, self._speeds.cluster),
         )
         if key not in self._of_kind:
-            self._of_kind[key] = (
-                (self._find_options(job) or requested_options(self._speeds, job)) if known else ()
-            ) or (requested_option(job),)
+            modelled = (self._find_options(job) or requested_options(self._speeds, job)) if known else ()
+            self._of_kind[key] = Options(modelled or (requested_option(job),))
         return self._of_kind[key]
 
     def _find_options(self, job: Job) -> tuple[Option, ...]:

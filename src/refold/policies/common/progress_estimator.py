@@ -54,6 +54,7 @@ class ProgressEstimator:
         self._expected_service = expected_service
         self._last: dict[str, tuple[Allocation, float]] = {}
         """Last allocation of each job whose speed was computed, and that speed."""
+        self._knows_work: dict[str, bool] = {}
 
     def speed(self, job: Job, allocation: Allocation) -> float:
         """Return steps per second on an allocation; 1 for a job with unknown speed, whose work is in seconds."""
@@ -67,11 +68,13 @@ class ProgressEstimator:
         if not view.measured_speeds or not self.speeds.learn(view.measured_speeds):
             return False
         self._last.clear()
+        self._knows_work.clear()
         return True
 
     def forget(self, job_id: str) -> None:
-        """Drop the cached speed of a job that has ended."""
+        """Drop what is cached for a job that has ended."""
         self._last.pop(job_id, None)
+        self._knows_work.pop(job_id, None)
 
     def _compute_speed(self, job: Job, allocation: Allocation) -> float:
         if not self.speeds.can_model(job):
@@ -94,7 +97,11 @@ class ProgressEstimator:
 
     def knows_work(self, job: Job) -> bool:
         """Return whether the remaining work of a job follows from its steps and its modelled speed."""
-        return job.steps is not None and self._trust_steps and self.speeds.can_model(job)
+        known = self._knows_work.get(job.id)
+        if known is None:
+            known = job.steps is not None and self._trust_steps and self.speeds.can_model(job)
+            self._knows_work[job.id] = known
+        return known
 
     def _steps_done(self, view: View, job: Job) -> float:
         """Return the steps last reported plus those assumed since; for a job without steps, estimated from its work."""

@@ -235,7 +235,7 @@ def _simulate_one(
     reserves, halving, starvation = settings[0] > 0.0, settings[1], settings[2]
     free, total_free = _link_nodes(scene)
     held, size, entries = _hold(scene, now, future)
-    line, length = _line_up(scene, now, halving), waiting
+    line, begin, end = _line_up(scene, now, halving), 0, waiting  # what waits is between these positions
     taken = np.empty(_most_instances(scene), dtype=np.int64)
     open_targets, arrived, events = starts.shape[0], 0, 0
     first, reserved = -1, np.inf
@@ -245,31 +245,39 @@ def _simulate_one(
         next_arrival = now + jobs.gap[arrivals[row]] * _uniform(future, -2)
     while True:
         # 1. Start jobs in order. At first nothing starts: the policy has just started what can.
-        position, passed, failed_units, failed_types = 0, MAX_PASSED if events == 0 else 0, _NOTHING_FAILED, 0
-        while position < length and total_free > 0 and passed < MAX_PASSED:  # those passed are moved to the front
+        position, passed = begin, MAX_PASSED if events == 0 else 0
+        failed_units, failed_types = _NOTHING_FAILED, 0
+        gang_units, gang_instances, gang_types = _NOTHING_FAILED, 0, 0
+        while position < end and total_free > 0 and passed < MAX_PASSED:  # those passed are moved to the front
             job = line.order[position]
             own = line.row[job]
             units, instances, types = jobs.units[own], jobs.instances[own], jobs.type_bits[own]
-            may_fit = units * instances <= total_free and not (units >= failed_units and types == failed_types)
+            may_fit = (
+                units * instances <= total_free
+                and not (units >= failed_units and types == failed_types)
+                and not (units >= gang_units and instances >= gang_instances and types == gang_types)
+            )
             position += 1
             if may_fit and reserves and passed > 0:
-                if first != line.order[0]:
-                    first = line.order[0]
-                    reserved = _earliest_start(free, held, size, jobs, line.row[line.order[0]], taken)
+                if first != line.order[begin]:
+                    first = line.order[begin]
+                    reserved = _earliest_start(free, held, size, jobs, line.row[first], taken)
                 may_fit = now + jobs.quantiles[own, BACKFILL_SHARE] <= reserved
             if not (may_fit and _take(free, instances, units, types, taken)):
                 if may_fit and instances == 1:
                     failed_units, failed_types = units, types
-                line.order[passed] = job
+                elif may_fit:
+                    gang_units, gang_instances, gang_types = units, instances, types
+                line.order[begin + passed] = job
                 passed += 1
                 continue
             if entries + instances > held.node.shape[0]:
                 return events
             number = jobs.number[own] if job < waiting else job + (1 << 40)
-            end = now + draw_rest(jobs.quantiles[own], jobs.elapsed[own], _uniform(future, number))
+            ends_at = now + draw_rest(jobs.quantiles[own], jobs.elapsed[own], _uniform(future, number))
             for instance in range(instances):
                 held.node[entries], held.units[entries] = taken[instance], units
-                push(held.times, held.entries, size, end, entries)
+                push(held.times, held.entries, size, ends_at, entries)
                 size += 1
                 entries += 1
             total_free -= units * instances
@@ -279,10 +287,10 @@ def _simulate_one(
                 if open_targets == 0:
                     return events
 
-        if 0 < position != passed:
-            for later in range(position, length):
-                line.order[passed + later - position] = line.order[later]
-            length -= position - passed
+        if begin < position != begin + passed:  # the few that were passed are moved, not the many after them
+            for back in range(1, passed + 1):
+                line.order[position - back] = line.order[begin + passed - back]
+            begin = position - passed
 
         # 2. Continue at the next end or arrival.
         if events == max_events or (size == 0 and next_arrival == np.inf):
@@ -300,13 +308,13 @@ def _simulate_one(
         else:
             now, job = next_arrival, waiting + arrived
             line.row[job], line.rank[job], line.queued[job] = arrivals[row], jobs.rank[arrivals[row]], now
-            _insert(line, length, job, now, jobs, settings)
-            length += 1
+            _insert(line, begin, end, job, now, jobs, settings)
+            end += 1
             arrived += 1
             row = (row + 1) % arrivals.shape[0]
             next_arrival = now + jobs.gap[arrivals[row]]
         if events % SORT_INTERVAL == 0 and (halving < np.inf or starvation < np.inf):
-            _sort(line, length, now, jobs, settings)
+            _sort(line, begin, end, now, jobs, settings)
 
 
 # The queue.
@@ -335,32 +343,33 @@ def _rank(line: _Line, job: int, now: float, jobs: JobColumns, settings: Floats)
 
 
 @compiled
-def _insert(line: _Line, length: int, job: int, now: float, jobs: JobColumns, settings: Floats) -> None:
+def _insert(line: _Line, begin: int, end: int, job: int, now: float, jobs: JobColumns, settings: Floats) -> None:
     """Insert a job into the queue, after those of the same rank."""
     own = _rank(line, job, now, jobs, settings)
-    low, high = 0, length
+    low, high = begin, end
     while low < high:
         middle = (low + high) // 2
         if _rank(line, line.order[middle], now, jobs, settings) <= own:
             low = middle + 1
         else:
             high = middle
-    for position in range(length, low, -1):
+    for position in range(end, low, -1):
         line.order[position] = line.order[position - 1]
     line.order[low] = job
 
 
 @compiled
-def _sort(line: _Line, length: int, now: float, jobs: JobColumns, settings: Floats) -> None:
+def _sort(line: _Line, begin: int, end: int, now: float, jobs: JobColumns, settings: Floats) -> None:
     """Sort the queue by the ranks as of now, by insertion: it is nearly sorted."""
-    ranks = np.empty(length)
-    for position in range(length):
-        job = line.order[position]
+    order = line.order[begin:end]
+    ranks = np.empty(end - begin)
+    for position in range(end - begin):
+        job = order[position]
         rank, at = _rank(line, job, now, jobs, settings), position
         while at > 0 and ranks[at - 1] > rank:
-            ranks[at], line.order[at] = ranks[at - 1], line.order[at - 1]
+            ranks[at], order[at] = ranks[at - 1], order[at - 1]
             at -= 1
-        ranks[at], line.order[at] = rank, job
+        ranks[at], order[at] = rank, job
 
 
 @compiled

@@ -28,6 +28,8 @@ STOP_SECONDS: Seconds = 30.0
 
 MIN_QUANTILE: Seconds = 0.1
 
+_INCREASING = 1.0 + 1e-6 * np.arange(len(SHARES), dtype=np.float64)
+
 RemainingTimes = Callable[[View, Job], RemainingTime]
 """How long a job will run, given what it has done, on what it requested or holds."""
 
@@ -171,11 +173,10 @@ def _units(milli: Milli) -> int:
 def total_quantiles(remaining: RemainingTime) -> Floats:
     """Return the quantiles of a run time, for `SHARES`, strictly increasing."""
     if remaining.total is None:
-        times = np.full(len(SHARES), min(max(remaining.exact, MIN_QUANTILE), 1e12))
-    else:
-        times = np.minimum(quantiles(remaining.total.survival, SHARES), max(remaining.total.ceiling, MIN_QUANTILE))
-    times = np.maximum(times, MIN_QUANTILE)
-    increasing: Floats = np.maximum.accumulate(times) * (1.0 + 1e-6 * np.arange(len(SHARES)))
+        exact: Floats = min(max(remaining.exact, MIN_QUANTILE), 1e12) * _INCREASING
+        return exact
+    times = np.minimum(quantiles(remaining.total.survival, SHARES), max(remaining.total.ceiling, MIN_QUANTILE))
+    increasing: Floats = np.maximum.accumulate(np.maximum(times, MIN_QUANTILE)) * _INCREASING
     return increasing
 
 

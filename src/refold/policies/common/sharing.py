@@ -39,9 +39,13 @@ class Sharing:
         """`jobs`: all waiting and running jobs. `options_of`: the shapes that a job may have."""
         self._draft, self._placer, self._jobs, self._options_of = draft, placer, jobs, options_of
 
+    def is_possible(self) -> bool:
+        """Return whether any job holds more than it requested."""
+        return bool(self._lenders())
+
     def place(self, waiting: Iterable[str]) -> None:
         """Give each of these jobs its smallest shape, in order, if others hold enough beyond their request."""
-        if not self._lenders():
+        if not self.is_possible():
             return
         placed = [job_id for job_id in waiting if self._place_one(job_id)]
         for job_id in placed:

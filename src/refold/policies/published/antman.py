@@ -113,6 +113,7 @@ class _AntManRound:
         for _ in range(job.demand.instances):
             share = self._share_for(job)
             if share is None:
+                self.draft.free.release(shares)
                 self.draft.restore(before)
                 return False
             self.draft.free.take((share,))

@@ -31,6 +31,7 @@ class Growth:
     def __init__(self, jobs: RoundJobs, draft: Draft, placer: Placer) -> None:
         self._jobs, self._draft, self._placer = jobs, draft, placer
         self._rate = 0.0
+        self._free = draft.free.whole_gpus
         self._rejected: set[tuple[str, Option]] = set()
         """Shapes that do not fit."""
         self._wake_at: Seconds = inf
@@ -45,10 +46,11 @@ class Growth:
             if draft.may_change(job_id) and jobs.has_other_shapes(job_id) and (larger := self._best(job_id, held))
         ]
         heapify(heap)
-        while heap and draft.free.whole_gpus:
+        while heap and self._free:
             _, job_id, _, option, why = heappop(heap)
             if not draft.move(job_id, self._placer, option.demand, option.plan, why):
                 self._rejected.add((job_id, option))
+            self._free = draft.free.whole_gpus
             now_held = draft.allocation_of(job_id)
             assert now_held is not None
             following = self._best(job_id, now_held)
@@ -58,10 +60,13 @@ class Growth:
 
     def _best(self, job_id: str, held: Allocation) -> _Larger | None:
         """Return the larger shape that saves the most time per GPU; None if no other is worthwhile."""
-        jobs, gpus, free = self._jobs, held.gpu_milli // WHOLE, self._draft.free.whole_gpus
+        jobs, gpus = self._jobs, held.gpu_milli // WHOLE
+        larger = [option for option in jobs.options[job_id] if gpus < option.gpus <= gpus + self._free]
+        if not larger:
+            return None
         now, best = jobs.remaining_time(job_id, held), None
-        for option in jobs.options[job_id]:
-            if not gpus < option.gpus <= gpus + free or (job_id, option) in self._rejected:
+        for option in larger:
+            if (job_id, option) in self._rejected:
                 continue
             then = jobs.run_time(job_id, option) + jobs.restart_cost(job_id, option)
             saved = now - then - self._rate * max(0.0, then * option.gpus - now * gpus)

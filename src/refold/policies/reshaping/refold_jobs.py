@@ -79,13 +79,18 @@ class RoundJobs:
         self.guarantee_options = {
             job_id: guarantees.sufficient_options(self.by_id[job_id]) for job_id in self.guaranteed
         }
+        self._remaining_times: dict[str, tuple[Allocation, Seconds]] = {}
+        self._unknown = {job.id for job in self.by_id.values() if not estimator.knows_work(job)}
         self._remaining = {job.id: estimator.remaining_work(view, job) for job in self.by_id.values()}
         self._fair_weights = fair_share.weights(view, self.by_id.values())
-        self._work = {job.id: self._min_gpu_seconds(job.id) / self._fair_weight(job) for job in self.by_id.values()}
+        self._work = {
+            job_id: self._remaining[job_id] * options.gpu_seconds_per_step / self._fair_weight(self.by_id[job_id])
+            for job_id, options in self.options.items()
+        }
         self._preferred_wide_jobs = self._choose_wide_jobs()
         weights = {job.id: self._weight_of(job) for job in self.by_id.values()}
-        self.weight = {job.id: weights[job.id] * self._fair_weight(job) for job in self.by_id.values()}
-        self.weighted_work = {job_id: self._work[job_id] / weights[job_id] for job_id in self.by_id}
+        self.weight = {job_id: weight * self._fair_weight(self.by_id[job_id]) for job_id, weight in weights.items()}
+        self.weighted_work = {job_id: work / weights[job_id] for job_id, work in self._work.items()}
 
     def _choose_wide_jobs(self) -> set[str]:
         """Return the wide jobs of unknown length that have the weight of many.
@@ -93,7 +98,7 @@ class RoundJobs:
         These are running ones first, then those with the least work, until they use `wide_share` of the GPUs: under
         overload, all of them together would leave little for other jobs.
         """
-        wide = [job for job in self.by_id.values() if is_wide(job) and not self._estimator.knows_work(job)]
+        wide = [self.by_id[job_id] for job_id in self._unknown if is_wide(self.by_id[job_id])]
         wide.sort(key=lambda job: (job.id not in self.view.runs, self._work[job.id], job.id))
         chosen: set[str] = set()
         left = self.settings.wide_share * self.view.cluster.gpus
@@ -111,9 +116,9 @@ class RoundJobs:
         the delay so far. Wide jobs of unknown length have a weight that does not grow: that of many, or 1.
         """
         age = self.view.now - job.submitted
-        if self._estimator.knows_work(job):
-            fastest = max(option.speed for option in self.options[job.id])
-            return 1 + (age + self._remaining[job.id] / fastest) / self.settings.weight_doubling_seconds
+        if job.id not in self._unknown:
+            full_speed = self._remaining[job.id] / self.options[job.id].top_speed
+            return 1 + (age + full_speed) / self.settings.weight_doubling_seconds
         if is_wide(job) and self.settings.wide_weight:
             return self._wide_weight() if job.id in self._preferred_wide_jobs else 1.0
         delay = max(0.0, age - self.view.done(job.id))
@@ -130,17 +135,14 @@ class RoundJobs:
     def _fair_weight(self, job: Job) -> float:
         return self._fair_weights.get(Account(job.tenant, job.user), 1.0) if self._fair_weights else 1.0
 
-    def _min_gpu_seconds(self, job_id: str) -> float:
-        return self._remaining[job_id] * min(max(option.gpus, 1) / option.speed for option in self.options[job_id])
-
     def knows_work(self, job_id: str) -> bool:
         """Return whether the remaining work of a job is known, not predicted."""
-        return self._estimator.knows_work(self.by_id[job_id])
+        return job_id not in self._unknown
 
     def is_wide_beyond_share(self, job_id: str) -> bool:
         """Return whether a wide job of unknown length does not have the weight of many."""
-        job = self.by_id[job_id]
-        return is_wide(job) and job_id not in self._preferred_wide_jobs and not self._estimator.knows_work(job)
+        is_preferred = job_id in self._preferred_wide_jobs
+        return not is_preferred and job_id in self._unknown and is_wide(self.by_id[job_id])
 
     def is_shorter_wide_job(self, job_id: str, other: str) -> bool:
         """Return whether a wide job has so much less work than one with the weight of many that it may preempt it."""
@@ -183,10 +185,14 @@ class RoundJobs:
 
     def remaining_time(self, job_id: str, held: Allocation) -> Seconds:
         """Return the seconds until a job ends with an allocation, with the rest of its startup if it has it already."""
-        seconds = self._remaining[job_id] / self.speed(job_id, held)
-        run = self.view.runs.get(job_id)
-        is_unchanged = run is not None and run.allocation == held
-        return seconds + (self.startup_seconds(job_id) if is_unchanged else 0.0)
+        last = self._remaining_times.get(job_id)
+        if last is None or last[0] is not held:
+            seconds = self._remaining[job_id] / self.speed(job_id, held)
+            run = self.view.runs.get(job_id)
+            is_unchanged = run is not None and run.allocation == held
+            last = held, seconds + (self.startup_seconds(job_id) if is_unchanged else 0.0)
+            self._remaining_times[job_id] = last
+        return last[1]
 
     def startup_seconds(self, job_id: str) -> Seconds:
         """Return how much longer the run of a job will be starting up; 0 if it is not running."""

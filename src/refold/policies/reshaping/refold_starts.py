@@ -6,7 +6,7 @@ from math import inf
 
 from refold.model import Seconds
 from refold.packing import Placer
-from refold.policies.common import Draft, Option, Sharing
+from refold.policies.common import Draft, Options, Sharing
 from refold.policies.reshaping.refold_jobs import RoundJobs
 from refold.policies.reshaping.refold_preemption import Preemptor
 
@@ -19,9 +19,9 @@ class Starter:
         self._jobs, self._draft, self._placer = jobs, draft, placer
         self._preemptor = Preemptor(jobs, draft, placer)
         self._preemptors_left = max_preemptors
-        self._unplaceable: set[tuple[Option, ...]] = set()
+        self._unplaceable: set[Options] = set()
         """Sets of shapes of which none fits."""
-        self._hopeless: set[tuple[Option, ...]] = set()
+        self._hopeless: set[Options] = set()
         """Sets of shapes for which a job of unknown length cannot preempt enough, nor can those after it."""
         self.queue: list[str] = []
         """The waiting jobs in the order in which they were tried."""
@@ -33,10 +33,11 @@ class Starter:
         self.queue = waiting
         for position, job_id in enumerate(waiting):
             if not self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1)):
-                self._preemptor.gpus_ahead += min(option.gpus for option in jobs.options[job_id])
+                self._preemptor.gpus_ahead += jobs.options[job_id].fewest_gpus
         stopped = [job_id for job_id in self._draft.changed if job_id in jobs.view.runs and self._has_no_gpus(job_id)]
         sharing = Sharing(self._draft, self._placer, jobs.by_id, self._options_of)
-        sharing.place(sorted([*self._unplaced(), *stopped], key=self._order))
+        if sharing.is_possible():
+            sharing.place(sorted([*self._unplaced(), *stopped], key=self._order))
 
     def _order(self, job_id: str) -> tuple[bool, int, bool, float, str]:
         """Sort key: guaranteed jobs first, then by priority, then starving ones, then by weighted remaining work."""
@@ -44,7 +45,7 @@ class Starter:
         is_starving, priority = jobs.is_starving(job_id), jobs.by_id[job_id].priority
         return job_id not in jobs.guaranteed, -priority, not is_starving, jobs.weighted_work[job_id], job_id
 
-    def _options_of(self, job_id: str) -> tuple[Option, ...]:
+    def _options_of(self, job_id: str) -> Options:
         return self._jobs.guarantee_options.get(job_id) or self._jobs.options[job_id]
 
     def is_review_useful(self) -> bool:
@@ -101,9 +102,12 @@ class Starter:
             return True
         return job_id in jobs.guaranteed and self._start_with(job_id, jobs.guarantee_options[job_id], rate)
 
-    def _start_with(self, job_id: str, options: tuple[Option, ...], rate: float) -> bool:
+    def _start_with(self, job_id: str, options: Options, rate: float) -> bool:
         """Place a job on free GPUs or by preemption. `rate`: delay of waiting jobs per GPU-second, in seconds."""
         jobs = self._jobs
+        may_preempt = job_id in jobs.guaranteed or (self._preemptors_left > 0 and options not in self._hopeless)
+        if options in self._unplaceable and not may_preempt:
+            return False
         costs = {option: jobs.run_time(job_id, option) * (1 + rate * option.gpus) for option in options}
         ranked = sorted(costs, key=costs.__getitem__)
         placed = None
@@ -113,9 +117,9 @@ class Starter:
             self._unplaceable.add(options)
         elif costs[placed] - costs[ranked[0]] <= jobs.settings.restart_seconds:
             return True
+        if not may_preempt:
+            return placed is not None
         if job_id not in jobs.guaranteed:
-            if self._preemptors_left <= 0 or options in self._hopeless:
-                return placed is not None
             self._preemptors_left -= 1
         if self._preemptor.preempt_for(job_id, ranked, costs, placed):
             self._unplaceable.clear()
