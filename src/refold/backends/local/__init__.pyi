@@ -1,6 +1,15 @@
 from .backend import SLOT as SLOT, LocalBackend as LocalBackend, local_cluster as local_cluster
+from .environment import (
+    Devices as Devices,
+    ExportedOf as ExportedOf,
+    RunEnvironment as RunEnvironment,
+    SecretsOf as SecretsOf,
+    no_exported_environment as no_exported_environment,
+    no_secrets as no_secrets,
+)
 from .log_files import (
     LogChunk as LogChunk,
+    LogRotator as LogRotator,
     append_log as append_log,
     log_size as log_size,
     read_log as read_log,
@@ -14,10 +23,22 @@ from .nvidia import (
     NvidiaDriver as NvidiaDriver,
     open_driver as open_driver,
 )
-from .run_files import RunFiles as RunFiles, log_path as log_path
+from .run_files import (
+    RunFiles as RunFiles,
+    StartRecord as StartRecord,
+    log_path as log_path,
+    new_mark as new_mark,
+)
 from .safe_files import (
+    OWNER_ONLY_FOLDER as OWNER_ONLY_FOLDER,
     ResourceShortage as ResourceShortage,
     read_regular as read_regular,
     write_atomically as write_atomically,
+)
+from .shim import (
+    describe_exit as describe_exit,
+    output_copies as output_copies,
+    read_exit_status as read_exit_status,
+    shim_command as shim_command,
 )
 from .terminal import hand_out as hand_out, terminal_command as terminal_command

@@ -142,10 +142,20 @@ class RunEnvironment:
         self._secrets = secrets
 
     def build(
-        self, job: Job, order: StartRun, files: RunFiles, record: StartRecord, grace: Seconds
+        self,
+        job: Job,
+        order: StartRun,
+        files: RunFiles,
+        record: StartRecord,
+        grace: Seconds,
+        addresses: Sequence[str] = (),
     ) -> list[dict[str, str]]:
-        """Return the environment of each instance. Refold's variables override those of the job."""
+        """Return the environment of each instance. Refold's variables override those of the job.
+
+        `addresses`: the network address of each instance; empty: all are on this machine.
+        """
         placement = order.allocation.placement
+        places = tuple(addresses) or (LOOPBACK_ADDRESS,) * len(placement)
         exported = self._exported(job)
         shared = {
             **_without_identity(self._inherited if exported is None else exported),
@@ -158,9 +168,9 @@ class RunEnvironment:
             {
                 **shared,
                 **self.devices.variables(share),
-                **_instance_variables(instance, placement, files),
-                **(_gang_variables(instance, len(placement), record) if len(placement) > 1 else {}),
-                **_launch_variables(job, order, instance, files, record),
+                **_instance_variables(instance, placement, files, places),
+                **(_gang_variables(instance, record, places) if len(placement) > 1 else {}),
+                **_launch_variables(job, order, instance, files, record, places[0]),
             }
             for instance, share in enumerate(placement)
         ]
@@ -204,7 +214,9 @@ def _array_variables(place: ArrayTask) -> dict[str, str]:
     return slurm | {"REFOLD_ARRAY": place.array, "REFOLD_ARRAY_TASK_ID": str(place.task)}
 
 
-def _instance_variables(instance: int, placement: Sequence[Share], files: RunFiles) -> dict[str, str]:
+def _instance_variables(
+    instance: int, placement: Sequence[Share], files: RunFiles, addresses: Sequence[str]
+) -> dict[str, str]:
     return {
         "REFOLD_INSTANCE": str(instance),
         "REFOLD_PROGRESS": str(files.progress(instance)),
@@ -212,19 +224,19 @@ def _instance_variables(instance: int, placement: Sequence[Share], files: RunFil
         "SKYPILOT_NODE_RANK": str(instance),
         "SKYPILOT_NUM_NODES": str(len(placement)),
         "SKYPILOT_NUM_GPUS_PER_NODE": str(len(placement[instance].gpus)),
-        "SKYPILOT_NODE_IPS": "\n".join([LOOPBACK_ADDRESS] * len(placement)),
+        "SKYPILOT_NODE_IPS": "\n".join(addresses),
     }
 
 
-def _launch_variables(job: Job, order: StartRun, instance: int, files: RunFiles, record: StartRecord) -> dict[str, str]:
+def _launch_variables(
+    job: Job, order: StartRun, instance: int, files: RunFiles, record: StartRecord, address: str
+) -> dict[str, str]:
     """Return the plan as arguments of the job's training framework, and write its configuration files."""
     if job.engine is None:
         return {}
     placement = order.allocation.placement
     plan = run_plan(job, order.allocation) or Plan(data=max(1, sum(len(share.gpus) for share in placement)))
-    workers = Workers(
-        len(placement[instance].gpus) or 1, len(placement), str(instance), LOOPBACK_ADDRESS, str(record.port)
-    )
+    workers = Workers(len(placement[instance].gpus) or 1, len(placement), str(instance), address, str(record.port))
     model = known_model(job.workload)
     batch = job.batch or (model.batch if model else 0)
     settings = launch_settings(job.engine, LaunchRequest(plan, batch, workers, str(files.launch_folder)))
@@ -257,18 +269,18 @@ def number_of(job_id: str) -> int:
     return int(digits[0]) if digits else crc32(job_id.encode())
 
 
-def _gang_variables(instance: int, instances: int, record: StartRecord) -> dict[str, str]:
+def _gang_variables(instance: int, record: StartRecord, addresses: Sequence[str]) -> dict[str, str]:
     """Return the variables of torch.distributed, Slurm, JAX and TensorFlow: one process per instance.
 
     Only for gangs: a single process with these variables would not start workers of its own.
     """
-    rank, world_size, coordinator = str(instance), str(instances), f"{LOOPBACK_ADDRESS}:{record.port}"
-    torch = (rank, world_size, "0", "1", rank, rank, LOOPBACK_ADDRESS, str(record.port))
-    others = (rank, world_size, coordinator, world_size, rank, _tf_config(instance, record.worker_ports))
+    rank, world_size, coordinator = str(instance), str(len(addresses)), f"{addresses[0]}:{record.port}"
+    torch = (rank, world_size, "0", "1", rank, rank, addresses[0], str(record.port))
+    others = (rank, world_size, coordinator, world_size, rank, _tf_config(instance, record, addresses))
     return dict(zip(_GANG_VARIABLES, torch + others, strict=True))
 
 
-def _tf_config(instance: int, worker_ports: Sequence[int]) -> str:
+def _tf_config(instance: int, record: StartRecord, addresses: Sequence[str]) -> str:
     """Return the cluster description that `tf.distribute` reads."""
-    workers = [f"{LOOPBACK_ADDRESS}:{port}" for port in worker_ports]
+    workers = [f"{address}:{port}" for address, port in zip(addresses, record.worker_ports, strict=False)]
     return json.dumps({"cluster": {"worker": workers}, "task": {"type": "worker", "index": instance}})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from refold.backends import Report
-from refold.backends.local.environment import LOOPBACK_ADDRESS, RunEnvironment, output_path
+from refold.backends.local.environment import LOOPBACK_ADDRESS, RunEnvironment
 from refold.backends.local.instance import Instance
 from refold.backends.local.live_change import (
     change_live,
@@ -24,7 +24,7 @@ from refold.backends.local.live_change import (
 from refold.backends.local.process_tree import ProcessTree
 from refold.backends.local.run_files import RunEnd, RunFiles, StartRecord
 from refold.backends.local.safe_files import SHORTAGE_ERRNOS, ResourceShortage, retry_on_shortage
-from refold.backends.local.shim import OutputCopy, find_start_problem
+from refold.backends.local.shim import find_start_problem, output_copies
 from refold.core import ChangeMeasured, RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.model import Allocation, ChangeRequest, Job, Seconds, run_plan
 
@@ -104,7 +104,7 @@ class Gang:
             record = self.files.record_start(StartRecord(self._tree.mark, *_find_ports(self.instances)))
             self._tree.mark = record.mark
             environments = environment.build(self.job, self._order, self.files, record, self._grace)
-            copies = [self._copies(number) for number in range(self.instances)]
+            copies = [output_copies(self.job, self.run, self._folder, number) for number in range(self.instances)]
             if problem := find_start_problem(program, self._folder, environments[0], sum(copies, ())):
                 return self._start_failure(problem)
             for number, variables in enumerate(environments):
@@ -116,16 +116,6 @@ class Gang:
             shortage = isinstance(error, ResourceShortage) or getattr(error, "errno", None) in SHORTAGE_ERRNOS
             return self._start_failure(problem, retry=shortage)
         return None
-
-    def _copies(self, instance: int) -> tuple[OutputCopy, ...]:
-        """Return the files that receive a copy of an instance's output. The first run replaces their content."""
-        patterns = {"output": self.job.launch.output, "error": self.job.launch.error}
-        copies: list[OutputCopy] = []
-        for stream, pattern in patterns.items():
-            path = output_path(pattern, self.job, self._folder, instance)
-            is_first = instance == 0 or path != output_path(pattern, self.job, self._folder, 0)
-            copies.append(OutputCopy(stream, path, replace=self.run == 1 and is_first))
-        return tuple(copies)
 
     def _start_failure(self, why: str, retry: bool = False) -> RunFailed:
         return RunFailed(self.job.id, self.run, why, retry=retry)

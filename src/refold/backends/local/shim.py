@@ -16,9 +16,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from refold.backends.local.environment import output_path
 from refold.backends.local.process import Process, boot_id, identify_process, is_alive, parse_stat
 from refold.backends.local.run_files import RunFiles
 from refold.backends.local.safe_files import open_regular, read_regular
+from refold.model import Job
 
 CLAIM_FAILED = 97
 """Exit status of a shim that could not claim its instance: it is claimed already, or the file cannot be written."""
@@ -94,12 +96,10 @@ def start_shim(
     copies: Sequence[OutputCopy] = NO_COPIES,
 ) -> Process:
     """Start a command behind a shim, in its own session, with its output appended to the log, and copied to files."""
-    paths = [str(path) for path in (files.claim(instance), files.exit(instance), files.end, folder)]
-    for copy in copies:
-        paths += _make_pipe(copy, files.pipe(instance, copy.stream))
+    words = shim_command(files, instance, folder, command, copies)
     with open_regular(files.log(instance), os.O_WRONLY | os.O_CREAT | os.O_APPEND) as output:
         shell = subprocess.Popen(
-            [SHELL, "-c", SCRIPT, "refold-shim", *paths, *command],
+            words,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -108,6 +108,27 @@ def start_shim(
         )
     shell.returncode = 0  # the process is reaped by `wait_for_exit`, not by this object
     return identify_process(shell.pid)
+
+
+def shim_command(
+    files: RunFiles, instance: int, folder: Path, command: Sequence[str], copies: Sequence[OutputCopy] = NO_COPIES
+) -> list[str]:
+    """Return the command line of a shim, and create the pipes that it needs."""
+    paths = [str(path) for path in (files.claim(instance), files.exit(instance), files.end, folder)]
+    for copy in copies:
+        paths += _make_pipe(copy, files.pipe(instance, copy.stream))
+    return [SHELL, "-c", SCRIPT, "refold-shim", *paths, *command]
+
+
+def output_copies(job: Job, run: int, folder: Path, instance: int) -> tuple[OutputCopy, ...]:
+    """Return the files that receive a copy of an instance's output. The first run replaces their content."""
+    patterns = {"output": job.launch.output, "error": job.launch.error}
+    copies: list[OutputCopy] = []
+    for stream, pattern in patterns.items():
+        path = output_path(pattern, job, folder, instance)
+        is_first = instance == 0 or path != output_path(pattern, job, folder, 0)
+        copies.append(OutputCopy(stream, path, replace=run == 1 and is_first))
+    return tuple(copies)
 
 
 def _make_pipe(copy: OutputCopy, pipe: Path) -> list[str]:

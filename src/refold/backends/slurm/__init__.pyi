@@ -1,3 +1,4 @@
+from .backend import SlurmBackend as SlurmBackend
 from .cluster import (
     GpuGroup as GpuGroup,
     SlurmCluster as SlurmCluster,
@@ -8,3 +9,4 @@ from .hostlist import expand_hosts as expand_hosts, expand_tasks as expand_tasks
 from .job_records import QueueRecords as QueueRecords, SlurmJob as SlurmJob, read_queue as read_queue
 from .node_records import SlurmNode as SlurmNode, read_nodes as read_nodes
 from .programs import Programs as Programs, Run as Run, SlurmError as SlurmError
+from .requests import SlurmSettings as SlurmSettings

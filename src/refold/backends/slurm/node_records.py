@@ -23,7 +23,10 @@ _MANY_TYPES = re.compile(r",(?![^(]*\))")
 
 
 class SlurmNode(msgspec.Struct, frozen=True):
-    """A node. `gpus`: how many of each type; `used_gpus`, `used_cpus`, `used_memory_mib`: allocated to jobs."""
+    """A node. `gpus`: how many of each type; `used_gpus`, `used_cpus`, `used_memory_mib`: allocated to jobs.
+
+    `address`: its network address; '' if unknown.
+    """
 
     name: str
     gpus: dict[str, int]
@@ -36,6 +39,7 @@ class SlurmNode(msgspec.Struct, frozen=True):
     used_gpus: dict[str, int]
     used_cpus: int
     used_memory_mib: int
+    address: str = ""
 
     @property
     def down_reason(self) -> str:
@@ -87,6 +91,7 @@ def _make_node(fields: dict[str, str]) -> SlurmNode:
         used_gpus=_gpus_by_type(fields.get("GresUsed", ""), "GresUsed"),
         used_cpus=number("CPUAlloc"),
         used_memory_mib=number("AllocMem"),
+        address=fields.get("NodeAddr", ""),
     )
 
 

@@ -15,8 +15,33 @@ ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0", "LC_ALL": "C.
 """Times as seconds since 1970, and complete lists of array tasks."""
 
 
+NEEDED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "SLURM_CONF")
+
+NO_ANSWER = (
+    "contact slurm controller",
+    "timed out",
+    "connection refused",
+    "connection failure",
+    "connection reset",
+    "zero bytes",
+    "authentication",
+    "munge",
+    "temporarily",
+    "did not answer",
+    "socket",
+    "cannot be run",
+)
+"""Parts of messages of programs that got no answer. What they should do has been done or not, and may be repeated."""
+
+
 class SlurmError(RefoldError):
     """A program of Slurm failed."""
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the controller has not answered; otherwise it has refused."""
+        message = str(self).lower()
+        return any(part in message for part in NO_ANSWER)
 
 
 class Programs:
@@ -28,6 +53,11 @@ class Programs:
         settings = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SBATCH_", "SLURM_CLUSTERS")
         kept = {name: value for name, value in inherited.items() if not name.startswith(settings)}
         self.environment = {**kept, **ENVIRONMENT}
+
+    def without_user_environment(self) -> Programs:
+        """Return the programs with what they need themselves. Jobs that they submit inherit no more than that."""
+        kept = {name: self.environment[name] for name in NEEDED if name in self.environment}
+        return Programs(kept)
 
     def run(self, program: str, *arguments: str, stdin: str = "") -> str:
         """Run a program and return its output. Raises SlurmError with its message."""

@@ -1,0 +1,75 @@
+"""The files of a run that its jobs in Slurm read and write, beside those that every run has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from zlib import crc32
+
+from refold.backends.local import (
+    OWNER_ONLY_FOLDER,
+    ResourceShortage,
+    RunFiles,
+    StartRecord,
+    read_regular,
+    write_atomically,
+)
+from refold.core import RunFailed, RunStopped
+
+FIRST_PORT, PORTS = 20_000, 10_000
+"""Where gangs meet: below the ports that the system gives to programs. Which ones a node uses is not known here."""
+
+MAX_NUMBER_BYTES = 32
+
+
+class SlurmRunFiles:
+    """The files of one run. `common`: those that every run has."""
+
+    def __init__(self, out: Path, job: str, run: int) -> None:
+        self.common = RunFiles(out, job, run)
+        self.prefix = self.common.folder / f"run-{run}"
+        self.output = self._path("slurm.log")
+        """What the batch script prints."""
+
+    def claim(self) -> int | None:
+        """Return the job of Slurm that has claimed the run, if there is one."""
+        return self._read_number("slurm.claim")
+
+    def status(self) -> int | None:
+        """Return the exit status of the run, if it has ended by itself or was stopped."""
+        return self._read_number("slurm.status")
+
+    def was_prepared(self) -> bool:
+        """Whether a job may have been submitted for the run."""
+        return self.common.read_start() is not None
+
+    def record_start(self, mark: str, instances: int) -> StartRecord:
+        """Write the start record before a job is submitted; if there is one already, return that."""
+        first = FIRST_PORT + crc32(mark.encode()) % (PORTS - instances - 1)
+        ports = range(first + 1, first + 1 + instances) if instances > 1 else ()
+        return self.common.record_start(StartRecord(mark, first if instances > 1 else 0, tuple(ports)))
+
+    def record_end(self, end: RunStopped | RunFailed) -> bool:
+        """Write how the run ends, and whether that was possible: from then on no job starts it."""
+        try:
+            self.common.folder.mkdir(mode=OWNER_ONLY_FOLDER, parents=True, exist_ok=True)
+            self.common.record_end(end)
+        except OSError:
+            return False
+        return True
+
+    def write_scripts(self, scripts: Sequence[str]) -> None:
+        """Write the scripts of the instances, which contain their environment, for their owner only."""
+        for instance, text in enumerate(scripts):
+            write_atomically(self._path(f"{instance}.sh"), text.encode(errors="surrogateescape"))
+
+    def _path(self, suffix: str) -> Path:
+        return self.prefix.with_name(f"{self.prefix.name}.{suffix}")
+
+    def _read_number(self, suffix: str) -> int | None:
+        with suppress(OSError, ResourceShortage):
+            text = read_regular(self._path(suffix), MAX_NUMBER_BYTES)
+            if text.endswith(b"\n") and text.strip().isdigit():
+                return int(text)
+        return None

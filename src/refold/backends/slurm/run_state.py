@@ -1,0 +1,239 @@
+"""What is to be done about a run: facts in, steps out. Nothing here calls Slurm, or reads a clock or a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from refold.backends.slurm.run_jobs import RunJob, RunKey
+from refold.backends.slurm.scripts import CLAIM_FAILED
+from refold.core import RunFailed, RunFinished, RunStopped
+from refold.model import Seconds
+
+SETTLE_SECONDS: Seconds = 20.0
+"""How long a started run must be unknown to Slurm before it counts as lost.
+
+A controller that was killed forgets jobs that it has accepted since it last saved its state. When it is back, it kills
+their processes on each node that registers.
+"""
+
+START_TIMEOUT: Seconds = 120.0
+"""How long a job may wait in Slurm's queue before its run is given up, so that the policy can place it elsewhere."""
+
+REPEAT_SECONDS: Seconds = 15.0
+"""After how long Slurm is asked again to end a job that has not ended."""
+
+Ending = RunFinished | RunFailed | RunStopped
+
+NO_FAULT_OF_THE_JOB = {
+    "NODE_FAIL": "a node failed (Slurm: NODE_FAIL)",
+    "BOOT_FAIL": "a node failed to boot (Slurm: BOOT_FAIL)",
+    "PREEMPTED": "preempted by Slurm for another job",
+}
+FAULTS = {
+    "TIMEOUT": "exceeded the time limit in Slurm",
+    "DEADLINE": "exceeded its deadline in Slurm",
+    "OUT_OF_MEMORY": "out of memory",
+}
+CANCELLED = "cancelled in Slurm"
+
+
+class Facts(NamedTuple):
+    """What is known of a run: its jobs in Slurm, which of them has claimed it, and its recorded exit status.
+
+    `was_claimed`: whether it was claimed before the jobs were read. `claim` and `status` were read afterwards.
+    """
+
+    jobs: Sequence[RunJob]
+    claim: int | None
+    status: int | None
+    now: Seconds
+    was_claimed: bool = False
+
+
+class Submit(NamedTuple):
+    """Submit a job for the run."""
+
+
+class Signal(NamedTuple):
+    """Ask the agent of a job to end the run, with the grace period or without."""
+
+    job: int
+    kill: bool
+
+
+class Cancel(NamedTuple):
+    """Cancel a job."""
+
+    job: int
+
+
+class GiveUp(NamedTuple):
+    """Record that the run ends in this way, then cancel its job."""
+
+    end: RunFailed
+    job: int
+
+
+class Started(NamedTuple):
+    """Report that the run has started."""
+
+
+class Ended(NamedTuple):
+    """Report the end of the run. `cancelled`: why its job is cancelled as well, or ''."""
+
+    end: Ending
+    cancelled: str = ""
+
+
+Step = Submit | Signal | Cancel | GiveUp | Started | Ended
+
+
+@dataclass(slots=True)
+class RunState:
+    """A run, as far as it is not in files or in Slurm. `grace`: its grace period."""
+
+    key: RunKey
+    grace: Seconds
+    stop: bool = False
+    kill: bool = False
+    given_up: RunFailed | None = None
+    started: bool = False
+    _waiting_since: Seconds | None = None
+    _missing_since: Seconds | None = None
+    _ask_again_at: Seconds = 0.0
+    _was_killed: bool = False
+
+    def next_steps(self, facts: Facts) -> list[Step]:
+        """Return what is to be done now."""
+        active = [job for job in facts.jobs if not job.has_ended]
+        if not active:
+            return self._without_job(facts)
+        self._missing_since = None
+        chosen, others = _choose(active, facts)
+        steps: list[Step] = [Cancel(job.number) for job in others if job.state != "COMPLETING"]
+        if chosen is None:
+            return steps
+        if not chosen.is_waiting:
+            self._waiting_since = None
+            return steps + self._running(facts, chosen)
+        return steps + self._waiting(facts, chosen)
+
+    def _waiting(self, facts: Facts, job: RunJob) -> list[Step]:
+        if self.stop or self.given_up is not None:
+            return [Cancel(job.number)]
+        if self._waiting_since is None:
+            self._waiting_since = facts.now
+        if facts.now - self._waiting_since < START_TIMEOUT:
+            return []
+        why = f"Slurm did not start it within {START_TIMEOUT:g} s: {job.reason or 'no reason given'}"
+        self.given_up = RunFailed(*self.key, why, retry=True)
+        return [GiveUp(self.given_up, job.number)]
+
+    def _running(self, facts: Facts, job: RunJob) -> list[Step]:
+        if self.given_up is not None:
+            return self._ask(facts.now, [Cancel(job.number)], REPEAT_SECONDS)
+        if self.stop:
+            return self._end_job(facts, job)
+        return self._start() if facts.claim == job.number else []
+
+    def _end_job(self, facts: Facts, job: RunJob) -> list[Step]:
+        """Signal the agent; if it does not end the job within the grace period, let Slurm do it."""
+        if self.kill and not self._was_killed:
+            self._was_killed = True
+            self._ask_again_at = 0.0
+        first = self._ask_again_at == 0.0
+        pause = REPEAT_SECONDS + (0.0 if self.kill else self.grace)
+        return self._ask(facts.now, [Signal(job.number, self.kill) if first else Cancel(job.number)], pause)
+
+    def _ask(self, now: Seconds, steps: list[Step], pause: Seconds) -> list[Step]:
+        if now < self._ask_again_at:
+            return []
+        self._ask_again_at = now + pause
+        return steps
+
+    def ask_again(self) -> None:
+        """Let the last request to end the job be repeated: Slurm has not received it."""
+        self._ask_again_at = 0.0
+
+    def _start(self) -> list[Step]:
+        if self.started:
+            return []
+        self.started = True
+        return [Started()]
+
+    # The end.
+
+    def _without_job(self, facts: Facts) -> list[Step]:
+        """No job of the run is in the queue: it has ended, was lost, or was not submitted yet."""
+        last = _last_ended(facts)
+        if last is None and facts.status is None:
+            if facts.claim is not None:
+                return self._missing(facts)
+            if self.stop:
+                return [Ended(RunStopped(*self.key))]
+            return [Submit()] if self.given_up is None else [Ended(self.given_up)]
+        end = self._end(last, facts)
+        ran = isinstance(end.end, RunFinished) or (facts.claim is not None and isinstance(end.end, RunFailed))
+        return [*(self._start() if ran else []), end]
+
+    def _missing(self, facts: Facts) -> list[Step]:
+        if self._missing_since is None:
+            self._missing_since = facts.now
+        if facts.now - self._missing_since < SETTLE_SECONDS:
+            return []
+        if self.stop:
+            return [Ended(RunStopped(*self.key))]
+        return [Ended(self._lost("lost: Slurm has no record of its job, which has left no exit status"))]
+
+    def _end(self, job: RunJob | None, facts: Facts) -> Ended:
+        state = job.state if job is not None else ""
+        if facts.status == 0 or (state == "COMPLETED" and facts.status is None):
+            return Ended(RunFinished(*self.key))
+        if self.stop:
+            return Ended(RunStopped(*self.key))
+        if self.given_up is not None:
+            return Ended(self.given_up)
+        if job is not None and job.restarts:
+            return Ended(self._lost("requeued in Slurm"))
+        if state in NO_FAULT_OF_THE_JOB:
+            return Ended(self._lost(NO_FAULT_OF_THE_JOB[state]))
+        if state in FAULTS:
+            return Ended(RunFailed(*self.key, FAULTS[state]))
+        if state == "CANCELLED":
+            return Ended(RunStopped(*self.key), cancelled=CANCELLED)
+        code = facts.status if facts.status is not None else (job.exit_code if job is not None else 1)
+        if facts.claim is None:
+            return Ended(RunFailed(*self.key, _unclaimed(code)))
+        return Ended(RunFailed(*self.key, exit_code=code))
+
+    def _lost(self, why: str) -> RunFailed:
+        return RunFailed(*self.key, why, retry=True)
+
+
+def _choose(active: Sequence[RunJob], facts: Facts) -> tuple[RunJob | None, list[RunJob]]:
+    """Return the job that runs or will run the run, and those that are to be cancelled.
+
+    That is the one with the claim, unless it was requeued: then it would not start the run again.
+    """
+    ordered = sorted(active, key=lambda job: job.number)
+    if facts.claim is None:
+        return ordered[0], ordered[1:]
+    claimed = next((job for job in ordered if job.number == facts.claim), None)
+    is_requeued = claimed is not None and (claimed.restarts or (claimed.is_waiting and facts.was_claimed))
+    chosen = None if is_requeued else claimed
+    return chosen, [job for job in ordered if job is not chosen]
+
+
+def _last_ended(facts: Facts) -> RunJob | None:
+    """Return the job that has ended the run: that with the claim, or else the last."""
+    if facts.claim is not None:
+        return next((job for job in facts.jobs if job.number == facts.claim), None)
+    return max(facts.jobs, key=lambda job: job.number, default=None)
+
+
+def _unclaimed(code: int) -> str:
+    if code == CLAIM_FAILED:
+        return "its folder cannot be written on the node: is the state folder on a shared file system?"
+    return f"its batch script failed before it began (exit {code})"

@@ -1,0 +1,122 @@
+"""The shell scripts by which Slurm runs the instances of a run.
+
+The batch script claims the run by creating a file exclusively, so that of two jobs of Slurm for the same run only one
+starts it: one that was requeued, or submitted twice because the controller did not answer. On each node an agent starts
+the instances there, each behind a shim in a session of its own, and ends them together. A job with one node runs the
+agent in its batch script, one with several by `srun`.
+
+The scripts need bash, `setsid` and `ps` on the nodes, and the folder of the run under the same path.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+
+STOP_SIGNAL, KILL_SIGNAL = "URG", "USR2"
+"""What the agent is sent to end a run, with the grace period and without. Other processes ignore URG."""
+
+CLAIM_FAILED = 97
+"""Exit status of a batch script that has not started its run: the run is claimed, or the file cannot be written."""
+
+STOPPED = 143
+"""Exit status of a batch script whose run was stopped before all instances had succeeded."""
+
+# A stop is recorded before it is signalled: an agent that starts too late for the signal finds the file. Slurm decides
+# which GPUs of a node a job gets: they are divided among its instances. `wait -n` may miss a signal that arrives just
+# before it, hence the `sleep`. The first instance that fails decides how the run ends, not those that are ended then. A
+# zombie keeps its process group alive, hence `ps`.
+AGENT = """\
+refold_agent() {
+    local run=$1 stop=$2 grace=$3 code=0 tick= left next=0 mine gpus=() pids=() entry node instance count pid
+    shift 3
+    trap 'order=stop' URG TERM
+    trap 'order=kill' USR2
+    trap : HUP INT USR1
+    [ ! -e "$run.end" ] || return 143
+    IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
+    for entry in "$@"; do
+        IFS=: read -r instance count node <<<"$entry"
+        [ "$node" = "$SLURMD_NODENAME" ] || continue
+        mine=$(IFS=,; echo "${gpus[*]:next:count}")
+        next=$((next + count))
+        [ -z "${ROCR_VISIBLE_DEVICES+set}" ] || ROCR_VISIBLE_DEVICES=$mine
+        CUDA_VISIBLE_DEVICES=$mine setsid bash "$run.$instance.sh" </dev/null >>"$run.$instance.log" 2>&1 &
+        pids+=($!)
+    done
+    refold_signal() { for pid in "${pids[@]}"; do kill -s "$1" -- "-$pid"; done 2>/dev/null; }
+    refold_left() {
+        for pid in "${pids[@]}"; do
+            kill -0 -- "-$pid" 2>/dev/null && ps -o stat= -s "$pid" | grep -qv '^Z' && return 0
+        done
+        return 1
+    }
+    while [ -z "$order" ]; do
+        left=0
+        for pid in "${pids[@]}"; do
+            if kill -0 "$pid" 2>/dev/null; then left=1; else wait "$pid" || { code=$?; break 2; }; fi
+        done
+        [ "$left" = 1 ] || break
+        kill -0 "$tick" 2>/dev/null || { sleep 1 & tick=$!; }
+        wait -n
+    done 2>/dev/null
+    [ "$code" = 0 ] || (set -C; echo "$code" >"$run.slurm.failed") 2>/dev/null
+    [ -z "$order" ] || code=143
+    [ "$order" = stop ] || stop=TERM
+    if [ "$order" != kill ] && refold_left; then refold_signal "$stop"; fi
+    while [ "$order" != kill ] && [ "$grace" -gt 0 ] && refold_left; do
+        sleep 0.1
+        grace=$((grace - 1))
+    done
+    while refold_left; do refold_signal KILL; sleep 0.05; done
+    [ -z "$tick" ] || kill "$tick" 2>/dev/null
+    return "$code"
+}
+"""
+
+BATCH = """\
+#!/bin/bash
+{agent}
+run={run}
+order=
+trap 'order=stop' URG TERM
+trap 'order=kill' USR2
+trap : HUP INT USR1
+set -C
+{{ printf '%s\\n' "$SLURM_JOB_ID" >"$run.slurm.claim"; }} 2>/dev/null || exit 97
+set +C
+{launch} {arguments}
+code=$?
+[ "$code" = 0 ] || [ ! -s "$run.slurm.failed" ] || read -r code <"$run.slurm.failed"
+printf '%s\\n' "$code" >"$run.slurm.status.new"
+mv "$run.slurm.status.new" "$run.slurm.status"
+exit "$code"
+"""
+
+LAUNCH_HERE = "refold_agent"
+LAUNCH_ON_NODES = (
+    "srun --quiet {options} --kill-on-bad-exit=1 --mem=0 --input=none "
+    'bash -c "$(declare -f refold_agent); refold_agent \\"\\$@\\"" refold-agent'
+)
+"""Each component of the job has one task on each of its nodes. If the agent of a node fails, the others are ended."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def batch_script(run: str, stop_signal: str, grace: float, places: Sequence[tuple[str, int]], components: int) -> str:
+    """Return the batch script of a run. `run`: the beginning of the paths of its files.
+
+    `places`: node and number of GPUs of each instance. `components`: those of the job; 0: it has one node only.
+    """
+    entries = [f"{instance}:{gpus}:{node}" for instance, (node, gpus) in enumerate(places)]
+    options = f"--het-group=0-{components - 1}" if components > 1 else ""
+    launch = LAUNCH_ON_NODES.format(options=options) if components else LAUNCH_HERE
+    arguments = shlex.join([run, stop_signal, str(round(grace * 10)), *entries])
+    return BATCH.format(agent=AGENT, run=shlex.quote(run), launch=launch, arguments=arguments)
+
+
+def instance_script(environment: Mapping[str, str], command: Sequence[str]) -> str:
+    """Return the script that becomes an instance: a command with an environment."""
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items() if _NAME.fullmatch(name)]
+    return "\n".join([*exports, f"exec {shlex.join(command)}", ""])

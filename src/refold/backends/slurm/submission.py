@@ -1,0 +1,169 @@
+"""Submit a run: write the scripts of its instances, and pass a batch script to sbatch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from refold.backends.local import (
+    Devices,
+    ExportedOf,
+    RunEnvironment,
+    SecretsOf,
+    describe_exit,
+    new_mark,
+    output_copies,
+    read_exit_status,
+    shim_command,
+)
+from refold.backends.slurm.cluster import SlurmCluster
+from refold.backends.slurm.programs import Programs
+from refold.backends.slurm.requests import (
+    NodeRequest,
+    SlurmSettings,
+    components,
+    node_requests,
+    partitions_of,
+    resource_arguments,
+    time_argument,
+)
+from refold.backends.slurm.run_files import SlurmRunFiles
+from refold.backends.slurm.run_jobs import run_comment
+from refold.backends.slurm.run_state import RunState
+from refold.backends.slurm.scripts import batch_script, instance_script
+from refold.core import RunFailed, StartRun
+from refold.errors import BadInput
+from refold.model import Allocation, Job, Seconds
+
+GIVEN_BY_SLURM = ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_JOB_NAME")
+"""Variables that runs on other back ends get from Refold."""
+
+SLURM_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_")
+"""Variables of the job of Slurm that the daemon itself is part of, if it is."""
+
+
+@dataclass(eq=False)
+class SupervisedRun:
+    """A run and what belongs to it. `submission`: the task that submits it, while it does.
+
+    `submitted_at`: when that has ended. `has_step`: whether its agents are tasks of a step, because it has several
+    nodes. `is_stray`: the scheduler does not know the run.
+    """
+
+    job: Job
+    allocation: Allocation
+    files: SlurmRunFiles
+    state: RunState
+    has_step: bool = False
+    is_stray: bool = False
+    is_stop_recorded: bool = False
+    submission: asyncio.Task[None] | None = None
+    submitted_at: Seconds = 0.0
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Submitter:
+    """Submits runs. `inherited`: the environment of the daemon."""
+
+    def __init__(
+        self,
+        programs: Programs,
+        nodes: SlurmCluster,
+        daemon: str,
+        settings: SlurmSettings,
+        inherited: Mapping[str, str],
+        exported: ExportedOf,
+        secrets: SecretsOf,
+    ) -> None:
+        self._programs = programs.without_user_environment()
+        self._nodes = nodes
+        self._daemon = daemon
+        self._settings = settings
+        kept = {name: value for name, value in inherited.items() if not name.startswith(SLURM_PREFIXES)}
+        self._environment = RunEnvironment(kept, Devices({}, None, (), are_gpus=False), exported, secrets)
+
+    def has_step(self, allocation: Allocation) -> bool:
+        """Whether a run has several nodes of Slurm."""
+        return len({self._node(share.node) for share in allocation.placement}) > 1
+
+    def submit(self, run: SupervisedRun) -> None:
+        """Submit a job for a run. Blocks until Slurm has accepted it."""
+        if not run.job.command:
+            raise BadInput("the job has no command")
+        requests = node_requests(self._nodes, run.job, run.allocation)
+        parts = components(requests)
+        self._write_instances(run)
+        script = batch_script(
+            str(run.files.prefix),
+            run.job.launch.stop_signal,
+            run.state.grace,
+            [(self._node(share.node), len(share.gpus)) for share in run.allocation.placement],
+            len(parts) if run.has_step else 0,
+        )
+        self._programs.run("sbatch", *self._arguments(run, requests, parts), stdin=script)
+
+    def _arguments(self, run: SupervisedRun, requests: list[NodeRequest], parts: list[list[NodeRequest]]) -> list[str]:
+        common = [
+            f"--partition={self._settings.partition or partitions_of(self._nodes, requests)}",
+            *time_argument(run.job, run.state.grace),
+            *self._settings.arguments(),
+        ]
+        output = str(run.files.output).replace("%", "%%")
+        words = [
+            "--parsable",
+            f"--comment={run_comment(self._daemon, run.state.key)}",
+            f"--job-name={run.job.id}",
+            f"--output={output}",
+            f"--chdir={run.files.common.folder}",
+            "--no-requeue",
+            *common,
+            *resource_arguments(parts[0]),
+        ]
+        for part in parts[1:]:
+            words += [":", *common, *resource_arguments(part)]
+        return words
+
+    def _write_instances(self, run: SupervisedRun) -> None:
+        files, placement = run.files.common, run.allocation.placement
+        record = run.files.record_start(new_mark(files.folder.parent), len(placement))
+        addresses = [self._address(share.node) for share in placement]
+        order = StartRun(run.job.id, run.state.key[1], run.allocation)
+        environments = self._environment.build(run.job, order, files, record, run.state.grace, addresses)
+        folder = files.checkpoint_folder / run.job.launch.folder
+        run.files.write_scripts(
+            [
+                instance_script(_without_given(variables, len(share.gpus)), self._command(run, instance, folder))
+                for instance, (variables, share) in enumerate(zip(environments, placement, strict=True))
+            ]
+        )
+
+    def _command(self, run: SupervisedRun, instance: int, folder: Path) -> list[str]:
+        copies = output_copies(run.job, run.state.key[1], folder, instance)
+        return shim_command(run.files.common, instance, folder, run.job.command, copies)
+
+    def _node(self, index: int) -> str:
+        return self._nodes.groups[index].node.name
+
+    def _address(self, index: int) -> str:
+        node = self._nodes.groups[index].node
+        return node.address or node.name
+
+
+def _without_given(variables: Mapping[str, str], gpus: int) -> dict[str, str]:
+    """Return the variables of an instance that Slurm does not set. Which GPUs it gets is decided by Slurm."""
+    kept = {name: value for name, value in variables.items() if name not in GIVEN_BY_SLURM}
+    return {**kept, "REFOLD_SLOTS": ",".join(map(str, range(gpus)))}
+
+
+def describe_failure(run: SupervisedRun, end: RunFailed) -> RunFailed:
+    """Return a failure with its exit status in words, and the instance in which it occurred."""
+    code = end.exit_code or 1
+    statuses = [read_exit_status(run.files.common.exit(instance)) for instance in range(len(run.allocation.placement))]
+    prefix = f"instance {statuses.index(code)}: " if len(statuses) > 1 and code in statuses else ""
+    return replace(end, why=prefix + describe_exit(code))

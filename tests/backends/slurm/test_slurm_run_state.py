@@ -1,0 +1,234 @@
+"""What is done about a run in Slurm, for every combination of facts: literal facts in, literal steps out."""
+
+from __future__ import annotations
+
+import pytest
+from slurm_output import FakePrograms, node_line
+
+from refold.backends.slurm.cluster import map_nodes
+from refold.backends.slurm.node_records import read_nodes
+from refold.backends.slurm.programs import SlurmError
+from refold.backends.slurm.requests import (
+    NodeRequest,
+    SlurmSettings,
+    components,
+    node_requests,
+    partitions_of,
+    resource_arguments,
+    time_argument,
+)
+from refold.backends.slurm.run_jobs import RunJob, read_run_jobs, run_comment
+from refold.backends.slurm.run_state import (
+    REPEAT_SECONDS,
+    SETTLE_SECONDS,
+    START_TIMEOUT,
+    Cancel,
+    Ended,
+    Facts,
+    GiveUp,
+    RunState,
+    Signal,
+    Started,
+    Step,
+    Submit,
+)
+from refold.core import RunFailed, RunFinished, RunStopped
+from refold.errors import BadInput
+from refold.model import Allocation, Job, Share
+
+KEY = ("job", 3)
+FINISHED, STOPPED = Ended(RunFinished(*KEY)), Ended(RunStopped(*KEY))
+
+
+def failed(why: str = "", *, retry: bool = False, exit_code: int | None = None) -> Ended:
+    return Ended(RunFailed(*KEY, why, retry=retry, exit_code=exit_code))
+
+
+def steps(
+    *jobs: RunJob,
+    claim: int | None = None,
+    status: int | None = None,
+    stop: bool = False,
+    was_claimed: bool = True,
+) -> list[Step]:
+    state = RunState(KEY, 10.0, stop=stop)
+    return state.next_steps(Facts(jobs, claim, status, 0.0, was_claimed and claim is not None))
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (steps(), [Submit()]),
+        (steps(stop=True), [STOPPED]),
+        (steps(RunJob(5, "PENDING")), []),
+        (steps(RunJob(5, "PENDING"), stop=True), [Cancel(5)]),
+        (steps(RunJob(5, "RUNNING")), []),
+        (steps(RunJob(5, "RUNNING"), claim=5), [Started()]),
+        (steps(RunJob(5, "RUNNING"), claim=5, stop=True), [Signal(5, kill=False)]),
+        (steps(RunJob(5, "COMPLETING"), claim=5, status=0), [Started()]),
+        (steps(RunJob(5, "COMPLETED"), claim=5, status=0), [Started(), FINISHED]),
+        (steps(RunJob(5, "COMPLETED")), [Started(), FINISHED]),
+        (steps(claim=5, status=0, stop=True), [Started(), FINISHED]),
+        (steps(claim=5, status=143, stop=True), [STOPPED]),
+        (steps(claim=5, status=3), [Started(), failed(exit_code=3)]),
+        (steps(RunJob(5, "FAILED", 4), claim=5), [Started(), failed(exit_code=4)]),
+        (steps(RunJob(5, "NODE_FAIL"), claim=5), [Started(), failed("a node failed (Slurm: NODE_FAIL)", retry=True)]),
+        (steps(RunJob(5, "PREEMPTED"), claim=5), [Started(), failed("preempted by Slurm for another job", retry=True)]),
+        (steps(RunJob(5, "BOOT_FAIL"), status=143), [failed("a node failed to boot (Slurm: BOOT_FAIL)", retry=True)]),
+        (steps(RunJob(5, "TIMEOUT"), claim=5), [Started(), failed("exceeded the time limit in Slurm")]),
+        (steps(RunJob(5, "OUT_OF_MEMORY", 137), claim=5), [Started(), failed("out of memory")]),
+        (steps(RunJob(5, "CANCELLED"), claim=5), [Ended(RunStopped(*KEY), "cancelled in Slurm")]),
+        (steps(RunJob(5, "CANCELLED"), claim=5, stop=True), [STOPPED]),
+        (steps(RunJob(5, "CANCELLED", restarts=1), claim=5), [Started(), failed("requeued in Slurm", retry=True)]),
+        (steps(RunJob(5, "FAILED", 97, restarts=1), claim=5), [Started(), failed("requeued in Slurm", retry=True)]),
+        (
+            steps(RunJob(5, "FAILED", 97)),
+            [failed("its folder cannot be written on the node: is the state folder on a shared file system?")],
+        ),
+        (steps(RunJob(5, "FAILED", 1)), [failed("its batch script failed before it began (exit 1)")]),
+    ],
+)  # fmt: skip
+def test_a_run_in_one_round(found: list[Step], expected: list[Step]) -> None:
+    assert found == expected
+
+
+def test_a_requeued_job_is_cancelled_but_not_one_that_has_just_begun() -> None:
+    assert steps(RunJob(5, "PENDING"), claim=5) == [Cancel(5)]
+    assert steps(RunJob(5, "RUNNING", restarts=1), claim=5) == [Cancel(5)]
+    assert steps(RunJob(5, "PENDING"), claim=5, was_claimed=False) == []
+
+
+def test_of_several_jobs_the_one_with_the_claim_stays_or_else_the_first() -> None:
+    pending, running = RunJob(5, "PENDING"), RunJob(7, "RUNNING")
+    assert steps(running, pending, claim=7) == [Cancel(5), Started()]
+    assert steps(running, pending) == [Cancel(7)]
+    assert steps(RunJob(5, "COMPLETING"), running, claim=7) == [Started()]
+
+
+def test_a_started_run_that_slurm_does_not_know_is_lost_after_some_time() -> None:
+    state = RunState(KEY, 10.0)
+    assert state.next_steps(Facts((), 5, None, 0.0)) == []
+    assert state.next_steps(Facts((RunJob(5, "RUNNING"),), 5, None, SETTLE_SECONDS)) == [Started()]
+    assert state.next_steps(Facts((), 5, None, SETTLE_SECONDS + 1)) == []
+    (end,) = state.next_steps(Facts((), 5, None, 2 * SETTLE_SECONDS + 1))
+    assert end == failed("lost: Slurm has no record of its job, which has left no exit status", retry=True)
+
+
+def test_a_job_that_waits_for_long_is_given_up() -> None:
+    state, jobs = RunState(KEY, 10.0), (RunJob(5, "PENDING", reason="Resources"),)
+    assert state.next_steps(Facts(jobs, None, None, 0.0)) == []
+    assert state.next_steps(Facts(jobs, None, None, START_TIMEOUT - 1)) == []
+    why = f"Slurm did not start it within {START_TIMEOUT:g} s: Resources"
+    end = RunFailed(*KEY, why, retry=True)
+    assert state.next_steps(Facts(jobs, None, None, START_TIMEOUT)) == [GiveUp(end, 5)]
+    assert state.next_steps(Facts(jobs, None, None, START_TIMEOUT)) == [Cancel(5)]
+    assert state.next_steps(Facts((RunJob(5, "CANCELLED"),), None, None, 999.0)) == [Ended(end)]
+
+
+def test_a_stop_is_signalled_once_and_slurm_ends_what_does_not_end() -> None:
+    state, jobs = RunState(KEY, 10.0, stop=True), (RunJob(5, "RUNNING"),)
+    moments = (0.0, 1.0, 10.0 + REPEAT_SECONDS, 11.0 + REPEAT_SECONDS)
+    found = [state.next_steps(Facts(jobs, 5, None, now)) for now in moments]
+    assert found == [[Signal(5, kill=False)], [], [Cancel(5)], []]
+
+
+def test_a_kill_does_not_wait_for_the_grace_period_of_an_earlier_stop() -> None:
+    state, jobs = RunState(KEY, 10.0, stop=True), (RunJob(5, "RUNNING"),)
+    assert state.next_steps(Facts(jobs, 5, None, 1.0)) == [Signal(5, kill=False)]
+    state.kill = True
+    assert state.next_steps(Facts(jobs, 5, None, 2.0)) == [Signal(5, kill=True)]
+    state.ask_again()
+    assert state.next_steps(Facts(jobs, 5, None, 3.0)) == [Signal(5, kill=True)]
+    assert state.next_steps(Facts(jobs, 5, None, 4.0)) == []
+
+
+# What squeue prints.
+
+
+def row(number: str, comment: str, state: str = "RUNNING", status: str = "0", offset: str = "N/A") -> str:
+    cells = ((number, 16), (offset, 12), (state, 24), (status, 16), ("0", 12), ("None", 64))
+    return "".join(text.ljust(width) for text, width in cells) + comment
+
+
+def test_jobs_are_recognised_by_their_comment() -> None:
+    odd = ("a/b %j ü", 12)
+    text = "\n".join(
+        [
+            row("1", run_comment("d1", KEY), "FAILED", "1792"),
+            row("2", run_comment("d1", odd), "FAILED", "9"),
+            row("3", run_comment("d2", KEY)),
+            row("4", "(null)"),
+            row("5", "refold/d1/x/job"),
+            row("6", run_comment("d1", KEY), offset="1"),
+            "garbage",
+            "",
+        ]
+    )
+    assert read_run_jobs(lambda *_: text, "d1") == {
+        KEY: [RunJob(1, "FAILED", 7, reason="None")],
+        odd: [RunJob(2, "FAILED", 137, reason="None")],
+    }
+
+
+@pytest.mark.parametrize(
+    ("message", "is_transient"),
+    [
+        ("sbatch: Batch job submission failed: Unable to contact slurm controller (connect failure)", True),
+        ("squeue: slurm_load_jobs error: Socket timed out on send/recv operation", True),
+        ("sbatch: Batch job submission failed: Requested node configuration is not available", False),
+        ("sbatch: Batch job submission failed: Invalid account or account/partition combination", False),
+    ],
+)
+def test_no_answer_is_not_a_refusal(message: str, is_transient: bool) -> None:
+    assert SlurmError(message).is_transient is is_transient
+
+
+# What is requested.
+
+CLUSTER = map_nodes(
+    read_nodes(
+        FakePrograms(
+            [],
+            [
+                node_line("n0", Partitions="gpu,long"),
+                node_line("n1", "gpu:a100:4,gpu:h100:4", Partitions="gpu"),
+                node_line("n2", Partitions="long"),
+            ],
+        ).run
+    )
+)
+
+
+def test_requests_of_a_run() -> None:
+    shares = (Share(0, (0, 1), cpu_milli=1500, memory_mib=100), Share(0, (2,)), Share(1, (0, 1)), Share(2, (1,)))
+    requests = node_requests(CLUSTER, Job("job"), Allocation(shares))
+    assert requests == [
+        NodeRequest("n0", "gpu:a100:3", 2 + 8, 100 + 8192),
+        NodeRequest("n1", "gpu:a100:2,gpu:h100:1", 16 + 8, 16384 + 8192),
+    ]
+    assert partitions_of(CLUSTER, requests) == "gpu"
+    with pytest.raises(BadInput, match="no partition has all of n1, n2"):
+        partitions_of(CLUSTER, [requests[1], NodeRequest("n2", "", 1, 1)])
+    with pytest.raises(BadInput, match="whole GPUs"):
+        node_requests(CLUSTER, Job("job"), Allocation((Share(0, (0,), 500),)))
+
+
+def test_equal_nodes_are_one_component() -> None:
+    requests = [NodeRequest("n0", "gpu:2", 4, 10), NodeRequest("n1", "gpu:1", 4, 10), NodeRequest("n2", "gpu:2", 4, 10)]
+    parts = components(requests)
+    assert [[request.node for request in part] for part in parts] == [["n1"], ["n0", "n2"]]
+    assert resource_arguments(parts[1]) == [
+        "--nodes=2",
+        "--ntasks=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=4",
+        "--mem=10M",
+        "--nodelist=n0,n2",
+        "--gres=gpu:2",
+    ]
+
+
+def test_options() -> None:
+    assert SlurmSettings(account="lab", options=("--exclude=n9",)).arguments() == ["--account=lab", "--exclude=n9"]
+    assert time_argument(Job("job", time_limit=90.0), 10.0) == ["--time=3"]
+    assert time_argument(Job("job", time_limit=float("inf")), 10.0) == []

@@ -1,0 +1,56 @@
+"""A back end on a real Slurm, in the harness of the contract suite."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from slurm_servers import SlurmServers
+
+from refold.backends import Report
+from refold.backends.slurm.backend import SlurmBackend
+from refold.backends.slurm.cluster import map_nodes
+from refold.backends.slurm.node_records import read_nodes
+from refold.backends.slurm.programs import Programs
+from refold.backends.slurm.requests import SlurmSettings
+from refold.testing.backend_contract import BackendContract, BackendHarness
+
+POLL_SECONDS = 0.2
+
+
+class OnSlurm(BackendContract):
+    """Makes back ends on a cluster. The id of the daemon is that of its folder."""
+
+    slurm: SlurmServers
+    partition = ""
+
+    def make_backend(self, report: Report, folder: Path, grace: float) -> SlurmBackend:
+        """Return a back end, or its successor, for the same folder."""
+        programs = Programs(self.slurm.environment)
+        nodes = map_nodes(read_nodes(programs.run))
+        daemon = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
+        settings = SlurmSettings(partition=self.partition)
+        return SlurmBackend(report, programs, nodes, folder / "out", daemon, settings, grace=grace, poll=POLL_SECONDS)
+
+
+def on_slurm(slurm: SlurmServers) -> OnSlurm:
+    """Return what makes back ends on a cluster."""
+    found = OnSlurm()
+    found.slurm = slurm
+    return found
+
+
+def job_ids(slurm: SlurmServers, name: str = "job") -> list[str]:
+    """Return the jobs of Slurm with a name that have not ended."""
+    return slurm.run("squeue", "--noheader", "--format=%A", f"--name={name}").split()
+
+
+def slurm_state(slurm: SlurmServers, number: str) -> str:
+    """Return the state of a job of Slurm."""
+    return slurm.run("squeue", "--noheader", "--states=all", "--format=%T", "--job", number, check=False).strip()
+
+
+def record_of(harness: BackendHarness, name: str) -> list[str]:
+    """Return the lines that the instances of a run have appended to a file."""
+    path = harness.folder / name
+    return path.read_text().splitlines() if path.exists() else []
