@@ -161,7 +161,7 @@ class FakeApiServer:
             _send(request, error.status, status, refusal.retry_after if refusal else "")
 
     def _perform(self, method: str, path: str, body: Json, query: dict[str, str]) -> Json:
-        if method == "GET":
+        if method == "GET" or "dryRun" in query:
             return self._read(path, query)
         if path.endswith("/binding"):
             return self._bind(path.removesuffix("/binding"), body)
@@ -321,9 +321,10 @@ class FakeApiServer:
             if any(owner["uid"] == uid for owner in body["metadata"].get("ownerReferences") or [])
         }
         done = {_index(body) for body in pods.values() if body["status"]["phase"] == "Succeeded"}
-        failed = sum(body["status"]["phase"] == "Failed" for body in pods.values())
+        failures = [body for body in pods.values() if body["status"]["phase"] == "Failed"]
+        failed = sum("deletionTimestamp" not in body["metadata"] for body in failures)
         live = {key: body for key, body in pods.items() if body["status"]["phase"] in ("Pending", "Running")}
-        wanted = {"succeeded": len(done), "failed": failed}
+        wanted: Json = {"succeeded": len(done), "failed": failed}
         if len(done) >= spec["completions"]:
             wanted["conditions"] = [{"type": "Complete", "status": "True"}]
         elif failed > spec.get("backoffLimit", 6):
@@ -340,7 +341,10 @@ class FakeApiServer:
                 self._create(folder, _pod_of(job, index))
 
 
-KINDS = ("pods", "nodes", "jobs", "events", "leases", "poddisruptionbudgets", "podgroups", "services")
+KINDS = (
+    *("pods", "nodes", "jobs", "events", "leases", "poddisruptionbudgets", "podgroups", "services"),
+    *("jobsets", "trainjobs", "pytorchjobs"),
+)
 
 
 def _pod_of(job: Json, index: int) -> Json:

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from fake_api_server import FakeApiServer
 from kubernetes_objects import Json
 from kubernetes_servers import KubernetesServers
 
@@ -46,7 +47,7 @@ class KubernetesDaemon:
 
     def __init__(
         self,
-        servers: KubernetesServers,
+        servers: KubernetesServers | FakeApiServer,
         folder: Path,
         *options: str,
         host: str = "daemon",
@@ -61,7 +62,10 @@ class KubernetesDaemon:
         self.folder = folder
         self._options = options
         self._host = host
-        self._kubeconfig = kubeconfig or servers.write_kubeconfig("refold", "refold-token")
+        if kubeconfig is None:
+            assert isinstance(servers, KubernetesServers)
+            kubeconfig = servers.write_kubeconfig("refold", "refold-token")
+        self._kubeconfig = kubeconfig
         self._log = folder.parent / f"{log or host}.log"
         self._began = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -160,6 +164,19 @@ class KubernetesDaemon:
         self.api.delete(PODS, {"gracePeriodSeconds": 1})
         with self.client() as client:
             wait_for(lambda: not client.jobs().jobs, "the queue is empty")
+
+
+@contextmanager
+def daemon_of(server: FakeApiServer, folder: Path, config: str) -> Iterator[KubernetesDaemon]:
+    """Run a daemon on an API server in memory. `config`: the text of its refold.yaml."""
+    (folder / "refold.yaml").write_text(config)
+    options = ("--config", str(folder / "refold.yaml"))
+    daemon = KubernetesDaemon(server, folder / "state", *options, kubeconfig=server.write_kubeconfig(folder))
+    try:
+        daemon.start()
+        yield daemon
+    finally:
+        daemon.kill(signal.SIGTERM)
 
 
 def apply_rights(api: ApiServer) -> None:

@@ -10,7 +10,7 @@ from kubernetes_objects import make_node, make_pod
 from refold.api import Submission
 from refold.backends.kubernetes.gangs import GangName
 from refold.backends.kubernetes.nodes import map_nodes
-from refold.backends.kubernetes.owners import Owner
+from refold.backends.kubernetes.owner_specs import Owner
 from refold.errors import BadInput
 from refold.jobspec import accepted_gpu_types, gang_submission
 
@@ -57,6 +57,13 @@ def test_labels_and_annotations_say_what_a_pod_cannot() -> None:
     assert (submission.estimate, submission.time_limit, submission.workload) == (7200, 86400, "llama-3.1-8b")
 
 
+def test_the_tenant_is_the_queue_of_the_pods_else_of_their_owner_else_the_namespace() -> None:
+    labels = {"kueue.x-k8s.io/queue-name": "research"}
+    assert submit({"labels": labels}, owner=Owner(1, queue="vision")).tenant == "research"
+    assert submit({}, owner=Owner(1, queue="vision")).tenant == "vision"
+    assert submit({}).tenant == "team-a"
+
+
 def test_a_pod_that_nothing_creates_again_is_not_preemptible() -> None:
     labels = {"refold.dev/preemptible": "true"}
     assert submit({"labels": labels}).preemptible is True
@@ -85,12 +92,12 @@ def test_pods_accept_the_types_whose_nodes_admit_them() -> None:
     assert accepted_gpu_types([make_pod("p")], nodes) == ("H100-80GB",)
     tolerating = make_pod("p", tolerations=[{"operator": "Exists"}])
     assert accepted_gpu_types([tolerating], nodes) == ("H100-80GB", "H100-80GB/!a=:NoSchedule")
-    with pytest.raises(BadInput, match=r"no node has nvidia.com/gpu and meets the node selector"):
+    with pytest.raises(BadInput, match=r"no node has nvidia.com/gpu, .* meets the node selector"):
         accepted_gpu_types([make_pod("p", nodeSelector={"pool": "x"})], nodes)
 
 
 def test_pods_without_gpus_cannot_be_restricted_to_nodes() -> None:
     nodes = map_nodes([make_node("n0", labels={"pool": "x"}), make_node("n1")], {})
     assert accepted_gpu_types([make_pod("p", gpus=0)], nodes) == ()
-    with pytest.raises(BadInput, match="not supported for pods without GPUs"):
+    with pytest.raises(BadInput, match="pods without GPUs need nodes that all admit them"):
         accepted_gpu_types([make_pod("p", gpus=0, nodeSelector={"pool": "x"})], nodes)

@@ -6,12 +6,20 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from refold.api import MAX_NAME_CHARS, MAX_TIME_SECONDS, Submission
-from refold.backends.kubernetes import GangName, NodeMap, Owner, Pod, controller_of, largest_need, pod_need
+from refold.backends.kubernetes import (
+    QUEUE_LABEL,
+    GangName,
+    NodeMap,
+    Owner,
+    Pod,
+    controller_of,
+    largest_need,
+    pod_need,
+)
 from refold.errors import BadInput, BadValue
 from refold.jobspec.job_names import make_job_name
 from refold.model import WHOLE, JobClass, Seconds, parse_duration
 
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CLASS_LABEL = "refold.dev/class"
 PREEMPTIBLE_LABEL = "refold.dev/preemptible"
 ESTIMATE_ANNOTATION = "refold.dev/estimate"
@@ -40,7 +48,7 @@ def gang_submission(gang: GangName, pods: Sequence[Pod], owner: Owner, request: 
             "gpu_share": need.gpu_milli / WHOLE,
             "cpus": need.cpu_milli / WHOLE,
             "memory_gib": need.memory_mib / 1024,
-            "tenant": labels.get(QUEUE_LABEL, gang.namespace)[:MAX_NAME_CHARS],
+            "tenant": (labels.get(QUEUE_LABEL) or owner.queue or gang.namespace)[:MAX_NAME_CHARS],
             "job_class": _job_class(labels.get(CLASS_LABEL)),
             "priority": first.spec.priority,
             "preemptible": _preemptible(labels.get(PREEMPTIBLE_LABEL), first),
@@ -66,11 +74,16 @@ def accepted_gpu_types(pods: Sequence[Pod], nodes: NodeMap) -> tuple[str, ...]:
     specs = [pod.spec for pod in pods]
     if not need.gpus:
         if not nodes.admits_everywhere(specs):
-            raise BadInput("node selectors, affinity and taints are not supported for pods without GPUs")
+            raise BadInput(
+                "pods without GPUs need nodes that all admit them: by selectors, affinity, taints and resources"
+            )
         return ()
     types = nodes.accepted_types(specs, need.resource)
     if not types:
-        raise BadInput(f"no node has {need.resource} and meets the node selector, affinity and tolerations of the pods")
+        raise BadInput(
+            f"no node has {need.resource}, the other resources of the pods, and meets the node selector, affinity and"
+            " tolerations of the pods"
+        )
     return types
 
 
@@ -92,7 +105,10 @@ def _gpu_range(written: str | None, owner: Owner) -> tuple[int, int] | None:
     if written is None:
         return None
     if not owner.elastic:
-        raise BadValue(f"{RANGE_ANNOTATION} needs a Job with completionMode Indexed and completions = parallelism")
+        raise BadValue(
+            f"{RANGE_ANNOTATION} needs a Job, or a JobSet with one Job, with completionMode Indexed and completions ="
+            " parallelism, or a PyTorchJob with workers"
+        )
     least, _, most = written.partition("..")
     if not (least.isdecimal() and most.isdecimal()):
         raise BadValue(f"{RANGE_ANNOTATION} is {written[:40]!r}, expected the least and the most GPUs, such as 4..16")

@@ -1,4 +1,4 @@
-"""Real Kubernetes servers, started once for all tests that need them."""
+"""Real Kubernetes servers, started once for all tests that need them, and one in memory with two nodes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_api_server import FakeApiServer
 from kubernetes_servers import KubernetesServers
+from process_kubelet import ProcessKubelet, kubelet_nodes
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +23,13 @@ def servers() -> Iterator[KubernetesServers]:
         yield found
     finally:
         found.stop()
+
+
+@pytest.fixture
+def fake_server() -> Iterator[FakeApiServer]:
+    found = FakeApiServer()
+    kubelet = ProcessKubelet(found.api, kubelet_nodes(2), instant=True)
+    kubelet.start()
+    yield found
+    kubelet.stop()
+    found.stop()

@@ -421,3 +421,42 @@ def test_an_elastic_gang_gets_as_many_pods_as_its_allocation_has_room_for(server
         assert {pod["metadata"]["annotations"]["refold.dev/instances"] for pod in live} == {"2"}
 
     play(server, test)
+
+
+def with_devices() -> Json:
+    """Return the fields of a pod that requests one of the devices of a node, of a kind that the scheduler ignores."""
+    command = ["sleep", "0.3"]
+    limits = {"nvidia.com/gpu": "1", "rdma/ib": "1"}
+    return {"containers": [{"name": "main", "image": "none", "command": command, "resources": {"limits": limits}}]}
+
+
+def test_gangs_wait_for_resources_that_the_scheduler_does_not_count(server: FakeApiServer) -> None:
+    for name in ("n0", "n1"):
+        server.api.patch(f"/api/v1/nodes/{name}/status", {"status": {"allocatable": {"rdma/ib": "1"}}})
+
+    async def test(gangs: Gangs) -> None:
+        names = ["first", "second", "third"]
+        for name in names:
+            gangs.create_job(name, pods=2, pod=with_devices())
+            await gangs.run(name)
+        assert [await gangs.end(name) for name in names] == [RunFinished(name, 1) for name in names]
+
+    play(server, test)
+    states = Counter(pod["spec"]["nodeName"] for pod in server.pods())
+    assert states == {"n0": 3, "n1": 3}
+
+
+def test_a_gang_that_finds_no_room_fails_and_is_not_bound(
+    server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gang_run, "POD_WAIT", 0.2)
+
+    async def test(gangs: Gangs) -> None:
+        gangs.create_job("cramped", pods=2, pod=with_devices())
+        await gangs.run("cramped")
+        end = await gangs.end("cramped")
+        assert isinstance(end, RunFailed)
+        assert (end.retry, "of rdma/ib left, and 1 are needed" in end.why) == (True, True), end.why
+
+    play(server, test)
+    assert not any(request.endswith("/binding") for request in server.requests)

@@ -8,7 +8,7 @@ import pytest
 from kubernetes_objects import make_pod
 
 from refold.backends.kubernetes.gangs import GangName, gang_name, group_pods, parse_gang_name
-from refold.backends.kubernetes.owners import Owner, owner_of_pods, read_owner
+from refold.backends.kubernetes.owner_specs import Owner, owner_of_pods, read_owner
 from refold.errors import BadValue
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -23,6 +23,10 @@ INDEX = "batch.kubernetes.io/job-completion-index"
         (
             {"owner": ("Job", "set-a-0", "u1"), "labels": {"jobset.sigs.k8s.io/jobset-name": "set"}},
             GangName("JobSet", "default", "set"),
+        ),
+        (
+            {"labels": {"jobset.sigs.k8s.io/jobset-name": "set", "jobset.sigs.k8s.io/jobset-uid": "u3"}},
+            GangName("JobSet", "default", "set", "u3"),
         ),
         ({"owner": ("PyTorchJob", "torch", "u2")}, GangName("PyTorchJob", "default", "torch", "u2")),
         ({"labels": {"refold.dev/gang": "g"}, "namespace": "team"}, GangName("Pods", "team", "g")),
@@ -84,13 +88,21 @@ def template(parallelism: int) -> dict[str, Any]:
         ("Job", {"activeDeadlineSeconds": 60, "suspend": True}, Owner(1, 6, 60, True)),
         (
             "JobSet",
-            {"replicatedJobs": [{"replicas": 2, **template(4)}, template(1)], "failurePolicy": {"maxRestarts": 3}},
+            {
+                "replicatedJobs": [{"name": "a", "replicas": 2, **template(4)}, {"name": "b", **template(1)}],
+                "failurePolicy": {"maxRestarts": 3},
+            },
             Owner(9, 3),
         ),
         (
             "PyTorchJob",
             {"pytorchReplicaSpecs": {"Master": {}, "Worker": {"replicas": 3}}, "runPolicy": {"backoffLimit": 2}},
-            Owner(4, 2),
+            Owner(4, 2, elastic=True),
+        ),
+        (
+            "PyTorchJob",
+            {"pytorchReplicaSpecs": {"Master": {}}, "runPolicy": {"suspend": True, "activeDeadlineSeconds": 60}},
+            Owner(1, 0, 60, True),
         ),
         ("PodGroup", {"schedulingPolicy": {"gang": {"minCount": 5}}}, Owner(5)),
         ("PodGroup", {"schedulingPolicy": {"basic": {}}}, Owner(None)),
@@ -134,3 +146,56 @@ def test_plain_pods_say_how_many_they_are() -> None:
     assert owner_of_pods([make_pod("p")]) == Owner(1)
     with pytest.raises(BadValue, match=r"gang-size is 'many'"):
         owner_of_pods([make_pod("p", labels={"refold.dev/gang-size": "many"})])
+
+
+def replicated(name: str, pods: int, **fields: Any) -> dict[str, Any]:
+    spec = {"parallelism": pods, "completions": pods, "completionMode": "Indexed"}
+    return {"name": name, "replicas": 1, "template": {"spec": spec}, **fields}
+
+
+AFTER_DATA = [{"name": "data", "status": "Complete"}]
+AFTER_HEAD = [{"name": "head", "status": "Ready"}]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "order", "status", "size", "elastic"),
+    [
+        ([replicated("node", 4)], "", {}, 4, True),
+        ([replicated("node", 4, replicas=2)], "", {}, 8, False),
+        ([replicated("a", 1), replicated("b", 2)], "", {}, 3, False),
+        ([replicated("data", 1), replicated("node", 4, dependsOn=AFTER_DATA)], "", {}, 1, True),
+        ([replicated("data", 1), replicated("node", 4, dependsOn=AFTER_DATA)], "", {"data": {"ready": 1}}, 1, True),
+        ([replicated("data", 1), replicated("node", 4, dependsOn=AFTER_DATA)], "", {"data": {"succeeded": 1}}, 4, True),
+        ([replicated("head", 1), replicated("node", 4, dependsOn=AFTER_HEAD)], "", {"head": {"ready": 1}}, 5, False),
+        ([replicated("head", 1), replicated("node", 4)], "InOrder", {}, 1, True),
+        ([replicated("head", 1), replicated("node", 4)], "InOrder", {"head": {"ready": 1}}, 5, False),
+    ],
+)
+def test_the_gang_of_a_jobset_are_the_jobs_that_have_pods_now(
+    jobs: list[dict[str, Any]], order: str, status: dict[str, Any], size: int, elastic: bool
+) -> None:
+    counts = [{"name": name, **fields} for name, fields in status.items()]
+    spec = {"replicatedJobs": jobs, "startupPolicy": {"startupPolicyOrder": order}}
+    found = read_owner("JobSet", {"metadata": {}, "spec": spec, "status": {"replicatedJobsStatus": counts}})
+    assert (found.size, found.elastic) == (size, elastic)
+
+
+def test_pods_of_a_jobset_that_have_succeeded_are_not_part_of_the_gang_any_more() -> None:
+    label = "jobset.sigs.k8s.io/replicatedjob-name"
+    jobs = [
+        {"metadata": {"labels": {label: name}}, "spec": {"completions": 4}, "status": {"succeeded": count}}
+        for name, count in (("node", 3), ("data", 1))
+    ]
+    spec = {"replicatedJobs": [replicated("data", 1), replicated("node", 4, dependsOn=AFTER_DATA)]}
+    status = {"replicatedJobsStatus": [{"name": "data", "succeeded": 1}]}
+    assert read_owner("JobSet", {"metadata": {}, "spec": spec, "status": status}, jobs=jobs).size == 1
+
+
+def test_the_queue_of_the_owner_is_that_of_the_gang() -> None:
+    labels = {"kueue.x-k8s.io/queue-name": "vision"}
+    assert read_owner("Job", {"metadata": {"labels": labels}, "spec": {}}).queue == "vision"
+
+
+@pytest.mark.parametrize("kind", ["Job", "JobSet", "PyTorchJob", "PodGroup", "Workload"])
+def test_an_object_without_a_spec_is_read(kind: str) -> None:
+    read_owner(kind, {"spec": None, "status": None, "metadata": None})

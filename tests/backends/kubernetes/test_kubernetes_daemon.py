@@ -172,7 +172,7 @@ def allow_all_instances(api: ApiServer) -> None:
 def test_a_job_moves_when_its_node_is_drained(daemon: KubernetesDaemon) -> None:
     daemon.create_job("moves", pods=2, gpus=2, seconds=3)
     daemon.wait_for_state("moves", "running")
-    (node, _) = daemon.nodes_of("moves")
+    node = wait_for(lambda: daemon.nodes_of("moves")[0], "all pods are bound")
     with daemon.client() as client:
         client.drain(node, move=True)
         daemon.wait_for_state("moves", "finished")

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
-from kubernetes_daemon import JOBS, PODS, job_json
+from backend_runs import Runs, play, running
+from kubernetes_daemon import JOBS, job_json
 from kubernetes_servers import KubernetesServers
 from process_kubelet import ProcessKubelet, kubelet_nodes
 
-from refold.backends.kubernetes.api_server import ApiServer, ObjectList
-from refold.backends.kubernetes.backend import KubernetesBackend, OwnJobs
+from refold.backends.kubernetes.api_server import ApiServer
 from refold.backends.kubernetes.gangs import GangName
-from refold.backends.kubernetes.mirror import Mirror
-from refold.backends.kubernetes.nodes import map_nodes
-from refold.backends.kubernetes.objects import BatchJob, Pod
-from refold.core import Event, RunStarted, RunStopped, StartRun, StopRun
+from refold.backends.kubernetes.objects import BatchJob
+from refold.core import RunStarted, RunStopped, StartRun, StopRun
 from refold.model import Allocation, Demand, Job, Launch, Plan, Share
 
-TIMEOUT_SECONDS = 120.0
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 
 
@@ -33,51 +29,9 @@ def api(servers: KubernetesServers) -> Iterator[ApiServer]:
     kubelet.stop()
 
 
-class Runs:
-    """A back end, and the events that it reports."""
-
-    def __init__(self, api: ApiServer) -> None:
-        self.events: list[Event] = []
-        self._changed = asyncio.Event()
-        self._api = api
-        self._mirror = Mirror(api, "daemon")
-
-    async def __aenter__(self) -> Runs:
-        await self._mirror.start()
-        nodes = map_nodes(self._mirror.nodes.values(), {})
-        self.backend = KubernetesBackend(self._report, self._api, self._mirror, nodes, OwnJobs())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.backend.detach()
-        await self._mirror.stop()
-
-    def _report(self, event: Event) -> None:
-        self.events.append(event)
-        self._changed.set()
-
-    async def wait_for(self, event: Event) -> None:
-        while event not in self.events:
-            self._changed.clear()
-            await self._changed.wait()
-
-
-def play(api: ApiServer, test: Callable[[Runs], Coroutine[Any, Any, None]]) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(TIMEOUT_SECONDS), Runs(api) as runs:
-            await test(runs)
-
-    asyncio.run(run())
-
-
 def create_job(api: ApiServer, name: str, pods: int) -> GangName:
     api.create(JOBS, job_json(name, pods, 1, 1000.0, labels={"app": name}))
     return GangName("Job", "default", name, api.get(f"{JOBS}/{name}", BatchJob).metadata.uid)
-
-
-def running(api: ApiServer, name: str) -> list[Pod]:
-    found = api.get(PODS, ObjectList[Pod]).items
-    return [pod for pod in found if pod.metadata.name.startswith(f"{name}-") and pod.status.phase == "Running"]
 
 
 def test_an_elastic_gang_changes_its_number_of_pods(api: ApiServer) -> None:

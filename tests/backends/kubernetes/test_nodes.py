@@ -209,3 +209,30 @@ def test_pods_with_the_same_constraints_are_compared_with_the_nodes_once(monkeyp
     assert compared == ["a", "b"]
     mapped.accepted_types([make_pod("other", nodeSelector={"pool": "x"}).spec], GPU)
     assert compared == ["a", "b"] * 2
+
+
+def disk(amount: str) -> list[dict[str, Any]]:
+    return [{"name": "c", "resources": {"limits": {GPU: "1"}, "requests": {"ephemeral-storage": amount}}}]
+
+
+def with_disk(name: str, amount: str) -> Node:
+    return make_node(name, allocatable={"cpu": "64", "memory": "512Gi", GPU: "8", "ephemeral-storage": amount})
+
+
+def test_nodes_with_too_little_of_a_resource_are_of_another_type() -> None:
+    spec = make_pod("p", containers=disk("100Gi")).spec
+    large, small = with_disk("large", "200Gi"), with_disk("small", "50Gi")
+    mapped = map_nodes([large, small, make_node("none")], selected_labels([spec]))
+    assert types(mapped) == {"large": f"GPU/ephemeral-storage>={100 * 2**30}", "small": "GPU", "none": "GPU"}
+    assert mapped.accepted_types([spec], GPU) == (f"GPU/ephemeral-storage>={100 * 2**30}",)
+    assert len(mapped.accepted_types([make_pod("q").spec], GPU)) == 2
+
+
+def test_a_resource_that_all_nodes_have_does_not_divide_them() -> None:
+    spec = make_pod("p", containers=disk("1Gi")).spec
+    mapped = map_nodes([with_disk("a", "200Gi"), with_disk("b", "50Gi")], selected_labels([spec]))
+    assert types(mapped) == {"a": "GPU", "b": "GPU"}
+
+
+def test_amounts_of_other_pods_that_are_out_of_range_are_ignored() -> None:
+    assert selected_labels([make_pod("p", containers=disk("9e40")).spec]) == {}

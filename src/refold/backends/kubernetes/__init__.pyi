@@ -12,6 +12,7 @@ from .api_server import (
     as_dict as as_dict,
 )
 from .backend import KubernetesBackend as KubernetesBackend, OwnJobs as OwnJobs, is_submitted as is_submitted
+from .calls import CONFLICT as CONFLICT
 from .constraints import selected_labels as selected_labels, unsupported_fields as unsupported_fields
 from .gang_run import bindable as bindable, pod_path as pod_path
 from .gangs import (
@@ -35,7 +36,8 @@ from .nodes import (
 )
 from .objects import Node as Node, Pod as Pod
 from .own_jobs import INSTANCE_ANNOTATION as INSTANCE_ANNOTATION
-from .owners import Owner as Owner, Owners as Owners, read_owner as read_owner
+from .owner_specs import QUEUE_LABEL as QUEUE_LABEL, Owner as Owner, read_owner as read_owner
+from .owners import Owners as Owners
 from .pod_logs import LogPart as LogPart, read_pod_log as read_pod_log
 from .resources import (
     FRACTION_ANNOTATION as FRACTION_ANNOTATION,

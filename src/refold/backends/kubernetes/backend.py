@@ -28,6 +28,7 @@ from refold.backends.kubernetes.own_jobs import (
     pod_shares,
     service_manifest,
 )
+from refold.backends.kubernetes.room import NodeRoom
 from refold.core import JobCancelled, Order, RunFailed, RunStopped, StartRun, StopRun
 from refold.errors import BadInput, RefoldError
 from refold.model import Job, Seconds
@@ -84,6 +85,7 @@ class KubernetesBackend:
     ) -> None:
         self._report = report
         self._mirror = mirror
+        self._room = NodeRoom(mirror)
         self._nodes = nodes
         self._own = own
         self._grace = grace
@@ -170,8 +172,8 @@ class KubernetesBackend:
         try:
             gang = parse_gang_name(job.launch.gang) if job.launch.gang else await self._create_job(job, order)
             nodes = [self._nodes.kubernetes_name(share.node) for share in pod_shares(job, order.allocation)]
-            run = self._runs[key] = GangRun(job, order, gang, nodes, self._calls, self._mirror, self._grace)
-            self._gangs[gang] = key
+            run = GangRun(job, order, gang, nodes, self._calls, self._mirror, self._room, self._grace)
+            self._runs[key], self._gangs[gang] = run, key
             if key in self._stops:
                 run.stop(*self._stops[key])
             end = await self._follow_to_end(run)
@@ -296,7 +298,8 @@ class KubernetesBackend:
 
 def _run_of_job(job: BatchJob) -> RunKey:
     annotations = job.metadata.annotations
-    return annotations.get(JOB_ANNOTATION, ""), int(annotations.get(RUN_ANNOTATION, "0"))
+    number = annotations.get(RUN_ANNOTATION, "")
+    return annotations.get(JOB_ANNOTATION, ""), int(number) if number.isdecimal() else 0
 
 
 def is_submitted(pod: Pod) -> bool:

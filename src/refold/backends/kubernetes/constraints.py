@@ -1,17 +1,22 @@
-"""Which nodes a pod may be on: node selectors, node affinity, taints and tolerations."""
+"""Which nodes a pod may be on: node selectors, node affinity, taints and tolerations, and resources."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from decimal import Decimal
 
 import msgspec
 
 from refold.backends.kubernetes.objects import Node, Pod, PodSpec, SelectorTerm, Taint
+from refold.backends.kubernetes.resources import allocatable, other_requests
 
 LIFECYCLE_TAINT_PREFIX = "node.kubernetes.io/"
 """Taints that say that a node is not ready, cordoned, or under pressure. Such nodes are down, for all pods."""
 
 BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
+
+RESOURCE_PREFIX = "resource "
+"""Tells resources from labels, which have no spaces."""
 
 ANY_VALUE = "*"
 """Stands for every value of a label. No label has this value."""
@@ -32,19 +37,27 @@ def admits(spec: PodSpec, node: Node) -> bool:
         all(node.metadata.labels.get(key) == value for key, value in spec.node_selector.items())
         and _matches_affinity(spec, node)
         and all(_is_tolerated(spec, taint) for taint in blocking_taints(node))
+        and all(has_resource(node, name, amount) for name, amount in other_requests(spec).items())
     )
+
+
+def has_resource(node: Node, name: str, amount: Decimal) -> bool:
+    """Whether a node has this much of a resource for all of its pods."""
+    return allocatable(node, name) >= amount
 
 
 def constraints_text(spec: PodSpec) -> bytes:
     """Return a text that is equal for pods that may be on the same nodes."""
-    return msgspec.json.encode((spec.node_selector, spec.affinity.node_affinity, spec.tolerations))
+    others = {name: str(amount) for name, amount in other_requests(spec).items()}
+    return msgspec.json.encode((spec.node_selector, spec.affinity.node_affinity, spec.tolerations, others))
 
 
 def selected_labels(specs: Iterable[PodSpec]) -> dict[str, frozenset[str]]:
     """Return what pods distinguish nodes by: labels, and of each the values that they mention.
 
     The value '' stands for any other value than those: a pod asks whether the label is there. `ANY_VALUE` stands for
-    each value by itself: a pod compares it with a number.
+    each value by itself: a pod compares it with a number. A resource other than GPUs, CPUs and memory is an entry with
+    `RESOURCE_PREFIX`, and the amounts that pods request.
     """
     labels: dict[str, set[str]] = {}
     for spec in specs:
@@ -53,6 +66,8 @@ def selected_labels(specs: Iterable[PodSpec]) -> dict[str, frozenset[str]]:
         for requirement in (entry for term in _terms(spec) for entry in term.match_expressions):
             values = {"Gt": [ANY_VALUE], "Lt": [ANY_VALUE], "Exists": [""], "DoesNotExist": [""]}
             labels.setdefault(requirement.key, set()).update(values.get(requirement.operator, requirement.values))
+        for name, amount in other_requests(spec).items():
+            labels.setdefault(RESOURCE_PREFIX + name, set()).add(f"{amount:f}")
     return {key: frozenset(values) for key, values in labels.items()}
 
 

@@ -18,13 +18,14 @@ from refold.backends.kubernetes.mirror import Mirror, RunKey
 from refold.backends.kubernetes.nodes import down_reason
 from refold.backends.kubernetes.objects import Pod
 from refold.backends.kubernetes.own_jobs import INSTANCE_ANNOTATION, binding_annotations, pod_shares
-from refold.backends.kubernetes.owners import JobState
+from refold.backends.kubernetes.owners import SUSPENDABLE, GangState
 from refold.backends.kubernetes.pod_states import (
     PodFailure,
     first_failure,
     have_started,
     have_succeeded,
 )
+from refold.backends.kubernetes.room import NodeRoom
 from refold.core import RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.model import Job, Seconds
 
@@ -33,6 +34,9 @@ POD_WAIT: Seconds = 60.0
 
 BIND_WAIT: Seconds = 60.0
 """How long binding a pod is repeated while the API server answers with temporary errors. Then the gang is ended."""
+
+SUSPEND_WAIT: Seconds = 30.0
+"""How long the controller of a suspended JobSet, TrainJob or PyTorchJob has to end its pods. Then they are evicted."""
 
 OWNER_CHECK_PAUSE: Seconds = 2.0
 BUDGET_PAUSE: Seconds = 2.0
@@ -68,6 +72,7 @@ class GangRun:
         nodes: Sequence[str],
         calls: Calls,
         mirror: Mirror,
+        room: NodeRoom,
         grace: Seconds,
     ) -> None:
         """`nodes`: the node of each instance."""
@@ -81,11 +86,13 @@ class GangRun:
         self._nodes = nodes
         self._calls = calls
         self._mirror = mirror
+        self._room = room
         self._grace = grace
         self._shares = pod_shares(job, order.allocation)
         self._is_elastic = bool(job.launch.gang) and job.gpu_range is not None
+        self._can_suspend = gang.kind in SUSPENDABLE
         self._size = len(nodes)
-        """Pods that the run has: fewer than instances if some indices of its Job were complete before."""
+        """Pods that the run has: fewer than instances if some indices of its Jobs were complete before."""
         self._stopping = False
         self._respects_budgets = False
         self._ending: PodFailure | None = None
@@ -154,7 +161,7 @@ class GangRun:
         failure = found if found is not None and not found.lost and self._ending.lost else self._ending
         return RunFailed(*self.key, failure.why, retry=failure.lost, exit_code=failure.exit_code)
 
-    # The Job that creates the pods.
+    # The object that creates the pods.
 
     async def _find_earlier_end(self) -> RunEnd | None:
         """Find out what a previous back end has done; return how the run ended if its pods are gone.
@@ -164,9 +171,9 @@ class GangRun:
         has_pods = bool(self._mirror.pods_of_run(self.key))
         waiting = bindable(self._mirror.pods_of_gang(self.gang))
         is_new = not has_pods and len(waiting) >= self._size and not self._is_elastic
-        if self.gang.kind != "Job" or is_new:
+        if not self._can_suspend or is_new:
             return None
-        state = await self._read_job()
+        state = await self._read_state()
         if state is None:
             self.gone = "" if has_pods else "was deleted"
             return None if has_pods else RunStopped(*self.key)
@@ -174,7 +181,7 @@ class GangRun:
         if number == str(self._order.run):
             self._stopping, self._ending = not why, PodFailure(why) if why else None
             return None if has_pods else self._end()
-        if state.finished == "Complete":
+        if state.has_succeeded:
             return RunFinished(*self.key)
         if not has_pods and state.finished:
             return RunFailed(*self.key, f"{self.gang} has failed: {state.message}")
@@ -182,24 +189,24 @@ class GangRun:
             await self._resume(state)
         return None
 
-    async def _read_job(self) -> JobState | None:
-        """Return the state of the Job; indices that were complete before this run get no pods any more."""
-        state = await self._calls.repeat(self._calls.owners.job_state, self.gang)
+    async def _read_state(self) -> GangState | None:
+        """Return the state of the object; indices that were complete before this run get no pods any more."""
+        state = await self._calls.repeat(self._calls.owners.state, self.gang)
         if state is not None:
             of_this_run = sum(pod.status.phase == "Succeeded" for pod in self._pods)
             self._size = len(self._nodes) - max(0, min(state.succeeded - of_this_run, len(self._nodes) - 1))
         return state
 
-    async def _resume(self, state: JobState) -> None:
-        """Let the Job create as many pods as the run has instances."""
-        has_other_size = self._is_elastic and state.parallelism != len(self._nodes)
+    async def _resume(self, state: GangState) -> None:
+        """Let the object create as many pods as the run has instances."""
+        has_other_size = self._is_elastic and state.pods != len(self._nodes)
         if state.suspended or has_other_size:
             size = len(self._nodes) if has_other_size else None
             await self._calls.repeat(self._calls.owners.resume, self.gang, size)
 
-    async def _check_job(self) -> None:
-        """While pods are missing: see that the Job is able to create them. Raises BindFailed if it is not."""
-        state = await self._read_job()
+    async def _check_owner(self) -> None:
+        """While pods are missing: see that the object is able to create them. Raises BindFailed if it is not."""
+        state = await self._read_state()
         if state is None:
             raise BindFailed(f"{self.gang} was deleted")
         if state.finished:
@@ -211,8 +218,8 @@ class GangRun:
         """After a loss of pods, find out whether somebody has deleted or suspended the gang: its job is cancelled."""
         if self._ending is None or not self._ending.lost or self._stopping:
             return
-        if self.gang.kind == "Job":
-            state = await self._calls.repeat(self._calls.owners.job_state, self.gang)
+        if self._can_suspend:
+            state = await self._calls.repeat(self._calls.owners.state, self.gang)
             ended_by_us = state is not None and state.ended_run.partition(" ")[0] == str(self._order.run)
             if state is None:
                 self.gone = "was deleted"
@@ -226,11 +233,14 @@ class GangRun:
 
     async def _bind_all(self) -> None:
         """Bind all pods that are not bound yet. Raises BindFailed if one of them cannot be bound."""
-        targets = await self._find_targets()
-        problems = await asyncio.gather(*(self._bind(target) for target in targets))
-        for target, problem in zip(targets, problems, strict=True):
-            if not problem:
-                await self._wait_until_seen(target.pod)
+        try:
+            targets = await self._find_targets()
+            problems = await asyncio.gather(*(self._bind(target) for target in targets))
+            for target, problem in zip(targets, problems, strict=True):
+                if not problem:
+                    await self._wait_until_seen(target.pod)
+        finally:
+            self._room.release(self.key)
         if found := next(filter(None, problems), ""):
             raise BindFailed(found)
 
@@ -243,7 +253,10 @@ class GangRun:
             await self.changed.wait()
 
     async def _find_targets(self) -> list[PodTarget]:
-        """Wait until there is a pod for each instance; return those that are not bound yet. None if it is to stop."""
+        """Wait until there is a pod for each instance, and room for it; return those that are not bound yet.
+
+        None if the run is to stop.
+        """
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + POD_WAIT
         while not self._stopping:
@@ -251,15 +264,19 @@ class GangRun:
             bound = {int(pod.metadata.annotations.get(INSTANCE_ANNOTATION, "0")) for pod in self._pods}
             missing = [instance for instance in range(self._size) if instance not in bound]
             pending = bindable(self._mirror.pods_of_gang(self.gang))
+            problem = f"{len(pending)} of {len(missing)} pods of {self.gang} exist"
             if len(pending) >= len(missing):
-                return [
+                targets = [
                     PodTarget(pod, instance, self._nodes[instance])
                     for pod, instance in zip(pending, missing, strict=False)
                 ]
+                problem = self._room.claim(self.key, [(target.pod, target.node) for target in targets])
+                if not problem:
+                    return targets
             if loop.time() >= give_up_at or first_failure(self._pods) is not None:
-                raise BindFailed(f"{len(pending)} of {len(missing)} pods of {self.gang} exist")
-            if not await self._wait_for_change(OWNER_CHECK_PAUSE) and self.gang.kind == "Job":
-                await self._check_job()
+                raise BindFailed(problem)
+            if not await self._wait_for_change(OWNER_CHECK_PAUSE) and self._can_suspend:
+                await self._check_owner()
         return []
 
     async def _wait_for_change(self, timeout: Seconds | None) -> bool:
@@ -319,22 +336,23 @@ class GangRun:
         await self._wait_for_budgets()
         if have_succeeded(self._pods, self._size):
             return
-        if self.gang.kind == "Job":
-            await self._suspend()
-        else:
+        loop = asyncio.get_running_loop()
+        evict_at = await self._suspend() if self._can_suspend else 0.0
+        if evict_at <= 0:  # nothing else ends them
             await asyncio.gather(*(self._delete(pod, self._grace) for pod in self._uncertain))
         asked: set[tuple[str, bool]] = set()
         while remaining := [pod for pod in self._mirror.pods_of_run(self.key).values() if not self._is_over(pod)]:
             self.changed.clear()
-            is_urgent = self._grace <= 0
+            is_urgent, seconds_left = self._grace <= 0, evict_at - loop.time()
             wanted = [
                 pod
-                for pod in (remaining if is_urgent or self.gang.kind != "Job" else [])
+                for pod in (remaining if is_urgent or seconds_left <= 0 else [])
                 if (pod.metadata.uid, is_urgent) not in asked and (is_urgent or not pod.is_deleted)
             ]
             accepted = await asyncio.gather(*(self._remove(pod) for pod in wanted))
             asked |= {(pod.metadata.uid, is_urgent) for pod, ok in zip(wanted, accepted, strict=True) if ok}
-            await self._wait_for_change(None if all(accepted) else RETRY_PAUSE)
+            pause = seconds_left if 0 < seconds_left < inf else None
+            await self._wait_for_change(pause if all(accepted) else RETRY_PAUSE)
 
     async def _wait_for_budgets(self) -> None:
         """Before a preemption, wait until PodDisruptionBudgets allow to evict the whole gang."""
@@ -361,14 +379,21 @@ class GangRun:
         node = self._mirror.nodes.get(pod.spec.node_name)
         return pod.has_ended or (pod.is_deleted and (node is None or bool(down_reason(node))))
 
-    async def _suspend(self) -> None:
-        """Suspend the Job: its controller ends the pods, and does not count them as failed."""
+    async def _suspend(self) -> Seconds:
+        """Suspend the object: its controller ends the pods, and does not count them as failed.
+
+        Return the time at which pods that have not ended are evicted: never, if Kubernetes itself has the controller.
+        """
         why = "" if self._stopping or self._ending is None else f" {self._ending.why}"
+        is_job = self.gang.kind == "Job"
         try:
             await self._calls.repeat(self._calls.owners.suspend, self.gang, f"{self._order.run}{why}")
         except ApiError as error:
-            if error.status != NOT_FOUND:
+            if is_job and error.status != NOT_FOUND:
                 raise
+            log.warning("%s cannot be suspended: %s", self.gang, error)
+            return inf if is_job else 0.0
+        return inf if is_job else asyncio.get_running_loop().time() + SUSPEND_WAIT
 
     async def _remove(self, pod: Pod) -> bool:
         """Evict a pod, or delete it if its gang is broken or there is no grace; return whether that was accepted."""

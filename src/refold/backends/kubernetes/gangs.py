@@ -16,6 +16,7 @@ GANG_SIZE_LABEL = "refold.dev/gang-size"
 """Plain pods with the same `GANG_LABEL` are a gang of `GANG_SIZE_LABEL` pods."""
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+JOBSET_UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
 KUBEFLOW_LABEL = "training.kubeflow.org/job-name"
 INDEX_LABELS = (
     "batch.kubernetes.io/job-completion-index",
@@ -29,7 +30,8 @@ GangKind = Literal["Pod", "Pods", "Job", "JobSet", "PyTorchJob", "PodGroup", "Wo
 class GangName(NamedTuple):
     """What a gang is made of: an object of the API, pods with a label (`Pods`), or a single pod (`Pod`).
 
-    `uid` distinguishes objects of the same name; pods with a label have none. `part`: the pod group of a Workload.
+    `uid` distinguishes objects of the same name; pods with a label, and older JobSets, have none. `part`: the pod group
+    of a Workload.
     """
 
     kind: GangKind
@@ -69,7 +71,7 @@ def gang_name(pod: Pod) -> GangName:
     if GANG_LABEL in labels:
         return GangName("Pods", namespace, labels[GANG_LABEL])
     if JOBSET_LABEL in labels:
-        return GangName("JobSet", namespace, labels[JOBSET_LABEL])
+        return GangName("JobSet", namespace, labels[JOBSET_LABEL], labels.get(JOBSET_UID_LABEL, ""))
     if owner is not None and owner.kind == "PyTorchJob":
         return GangName("PyTorchJob", namespace, owner.name, owner.uid)
     if owner is not None and owner.kind == "Job":

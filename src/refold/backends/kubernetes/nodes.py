@@ -10,7 +10,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from refold.backends.kubernetes.constraints import ANY_VALUE, admits, blocking_taints, constraints_text
+from refold.backends.kubernetes.constraints import (
+    ANY_VALUE,
+    RESOURCE_PREFIX,
+    admits,
+    blocking_taints,
+    constraints_text,
+    has_resource,
+)
 from refold.backends.kubernetes.objects import Node, PodSpec
 from refold.backends.kubernetes.resources import GPU_RESOURCE, is_accelerator, parse_amount, to_mib_down
 from refold.catalogue import base_gpu_type, find_gpu
@@ -46,7 +53,7 @@ RACK_WATTS_ANNOTATION = "refold.dev/rack-limit-watts"
 """The power limit of the node's rack; the smallest value on its nodes counts."""
 
 Labels = Mapping[str, frozenset[str]]
-"""What pods select nodes by (see `selected_labels`)."""
+"""What pods distinguish nodes by (see `selected_labels`)."""
 
 UNKNOWN_GPU = "GPU"
 MAX_REMEMBERED = 1000
@@ -180,10 +187,14 @@ def _distinguish(groups: Sequence[DeviceGroup], labels: Labels) -> list[DeviceGr
 
 
 def _traits(node: Node, labels: Labels) -> frozenset[str]:
-    """Return the taints of a node, and its labels that pods select nodes by, as text."""
+    """Return the taints of a node, and its labels and resources that pods select nodes by, as text."""
     taints = {f"!{taint.key}={taint.value}:{taint.effect}" for taint in blocking_taints(node)}
     found: set[str] = set()
     for key, values in labels.items():
+        if key.startswith(RESOURCE_PREFIX):
+            name = key.removeprefix(RESOURCE_PREFIX)
+            found |= {f"{name}>={amount}" for amount in values if has_resource(node, name, Decimal(amount))}
+            continue
         value = node.metadata.labels.get(key)
         if value is not None and (value in values or ANY_VALUE in values):
             found.add(f"{key}={value}")
@@ -250,8 +261,8 @@ def is_same_hardware(node: Node, other: Node) -> bool:
 
 
 def _amounts(node: Node) -> tuple[object, ...]:
-    allocatable = node.status.allocatable
-    return allocatable.get("cpu"), allocatable.get("memory"), node.metadata.annotations.get(RACK_WATTS_ANNOTATION)
+    allocatable = {name: amount for name, amount in node.status.allocatable.items() if not is_accelerator(name)}
+    return allocatable, node.metadata.annotations.get(RACK_WATTS_ANNOTATION)
 
 
 def down_reason(node: Node) -> str:

@@ -1,18 +1,30 @@
-"""Sizes and limits of gangs, from the objects that create their pods."""
+"""The objects that create the pods of gangs, on an API server: read, suspended, resumed and resized."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from refold.backends.kubernetes.api_server import ApiError, ApiServer, as_dict
-from refold.backends.kubernetes.gangs import GANG_SIZE_LABEL, GangName
+from refold.backends.kubernetes.api_server import MERGE_PATCH, ApiError, ApiServer, as_dict
+from refold.backends.kubernetes.gangs import JOBSET_LABEL, GangName
 from refold.backends.kubernetes.objects import Pod
-from refold.errors import BadValue
-from refold.model import MAX_RETRIES, Seconds
+from refold.backends.kubernetes.owner_specs import (
+    QUEUE_LABEL,
+    SUCCEEDED,
+    Json,
+    Owner,
+    end_condition,
+    is_suspended,
+    owner_of_pods,
+    pods_created,
+    pods_succeeded,
+    read_owner,
+    resizing,
+    suspension,
+)
+from refold.errors import BadInput
 
-NOT_FOUND = 404
-_FINISHED = ("Complete", "Failed", "Completed", "Succeeded")
+NOT_FOUND, CONFLICT = 404, 409
 
 PATHS: Mapping[str, str] = {
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs/{name}",
@@ -21,125 +33,52 @@ PATHS: Mapping[str, str] = {
     "Workload": "/apis/scheduling.k8s.io/v1alpha1/namespaces/{namespace}/workloads/{name}",
     "PodGroup": "/apis/scheduling.k8s.io/{version}/namespaces/{namespace}/podgroups/{name}",
 }
+SUSPENDABLE = ("Job", "JobSet", "PyTorchJob")
+"""Kinds of gangs that are ended by suspending the object that creates their pods."""
+
 ENDED_RUN_ANNOTATION = "refold.dev/ended-run"
-"""On a suspended Job: the run that was ended by suspending it."""
+"""On a suspended object: the run that was ended by suspending it."""
 
 POD_GROUP_VERSIONS = ("v1beta1", "v1alpha3", "v1alpha2")
 """The versions of the API group that have stand-alone PodGroups, newest first."""
 
 
-class Owner(NamedTuple):
-    """What a gang is, according to the object that creates its pods.
+class GangState(NamedTuple):
+    """The state of the object that creates the pods of a gang, of a kind that can be suspended.
 
-    `size`: pods that start together; None: its pods are independent of each other. `retries`: how often the pods are
-    created again after failures. `ended`: the object creates no more pods. `elastic`: the number of pods can change.
-    """
-
-    size: int | None = 1
-    retries: int = 0
-    time_limit: Seconds | None = None
-    suspended: bool = False
-    ended: bool = False
-    elastic: bool = False
-
-
-def owner_of_pods(pods: list[Pod]) -> Owner:
-    """Return the owner of plain pods with a gang label, or of a single pod."""
-    written = pods[0].metadata.labels.get(GANG_SIZE_LABEL, "")
-    if not written:
-        return Owner(1)
-    if not written.isdecimal() or int(written) < 1:
-        raise BadValue(f"the label {GANG_SIZE_LABEL} is {written[:40]!r}, expected a number of pods")
-    return Owner(int(written))
-
-
-def read_owner(kind: str, found: Mapping[str, Any], part: str = "") -> Owner:
-    """Return the owner that an object describes. `part`: the pod group of a Workload."""
-    spec = found.get("spec") or {}
-    match kind:
-        case "Job":
-            owner = _job(spec, _succeeded(found))
-        case "JobSet":
-            jobs = spec.get("replicatedJobs") or []
-            sizes = [_number(job.get("replicas"), 1) * _parallelism(job["template"].get("spec") or {}) for job in jobs]
-            retries = _number((spec.get("failurePolicy") or {}).get("maxRestarts"), 0)
-            owner = Owner(sum(sizes), retries, suspended=bool(spec.get("suspend")))
-        case "PyTorchJob":
-            replicas = (spec.get("pytorchReplicaSpecs") or {}).values()
-            policy = spec.get("runPolicy") or {}
-            owner = Owner(
-                sum(_number(replica.get("replicas"), 1) for replica in replicas),
-                _number(policy.get("backoffLimit"), 0),
-                policy.get("activeDeadlineSeconds"),
-                bool(policy.get("suspend")),
-            )
-        case "PodGroup":
-            owner = Owner(_gang_size(spec.get("schedulingPolicy") or {}))
-        case "Workload":
-            groups = {group.get("name", ""): group for group in spec.get("podGroups") or []}
-            owner = Owner(_gang_size(groups.get(part, {}).get("policy") or {}))
-        case _:
-            raise BadValue(f"{kind} is not a kind of gang")
-    conditions = (found.get("status") or {}).get("conditions") or []
-    ended = any(entry.get("type") in _FINISHED and entry.get("status") == "True" for entry in conditions)
-    is_deleted = bool((found.get("metadata") or {}).get("deletionTimestamp"))
-    return owner._replace(ended=ended or is_deleted, retries=min(owner.retries, MAX_RETRIES))
-
-
-def _job(spec: Mapping[str, Any], succeeded: int) -> Owner:
-    """Read a Job. If it completes more pods than run at a time, its pods are independent of each other.
-
-    Pods that have succeeded are not created again: the gang consists of the others.
-    """
-    parallelism, completions = _parallelism(spec), spec.get("completions")
-    is_gang = completions is None or completions <= parallelism
-    size = parallelism if completions is None else max(1, min(parallelism, completions - succeeded))
-    return Owner(
-        size if is_gang else None,
-        _number(spec.get("backoffLimit"), 6),
-        spec.get("activeDeadlineSeconds"),
-        bool(spec.get("suspend")),
-        elastic=spec.get("completionMode") == "Indexed" and completions == parallelism,
-    )
-
-
-def _succeeded(job: Mapping[str, Any]) -> int:
-    """Return how many pods, or indices, of a Job with a number of completions have succeeded."""
-    has_end = (job.get("spec") or {}).get("completions") is not None
-    return _number((job.get("status") or {}).get("succeeded"), 0) if has_end else 0
-
-
-def _parallelism(spec: Mapping[str, Any]) -> int:
-    return _number(spec.get("parallelism"), 1)
-
-
-def _number(value: Any, default: int) -> int:
-    return default if value is None else int(value)
-
-
-def _gang_size(policy: Mapping[str, Any]) -> int | None:
-    """Return the size of a pod group; None if it is not a gang (policy `basic`)."""
-    gang = policy.get("gang")
-    return None if gang is None else _number(gang.get("minCount"), 1)
-
-
-class JobState(NamedTuple):
-    """The state of a Job. `ended_run`: the run that was ended by suspending it, and why if it had failed.
-
-    `succeeded`: the number of pods, or indices, that are complete and will not be created again. `parallelism`: the
-    number of pods that it creates.
+    `finished`: the condition with which it has ended; '' if it has not. `ended_run`: the run that was ended by
+    suspending it, and why if it had failed. `pods`: how many it creates, `succeeded` of which are complete and will not
+    be created again.
     """
 
     suspended: bool
     finished: str
     message: str
     ended_run: str
+    pods: int
     succeeded: int = 0
-    parallelism: int = 1
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether all pods have succeeded."""
+        return self.finished in SUCCEEDED
+
+
+class _Objects(NamedTuple):
+    """The object that creates the pods of a gang, the Jobs of a JobSet, and what suspends and resizes the gang.
+
+    The last is the object itself, or the TrainJob of a JobSet.
+    """
+
+    found: Json
+    jobs: Sequence[Json]
+    kind: str
+    path: str
+    controller: Json
 
 
 class Owners:
-    """Reads the owners of gangs from an API server. Newer APIs are used if the server has them."""
+    """Reads and changes the owners of gangs on an API server. Newer APIs are used if the server has them."""
 
     def __init__(self, api: ApiServer) -> None:
         self._api = api
@@ -149,48 +88,103 @@ class Owners:
         """Return the owner of a gang, or None if it does not exist any more. Blocks while the API server answers."""
         if name.kind in ("Pod", "Pods"):
             return owner_of_pods(pods) if pods else None
-        try:
-            found = as_dict(self._api.call("GET", self.path(name)))
-        except ApiError as error:
-            if error.status == NOT_FOUND:
-                self._pod_group_version = None  # the server may have been upgraded
-                return None
-            raise
-        if name.uid and found["metadata"]["uid"] != name.uid:
+        objects = self._read(name)
+        if objects is None:
+            self._pod_group_version = None  # the server may have been upgraded
             return None
-        return read_owner(name.kind, found, name.part)
+        owner = read_owner(name.kind, objects.found, name.part, objects.jobs)
+        if objects.kind == "TrainJob":
+            above = objects.controller
+            queue = owner.queue or ((above["metadata"].get("labels") or {}).get(QUEUE_LABEL, ""))
+            owner = owner._replace(suspended=is_suspended("TrainJob", above["spec"]), queue=queue)
+        return owner
 
-    def job_state(self, name: GangName) -> JobState | None:
-        """Return the state of a Job, or None if it does not exist any more or is being deleted. Blocks."""
-        try:
-            found = as_dict(self._api.call("GET", self.path(name)))
-        except ApiError as error:
-            if error.status == NOT_FOUND:
-                return None
-            raise
-        if found["metadata"]["uid"] != name.uid or "deletionTimestamp" in found["metadata"]:
+    def state(self, name: GangName) -> GangState | None:
+        """Return the state of a gang's object, or None if it does not exist any more or is being deleted. Blocks."""
+        objects = self._read(name)
+        if objects is None or "deletionTimestamp" in objects.controller["metadata"]:
             return None
-        conditions = (found.get("status") or {}).get("conditions") or []
-        is_finished = [entry for entry in conditions if entry["type"] in _FINISHED and entry["status"] == "True"]
-        finished: Mapping[str, str] = is_finished[0] if is_finished else {}
-        return JobState(
-            bool(found["spec"].get("suspend")),
+        finished = end_condition(objects.controller) or end_condition(objects.found)
+        return GangState(
+            is_suspended(objects.kind, objects.controller["spec"]),
             finished.get("type", ""),
             finished.get("message", ""),
-            (found["metadata"].get("annotations") or {}).get(ENDED_RUN_ANNOTATION, ""),
-            _succeeded(found),
-            _parallelism(found["spec"]),
+            (objects.controller["metadata"].get("annotations") or {}).get(ENDED_RUN_ANNOTATION, ""),
+            pods_created(name.kind, objects.found),
+            pods_succeeded(name.kind, objects.found, objects.jobs),
         )
 
     def suspend(self, name: GangName, ended_run: str) -> None:
-        """Suspend a Job, and note on it which run that ends. Blocks."""
-        change = {"metadata": {"annotations": {ENDED_RUN_ANNOTATION: ended_run}}, "spec": {"suspend": True}}
-        self._api.patch(self.path(name), change)
+        """Suspend a gang's object, and note on it which run that ends. Blocks."""
+        self._change(name, {ENDED_RUN_ANNOTATION: ended_run}, suspended=True)
 
-    def resume(self, name: GangName, size: int | None = None) -> None:
-        """Resume a Job, with another number of pods if one is given. Blocks."""
-        number = {} if size is None else {"parallelism": size, "completions": size}
-        self._api.patch(self.path(name), {"spec": {"suspend": False, **number}})
+    def resume(self, name: GangName, pods: int | None = None) -> None:
+        """Resume a gang's object, with another number of pods if one is given. Blocks."""
+        self._change(name, {}, suspended=False, pods=pods)
+
+    def check_resizable(self, name: GangName) -> None:
+        """Raise BadInput if the API server refuses to change the number of pods of a gang. Nothing is changed. Blocks.
+
+        JobSets can be resized with their feature gate ElasticJobSet only, and TrainJobs of some versions.
+        """
+        objects = self._read(name)
+        if objects is None:
+            return
+        change = resizing(objects.kind, objects.found, pods_created(name.kind, objects.found) + 1)
+        query = {"dryRun": "All"}
+        try:
+            self._api.call("PATCH", objects.path, {"spec": change}, query=query, content_type=MERGE_PATCH)
+        except ApiError as error:
+            if error.is_transient:
+                raise
+            raise BadInput(f"the number of pods of {objects.kind} {name.name} cannot be changed: {error}") from None
+
+    def _change(
+        self, name: GangName, annotations: Mapping[str, str], *, suspended: bool, pods: int | None = None
+    ) -> None:
+        while True:
+            objects = self._read(name)
+            if objects is None:
+                raise ApiError(NOT_FOUND, "NotFound", f"{name} does not exist")
+            metadata: dict[str, Any] = {"annotations": annotations} if annotations else {}
+            change = suspension(objects.kind, suspended)
+            if pods is not None:  # the list of a JobSet is replaced as a whole, so it must not have changed since
+                change |= resizing(objects.kind, objects.found, pods)
+                metadata["resourceVersion"] = objects.controller["metadata"]["resourceVersion"]
+            try:
+                self._api.patch(objects.path, {"metadata": metadata, "spec": change})
+                return
+            except ApiError as error:
+                if error.status != CONFLICT or pods is None:
+                    raise
+
+    def _read(self, name: GangName) -> _Objects | None:
+        """Read what a gang consists of; None if it does not exist any more."""
+        path = self.path(name)
+        found = self._get(path)
+        if found is None or (name.uid and found["metadata"]["uid"] != name.uid):
+            return None
+        if name.kind != "JobSet":
+            return _Objects(found, (), name.kind, path, found)
+        query = {"labelSelector": f"{JOBSET_LABEL}={name.name}"}
+        jobs = as_dict(self._api.call("GET", f"/apis/batch/v1/namespaces/{name.namespace}/jobs", query=query))["items"]
+        above: Json = next(
+            (owner for owner in found["metadata"].get("ownerReferences") or [] if owner.get("controller")), {}
+        )
+        if above.get("kind") == "TrainJob":
+            folder = f"/apis/{above['apiVersion']}/namespaces/{name.namespace}/trainjobs"
+            controller = self._get(f"{folder}/{above['name']}")
+            if controller is not None:
+                return _Objects(found, jobs, "TrainJob", f"{folder}/{above['name']}", controller)
+        return _Objects(found, jobs, name.kind, path, found)
+
+    def _get(self, path: str) -> Json | None:
+        try:
+            return as_dict(self._api.call("GET", path))
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
 
     def path(self, name: GangName) -> str:
         """Return the path of the object behind a gang."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, InvalidOperation
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-from refold.backends.kubernetes.objects import Amounts, Container, Pod, PodSpec
+from refold.backends.kubernetes.objects import Amounts, Container, Node, Pod, PodSpec
 from refold.errors import BadValue
 from refold.model import MAX_AMOUNT, WHOLE, MiB, Milli
 
@@ -29,6 +30,7 @@ _SUFFIXES = {
 }
 
 
+@lru_cache(maxsize=4096)
 def parse_amount(text: str | int | float) -> Decimal:
     """Parse a quantity: '500m', '2', '1e3', '512Mi'."""
     written = str(text).strip()
@@ -40,6 +42,14 @@ def parse_amount(text: str | int | float) -> Decimal:
     if not (amount.is_finite() and 0 <= amount <= MAX_AMOUNT * _MIB):
         raise BadValue(f"{written[:40]!r} is out of range")
     return amount
+
+
+def allocatable(node: Node, resource: str) -> Decimal:
+    """Return how much of a resource a node has for its pods; 0 if it does not say so in a valid way."""
+    try:
+        return parse_amount(node.status.allocatable.get(resource, 0))
+    except BadValue:
+        return Decimal(0)
 
 
 def is_accelerator(resource: str) -> bool:
@@ -92,17 +102,30 @@ def pod_requests(spec: PodSpec) -> dict[str, Decimal]:
     peak: dict[str, Decimal] = {}
     for container in spec.init_containers:
         if container.restart_policy == "Always":
-            _add(running, _requests(container))
+            add_amounts(running, _requests(container))
             _raise_to(peak, running)
         else:
             during = dict(running)
-            _add(during, _requests(container))
+            add_amounts(during, _requests(container))
             _raise_to(peak, during)
     for container in spec.containers:
-        _add(running, _requests(container))
+        add_amounts(running, _requests(container))
     _raise_to(peak, running)
-    _add(peak, _parse_all(spec.overhead))
+    add_amounts(peak, _parse_all(spec.overhead))
     return peak
+
+
+def other_requests(spec: PodSpec) -> dict[str, Decimal]:
+    """Return what a pod requests besides GPUs, CPUs and memory; nothing if amounts are invalid."""
+    try:
+        requested = pod_requests(spec)
+    except BadValue:
+        return {}
+    return {
+        name: amount
+        for name, amount in requested.items()
+        if amount and name not in ("cpu", "memory") and not is_accelerator(name)
+    }
 
 
 def _requests(container: Container) -> dict[str, Decimal]:
@@ -114,7 +137,8 @@ def _parse_all(amounts: Amounts) -> dict[str, Decimal]:
     return {name: parse_amount(amount) for name, amount in amounts.items()}
 
 
-def _add(total: dict[str, Decimal], amounts: Mapping[str, Decimal]) -> None:
+def add_amounts(total: dict[str, Decimal], amounts: Mapping[str, Decimal]) -> None:
+    """Add amounts to a total, by resource."""
     for name, amount in amounts.items():
         total[name] = total.get(name, Decimal(0)) + amount
 

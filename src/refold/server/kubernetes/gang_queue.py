@@ -51,8 +51,8 @@ RETRY_AFTER: Seconds = 10.0
 MAX_RETRIED = 200
 """Gangs that are examined again at a time."""
 
-EXTENDABLE = ("PodGroup", "Workload", "Pods")
-"""Kinds of gangs that may have more pods than must start together."""
+EXTENDABLE = ("PodGroup", "Workload", "Pods", "JobSet")
+"""Kinds of gangs that may have more pods than must start together, or get some of them while others run."""
 
 log = logging.getLogger("refold")
 
@@ -189,7 +189,10 @@ class GangQueue(Subscriber):
     async def _submit_surplus(self, gang: GangName, waiting: list[Pod]) -> None:
         """Submit the pods of a running gang that it can do without: each starts when it fits."""
         owner = await asyncio.to_thread(self._owners.find, gang, waiting)
-        if owner is not None and not owner.ended:
+        is_resized = (
+            gang.kind == "JobSet" and owner is not None and owner.elastic
+        )  # it will delete pods that are too many
+        if owner is not None and not owner.ended and not is_resized:
             await self._accept_each(waiting, owner._replace(size=None))
 
     def _has_all_pods(self, job: str) -> bool:
@@ -212,6 +215,8 @@ class GangQueue(Subscriber):
                 raise BadInput(f"spec.{fields[0]} is not supported")
             submission = gang_submission(gang, pods, owner, f"{gang.key}/{oldest.metadata.uid}")
             types = accepted_gpu_types(pods, self._nodes)
+            if submission.gpu_range is not None and gang.kind != "Job":
+                await asyncio.to_thread(self._owners.check_resizable, gang)
             complete = partial(_complete, gang, types)
             (job,) = await self._admission.accept(CALLER, [submission], complete)
         except BadInput as error:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from refold.api import JobStatus
 from refold.backends.kubernetes import (
+    CONFLICT,
     SCHEDULER_NAME,
     STRATEGIC_PATCH,
     ApiError,
@@ -116,12 +117,14 @@ class PodNotes:
             pod, said = note.pod, self._said.get(note.pod.metadata.uid)
             is_new = said is None or said.reason != note.reason
             try:
-                self._api.patch(f"{pod_path(pod)}/status", _condition(note.text), STRATEGIC_PATCH)
+                self._api.patch(f"{pod_path(pod)}/status", _change(pod, note.text), STRATEGIC_PATCH)
                 if note.as_event and is_new:
                     self._api.create(f"/api/v1/namespaces/{pod.metadata.namespace}/events", _event(pod, note.text))
             except ApiError as error:
                 if error.is_transient:
                     raise
+                if error.status == CONFLICT:
+                    continue
             self._said[pod.metadata.uid] = Said(note.reason, note.text, self._state.now())
 
 
@@ -134,9 +137,13 @@ def waiting_text(status: JobStatus) -> str:
     return text
 
 
-def _condition(text: str) -> dict[str, Any]:
+def _change(pod: Pod, text: str) -> dict[str, Any]:
+    """Return the condition of a pod that waits. It is not set if the pod has changed: it may have been bound."""
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": text[:1000]}
-    return {"status": {"conditions": [{**condition, "lastProbeTime": None, "lastTransitionTime": _now()}]}}
+    return {
+        "metadata": {"uid": pod.metadata.uid, "resourceVersion": pod.metadata.resource_version},
+        "status": {"conditions": [{**condition, "lastProbeTime": None, "lastTransitionTime": _now()}]},
+    }
 
 
 def _event(pod: Pod, text: str) -> dict[str, Any]:
