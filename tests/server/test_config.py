@@ -103,7 +103,8 @@ def test_watch_rules_become_a_policy_setting() -> None:
         (
             "\ntenant: {}",
             "line 2: unknown field 'tenant'; did you mean 'tenants'?"
-            " (known: cluster, kubernetes, notify, policy, power, prediction, preemption, serve, tenants, watch)",
+            " (known: cluster, kubernetes, notify, policy, power, prediction, preemption, serve, slurm, tenants,"
+            " watch)",
         ),
         (
             "tenants:\n  a:\n    quota: 3",

@@ -8,13 +8,12 @@ import socket
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import msgspec
 import uvicorn
 
 from refold.api import MAX_BUFFERED_EVENTS, AllowedHosts, Api, EventStream, StoredToken, TokenAuthenticator
-from refold.backends import Backend
 from refold.backends.local import LocalBackend
 from refold.client import read_address, write_address
 from refold.core import Header, PastJob, Policy, Scheduler
@@ -24,6 +23,7 @@ from refold.registry import make_policy, queue_order
 from refold.server.backoff import Backoff
 from refold.server.change_costs import ChangeCosts
 from refold.server.clock import Anchor, WallClock
+from refold.server.cluster_engine import BackendOptions, ClusterEngine, ServedBackend
 from refold.server.config import Config
 from refold.server.drain import DrainManager
 from refold.server.environments import ENVIRONMENT_SWEEP_SECONDS, Environments
@@ -47,9 +47,6 @@ from refold.server.store import Store
 from refold.server.tokens import TokenStore, create_owner_token
 from refold.server.warm_up import CachedKernels, Kernels
 from refold.server.writer import Writer
-
-if TYPE_CHECKING:
-    from refold.server.kubernetes import KubernetesEngine
 
 CLOCK_KEY = "clock"
 """Key in the store's `meta` table: when the journal began."""
@@ -80,16 +77,6 @@ class Ready(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
-class ServedBackend(Backend, Protocol):
-    """A back end, and what the API needs of it."""
-
-    def kill(self, job_id: str) -> None:
-        """Kill the run of a job without a grace period, if there is one."""
-
-    def enforcement(self) -> str:
-        """Describe which limits on GPUs and GPU shares are enforced; '' if there is nothing to say."""
-
-
 class Daemon:
     """The daemon: one store, loop, backend and API. Create it inside a running event loop."""
 
@@ -102,13 +89,13 @@ class Daemon:
         *,
         new_token: bool = False,
         kernels: Kernels | None = None,
-        kubernetes: KubernetesEngine | None = None,
+        engine: ClusterEngine | None = None,
     ) -> None:
         """`new_token`: create a new owner token, because the old one was lost or leaked.
 
-        `kubernetes`: the cluster to schedule, instead of this machine.
+        `engine`: that of the cluster to schedule, instead of this machine.
         """
-        self._kubernetes = kubernetes
+        self._engine = engine
         self._new_token = new_token
         self._kernels = kernels or CachedKernels()
         self._config = config
@@ -135,7 +122,7 @@ class Daemon:
         # The state, the input, and where steps are written.
         compiled = self._kernels.load(self._header)
         header = self._header if compiled else _uncompiled(self._header)
-        history = self._kubernetes.history() if self._kubernetes is not None else []
+        history = self._engine.history() if self._engine is not None else []
         recovered = recover(store.reader, header, partial(_make_policy, header), log_rejection, history)
         state = LiveState(recovered, header, _make_clock(store, recovered.now))
         writer = Writer(store)
@@ -149,9 +136,9 @@ class Daemon:
         output = OutputWatch(logs, inbox.report, config.watch.output, partial(_add_note, state, inbox))
         gpus = GpuPoller(state, inbox, self._machine, layout, config.watch, messages)
         drains = DrainManager(state, inbox)
-        kubernetes = self._kubernetes
-        pod_output = kubernetes.make_output(state, logs, config.serve.max_output) if kubernetes is not None else None
-        refresh_log = pod_output.refresh if pod_output is not None else is_up_to_date
+        engine = self._engine
+        copier = engine.make_output(state, logs, config.serve.max_output) if engine is not None else None
+        refresh_log = copier.refresh if copier is not None else is_up_to_date
         retries = Retries(state, inbox, output, refresh_log)
         environments = Environments(state, writer, store)
         conditions = StartConditions(state, inbox, store.reader)
@@ -181,8 +168,8 @@ class Daemon:
             preemption=config.preemption,
         )
         parts = None
-        if kubernetes is not None:
-            parts = kubernetes.make_parts(state, inbox, service.admission, queries.status, self.end)
+        if engine is not None:
+            parts = engine.make_parts(state, inbox, service.admission, queries.status, self.end)
         subscribers = [
             drains,
             Backoff(state),
@@ -209,7 +196,7 @@ class Daemon:
                 run_every(lambda: asyncio.to_thread(retention.sweep), SWEEP_INTERVAL_SECONDS),
                 run_every(environments.sweep, ENVIRONMENT_SWEEP_SECONDS),
                 *(parts.tasks if parts is not None else ()),
-                *([run_every(pod_output.copy_progress, PROGRESS_INTERVAL)] if pod_output is not None else []),
+                *([run_every(copier.copy_progress, PROGRESS_INTERVAL)] if copier is not None else []),
                 *([] if compiled else [self._compile_policy(state, loop, store, forecasts, history)]),
                 _once_started(server, lambda: ready(_make_ready(address, token, state, backend, recovered.note))),
                 inbox=inbox,
@@ -290,19 +277,27 @@ class Daemon:
         return uvicorn.Server(_uvicorn_config(Api(service, tokens, hosts=hosts)))
 
     def _make_backend(self, retries: Retries, store: Store, environments: Environments) -> ServedBackend:
-        if self._kubernetes is not None:
-            return self._kubernetes.make_backend(retries.report, self._config.serve.grace)
-        return LocalBackend(
+        options = BackendOptions(
             retries.report,
             self._folder / LOGS_FOLDER,
             self._config.serve.grace,
-            exported=environments.variables,
-            secrets=store.reader.secrets,
+            environments.variables,
+            store.reader.secrets,
+            self._config.serve.max_output,
+        )
+        if self._engine is not None:
+            return self._engine.make_backend(options)
+        return LocalBackend(
+            options.report,
+            options.logs,
+            options.grace,
+            exported=options.exported,
+            secrets=options.secrets,
             devices=self._layout.devices,
             device_memory_mib=self._layout.device_memory_mib,
             gpus=self._layout.devices is not None,
             private_folders=True,
-            max_output_bytes=self._config.serve.max_output,
+            max_output_bytes=options.max_output_bytes,
         )
 
 

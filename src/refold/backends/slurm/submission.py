@@ -40,11 +40,11 @@ from refold.core import RunFailed, StartRun
 from refold.errors import BadInput
 from refold.model import Allocation, Job, Seconds
 
-GIVEN_BY_SLURM = ("CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_JOB_NAME")
-"""Variables that runs on other back ends get from Refold."""
+GIVEN_BY_SLURM = ("CUDA_VISIBLE_DEVICES", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_")
+"""Beginnings of variables that Slurm sets. The daemon or the submitter may have those of another job of Slurm."""
 
-SLURM_PREFIXES = ("SLURM_", "SLURMD_", "SBATCH_", "SRUN_")
-"""Variables of the job of Slurm that the daemon itself is part of, if it is."""
+GIVEN_BY_REFOLD = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_SUBMIT_DIR")
+"""Those in which the instances of a gang differ, or that are not about a job."""
 
 
 @dataclass(eq=False)
@@ -85,8 +85,7 @@ class Submitter:
         self._nodes = nodes
         self._daemon = daemon
         self._settings = settings
-        kept = {name: value for name, value in inherited.items() if not name.startswith(SLURM_PREFIXES)}
-        self._environment = RunEnvironment(kept, Devices({}, None, (), are_gpus=False), exported, secrets)
+        self._environment = RunEnvironment(inherited, Devices({}, None, (), are_gpus=False), exported, secrets)
 
     def has_step(self, allocation: Allocation) -> bool:
         """Whether a run has several nodes of Slurm."""
@@ -138,7 +137,9 @@ class Submitter:
         folder = files.checkpoint_folder / run.job.launch.folder
         run.files.write_scripts(
             [
-                instance_script(_without_given(variables, len(share.gpus)), self._command(run, instance, folder))
+                instance_script(
+                    _without_given(variables, run.job, len(share.gpus)), self._command(run, instance, folder)
+                )
                 for instance, (variables, share) in enumerate(zip(environments, placement, strict=True))
             ]
         )
@@ -155,9 +156,12 @@ class Submitter:
         return node.address or node.name
 
 
-def _without_given(variables: Mapping[str, str], gpus: int) -> dict[str, str]:
+def _without_given(variables: Mapping[str, str], job: Job, gpus: int) -> dict[str, str]:
     """Return the variables of an instance that Slurm does not set. Which GPUs it gets is decided by Slurm."""
-    kept = {name: value for name, value in variables.items() if name not in GIVEN_BY_SLURM}
+    own = (*GIVEN_BY_REFOLD, *(("SLURM_ARRAY_",) if job.launch.array is not None else ()))
+    kept = {
+        name: value for name, value in variables.items() if name.startswith(own) or not name.startswith(GIVEN_BY_SLURM)
+    }
     return {**kept, "REFOLD_SLOTS": ",".join(map(str, range(gpus)))}
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Coroutine
 
-    from refold.server import Daemon, Ready
+    from refold.server import ClusterEngine, Daemon, Ready
     from refold.server.config import Config
     from refold.server.kubernetes import KubernetesEngine
     from refold.server.monitor import Machine
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 DEFAULT_CONFIG = Path("refold.yaml")
 
 END_SECONDS = 5.0
-"""How long a daemon on Kubernetes may take to end in an orderly way."""
+"""How long a daemon on a cluster may take to end in an orderly way."""
 
 
 class Engine(StrEnum):
@@ -32,6 +32,7 @@ class Engine(StrEnum):
 
     LOCAL = "local"
     KUBERNETES = "kubernetes"
+    SLURM = "slurm"
 
 
 def serve(
@@ -56,7 +57,8 @@ def serve(
         typer.Option("--port", metavar="N", min=0, max=65535, help="Port; 0 chooses a free one (default: 7170)."),
     ] = None,
     on: Annotated[
-        Engine, typer.Option("--on", metavar="ENGINE", help="What to schedule: local (this machine) or kubernetes.")
+        Engine,
+        typer.Option("--on", metavar="ENGINE", help="What to schedule: local (this machine), kubernetes or slurm."),
     ] = Engine.LOCAL,
     kubeconfig: Annotated[
         Path | None,
@@ -95,6 +97,10 @@ def serve(
         _log_to_stderr()
         _fastest_loop(asyncio)(_serve_kubernetes(configuration, folder, kubeconfig, new_token, standby))
         return
+    if on is Engine.SLURM:
+        _log_to_stderr()
+        _fastest_loop(asyncio)(_serve_slurm(configuration, folder, new_token))
+        return
     configuration, machine = _open_machine(configuration)
     _log_to_stderr()
     _run(asyncio, configuration, folder, machine, new_token)
@@ -131,6 +137,26 @@ async def _serve_kubernetes(
     print_line("stopped; pods continue, and `refold serve --on kubernetes` takes control of them again")
 
 
+async def _serve_slurm(config: Config, folder: Path, new_token: bool) -> None:
+    """Serve a Slurm cluster: each run is a job of Slurm."""
+    import asyncio
+
+    from refold.backends.slurm import Programs, SlurmSettings
+    from refold.server import TERMINATION_SIGNALS, load_daemon_id
+    from refold.server.slurm import DAEMON_KEY, SlurmEngine
+
+    ended = asyncio.Event()
+    for number in TERMINATION_SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    given = config.slurm
+    settings = SlurmSettings(given.partition, given.account, given.qos, given.options)
+    daemon_id = await asyncio.to_thread(load_daemon_id, folder, DAEMON_KEY)
+    engine = SlurmEngine(Programs(), daemon_id, settings, config.tenants)
+    print_line(await engine.connect())
+    await _end_in_time(_serve_epochs(config, folder, engine, new_token, ended), ended)
+    print_line("stopped; running jobs continue, and `refold serve --on slurm` takes control of them again")
+
+
 async def _end_in_time(work: Coroutine[Any, Any, None], ended: asyncio.Event) -> None:
     """Run work that ends soon after `ended` is set; if it does not, as while the API server is gone, cancel it."""
     import asyncio
@@ -153,7 +179,7 @@ async def _connect_and_serve(
 
 
 async def _serve_epochs(
-    config: Config, folder: Path, engine: KubernetesEngine, new_token: bool, ended: asyncio.Event
+    config: Config, folder: Path, engine: ClusterEngine, new_token: bool, ended: asyncio.Event
 ) -> None:
     """Serve a cluster; when its nodes have changed, continue with the new ones, at the same address."""
     import asyncio
@@ -172,11 +198,11 @@ async def _serve_epochs(
         _print_ready(ready, folder)
 
     while not ended.is_set():
-        cluster = with_power(engine.nodes.cluster, config.power, config.policy)
+        cluster = with_power(engine.cluster, config.power, config.policy)
         size = f"{plural(len(cluster.nodes), 'node')}, {plural(cluster.gpus, 'GPU')}"
         print_line(f"{size}, policy {config.policy.name}")
         current = replace(config, serve=replace(config.serve, port=port))
-        daemon = Daemon(current, folder, SlotsMachine(0), Layout(cluster, ()), new_token=new_token, kubernetes=engine)
+        daemon = Daemon(current, folder, SlotsMachine(0), Layout(cluster, ()), new_token=new_token, engine=engine)
         ending = asyncio.create_task(_end_with(daemon, ended))
         await daemon.serve(show)
         ending.cancel()

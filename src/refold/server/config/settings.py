@@ -290,6 +290,21 @@ class KubernetesConfig(msgspec.Struct, frozen=True):
     volume_claim: Annotated[str, Meta(max_length=253, description="the name of a PersistentVolumeClaim")] = ""
 
 
+class SlurmConfig(msgspec.Struct, frozen=True):
+    """How `refold serve --on slurm` submits jobs. `partition`: the nodes to schedule; '': those of all partitions.
+
+    `options`: further options of sbatch.
+    """
+
+    partition: Annotated[str, Meta(pattern=r"^[\w.-]{0,64}\Z", description="the name of a partition")] = ""
+    account: Annotated[str, Meta(max_length=64, description="the name of an account")] = ""
+    qos: Annotated[str, Meta(max_length=64, description="the name of a QOS")] = ""
+    options: Annotated[
+        tuple[Annotated[str, Meta(pattern="^--", description="an option such as --constraint=ib")], ...],
+        Meta(description="a list of options of sbatch such as [--constraint=ib]"),
+    ] = ()
+
+
 class Config(msgspec.Struct, frozen=True):
     """The whole file, with defaults."""
 
@@ -302,6 +317,7 @@ class Config(msgspec.Struct, frozen=True):
     notify: NotifyConfig = NotifyConfig()
     serve: ServeConfig = ServeConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
+    slurm: SlurmConfig = SlurmConfig()
 
     @property
     def policy_settings(self) -> dict[str, Any]:

@@ -90,6 +90,13 @@ kubernetes:
 #  namespace: default
 #  image: pytorch/pytorch:2.10.0
 #  volume_claim: checkpoints
+
+# Jobs that `refold serve --on slurm` submits.
+slurm:
+#  partition: gpu        # nodes to schedule; without it, those of all partitions
+#  account: lab
+#  qos: normal
+#  options: [--constraint=ib]   # of sbatch
 """
 
 

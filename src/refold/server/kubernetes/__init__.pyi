@@ -1,3 +1,3 @@
-from .engine import EngineParts as EngineParts, KubernetesEngine as KubernetesEngine, load_daemon_id as load_daemon_id
+from .engine import DAEMON_KEY as DAEMON_KEY, KubernetesEngine as KubernetesEngine
 from .leadership import Leadership as Leadership, LeaseLost as LeaseLost
 from .observation import Observation as Observation, observe as observe, read_only as read_only

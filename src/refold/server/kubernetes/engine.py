@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from refold.api import Caller, JobStatus
-from refold.backends import Report
 from refold.backends.kubernetes import (
     Access,
     ApiError,
@@ -31,14 +27,13 @@ from refold.backends.kubernetes import (
 )
 from refold.core import PastJob
 from refold.errors import BadInput, BadValue
-from refold.model import Seconds, Tenant
-from refold.server import Admission, Inbox, LiveState, Subscriber
+from refold.model import Cluster, Seconds, Tenant
+from refold.server import Admission, BackendOptions, EngineParts, Inbox, LiveState, StatusOf
 from refold.server.kubernetes.gang_queue import CALLER, GangQueue
 from refold.server.kubernetes.node_reports import NodeReports
 from refold.server.kubernetes.observation import past_gangs
 from refold.server.kubernetes.pod_notes import PodNotes
 from refold.server.kubernetes.pod_output import PodOutput
-from refold.server.store import Store
 
 REBUILD_DELAY: Seconds = 2.0
 """How long to wait for further changes of the nodes before the daemon continues with another cluster."""
@@ -48,23 +43,6 @@ log = logging.getLogger("refold")
 
 DAEMON_KEY = "kubernetes-daemon"
 """Key in the store's `meta` table: what tells the runs of this daemon from those of others."""
-
-
-def load_daemon_id(folder: Path) -> str:
-    """Return the id of the daemon with this state folder, which is created with the folder."""
-    with Store(folder) as store:
-        found: str | None = store.reader.read_meta(DAEMON_KEY, str)
-        if found is None:
-            found = os.urandom(8).hex()
-            store.write_meta(DAEMON_KEY, found)
-        return found
-
-
-class EngineParts(NamedTuple):
-    """What takes part in the steps of the loop, and what runs beside it."""
-
-    subscribers: Sequence[Subscriber]
-    tasks: Sequence[Coroutine[Any, Any, None]]
 
 
 class KubernetesEngine:
@@ -125,9 +103,14 @@ class KubernetesEngine:
         waiting = (pod.spec for pod in self._mirror.pods.values() if is_ours(pod) and not pod.has_ended)
         return selected_labels(waiting)
 
-    def make_backend(self, report: Report, grace: Seconds) -> KubernetesBackend:
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster that is scheduled."""
+        return self.nodes.cluster
+
+    def make_backend(self, options: BackendOptions) -> KubernetesBackend:
         """Return a back end for the cluster as it is."""
-        return KubernetesBackend(report, self._api, self._mirror, self.nodes, self._own, grace)
+        return KubernetesBackend(options.report, self._api, self._mirror, self.nodes, self._own, options.grace)
 
     def history(self) -> list[PastJob]:
         """Return the gangs of this cluster that have succeeded without this daemon."""
@@ -139,12 +122,7 @@ class KubernetesEngine:
         return PodOutput(self._api, self._mirror, state, logs, max_bytes)
 
     def make_parts(
-        self,
-        state: LiveState,
-        inbox: Inbox,
-        admission: Admission,
-        status_of: Callable[[Caller, str], JobStatus],
-        end: Callable[[], None],
+        self, state: LiveState, inbox: Inbox, admission: Admission, status_of: StatusOf, end: Callable[[], None]
     ) -> EngineParts:
         """Return the parts that connect the queue with the cluster. `end`: ends the daemon, if the nodes change."""
         notes = PodNotes(state, self._api, self._mirror, lambda job: status_of(CALLER, job))

@@ -9,7 +9,8 @@ from pathlib import Path
 from refold.backends.kubernetes import Access, ApiError, ApiServer, Lease, this_process
 from refold.errors import BadInput, RefoldError
 from refold.model import Seconds
-from refold.server.kubernetes.engine import load_daemon_id
+from refold.server import load_daemon_id
+from refold.server.kubernetes.engine import DAEMON_KEY
 from refold.server.store import FolderInUse, Store
 
 LEASE_NAME = "refold"
@@ -81,7 +82,7 @@ class Leadership:
         told = False
         while not self._ended.is_set():
             try:
-                return await asyncio.to_thread(load_daemon_id, self._folder)
+                return await asyncio.to_thread(load_daemon_id, self._folder, DAEMON_KEY)
             except FolderInUse as error:
                 if not told:
                     say(f"{error}; waiting until it is free")

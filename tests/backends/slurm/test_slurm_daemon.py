@@ -1,0 +1,133 @@
+"""The daemon on a real Slurm: jobs, output, reshaping, restarts, nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from slurm_backend import job_ids
+from slurm_daemon import SlurmDaemon
+from slurm_servers import SlurmServers
+
+from refold.backends.slurm.programs import Programs
+from refold.backends.slurm.requests import SlurmSettings
+from refold.errors import BadInput
+from refold.server.slurm import SlurmEngine
+
+HELPERS = Path(__file__).parents[2] / "helpers"
+CHECKPOINTING = """
+cd {folder}
+echo "start $CUDA_VISIBLE_DEVICES $REFOLD_PLAN" >>log
+trap 'echo saved >>log; exit 0' TERM
+while [ ! -e go ]; do sleep 0.05; done
+"""
+
+
+@pytest.fixture(scope="module")
+def served(slurm: SlurmServers, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmDaemon]:
+    folder = tmp_path_factory.mktemp("daemon")
+    found = SlurmDaemon(slurm, folder / "state", "--policy", str(HELPERS / "shrinking_policy.py"))
+    try:
+        found.start()
+        yield found
+    finally:
+        found.kill(signal.SIGTERM)
+
+
+@pytest.fixture
+def daemon(served: SlurmDaemon) -> Iterator[SlurmDaemon]:
+    yield served
+    with served.client() as client:
+        for job in client.jobs().jobs:
+            client.cancel(job.id, now=True)
+    served.wait_until(lambda: not {"running", "waiting"} & {*served.states().values()}, "all jobs have ended")
+
+
+def test_a_submitted_job_runs_in_slurm_and_its_output_is_shown(daemon: SlurmDaemon) -> None:
+    with daemon.client() as client:
+        job = client.submit(command=["sh", "-c", "echo on $SLURMD_NODENAME as $REFOLD_JOB; echo $MINE"],
+                            name="hello", gpus=2, environment={"MINE": "yes"})  # fmt: skip
+        assert client.wait(job.id, timeout=60).state == "finished"
+        text = "".join(client.logs(job.id))
+        (node,) = [node.name for node in client.nodes() if f"on {node.name} as" in text]
+    assert text == f"on {node} as {job.id}\nyes\n"
+
+
+def test_a_failed_job_says_why(daemon: SlurmDaemon) -> None:
+    with daemon.client() as client:
+        job = client.submit(command=["sh", "-c", "exit 3"], name="bad")
+        found = client.wait(job.id, timeout=60)
+    assert (found.state, found.exit_code) == ("failed", 3)
+
+
+def test_a_job_is_reshaped_by_signal_checkpoint_and_a_new_job_of_slurm(
+    daemon: SlurmDaemon, slurm: SlurmServers, tmp_path: Path
+) -> None:
+    with daemon.client() as client:
+        elastic = client.submit(
+            command=["sh", "-c", CHECKPOINTING.format(folder=tmp_path)],
+            name="elastic", gpus=8, gpu_range=(2, 8), reshapable=True, preemptible=True,
+        )  # fmt: skip
+        daemon.wait_until((tmp_path / "log").exists, "the job runs")
+        first = job_ids(slurm, elastic.id)
+        wide = client.submit(command=["true"], name="wide", instances=4, gpus=6)
+        assert client.wait(wide.id, timeout=60).state == "finished"
+        assert job_ids(slurm, elastic.id) != first
+        (tmp_path / "go").touch()
+        assert client.wait(elastic.id, timeout=60).state == "finished"
+    lines = (tmp_path / "log").read_text().splitlines()
+    first_gpus, _, second_gpus = (line.partition(" {")[0].count(",") for line in lines)
+    assert (first_gpus, lines[1], second_gpus) == (7, "saved", 1)
+    assert ('"data":8' in lines[0], '"data":2' in lines[2]) == (True, True)
+
+
+def test_runs_outlive_a_daemon_that_is_killed(daemon: SlurmDaemon, tmp_path: Path) -> None:
+    shell = "echo >>{0}.starts; while [ ! -e {1} ]; do sleep 0.05; done"
+    with daemon.client() as client:
+        short = client.submit(command=["sh", "-c", shell.format(tmp_path / "short", tmp_path / "now")], name="short")
+        long = client.submit(command=["sh", "-c", shell.format(tmp_path / "long", tmp_path / "go")], name="long")
+    starts = [tmp_path / "short.starts", tmp_path / "long.starts"]
+    daemon.wait_until(lambda: all(path.exists() for path in starts), "both jobs run")
+    daemon.kill()
+    (tmp_path / "now").touch()
+    daemon.start()
+    daemon.wait_for_state(short.id, "finished")
+    assert daemon.states()[long.id] == "running"
+    (tmp_path / "go").touch()
+    daemon.wait_for_state(long.id, "finished")
+    assert [path.read_text() for path in starts] == ["\n", "\n"]
+
+
+def test_nodes_that_slurm_drains_and_jobs_of_others_are_respected(daemon: SlurmDaemon, slurm: SlurmServers) -> None:
+    slurm.run(
+        "sbatch", "--output=/dev/null", "-wn0", "--gres=gpu:3", "--job-name=others", "--mem=100", "--wrap", "sleep 1000"
+    )
+    slurm.run("scontrol", "update", "NodeName=n1", "State=DRAIN", "Reason=fan")
+    with daemon.client() as client:
+
+        def nodes() -> dict[str, tuple[int, str]]:
+            return {node.name: (round(node.free_gpus), node.reason) for node in client.nodes()}
+
+        expected = {"n0": (5, ""), "n1": (0, "slurm: DRAIN: fan"), "n2": (8, ""), "n3": (8, "")}
+        daemon.wait_until(lambda: nodes() == expected, "the use of nodes is known")
+        slurm.run("scancel", "--name=others")
+        slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME")
+        daemon.wait_until(lambda: {*nodes().values()} == {(8, "")}, "all nodes are free again")
+
+
+def test_a_cancelled_job_is_cancelled_in_slurm(daemon: SlurmDaemon, slurm: SlurmServers) -> None:
+    with daemon.client() as client:
+        job = client.submit(command=["sleep", "1000"], name="sleep")
+        daemon.wait_for_state(job.id, "running")
+        client.cancel(job.id)
+        assert client.wait(job.id, timeout=60).state == "cancelled"
+    assert job_ids(slurm, job.id) == []
+
+
+def test_without_slurm_the_daemon_says_so(tmp_path: Path) -> None:
+    engine = SlurmEngine(Programs({"PATH": str(tmp_path)}), "id", SlurmSettings())
+    with pytest.raises(BadInput, match="sinfo was not found"):
+        asyncio.run(engine.connect())
