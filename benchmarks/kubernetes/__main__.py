@@ -1,7 +1,8 @@
 """Measure Refold on Kubernetes beside kube-scheduler: `python -m benchmarks.kubernetes`.
 
 Needs the servers of `make engines-kubernetes`. The order of the schedulers alternates from round to round. `--faults`
-counts instead what goes wrong while daemons, bindings, watches or the API server fail.
+counts instead what goes wrong while daemons, bindings, watches or the API server fail; `--steady` lets pods arrive at a
+steady rate; `--replay` plays a part of the Philly trace.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from benchmarks.kubernetes import steady
+from benchmarks.kubernetes import replay, steady
 from benchmarks.kubernetes.faults import CLEAN_UP_SECONDS, FAULTS, PODS, Outcome, measure as measure_fault
 from benchmarks.kubernetes.placing import SCHEDULERS, Placed, Size, measure
 
@@ -43,6 +44,10 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of --steady (default: 60)")
     parser.add_argument("--seed", type=int, default=0, help="random seed of the failures (default: 0)")
+    parser.add_argument("--replay", action="store_true", help="play a part of the Philly trace, and simulate it")
+    parser.add_argument(
+        "--speed-up", type=float, action="append", help="speed of --replay; can be repeated (default: 180 and 360)"
+    )
     options = parser.parse_args()
     assets = find_servers()
     if options.faults is not None:
@@ -54,6 +59,11 @@ def main() -> None:
         return
     if options.steady is not None:
         print("\n".join(steady.table(steady.measure(assets, options.nodes, options.steady, options.seconds))))
+        return
+    if options.replay:
+        speeds = options.speed_up or [180.0, 360.0]
+        played = {speed: replay.played(assets, replay.PHILLY_PART, speed) for speed in speeds}
+        print("\n".join(replay.table(replay.PHILLY_PART, replay.simulated(replay.PHILLY_PART), played)))
         return
     size = Size(options.nodes, options.gangs)
     names = options.only or list(SCHEDULERS)

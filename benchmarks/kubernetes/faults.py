@@ -190,6 +190,9 @@ class Cluster:
         deadline = time.monotonic() + SETTLE_SECONDS
         while (left := self.unfinished()) and time.monotonic() < deadline:
             time.sleep(0.5)
+        for job in sorted(left):
+            events = "; ".join(self._daemons[0].events(job))
+            print(f"unfinished: {job}: {events}\n{self._daemons[0].log()[-3000:]}", file=sys.stderr)
         for pod in self.servers.api.get("/api/v1/pods", ObjectList[Pod]).items if left else ():
             if pod.metadata.labels.get(JOB_LABEL) in left:
                 print(f"forgotten: {pod.key} on {pod.spec.node_name!r}, {pod.status.phase}", file=sys.stderr)

@@ -136,8 +136,8 @@ def create_gangs(servers: KubernetesServers, scheduler: str, size: Size) -> None
     in_threads(lambda number: create_gang(servers, scheduler, f"g{number}", size.pods), range(size.gangs))
 
 
-def create_gang(servers: KubernetesServers, scheduler: str, name: str, pods: int) -> None:
-    """Create the pods of a gang, each with one GPU."""
+def create_gang(servers: KubernetesServers, scheduler: str, name: str, pods: int, gpus: int = 1) -> None:
+    """Create the pods of a gang, each with this number of GPUs."""
     labels = {"gang": name, "refold.dev/gang": name, "refold.dev/gang-size": str(pods)}
     fields: dict[str, Any] = {
         "labels": labels,
@@ -148,7 +148,7 @@ def create_gang(servers: KubernetesServers, scheduler: str, name: str, pods: int
         servers.api.create(GROUPS, {**group, "spec": {"schedulingPolicy": {"gang": {"minCount": pods}}}})
         fields["schedulingGroup"] = {"podGroupName": name}
     for index in range(pods):
-        body = pod_json(f"{name}-{index}", 1, **fields)
+        body = pod_json(f"{name}-{index}", gpus, **fields)
         del body["metadata"]["uid"], body["status"]
         servers.api.create(PODS, body)
 

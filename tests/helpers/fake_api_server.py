@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
+from http_answers import send_answer, write_kubeconfig
 from kubernetes_objects import Json
 
 from refold.backends.kubernetes.access import Access
@@ -106,15 +107,7 @@ class FakeApiServer:
 
     def write_kubeconfig(self, folder: Path, user: str = "test") -> Path:
         """Write a kubeconfig file for this server."""
-        path = folder / f"{user}.kubeconfig"
-        config = {
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "s", "user": user}}],
-            "clusters": [{"name": "s", "cluster": {"server": self.address}}],
-            "users": [{"name": user, "user": {"token": user}}],
-        }
-        path.write_text(json.dumps(config))
-        return path
+        return write_kubeconfig(folder / f"{user}.kubeconfig", self.address, user, user)
 
     def forget_changes(self) -> None:
         """End all watches, which cannot be continued: they expire (410)."""
@@ -151,14 +144,15 @@ class FakeApiServer:
                 answer = self._perform(method, parts.path, body, query)
             if refusal is not None:
                 raise Rejected(refusal.status, "Injected", refusal.message)
-            _send(request, 200, answer)
+            send_answer(request, 200, json.dumps(answer).encode())
         except Rejected as error:
             if not error.status:
                 request.close_connection = True
                 request.connection.close()
                 return
             status = {"kind": "Status", "code": error.status, "reason": error.reason, "message": str(error)}
-            _send(request, error.status, status, refusal.retry_after if refusal else "")
+            text = json.dumps(status).encode()
+            send_answer(request, error.status, text, refusal.retry_after if refusal else "")
 
     def _perform(self, method: str, path: str, body: Json, query: dict[str, str]) -> Json:
         if method == "GET" or "dryRun" in query:
@@ -383,13 +377,3 @@ def _merged(before: Any, change: Any) -> Any:
         else:
             after[key] = _merged(after.get(key), value)
     return after
-
-
-def _send(request: BaseHTTPRequestHandler, status: int, body: Json, retry_after: str = "") -> None:
-    text = json.dumps(body).encode()
-    request.send_response(status)
-    request.send_header("Content-Length", str(len(text)))
-    if retry_after:
-        request.send_header("Retry-After", retry_after)
-    request.end_headers()
-    request.wfile.write(text)

@@ -13,6 +13,8 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from http_answers import send_answer, write_kubeconfig
+
 FAILURES = ("temporary", "final", "answer lost")
 """How a binding fails: with status 500, with status 422, or it takes effect and its answer is lost."""
 
@@ -85,14 +87,7 @@ class FaultyProxy:
 
     def write_kubeconfig(self, path: Path, user: str, token: str) -> Path:
         """Write a kubeconfig file that leads here."""
-        config = {
-            "current-context": "c",
-            "contexts": [{"name": "c", "context": {"cluster": "s", "user": user}}],
-            "clusters": [{"name": "s", "cluster": {"server": f"http://127.0.0.1:{self._http.server_port}"}}],
-            "users": [{"name": user, "user": {"token": token}}],
-        }
-        path.write_text(json.dumps(config))
-        return path
+        return write_kubeconfig(path, f"http://127.0.0.1:{self._http.server_port}", user, token)
 
     def _forward(self, request: BaseHTTPRequestHandler) -> None:
         body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
@@ -103,7 +98,7 @@ class FaultyProxy:
         failure = self._failure() if is_binding else ""
         if failure in ("temporary", "final"):
             status = 500 if failure == "temporary" else 422
-            _send(request, status, json.dumps({"kind": "Status", "code": status, "message": failure}).encode())
+            send_answer(request, status, json.dumps({"kind": "Status", "code": status, "message": failure}).encode())
             return
         answer = self._ask(request, body)
         if "watch=true" in request.path:
@@ -112,7 +107,7 @@ class FaultyProxy:
         text = answer.read()
         if failure:
             raise ConnectionError("the answer is lost")
-        _send(request, answer.status, text, answer.headers.get("Retry-After", ""))
+        send_answer(request, answer.status, text, answer.headers.get("Retry-After", ""))
 
     def _failure(self) -> str:
         if self._random.random() >= self.failing:
@@ -155,12 +150,3 @@ def _check_sender(connection: socket.socket) -> None:
     with suppress(BlockingIOError):
         if not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
             raise ConnectionError("the sender is gone")
-
-
-def _send(request: BaseHTTPRequestHandler, status: int, text: bytes, retry_after: str = "") -> None:
-    request.send_response(status)
-    request.send_header("Content-Length", str(len(text)))
-    if retry_after:
-        request.send_header("Retry-After", retry_after)
-    request.end_headers()
-    request.wfile.write(text)

@@ -70,6 +70,15 @@ class KubernetesDaemon:
         self._began = 0
         self._process: subprocess.Popen[bytes] | None = None
 
+    @contextmanager
+    def serving(self) -> Iterator[KubernetesDaemon]:
+        """Run it inside the context."""
+        try:
+            self.start()
+            yield self
+        finally:
+            self.kill(signal.SIGTERM)
+
     def start(self) -> None:
         """Start it; return when it answers."""
         self.launch()
@@ -171,12 +180,9 @@ def daemon_of(server: FakeApiServer, folder: Path, config: str) -> Iterator[Kube
     """Run a daemon on an API server in memory. `config`: the text of its refold.yaml."""
     (folder / "refold.yaml").write_text(config)
     options = ("--config", str(folder / "refold.yaml"))
-    daemon = KubernetesDaemon(server, folder / "state", *options, kubeconfig=server.write_kubeconfig(folder))
-    try:
-        daemon.start()
+    kubeconfig = server.write_kubeconfig(folder)
+    with KubernetesDaemon(server, folder / "state", *options, kubeconfig=kubeconfig).serving() as daemon:
         yield daemon
-    finally:
-        daemon.kill(signal.SIGTERM)
 
 
 def apply_rights(api: ApiServer) -> None:

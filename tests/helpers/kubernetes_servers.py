@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
 import subprocess
@@ -10,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from http_answers import write_kubeconfig
 
 from refold.backends.kubernetes.access import read_kubeconfig
 from refold.backends.kubernetes.api_server import ApiError, ApiServer
@@ -71,21 +72,8 @@ class KubernetesServers:
 
     def write_kubeconfig(self, user: str, token: str) -> Path:
         """Write a kubeconfig file for a user."""
-        path = self.folder / f"{user}.kubeconfig"
-        cluster = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
-        path.write_text(
-            json.dumps(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "current-context": "test",
-                    "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
-                    "clusters": [{"name": "test", "cluster": cluster}],
-                    "users": [{"name": user, "user": {"token": token}}],
-                }
-            )
-        )
-        return path
+        path, server = self.folder / f"{user}.kubeconfig", f"https://127.0.0.1:{self.port}"
+        return write_kubeconfig(path, server, user, token, insecure_skip_tls_verify=True)
 
     def start_api_server(self) -> None:
         """Start the API server, possibly again; return when it is ready."""

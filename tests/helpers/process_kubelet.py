@@ -92,7 +92,7 @@ class ProcessKubelet:
                 self._api.delete(f"/api/v1/nodes/{name}")
 
     def lose(self, *names: str) -> None:
-        """Send no more heartbeats for these nodes."""
+        """Send no more heartbeats for these nodes, and report nothing about their pods any more."""
         self._beating -= set(names)
 
     def _beat(self) -> None:
@@ -226,6 +226,8 @@ class ProcessKubelet:
     def _set_status(
         self, pod: RunnablePod, phase: str, exit_code: int | None = None, reason: str = "", message: str = ""
     ) -> None:
+        if pod.spec["nodeName"] not in self._beating:
+            return
         state: Json = {"running": {"startedAt": _now(whole=True)}}
         if exit_code is not None:
             state = {"terminated": {"exitCode": exit_code, "reason": reason, "message": message}}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,7 +19,8 @@ from process_kubelet import ProcessKubelet, kubelet_nodes
 
 from refold.backends.kubernetes.access import read_kubeconfig
 from refold.backends.kubernetes.api_server import ApiError, ApiServer
-from refold.backends.kubernetes.objects import BatchJob
+from refold.backends.kubernetes.nodes import down_reason
+from refold.backends.kubernetes.objects import BatchJob, Node
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,8 @@ def served(
     folder = tmp_path_factory.mktemp("daemon")
     (folder / "refold.yaml").write_text("kubernetes: {image: none}\n")
     options = ("--policy", "fifo", "--config", str(folder / "refold.yaml"))
-    found = KubernetesDaemon(servers, folder / "state", *options)
-    try:
-        found.start()
+    with KubernetesDaemon(servers, folder / "state", *options).serving() as found:
         yield found
-    finally:
-        found.kill(signal.SIGTERM)
 
 
 @pytest.fixture
@@ -306,6 +302,27 @@ def test_nodes_that_are_added_and_labels_that_pods_select_by_are_used(
     try:
         daemon.wait_for_state("picky", "finished")
         assert daemon.nodes_of("picky") == ["n2"]
+    finally:
+        kubelet.stop()
+
+
+def test_a_gang_moves_when_one_of_its_nodes_is_lost(daemon: KubernetesDaemon, servers: KubernetesServers) -> None:
+    nodes = [node_json(f"lost{number}", 4, labels={"pool": "lost"}) for number in range(3)]
+    kubelet = ProcessKubelet(servers.api, nodes, instant=True)
+    kubelet.start()
+    try:
+        daemon.create_job("strays", pods=2, gpus=4, seconds=15, pod={"nodeSelector": {"pool": "lost"}})
+        daemon.wait_for_state("strays", "running")
+        lost = wait_for(lambda: daemon.nodes_of("strays")[0], "all pods are bound")
+        kubelet.lose(lost)
+        wait_for(lambda: down_reason(daemon.api.get(f"/api/v1/nodes/{lost}", Node)), "the node is NotReady")
+        (pod,) = [pod for pod in daemon.pods("strays") if pod.spec.node_name == lost]
+        daemon.api.delete(f"{PODS}/{pod.metadata.name}")  # as Kubernetes does some time later
+        daemon.wait_for_state("strays", "finished")
+        assert {pod.spec.node_name for pod in daemon.pods("strays") if pod.has_ended} == {
+            node["metadata"]["name"] for node in nodes
+        } - {lost}
+        assert any("was deleted" in event for event in daemon.events("strays"))
     finally:
         kubelet.stop()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -44,14 +43,10 @@ def daemon(
     folder = tmp_path_factory.mktemp("trains")
     (folder / "refold.yaml").write_text("kubernetes: {image: none, volume_claim: claim}\n")
     options = ("--policy", str(HELPERS / "shrinking_policy.py"), "--config", str(folder / "refold.yaml"))
-    found = KubernetesDaemon(servers, folder / "state", *options, host="trains")
-    try:
-        found.start()
+    with KubernetesDaemon(servers, folder / "state", *options, host="trains").serving() as found:
         with found.client() as client:
             wait_for(lambda: not client.info().policy_note, "the policy is loaded")
         yield found
-    finally:
-        found.kill(signal.SIGTERM)
 
 
 def refold(daemon: KubernetesDaemon, *arguments: str) -> str:

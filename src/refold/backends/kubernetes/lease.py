@@ -110,12 +110,8 @@ class Lease:
 
         `is_dead`: whether an earlier process with the same state folder on this machine has certainly ended.
         """
-        began = _now()
-        try:
-            found = self._api.get(f"{self._folder}/{self._name}", LeaseObject)
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
+        began, found = _now(), self._read()
+        if found is None:
             return self._write(None, began)
         holder = found.spec.holder_identity
         if holder in ("", str(self._holder)) or self._has_expired(found.spec):
@@ -136,8 +132,8 @@ class Lease:
             self._thread.join()
         if self.is_held:
             try:
-                current = self._api.get(f"{self._folder}/{self._name}", LeaseObject)
-                if current.spec.holder_identity == str(self._holder):
+                current = self._read()
+                if current is not None and current.spec.holder_identity == str(self._holder):
                     self._put(current, LeaseSpec("", 1, lease_transitions=current.spec.lease_transitions))
             except ApiError as error:
                 log.warning("the Lease %s cannot be released: %s", self.text, error)
@@ -160,18 +156,20 @@ class Lease:
 
     def _renew_once(self) -> str | None:
         """Renew the Lease; return who else has or had it meanwhile. A conflict is no loss: the next attempt tells."""
-        began = _now()
-        try:
-            found = self._api.get(f"{self._folder}/{self._name}", LeaseObject)
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
-            self._write(None, began)
-            return None
-        if found.spec.holder_identity != str(self._holder):
+        began, found = _now(), self._read()
+        if found is not None and found.spec.holder_identity != str(self._holder):
             return found.spec.holder_identity
         self._write(found, began)
         return None
+
+    def _read(self) -> LeaseObject | None:
+        """Return the Lease as it is; None if it does not exist."""
+        try:
+            return self._api.get(f"{self._folder}/{self._name}", LeaseObject)
+        except ApiError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
 
     def _has_expired(self, spec: LeaseSpec) -> bool:
         """Whether the Lease was not renewed for its duration, since it was first seen as it is."""
