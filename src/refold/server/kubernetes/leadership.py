@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,9 @@ LEASE_NAME = "refold"
 ATTEMPT_PAUSE: Seconds = 1.0
 RETRY_FOR: Seconds = 3.0
 """How long a request for the Lease is repeated: less than it lasts."""
+
+
+log = logging.getLogger("refold")
 
 
 class LeaseLost(RefoldError):
@@ -43,7 +47,7 @@ class Leadership:
         """
         told = ""
         while not self._ended.is_set():
-            if await self._try_lease():
+            if await self._try_lease(is_waiting=standby and bool(told)):
                 self._lease.hold(self._lose)
                 return await self._lock_folder(say)
             other = self._lease.other_holder()
@@ -71,10 +75,14 @@ class Leadership:
         if self._lost:
             raise LeaseLost(f"{self._lost} schedules the cluster now (Lease {self._lease.text})")
 
-    async def _try_lease(self) -> bool:
+    async def _try_lease(self, is_waiting: bool) -> bool:
+        """Return whether the Lease is held now. A restart of the API server does not end a daemon that waits for it."""
         try:
             return await asyncio.to_thread(self._lease.try_acquire, self._is_folder_unused)
         except ApiError as error:
+            if is_waiting and error.is_transient:
+                log.warning("the Lease %s cannot be read: %s; trying again", self._lease.text, error)
+                return False
             raise BadInput(f"the Lease {self._lease.text} cannot be acquired: {error}") from None
 
     async def _lock_folder(self, say: Callable[[str], None]) -> str:
