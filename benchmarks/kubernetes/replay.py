@@ -19,8 +19,8 @@ from typing import NamedTuple
 from benchmarks.kubernetes.placing import CREATING_THREADS, create_gang, create_node, in_threads, make_servers, refold
 from benchmarks.workloads import PHILLY, missing, trace_slice
 from refold.backends.kubernetes.api_server import ApiError, ApiServer
-from refold.backends.kubernetes.gang_run import pod_path
 from refold.backends.kubernetes.objects import Pod
+from refold.backends.kubernetes.pod_states import pod_path
 from refold.backends.kubernetes.reflector import Reflector
 from refold.journal import HistoryJournal
 from refold.model import HOUR, Demand, Job, Seconds

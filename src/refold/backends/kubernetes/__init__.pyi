@@ -14,7 +14,6 @@ from .api_server import (
 from .backend import KubernetesBackend as KubernetesBackend, OwnJobs as OwnJobs, is_submitted as is_submitted
 from .calls import CONFLICT as CONFLICT
 from .constraints import selected_labels as selected_labels, unsupported_fields as unsupported_fields
-from .gang_run import bindable as bindable, pod_path as pod_path
 from .gangs import (
     SCHEDULER_NAME as SCHEDULER_NAME,
     GangName as GangName,
@@ -39,6 +38,7 @@ from .own_jobs import INSTANCE_ANNOTATION as INSTANCE_ANNOTATION
 from .owner_specs import QUEUE_LABEL as QUEUE_LABEL, Owner as Owner, read_owner as read_owner
 from .owners import Owners as Owners
 from .pod_logs import LogPart as LogPart, read_pod_log as read_pod_log
+from .pod_states import bindable as bindable, pod_path as pod_path
 from .resources import (
     FRACTION_ANNOTATION as FRACTION_ANNOTATION,
     GPU_RESOURCE as GPU_RESOURCE,

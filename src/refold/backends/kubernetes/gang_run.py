@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any, NamedTuple
-
-from msgspec.structs import replace
 
 from refold.backends.kubernetes.api_server import ApiError, ObjectList
 from refold.backends.kubernetes.budgets import PATH as BUDGETS, Budget, blocking_budget
 from refold.backends.kubernetes.calls import CONFLICT, NOT_FOUND, RETRY_PAUSE, Calls
-from refold.backends.kubernetes.gangs import GangName, controller_of, pod_order
+from refold.backends.kubernetes.gangs import GangName, controller_of
 from refold.backends.kubernetes.mirror import Mirror, RunKey
 from refold.backends.kubernetes.nodes import down_reason
 from refold.backends.kubernetes.objects import Pod
@@ -21,9 +19,13 @@ from refold.backends.kubernetes.own_jobs import INSTANCE_ANNOTATION, binding_ann
 from refold.backends.kubernetes.owners import SUSPENDABLE, GangState
 from refold.backends.kubernetes.pod_states import (
     PodFailure,
+    as_gone,
+    bindable,
+    eviction,
     first_failure,
     have_started,
     have_succeeded,
+    pod_path,
 )
 from refold.backends.kubernetes.room import NodeRoom
 from refold.core import RunFailed, RunFinished, RunStarted, RunStopped, StartRun
@@ -125,7 +127,7 @@ class GangRun:
             before = self._seen.get(key)
             if before is None or before.is_deleted or not before.has_ended:  # a pod that has ended may be deleted later
                 self._seen[key] = pod
-        return [pod if key in present else _gone(pod) for key, pod in self._seen.items()]
+        return [pod if key in present else as_gone(pod) for key, pod in self._seen.items()]
 
     async def supervise(self, report_start: Callable[[RunStarted], None]) -> RunEnd:
         """Bind the pods, follow them, and return how the run ended once all of them have ended."""
@@ -400,7 +402,7 @@ class GangRun:
         if self._grace <= 0 or not self._stopping:
             return await self._delete(pod, self._grace)
         try:
-            await self._calls.run(self._calls.api.create, f"{pod_path(pod)}/eviction", _eviction(pod), retry=False)
+            await self._calls.run(self._calls.api.create, f"{pod_path(pod)}/eviction", eviction(pod), retry=False)
         except ApiError as error:
             if error.status not in (NOT_FOUND, CONFLICT) and not error.is_transient:
                 raise
@@ -418,34 +420,3 @@ class GangRun:
             if error.status not in (NOT_FOUND, CONFLICT):
                 raise
         return True
-
-
-def bindable(pods: Mapping[str, Pod]) -> list[Pod]:
-    """Return the pods of a gang that wait for a node, in the order of their indices."""
-    waiting = [
-        pod
-        for pod in pods.values()
-        if not (pod.is_bound or pod.is_deleted or pod.has_ended or pod.spec.scheduling_gates)
-    ]
-    return sorted(waiting, key=pod_order)
-
-
-def pod_path(pod: Pod) -> str:
-    """Return the path of a pod."""
-    return f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
-
-
-def _eviction(pod: Pod) -> dict[str, Any]:
-    return {
-        "apiVersion": "policy/v1",
-        "kind": "Eviction",
-        "metadata": {"name": pod.metadata.name, "namespace": pod.metadata.namespace},
-        "deleteOptions": {"preconditions": {"uid": pod.metadata.uid}},
-    }
-
-
-def _gone(pod: Pod) -> Pod:
-    """Return a pod that is gone as it was last, marked as deleted unless its end was seen."""
-    if pod.has_ended or pod.is_deleted:
-        return pod
-    return replace(pod, metadata=replace(pod.metadata, deletion_timestamp="unknown"))

@@ -12,8 +12,8 @@ from io import BytesIO
 from typing import NamedTuple
 
 from refold.backends.kubernetes.api_server import ApiServer
-from refold.backends.kubernetes.gang_run import pod_path
 from refold.backends.kubernetes.objects import Pod
+from refold.backends.kubernetes.pod_states import pod_path
 
 DEFAULT_CONTAINER_ANNOTATION = "kubectl.kubernetes.io/default-container"
 MAX_PART_BYTES = 16 * 2**20

@@ -1,10 +1,13 @@
-"""How a run is doing, from the pods that were bound for it."""
+"""How a run is doing, from the pods that were bound for it; which pods wait; and requests about pods."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import NamedTuple
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
+from refold.backends.kubernetes.gangs import pod_order
 from refold.backends.kubernetes.objects import Pod
 
 _LOST_REASONS = ("Evicted", "NodeLost", "NodeAffinity", "NodeShutdown", "Preempting", "Shutdown", "Terminated")
@@ -61,3 +64,35 @@ def have_succeeded(pods: Collection[Pod], count: int) -> bool:
 def have_started(pods: Collection[Pod], count: int) -> bool:
     """Whether this number of pods runs, or has run."""
     return sum(pod.status.phase in ("Running", "Succeeded", "Failed") for pod in pods) >= count
+
+
+def bindable(pods: Mapping[str, Pod]) -> list[Pod]:
+    """Return the pods of a gang that wait for a node, in the order of their indices."""
+    waiting = [
+        pod
+        for pod in pods.values()
+        if not (pod.is_bound or pod.is_deleted or pod.has_ended or pod.spec.scheduling_gates)
+    ]
+    return sorted(waiting, key=pod_order)
+
+
+def pod_path(pod: Pod) -> str:
+    """Return the path of a pod."""
+    return f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
+
+
+def eviction(pod: Pod) -> dict[str, Any]:
+    """Return the request that evicts a pod."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod.metadata.name, "namespace": pod.metadata.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.metadata.uid}},
+    }
+
+
+def as_gone(pod: Pod) -> Pod:
+    """Return a pod that is gone as it was last, marked as deleted unless its end was seen."""
+    if pod.has_ended or pod.is_deleted:
+        return pod
+    return replace(pod, metadata=replace(pod.metadata, deletion_timestamp="unknown"))
