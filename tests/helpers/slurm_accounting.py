@@ -53,12 +53,16 @@ class SlurmWithAccounting(SlurmServers):
         """Start all servers; return when all nodes are idle."""
         self._start_munge()
         self._start_database()
+        self.start_accounting()
+        self.run("sacctmgr", "--immediate", "add", "cluster", "refold-test")
+        self._start_slurm()
+
+    def start_accounting(self) -> None:
+        """Start slurmdbd, possibly again; return when it answers."""
         self._start("slurmdbd", "-D")
         self.wait_until(
             lambda: self.run("sacctmgr", "--noheader", "list", "qos", check=False) != "", "slurmdbd answers"
         )
-        self.run("sacctmgr", "--immediate", "add", "cluster", "refold-test")
-        self._start_slurm()
 
     def _start_database(self) -> None:
         data = self.folder / "database"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import slurm_accounting
@@ -17,6 +17,12 @@ def need(*names: str) -> None:
         pytest.skip("needs Slurm: run `make test-slurm`, or set REFOLD_TEST_SLURM=1")
     if missing := missing_programs(names):
         pytest.skip(f"needs {', '.join(missing)}: run `make engines-slurm`")
+
+
+@pytest.fixture
+def need_programs() -> Callable[..., None]:
+    """What skips a test unless Slurm is wanted and some programs are installed."""
+    return need
 
 
 @pytest.fixture(scope="session")

@@ -67,25 +67,31 @@ def steps(
         (steps(RunJob(5, "RUNNING"), claim=5, stop=True), [Signal(5, kill=False)]),
         (steps(RunJob(5, "COMPLETING"), claim=5, status=0), [Started()]),
         (steps(RunJob(5, "COMPLETED"), claim=5, status=0), [Started(), FINISHED]),
-        (steps(RunJob(5, "COMPLETED")), [Started(), FINISHED]),
+        (steps(RunJob(5, "COMPLETED"), claim=5), []),
+        (steps(RunJob(5, "COMPLETED")), []),
         (steps(claim=5, status=0, stop=True), [Started(), FINISHED]),
         (steps(claim=5, status=143, stop=True), [STOPPED]),
         (steps(claim=5, status=3), [Started(), failed(exit_code=3)]),
-        (steps(RunJob(5, "FAILED", 4), claim=5), [Started(), failed(exit_code=4)]),
+        (steps(claim=5, status=98), [Started(), failed("Slurm could not run its step on all nodes", retry=True)]),
+        (steps(RunJob(5, "FAILED", 4), claim=5, status=3), [Started(), failed(exit_code=3)]),
+        (steps(RunJob(5, "FAILED", 4), claim=5), []),
         (steps(RunJob(5, "NODE_FAIL"), claim=5), [Started(), failed("a node failed (Slurm: NODE_FAIL)", retry=True)]),
         (steps(RunJob(5, "PREEMPTED"), claim=5), [Started(), failed("preempted by Slurm for another job", retry=True)]),
-        (steps(RunJob(5, "BOOT_FAIL"), status=143), [failed("a node failed to boot (Slurm: BOOT_FAIL)", retry=True)]),
+        (steps(RunJob(5, "BOOT_FAIL"), stop=True), [STOPPED]),
         (steps(RunJob(5, "TIMEOUT"), claim=5), [Started(), failed("exceeded the time limit in Slurm")]),
         (steps(RunJob(5, "OUT_OF_MEMORY", 137), claim=5), [Started(), failed("out of memory")]),
         (steps(RunJob(5, "CANCELLED"), claim=5), [Ended(RunStopped(*KEY), "cancelled in Slurm")]),
         (steps(RunJob(5, "CANCELLED"), claim=5, stop=True), [STOPPED]),
         (steps(RunJob(5, "CANCELLED", restarts=1), claim=5), [Started(), failed("requeued in Slurm", retry=True)]),
-        (steps(RunJob(5, "FAILED", 97, restarts=1), claim=5), [Started(), failed("requeued in Slurm", retry=True)]),
+        (
+            steps(RunJob(5, "FAILED", 97, restarts=1), claim=5),
+            [Started(), failed("requeued in Slurm", retry=True)],
+        ),
         (
             steps(RunJob(5, "FAILED", 97)),
             [failed("its folder cannot be written on the node: is the state folder on a shared file system?")],
         ),
-        (steps(RunJob(5, "FAILED", 1)), [failed("its batch script failed before it began (exit 1)")]),
+        (steps(RunJob(5, "CANCELLED")), []),
     ],
 )  # fmt: skip
 def test_a_run_in_one_round(found: list[Step], expected: list[Step]) -> None:
@@ -114,6 +120,21 @@ def test_a_started_run_that_slurm_does_not_know_is_lost_after_some_time() -> Non
     assert end == failed("lost: Slurm has no record of its job, which has left no exit status", retry=True)
 
 
+@pytest.mark.parametrize(
+    ("job", "claim", "why"),
+    [
+        (RunJob(5, "COMPLETED"), 5, "lost: its job in Slurm has left no exit status (COMPLETED)"),
+        (RunJob(5, "FAILED", 137), 5, "lost: its job in Slurm has left no exit status (FAILED)"),
+        (RunJob(5, "CANCELLED"), None, "its job in Slurm has ended before it began (CANCELLED)"),
+        (RunJob(5, "BOOT_FAIL"), None, "its job in Slurm has ended before it began (BOOT_FAIL)"),
+    ],
+)
+def test_the_word_of_slurm_is_not_enough(job: RunJob, claim: int | None, why: str) -> None:
+    state = RunState(KEY, 10.0)
+    assert state.next_steps(Facts((job,), claim, None, 0.0)) == []
+    assert state.next_steps(Facts((job,), claim, None, SETTLE_SECONDS)) == [failed(why, retry=True)]
+
+
 def test_a_job_that_waits_for_long_is_given_up() -> None:
     state, jobs = RunState(KEY, 10.0), (RunJob(5, "PENDING", reason="Resources"),)
     assert state.next_steps(Facts(jobs, None, None, 0.0)) == []
@@ -122,7 +143,7 @@ def test_a_job_that_waits_for_long_is_given_up() -> None:
     end = RunFailed(*KEY, why, retry=True)
     assert state.next_steps(Facts(jobs, None, None, START_TIMEOUT)) == [GiveUp(end, 5)]
     assert state.next_steps(Facts(jobs, None, None, START_TIMEOUT)) == [Cancel(5)]
-    assert state.next_steps(Facts((RunJob(5, "CANCELLED"),), None, None, 999.0)) == [Ended(end)]
+    assert state.next_steps(Facts((RunJob(5, "CANCELLED"),), None, None, 900.0)) == [Ended(end)]
 
 
 def test_a_stop_is_signalled_once_and_slurm_ends_what_does_not_end() -> None:

@@ -236,6 +236,8 @@ class SlurmBackend:
             case Started():
                 self._report_of(run, RunStarted(*key))
             case Ended(end, cancelled):
+                if isinstance(end, RunFailed):
+                    run.files.record_end(end)  # no job that is still unknown can start it
                 if cancelled:
                     self._report_of(run, JobCancelled(key[0], cancelled))
                 await self._finish(run, end)

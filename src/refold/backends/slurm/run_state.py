@@ -7,16 +7,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from refold.backends.slurm.run_jobs import RunJob, RunKey
-from refold.backends.slurm.scripts import CLAIM_FAILED
+from refold.backends.slurm.scripts import CLAIM_FAILED, STEP_FAILED
 from refold.core import RunFailed, RunFinished, RunStopped
 from refold.model import Seconds
 
 SETTLE_SECONDS: Seconds = 20.0
-"""How long a started run must be unknown to Slurm before it counts as lost.
+"""How long a run without a job must have left no exit status before it counts as lost.
 
 A controller that was killed forgets jobs that it has accepted since it last saved its state. When it is back, it kills
-their processes on each node that registers.
+their processes on each node that registers; and if one of them ends, it may take that for the end of a new job with the
+same id. So Slurm's word that a job has completed is not enough: the exit status that the batch script writes counts.
 """
+
+WITHOUT_STATUS = frozenset({"", "COMPLETED", "FAILED"})
+"""States of jobs ('': unknown to Slurm) that say nothing about a run if there is no exit status."""
 
 START_TIMEOUT: Seconds = 120.0
 """How long a job may wait in Slurm's queue before its run is given up, so that the policy can place it elsewhere."""
@@ -37,6 +41,7 @@ FAULTS = {
     "OUT_OF_MEMORY": "out of memory",
 }
 CANCELLED = "cancelled in Slurm"
+NOT_WRITABLE = "its folder cannot be written on the node: is the state folder on a shared file system?"
 
 
 class Facts(NamedTuple):
@@ -168,28 +173,29 @@ class RunState:
     def _without_job(self, facts: Facts) -> list[Step]:
         """No job of the run is in the queue: it has ended, was lost, or was not submitted yet."""
         last = _last_ended(facts)
-        if last is None and facts.status is None:
-            if facts.claim is not None:
-                return self._missing(facts)
-            if self.stop:
-                return [Ended(RunStopped(*self.key))]
-            return [Submit()] if self.given_up is None else [Ended(self.given_up)]
-        end = self._end(last, facts)
+        state = last.state if last is not None else ""
+        is_requeued = last is not None and last.restarts > 0
+        if facts.status is None and (state in WITHOUT_STATUS or facts.claim is None) and not is_requeued:
+            return self._without_status(facts, last)
+        end = self._end(state, last, facts)
         ran = isinstance(end.end, RunFinished) or (facts.claim is not None and isinstance(end.end, RunFailed))
         return [*(self._start() if ran else []), end]
 
-    def _missing(self, facts: Facts) -> list[Step]:
+    def _without_status(self, facts: Facts, job: RunJob | None) -> list[Step]:
+        """Nothing says how the run ended, or it did not begin."""
+        end = RunStopped(*self.key) if self.stop else self.given_up
+        if facts.claim is None and (end is not None or job is None):
+            return [Ended(end) if end is not None else Submit()]
+        if facts.claim is None and job is not None and job.exit_code == CLAIM_FAILED:
+            return [Ended(RunFailed(*self.key, NOT_WRITABLE))]
         if self._missing_since is None:
             self._missing_since = facts.now
         if facts.now - self._missing_since < SETTLE_SECONDS:
             return []
-        if self.stop:
-            return [Ended(RunStopped(*self.key))]
-        return [Ended(self._lost("lost: Slurm has no record of its job, which has left no exit status"))]
+        return [Ended(end or self._lost(_lost_reason(facts.claim is not None, job)))]
 
-    def _end(self, job: RunJob | None, facts: Facts) -> Ended:
-        state = job.state if job is not None else ""
-        if facts.status == 0 or (state == "COMPLETED" and facts.status is None):
+    def _end(self, state: str, job: RunJob | None, facts: Facts) -> Ended:
+        if facts.status == 0:
             return Ended(RunFinished(*self.key))
         if self.stop:
             return Ended(RunStopped(*self.key))
@@ -203,10 +209,9 @@ class RunState:
             return Ended(RunFailed(*self.key, FAULTS[state]))
         if state == "CANCELLED":
             return Ended(RunStopped(*self.key), cancelled=CANCELLED)
-        code = facts.status if facts.status is not None else (job.exit_code if job is not None else 1)
-        if facts.claim is None:
-            return Ended(RunFailed(*self.key, _unclaimed(code)))
-        return Ended(RunFailed(*self.key, exit_code=code))
+        if facts.status == STEP_FAILED:
+            return Ended(self._lost("Slurm could not run its step on all nodes"))
+        return Ended(RunFailed(*self.key, exit_code=facts.status))
 
     def _lost(self, why: str) -> RunFailed:
         return RunFailed(*self.key, why, retry=True)
@@ -233,7 +238,9 @@ def _last_ended(facts: Facts) -> RunJob | None:
     return max(facts.jobs, key=lambda job: job.number, default=None)
 
 
-def _unclaimed(code: int) -> str:
-    if code == CLAIM_FAILED:
-        return "its folder cannot be written on the node: is the state folder on a shared file system?"
-    return f"its batch script failed before it began (exit {code})"
+def _lost_reason(began: bool, job: RunJob | None) -> str:
+    if job is None:
+        return "lost: Slurm has no record of its job, which has left no exit status"
+    if not began:
+        return f"its job in Slurm has ended before it began ({job.state})"
+    return f"lost: its job in Slurm has left no exit status ({job.state})"

@@ -20,6 +20,9 @@ STOP_SIGNAL, KILL_SIGNAL = "URG", "USR2"
 CLAIM_FAILED = 97
 """Exit status of a batch script that has not started its run: the run is claimed, or the file cannot be written."""
 
+STEP_FAILED = 98
+"""Exit status of a batch script whose agents could not be started, or were lost."""
+
 STOPPED = 143
 """Exit status of a batch script whose run was stopped before all instances had succeeded."""
 
@@ -35,6 +38,7 @@ refold_agent() {
     trap 'order=kill' USR2
     trap : HUP INT USR1
     [ ! -e "$run.end" ] || return 143
+    : >>"$run.slurm.begun"
     IFS=, read -ra gpus <<<"$CUDA_VISIBLE_DEVICES"
     for entry in "$@"; do
         IFS=: read -r instance count node <<<"$entry"
@@ -95,11 +99,26 @@ exit "$code"
 """
 
 LAUNCH_HERE = "refold_agent"
-LAUNCH_ON_NODES = (
-    "srun --quiet {options} --kill-on-bad-exit=1 --mem=0 --input=none "
-    'bash -c "$(declare -f refold_agent); refold_agent \\"\\$@\\"" refold-agent'
-)
-"""Each component of the job has one task on each of its nodes. If the agent of a node fails, the others are ended."""
+LAUNCH_ON_NODES = """\
+refold_on_nodes() {{
+    local code tries
+    for tries in $(seq {tries}); do
+        srun --quiet {options} --kill-on-bad-exit=1 --mem=0 --input=none \\
+            bash -c "$(declare -f refold_agent); refold_agent \\"\\$@\\"" refold-agent "$@"
+        code=$?
+        [ "$code" != 0 ] && [ ! -e "$1.slurm.begun" ] && [ ! -e "$1.end" ] && [ -z "$order" ] || break
+        sleep 2
+    done
+    [ "$code" = 0 ] || [ "$code" = 143 ] || [ -s "$1.slurm.failed" ] || code=98
+    return "$code"
+}}
+refold_on_nodes"""
+"""Each component of the job has one task on each of its nodes. If the agent of a node fails, the others are ended.
+
+While the controller does not answer, no step can be created.
+"""
+
+STEP_TRIES = 60
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -111,7 +130,7 @@ def batch_script(run: str, stop_signal: str, grace: float, places: Sequence[tupl
     """
     entries = [f"{instance}:{gpus}:{node}" for instance, (node, gpus) in enumerate(places)]
     options = f"--het-group=0-{components - 1}" if components > 1 else ""
-    launch = LAUNCH_ON_NODES.format(options=options) if components else LAUNCH_HERE
+    launch = LAUNCH_ON_NODES.format(options=options, tries=STEP_TRIES) if components else LAUNCH_HERE
     arguments = shlex.join([run, stop_signal, str(round(grace * 10)), *entries])
     return BATCH.format(agent=AGENT, run=shlex.quote(run), launch=launch, arguments=arguments)
 

@@ -1,0 +1,1 @@
+"""Refold on top of the engine of a cluster, beside that engine alone."""

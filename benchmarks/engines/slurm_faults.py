@@ -1,0 +1,208 @@
+"""Jobs on a real Slurm while something is killed again and again; the jobs themselves record what goes wrong.
+
+In each round, jobs are submitted to a daemon: one that runs for a moment, one that takes longer, and a gang on two
+nodes. Then something is killed, after a time that follows from a seed, and started again.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).parents[2]
+sys.path.insert(0, str(REPOSITORY / "tests" / "helpers"))
+
+from slurm_accounting import SlurmWithAccounting  # noqa: E402
+from slurm_daemon import SlurmDaemon  # noqa: E402
+from slurm_servers import SlurmServers  # noqa: E402
+
+from refold.errors import NoDaemon  # noqa: E402
+
+NODES = 3
+MAX_DELAY_SECONDS = 1.5
+"""How long after the submissions something is killed, at most. Runs start and end in this time."""
+
+SETTLE_SECONDS = 240.0
+"""How long jobs may need to finish after the last failure. One that is lost again and again waits longer each time."""
+
+LEAVE_SECONDS = 30.0
+
+ENDED = {"finished", "failed", "cancelled", "ended"}
+
+# A second start of a run, a run that starts while another one of its job has processes, and work that is done twice.
+JOB = """
+mkdir -p {folder}/$REFOLD_JOB && cd {folder}/$REFOLD_JOB || exit 9
+for other in alive.$REFOLD_INSTANCE.*; do
+    pid=$(cat "$other" 2>/dev/null) || continue
+    ! grep -qsz "^REFOLD_JOB=$REFOLD_JOB\\$" "/proc/$pid/environ" || echo "overlaps run ${{other##*.}}" >>wrong
+done
+echo $$ >alive.$REFOLD_INSTANCE.$REFOLD_RUN
+echo >>starts.$REFOLD_INSTANCE.$REFOLD_RUN
+sleep {seconds}
+echo >>done.$REFOLD_INSTANCE
+rm alive.$REFOLD_INSTANCE.$REFOLD_RUN
+"""
+
+
+class FaultOutcome(NamedTuple):
+    """What was counted. `lost`: jobs that have not finished. `runs`: attempts of all jobs.
+
+    `twice`: runs that were started twice, overlapped with another run of their job, or did finished work again.
+    `left`: jobs in Slurm's queue at the end.
+    """
+
+    fault: str
+    times: int
+    jobs: int
+    runs: int
+    lost: int
+    twice: int
+    left: int
+
+
+class FaultyCluster:
+    """A Slurm with a daemon, and a folder where jobs write what happens to them."""
+
+    def __init__(self, slurm: SlurmServers, folder: Path) -> None:
+        self.slurm = slurm
+        self.daemon = SlurmDaemon(slurm, folder / "state", "--policy", "fifo")
+        self.record = folder / "record"
+        self.record.mkdir()
+
+    def submit(self) -> list[str]:
+        """Submit the jobs of a round; return their ids."""
+        shapes = [("moment", 1, 0.1), ("longer", 1, 1.5), ("gang", 2, 0.5)]
+        with self.daemon.client() as client:
+            return [
+                client.submit(
+                    name=name,
+                    command=["sh", "-c", JOB.format(folder=self.record, seconds=seconds)],
+                    instances=instances,
+                    gpus=8 if instances > 1 else 1,
+                    memory_gib=1,
+                    cpus=1,
+                ).id
+                for name, instances, seconds in shapes
+            ]
+
+    def kill_daemon(self) -> None:
+        """Kill Refold's daemon."""
+        self.daemon.kill()
+        self.daemon.start()
+
+    def kill_controller(self) -> None:
+        """Kill slurmctld; it forgets the jobs since it last saved its state."""
+        self.slurm.kill("slurmctld")
+        self.slurm.start_controller()
+
+    def kill_both(self) -> None:
+        """Kill the daemon and slurmctld."""
+        self.daemon.kill()
+        self.kill_controller()
+        self.daemon.start()
+
+    def kill_node(self) -> None:
+        """Kill a node with all that runs on it. Slurm would find out after its SlurmdTimeout."""
+        self.slurm.kill_node("n0")
+        self.slurm.run("scontrol", "update", "NodeName=n0", "State=DOWN", "Reason=killed")
+        self.slurm.start_node("n0")
+        self.slurm.run("scontrol", "update", "NodeName=n0", "State=RESUME", check=False)
+
+    def kill_accounting(self) -> None:
+        """Kill slurmdbd, and some time later slurmctld, which may not start without it."""
+        assert isinstance(self.slurm, SlurmWithAccounting)
+        self.slurm.kill("slurmdbd")
+        time.sleep(MAX_DELAY_SECONDS)
+        self.slurm.kill("slurmctld")
+        self.slurm.start_accounting()
+        self.slurm.start_controller()
+
+    def unfinished(self, jobs: list[str]) -> list[str]:
+        """Wait until jobs have ended; return those that have not finished."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        states: dict[str, str] = {}
+        while time.monotonic() < deadline:
+            states = self._states(jobs)
+            if {*states.values()} <= ENDED and len(states) == len(jobs):
+                break
+            time.sleep(0.5)
+        for job in [job for job in jobs if states.get(job) != "finished"]:
+            print(f"{job}: {states.get(job)}, {self.daemon.events(job)}", file=sys.stderr)
+        return [job for job in jobs if states.get(job) != "finished"]
+
+    def _states(self, jobs: list[str]) -> dict[str, str]:
+        try:
+            with self.daemon.client() as client:
+                return {job: client.job(job).state for job in jobs}
+        except NoDaemon:
+            return {}
+
+    def left_in_slurm(self) -> int:
+        """Return the number of jobs in Slurm's queue that do not leave it: those submitted twice end by themselves."""
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while (left := self.slurm.run("squeue", "--noheader", "--format=%A").split()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        return len(left)
+
+    def wrong(self) -> int:
+        """Return the number of runs that started twice, overlapped, or did finished work again."""
+        twice = [path for path in self.record.glob("*/starts.*") if path.read_text() != "\n"]
+        again = [path for path in self.record.glob("*/done.*") if path.read_text() != "\n"]
+        overlaps = [*self.record.glob("*/wrong")]
+        for path in (*twice, *again, *overlaps):
+            print(f"{path.relative_to(self.record)}: {path.read_text()!r}", file=sys.stderr)
+        return len(twice) + len(again) + len(overlaps)
+
+    def runs(self) -> int:
+        """Return the number of runs that were started."""
+        return len([*self.record.glob("*/starts.0.*")])
+
+
+SLURM_FAULTS: dict[str, Callable[[FaultyCluster], None]] = {
+    "daemon killed": FaultyCluster.kill_daemon,
+    "slurmctld killed": FaultyCluster.kill_controller,
+    "daemon and slurmctld killed": FaultyCluster.kill_both,
+    "node killed": FaultyCluster.kill_node,
+    "slurmdbd and slurmctld killed": FaultyCluster.kill_accounting,
+}
+
+
+def measure_fault(fault: str, times: int, seed: int = 0) -> FaultOutcome:
+    """Submit jobs and kill something, again and again; count what is wrong."""
+    draw = random.Random(seed)
+    slurm = SlurmWithAccounting(NODES, 8) if "slurmdbd" in fault else SlurmServers(NODES, 8)
+    with TemporaryDirectory(prefix="refold-faults-") as folder:
+        cluster = FaultyCluster(slurm, Path(folder))
+        try:
+            slurm.start()
+            cluster.daemon.start()
+            jobs: list[str] = []
+            for _ in range(times):
+                jobs += cluster.submit()
+                time.sleep(draw.uniform(0.0, MAX_DELAY_SECONDS))
+                SLURM_FAULTS[fault](cluster)
+            lost = cluster.unfinished(jobs)
+            left = cluster.left_in_slurm()
+            outcome = FaultOutcome(fault, times, len(jobs), cluster.runs(), len(lost), cluster.wrong(), left)
+        finally:
+            cluster.daemon.kill()
+            slurm.stop()
+    return outcome
+
+
+def fault_table(outcomes: list[FaultOutcome]) -> list[str]:
+    """Return a Markdown table of what went wrong."""
+    return [
+        "| killed and started again | times | jobs | runs | jobs lost | runs twice | left in Slurm |",
+        "|---|---|---|---|---|---|---|",
+        *(
+            f"| {found.fault} | {found.times} | {found.jobs} | {found.runs} | {found.lost} | {found.twice} |"
+            f" {found.left} |"
+            for found in outcomes
+        ),
+    ]
