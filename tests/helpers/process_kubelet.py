@@ -72,8 +72,10 @@ class ProcessKubelet:
             self._api.create("/api/v1/nodes", node)
             self._api.patch(f"/api/v1/nodes/{name}/status", {"status": node["status"]})
             lease = {"metadata": {"name": name}, "spec": {"holderIdentity": name, "renewTime": _now()}}
-            with suppress(ApiError):  # the lease of an earlier node with this name
+            try:
                 self._api.create(LEASES, {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", **lease})
+            except ApiError:  # an earlier node with this name has a lease, which is too old
+                self._api.patch(f"{LEASES}/{name}", lease)
         self._reflector.start()
         self._heart.start()
 

@@ -78,6 +78,22 @@ def test_a_gang_that_does_not_fit_is_held_as_a_whole_and_told_why(daemon: Kubern
     daemon.wait_for_state("second", "finished")
 
 
+def test_a_priority_class_decides_who_is_first_and_a_label_who_is_guaranteed(daemon: KubernetesDaemon) -> None:
+    classes = "/apis/scheduling.k8s.io/v1/priorityclasses"
+    kind = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "urgent"}}
+    daemon.api.create(classes, {**kind, "value": 1000})
+    daemon.create_job("holds-all", pods=2, gpus=8)
+    daemon.wait_for_state("holds-all", "running")
+    daemon.create_job("behind", pods=1, gpus=8, labels={"refold.dev/class": "best-effort"})
+    daemon.wait_for_state("behind", "waiting")
+    daemon.create_job("urgent", pods=1, gpus=8, pod={"priorityClassName": "urgent"})
+    daemon.wait_for_state("urgent", "waiting")
+    with daemon.client() as client:
+        found = {job.name: (job.priority, job.job_class) for job in client.jobs().jobs if job.state == "waiting"}
+    assert found == {"behind": (0, "best-effort"), "urgent": (1000, "guaranteed")}
+    daemon.api.delete(f"{classes}/urgent")
+
+
 def test_pods_of_other_schedulers_are_counted(daemon: KubernetesDaemon) -> None:
     body = pod_json("other", gpus=6, schedulerName="default-scheduler", nodeName="n0")
     body["spec"]["containers"][0]["command"] = ["sleep", "1000"]

@@ -135,7 +135,7 @@ def test_a_preempted_gang_is_suspended_and_resumed_for_its_next_run(api: ApiServ
         await runs.wait_for(RunStopped(name, 1))
         assert is_suspended()
         assert find(api, folder, name)["metadata"]["annotations"]["refold.dev/ended-run"] == "1"
-        assert not running(api, name)
+        assert all(pod.is_deleted for pod in running(api, name))  # on a node that is down, pods do not end
         await runs.backend.carry_out([StartRun(name, 2, TWO)], jobs)
         await runs.wait_for(RunStarted(name, 2))
         assert not is_suspended()
