@@ -25,7 +25,7 @@ request, and may preempt everything that other jobs hold beyond their own guaran
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import inf, sqrt
 from typing import Any
 
 import msgspec
@@ -76,7 +76,7 @@ class Refold:
         self,
         restart_seconds: float = 78.0,
         gpu_price: float = 4.0,
-        weight_doubling_seconds: float = 7200.0,
+        weight_doubling_seconds: float = 14_400.0,
         delay_doubling_seconds: float = 3600.0,
         starvation_seconds: float = 12 * 3600.0,
         wide_weight: float = 8.0,
@@ -154,7 +154,9 @@ class Refold:
         self._wake_at: Seconds = inf
         self._last_round: Seconds = -inf
         self._sources: JobSources | None = None
-        rule = OrderRule(halving=weight_doubling_seconds, starvation=starvation_seconds)
+        # In simulated futures all jobs age at one rate, between those of jobs of known and of unknown length.
+        halving = sqrt(weight_doubling_seconds * delay_doubling_seconds)
+        rule = OrderRule(halving=halving, starvation=starvation_seconds)
         self._estimates = StartEstimator(self._remaining_time, rule)
         self._overtaken: dict[str, int] = {}
         """How many jobs were started in the last round before each waiting job by fair share alone."""
