@@ -112,7 +112,7 @@ class TestOrder:
 
 class TestPreemption:
     def test_a_long_job_is_shrunk_if_that_delays_it_less_than_it_helps_a_short_one(self) -> None:
-        simulation = Simulation([modelled("vit", "long", 8, 0, 400_000), modelled("bert", "short", 4, 1000, 20_000)])
+        simulation = Simulation([modelled("vit", "long", 8, 0, 800_000), modelled("bert", "short", 4, 1000, 20_000)])
         assert simulation.starts[:3] == [(0, "long", 8), (1000, "long", 4), (1000, "short", 4)]
         at, job, why = simulation.stops[0]
         assert (at, job) == (1000, "long")
