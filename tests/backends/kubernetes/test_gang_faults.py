@@ -222,6 +222,7 @@ def test_a_repeated_order_does_not_bind_the_pods_of_a_run_that_has_ended(server:
         await gangs.started("once")
         await gangs.order(StopRun("once", 1))
         assert await gangs.end("once") == RunStopped("once", 1)
+        await gangs.until(lambda: not server.pods("once-"))  # pods that have ended are deleted a moment later
         gangs.create_pods("once", 2)
         gangs.reports.clear()
         await gangs.run("once")
