@@ -29,7 +29,7 @@ test: $(VENV)/installed.test  ## lint, check types, run all tests; prints the ti
 	part $(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 25; \
 	exit $$failed
 
-engines-kubernetes:  ## find or build the Kubernetes servers for test-kubernetes; takes 20 minutes once, and needs Go
+engines-kubernetes:  ## find or build the Kubernetes servers, KWOK and Kueue; takes half an hour once, and needs Go
 	@$(PYTHON) tools/build_kubernetes.py --all
 
 test-kubernetes: $(VENV)/installed.test  ## test against a real Kubernetes API server, which is built if needed

@@ -16,6 +16,7 @@ from statistics import median
 
 from benchmarks.kubernetes import replay, steady
 from benchmarks.kubernetes.faults import CLEAN_UP_SECONDS, FAULTS, PODS, Outcome, measure as measure_fault
+from benchmarks.kubernetes.kubelets import describe
 from benchmarks.kubernetes.placing import SCHEDULERS, Placed, Size, measure
 
 
@@ -63,6 +64,7 @@ def main() -> None:
     if options.replay:
         speeds = options.speed_up or [180.0, 360.0]
         played = {speed: replay.played(assets, replay.PHILLY_PART, speed) for speed in speeds}
+        print(f"{describe(assets)}.\n")
         print("\n".join(replay.table(replay.PHILLY_PART, replay.simulated(replay.PHILLY_PART), played)))
         return
     size = Size(options.nodes, options.gangs)
@@ -75,7 +77,7 @@ def main() -> None:
     if options.json:
         print(json.dumps([placed._asdict() for placed in found], indent=2))
     else:
-        print("\n".join(table(found, names, size)))
+        print("\n".join([f"{describe(assets)}.", "", *table(found, names, size)]))
 
 
 def table(found: list[Placed], names: list[str], size: Size) -> list[str]:

@@ -24,10 +24,10 @@ from kubernetes_daemon import JOBS, KubernetesDaemon, apply_rights, job_json, wa
 from kubernetes_servers import KubernetesServers  # noqa: E402
 from process_kubelet import ProcessKubelet, kubelet_nodes  # noqa: E402
 
-from refold.backends.kubernetes.api_server import ObjectList  # noqa: E402
-from refold.backends.kubernetes.gang_run import BIND_WAIT  # noqa: E402
+from refold.backends.kubernetes.api_server import ObjectList, as_dict  # noqa: E402
 from refold.backends.kubernetes.objects import BatchJob, Pod  # noqa: E402
 from refold.backends.kubernetes.own_jobs import GPUS_ANNOTATION  # noqa: E402
+from refold.backends.kubernetes.pod_binding import BIND_WAIT  # noqa: E402
 from refold.backends.kubernetes.reflector import Reflector  # noqa: E402
 
 NODES = 4
@@ -192,7 +192,10 @@ class Cluster:
             time.sleep(0.5)
         for job in sorted(left):
             events = "; ".join(self._daemons[0].events(job))
-            print(f"unfinished: {job}: {events}\n{self._daemons[0].log()[-3000:]}", file=sys.stderr)
+            found = as_dict(self.servers.api.call("GET", f"{JOBS}/{job}"))
+            state = {"suspend": found["spec"].get("suspend"), "status": found.get("status")}
+            state["annotations"] = found["metadata"].get("annotations")
+            print(f"unfinished: {job}: {state}\n{events}\n{self._daemons[0].log()[-3000:]}", file=sys.stderr)
         for pod in self.servers.api.get("/api/v1/pods", ObjectList[Pod]).items if left else ():
             if pod.metadata.labels.get(JOB_LABEL) in left:
                 print(f"forgotten: {pod.key} on {pod.spec.node_name!r}, {pod.status.phase}", file=sys.stderr)

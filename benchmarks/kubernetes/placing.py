@@ -1,14 +1,13 @@
 """Place gangs on nodes of a real API server: Refold beside kube-scheduler, with and without its gang plug-in.
 
 All pods exist before a scheduler starts. Measured is the time between the first and the last binding, as a watch sees
-them, and how many gangs are bound in part at the end. Nodes are objects only: nothing runs.
+them, and how many gangs are bound in part at the end. KWOK stands for the kubelets; without it, nodes are objects only.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -25,6 +24,8 @@ sys.path.insert(0, str(REPOSITORY / "tests" / "helpers"))
 from kubernetes_objects import node_json, pod_json  # noqa: E402
 from kubernetes_servers import KubernetesServers, create  # noqa: E402
 
+from benchmarks.kubernetes.kubelets import SECONDS_ANNOTATION, has_kwok, kwok, wait_until_ready  # noqa: E402
+from benchmarks.kubernetes.processes import Process, run_process  # noqa: E402
 from refold.backends.kubernetes.objects import Pod  # noqa: E402
 from refold.backends.kubernetes.reflector import Reflector  # noqa: E402
 
@@ -35,9 +36,6 @@ QUIET_SECONDS = 10.0
 """A scheduler that binds nothing for this long after its first binding has finished."""
 
 START_SECONDS = 240.0
-
-
-Process = subprocess.Popen[bytes]
 
 
 class Size(NamedTuple):
@@ -99,13 +97,13 @@ def measure(assets: Path, scheduler: str, size: Size) -> Placed:
     servers = make_servers(assets)
     try:
         servers.start(controllers=False)
-        in_threads(lambda number: create_node(servers, f"n{number}"), range(size.nodes))
-        create_gangs(servers, scheduler, size)
-        bindings = Bindings(servers)
-        began = time.monotonic()
-        with SCHEDULERS[scheduler](servers, assets):
-            bindings.wait(min(size.gangs * size.pods, size.nodes * 8))
-        bindings.stop()
+        with simulated_nodes(servers, assets, size.nodes):
+            create_gangs(servers, scheduler, size)
+            bindings = Bindings(servers)
+            began = time.monotonic()
+            with SCHEDULERS[scheduler](servers, assets):
+                bindings.wait(min(size.gangs * size.pods, size.nodes * 8))
+            bindings.stop()
     finally:
         servers.stop()
     counts = Counter(bindings.gang_of.values())
@@ -125,10 +123,27 @@ def make_servers(assets: Path) -> KubernetesServers:
     return KubernetesServers(assets)
 
 
-def create_node(servers: KubernetesServers, name: str) -> None:
-    """Create a node that is ready. No controller removes the taint that new nodes have."""
-    create(servers.api, "/api/v1/nodes", node_json(name))
-    servers.api.patch(f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+@contextmanager
+def simulated_nodes(servers: KubernetesServers, assets: Path, count: int) -> Iterator[None]:
+    """Create nodes. Inside the context, KWOK keeps them ready and lets their pods run, if it was built."""
+    if not has_kwok(assets):
+        create_nodes(servers, count)
+        yield
+        return
+    create_nodes(servers, count, conditions=[])
+    with kwok(servers.kubeconfig, assets, servers.folder) as process:
+        wait_until_ready(servers.api, process)
+        yield
+
+
+def create_nodes(servers: KubernetesServers, count: int, gpus: int = 8, **status: Any) -> None:
+    """Create nodes, ready unless their status says otherwise. No controller removes the taint of new nodes."""
+
+    def create_node(number: int) -> None:
+        create(servers.api, "/api/v1/nodes", node_json(f"n{number}", gpus, **status))
+        servers.api.patch(f"/api/v1/nodes/n{number}", {"spec": {"taints": None}})
+
+    in_threads(create_node, range(count))
 
 
 def create_gangs(servers: KubernetesServers, scheduler: str, size: Size) -> None:
@@ -136,12 +151,15 @@ def create_gangs(servers: KubernetesServers, scheduler: str, size: Size) -> None
     in_threads(lambda number: create_gang(servers, scheduler, f"g{number}", size.pods), range(size.gangs))
 
 
-def create_gang(servers: KubernetesServers, scheduler: str, name: str, pods: int, gpus: int = 1) -> None:
-    """Create the pods of a gang, each with this number of GPUs."""
+def create_gang(
+    servers: KubernetesServers, scheduler: str, name: str, pods: int, gpus: int = 1, seconds: float | None = None
+) -> None:
+    """Create the pods of a gang, each with this number of GPUs, that run for ever or for some time."""
     labels = {"gang": name, "refold.dev/gang": name, "refold.dev/gang-size": str(pods)}
     fields: dict[str, Any] = {
         "labels": labels,
         "schedulerName": "refold" if scheduler == "refold" else "default-scheduler",
+        "annotations": {} if seconds is None else {SECONDS_ANNOTATION: f"{seconds:.3f}s"},
     }
     if scheduler == "kube-scheduler, gangs":
         group = {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": name}}
@@ -185,20 +203,6 @@ def kube_scheduler(servers: KubernetesServers, assets: Path, gates: str = "") ->
     command += [f"--feature-gates={gates}"] if gates else []
     with run_process(command, servers.folder / "scheduler.log") as found:
         yield found
-
-
-@contextmanager
-def run_process(command: list[str], log: Path) -> Iterator[Process]:
-    """Run a scheduler inside the context. Raises if it ends by itself."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-    try:
-        yield process
-        if process.poll() is not None:
-            raise RuntimeError(f"{command[0]} has ended:\n{log.read_text()[-2000:]}")
-    finally:
-        process.kill()
-        process.wait()
 
 
 GANG_GATES = "GenericWorkload=true,GangScheduling=true"

@@ -1,26 +1,24 @@
 """A slice of the Philly trace played through Kubernetes, faster than it happened, beside its simulation.
 
-Each job is a gang of plain pods, created when the job was submitted. A stand-in for the kubelets lets a pod that is
-bound run for the duration of its job, and then succeed. Nodes are objects only. Times are in seconds of the trace.
+Each job is a gang of plain pods, created when the job was submitted. KWOK, or a stand-in for the kubelets, lets a pod
+that is bound run for the duration of its job, and then succeed. Times are in seconds of the trace.
 """
 
 from __future__ import annotations
 
-import heapq
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import mean, median
 from typing import NamedTuple
 
-from benchmarks.kubernetes.placing import CREATING_THREADS, create_gang, create_node, in_threads, make_servers, refold
+from benchmarks.kubernetes.kubelets import StandInKubelets, has_kwok
+from benchmarks.kubernetes.placing import CREATING_THREADS, create_gang, make_servers, refold, simulated_nodes
 from benchmarks.workloads import PHILLY, missing, trace_slice
-from refold.backends.kubernetes.api_server import ApiError, ApiServer
+from refold.backends.kubernetes.api_server import ApiServer
 from refold.backends.kubernetes.objects import Pod
-from refold.backends.kubernetes.pod_states import pod_path
 from refold.backends.kubernetes.reflector import Reflector
 from refold.journal import HistoryJournal
 from refold.model import HOUR, Demand, Job, Seconds
@@ -29,7 +27,6 @@ from refold.simulator import simulate
 from refold.testing import make_cluster
 
 GPUS_PER_NODE = 8
-STATUS_THREADS = 4
 MAX_DURATION: Seconds = 6 * HOUR
 """Longer jobs are left out: with them, most of the GPUs would idle for most of the replay."""
 
@@ -94,24 +91,30 @@ def played(assets: Path, part: Slice, speed_up: float) -> Outcome:
     servers, jobs = make_servers(assets), part.jobs()
     try:
         servers.start(controllers=False)
-        in_threads(lambda number: create_node(servers, f"n{number}"), range(part.nodes))
-        kubelets = StandInKubelets(servers.api, {job.id: (job.work or 0.0) / speed_up for job in jobs})
-        with refold(servers, assets), ThreadPoolExecutor(CREATING_THREADS) as threads:
-            create_gang(servers, "refold", "first", 1)
-            kubelets.wait({"first": 1})
+        kubelets = nullcontext() if has_kwok(assets) else StandInKubelets(servers.api).running()
+        pods = PodTimes(servers.api)
+        with (
+            simulated_nodes(servers, assets, part.nodes),
+            kubelets,
+            refold(servers, assets),
+            ThreadPoolExecutor(CREATING_THREADS) as threads,
+        ):
+            create_gang(servers, "refold", "first", 1, seconds=0.0)
+            pods.wait({"first": 1})
             began = time.monotonic()
             created: dict[str, float] = {}
 
             def arrive(job: Job) -> None:
                 created[job.id] = time.monotonic()
-                create_gang(servers, "refold", job.id, job.demand.instances, job.demand.gpus)
+                seconds = (job.work or 0.0) / speed_up
+                create_gang(servers, "refold", job.id, job.demand.instances, job.demand.gpus, seconds)
 
             for job in jobs:
                 time.sleep(max(0.0, began + job.submitted / speed_up - time.monotonic()))
                 threads.submit(arrive, job)
             threads.shutdown()
-            kubelets.wait({job.id: job.demand.instances for job in jobs})
-        kubelets.stop()
+            pods.wait({job.id: job.demand.instances for job in jobs})
+        pods.stop()
     finally:
         servers.stop()
 
@@ -120,7 +123,7 @@ def played(assets: Path, part: Slice, speed_up: float) -> Outcome:
 
     gpus = {job.id: job.demand.instances * job.demand.gpus for job in jobs}
     times = [
-        JobTimes(traced(created[job]), traced(min(kubelets.bound[job])), traced(max(kubelets.ended[job])), gpus[job])
+        JobTimes(traced(created[job]), traced(min(pods.bound[job])), traced(max(pods.ended[job])), gpus[job])
         for job in gpus
     ]
     return summarize(times, part)
@@ -134,23 +137,15 @@ def summarize(times: Sequence[JobTimes], part: Slice) -> Outcome:
     return Outcome(mean(waits), median(waits), makespan, used / (makespan * part.nodes * GPUS_PER_NODE))
 
 
-class StandInKubelets:
-    """Lets bound pods run for the time of their job. `bound` and `ended`: when that was, by job."""
+class PodTimes:
+    """Watches when pods are bound and end, by job."""
 
-    def __init__(self, api: ApiServer, seconds: dict[str, float]) -> None:
+    def __init__(self, api: ApiServer) -> None:
         self.bound: dict[str, list[float]] = {}
         self.ended: dict[str, list[float]] = {}
-        self._api = api
-        self._seconds = seconds
-        self._seen: set[str] = set()
-        self._due: list[tuple[float, str, str]] = []
-        self._changed = threading.Condition()
-        self._stopped = False
-        self._threads = ThreadPoolExecutor(STATUS_THREADS)
-        self._clock = threading.Thread(target=self._run, daemon=True)
+        self._seen: set[tuple[str, bool]] = set()
         self._reflector = Reflector(api, "/api/v1/pods", Pod, lambda _: None, self._change)
         self._reflector.start()
-        self._clock.start()
 
     def wait(self, pods: dict[str, int]) -> None:
         """Wait until this number of pods of each job has ended."""
@@ -163,48 +158,15 @@ class StandInKubelets:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """End."""
+        """Stop watching."""
         self._reflector.stop()
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
-        self._clock.join()
-        self._threads.shutdown()
 
     def _change(self, pod: Pod, deleted: bool) -> None:
-        if deleted or not pod.is_bound or pod.key in self._seen:
-            return
-        self._seen.add(pod.key)
-        now, job = time.monotonic(), pod.metadata.labels["gang"]
-        self.bound.setdefault(job, []).append(now)
-        self._threads.submit(self._start, job, pod_path(pod), now + self._seconds.get(job, 0.0))
-
-    def _start(self, job: str, path: str, due: float) -> None:
-        self._set_phase(path, "Running")
-        with self._changed:
-            heapq.heappush(self._due, (due, job, path))
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                if self._stopped:
-                    return
-                wait = self._due[0][0] - time.monotonic() if self._due else None
-                if wait is None or wait > 0:
-                    self._changed.wait(wait)
-                    continue
-                _, job, path = heapq.heappop(self._due)
-            self._threads.submit(self._end, job, path)
-
-    def _end(self, job: str, path: str) -> None:
-        self._set_phase(path, "Succeeded")
-        with self._changed:
-            self.ended.setdefault(job, []).append(time.monotonic())
-
-    def _set_phase(self, path: str, phase: str) -> None:
-        with suppress(ApiError):
-            self._api.patch(f"{path}/status", {"status": {"phase": phase}})
+        for times, happened in ((self.bound, pod.is_bound), (self.ended, pod.has_ended)):
+            key = (pod.key, times is self.ended)
+            if happened and not deleted and key not in self._seen:
+                self._seen.add(key)
+                times.setdefault(pod.metadata.labels["gang"], []).append(time.monotonic())
 
 
 def table(part: Slice, predicted: Outcome, found: dict[float, Outcome]) -> list[str]:

@@ -1,12 +1,14 @@
 """Pods that arrive at a steady rate on a large cluster: how long they wait for their binding, and what memory it takes.
 
-There are as many GPUs as pods, so that a pod waits only for the scheduler. Nodes are objects only: nothing runs.
+There are as many GPUs as pods, so that a pod waits only for the scheduler. Nodes are objects only, even if there is
+KWOK: heartbeats of 5,000 nodes would keep the API server busy.
 """
 
 from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from math import ceil
 from pathlib import Path
 from statistics import median, quantiles
 from typing import NamedTuple
@@ -15,8 +17,7 @@ from benchmarks.kubernetes.placing import (
     CREATING_THREADS,
     Bindings,
     create_gang,
-    create_node,
-    in_threads,
+    create_nodes,
     make_servers,
     refold,
 )
@@ -50,12 +51,13 @@ def measure(assets: Path, nodes: int, rate: float, seconds: float) -> Steady:
 
     try:
         servers.start(controllers=False)
-        in_threads(lambda number: create_node(servers, f"n{number}"), range(nodes))
+        gangs = round(rate * seconds / GANG_PODS)
+        create_nodes(servers, nodes, gpus=max(8, ceil((gangs + 1) * GANG_PODS / nodes)))
         bindings = Bindings(servers)
         with refold(servers, assets) as process, ThreadPoolExecutor(CREATING_THREADS) as threads:
             create_gang(servers, "refold", "first", GANG_PODS)
             bindings.wait(GANG_PODS)
-            memory, began, gangs = resident_mib(process.pid), time.monotonic(), round(rate * seconds / GANG_PODS)
+            memory, began = resident_mib(process.pid), time.monotonic()
             for number in range(gangs):
                 time.sleep(max(0.0, began + number * GANG_PODS / rate - time.monotonic()))
                 threads.submit(arrive, number)

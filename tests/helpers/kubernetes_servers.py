@@ -7,6 +7,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ CONTROLLERS = (
     "ttl-after-finished-controller",
 )
 
+POD_GROUP_FLAGS = ("--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1alpha2=true")
+
 
 def free_port() -> int:
     """Return a port that is free now."""
@@ -48,6 +51,13 @@ class KubernetesServers:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.kubeconfig = self.write_kubeconfig("admin", ADMIN_TOKEN)
         self.api = ApiServer(read_kubeconfig(self.kubeconfig))
+
+    @cached_property
+    def has_pod_groups(self) -> bool:
+        """Whether the API server has `scheduling.k8s.io/v1alpha2`: 1.36."""
+        command = [str(self._binaries / "kube-apiserver"), "--version"]
+        version = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        return version.startswith("Kubernetes v1.36.")
 
     def start(self, *, controllers: bool = True) -> None:
         """Start all servers, or all but the controllers; return when they answer."""
@@ -91,8 +101,7 @@ class KubernetesServers:
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
             "--disable-admission-plugins=ServiceAccount",
-            "--feature-gates=GenericWorkload=true",
-            "--runtime-config=scheduling.k8s.io/v1alpha2=true",
+            *(POD_GROUP_FLAGS if self.has_pod_groups else ()),
         )
         self._wait_until_ready()
 

@@ -15,7 +15,7 @@ from kubernetes_objects import Json, pod_json
 from msgspec.structs import replace
 from process_kubelet import ProcessKubelet, kubelet_nodes
 
-from refold.backends.kubernetes import gang_run
+from refold.backends.kubernetes import gang_run, pod_binding
 from refold.backends.kubernetes.backend import KubernetesBackend, OwnJobs
 from refold.backends.kubernetes.gangs import GangName
 from refold.backends.kubernetes.mirror import Mirror
@@ -181,7 +181,7 @@ def test_gangs_are_bound_once_and_as_a_whole_although_bindings_fail(server: Fake
 def test_a_gang_of_which_a_pod_cannot_be_bound_is_ended(
     server: FakeApiServer, monkeypatch: pytest.MonkeyPatch, kind: str, status: int
 ) -> None:
-    monkeypatch.setattr(gang_run, "BIND_WAIT", 0.2)
+    monkeypatch.setattr(pod_binding, "BIND_WAIT", 0.2)
 
     async def test(gangs: Gangs) -> None:
         if kind == "Job":

@@ -21,7 +21,7 @@ def test_no_gang_is_examined_before_it_is_known_which_gangs_have_a_job() -> None
         mirror = SimpleNamespace(follow=asyncio.Queue, unfollow=lambda _: None, gangs=gangs)
         state = SimpleNamespace(job_table=SimpleNamespace(records={}), now=lambda: 0.0)
         none = cast(Any, None)
-        queue = GangQueue(cast(Any, state), none, none, cast(Any, mirror), none, none, none)
+        queue = GangQueue(cast(Any, state), none, none, cast(Any, mirror), none, none, none, none)
         running = asyncio.create_task(queue.run())
         for _ in range(10):
             await asyncio.sleep(0)

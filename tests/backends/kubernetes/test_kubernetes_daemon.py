@@ -234,6 +234,12 @@ def test_plain_pods_with_a_label_are_a_gang(daemon: KubernetesDaemon) -> None:
 POD_GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups"
 
 
+@pytest.fixture
+def pod_groups(servers: KubernetesServers) -> None:
+    if not servers.has_pod_groups:
+        pytest.skip("this version of Kubernetes has no PodGroups of the version that is tested")
+
+
 def create_pod_group(api: ApiServer, name: str, minimum: int) -> None:
     group = {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": name}}
     api.create(POD_GROUPS, {**group, "spec": {"schedulingPolicy": {"gang": {"minCount": minimum}}}})
@@ -246,6 +252,7 @@ def create_grouped_pod(api: ApiServer, group: str, number: int, seconds: float =
     api.create(PODS, body)
 
 
+@pytest.mark.usefixtures("pod_groups")
 def test_native_pod_groups_are_gangs(daemon: KubernetesDaemon) -> None:
     create_pod_group(daemon.api, "native", 2)
     for number in range(2):
@@ -253,6 +260,7 @@ def test_native_pod_groups_are_gangs(daemon: KubernetesDaemon) -> None:
     daemon.wait_for_state("native", "finished")
 
 
+@pytest.mark.usefixtures("pod_groups")
 def test_a_pod_group_may_be_created_after_its_pods(daemon: KubernetesDaemon) -> None:
     for number in range(2):
         create_grouped_pod(daemon.api, "early", number)
@@ -261,6 +269,7 @@ def test_a_pod_group_may_be_created_after_its_pods(daemon: KubernetesDaemon) -> 
     daemon.wait_for_state("early", "finished")
 
 
+@pytest.mark.usefixtures("pod_groups")
 def test_pods_beyond_the_minimum_of_a_pod_group_start_when_they_fit(daemon: KubernetesDaemon) -> None:
     create_pod_group(daemon.api, "more", 2)
     for number in range(4):

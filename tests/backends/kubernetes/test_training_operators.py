@@ -200,10 +200,10 @@ def test_a_refusal_to_resize_is_known_before_the_gang_is_accepted(api: ApiServer
     assert find(api, TRAINJOBS, "fixed")["spec"]["trainer"]["numNodes"] == 2
 
 
-def test_pods_that_the_controller_does_not_end_are_evicted(
-    fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("problem", ["the controller does nothing", "the object cannot be changed"])
+def test_pods_are_evicted_if_suspending_their_object_does_not_end_them(
+    problem: str, fake: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gang_run, "SUSPEND_WAIT", 0.1)
     kubelet, operators = ProcessKubelet(fake.api, kubelet_nodes(2), instant=True), TrainingOperators(fake.api)
     kubelet.start()
     operators.start()
@@ -212,29 +212,16 @@ def test_pods_that_the_controller_does_not_end_are_evicted(
     async def test(runs: Runs) -> None:
         await runs.backend.carry_out([StartRun("kept", 1, TWO)], jobs)
         await runs.wait_for(RunStarted("kept", 1))
-        operators.stop()
+        if problem == "the controller does nothing":
+            monkeypatch.setattr(gang_run, "SUSPEND_WAIT", 0.1)
+            operators.stop()
+        else:
+            fake.refuse = lambda method, path: Refusal(403) if (method, path[-5:]) == ("PATCH", "/kept") else None
         await runs.backend.carry_out([StopRun("kept", 1, "preempted")], jobs)
         await runs.wait_for(RunStopped("kept", 1))
 
     play(fake.api, test)
-    assert sum(request.endswith("/eviction") for request in fake.requests) == 2
-    kubelet.stop()
-
-
-def test_pods_of_an_object_that_cannot_be_suspended_are_evicted(fake: FakeApiServer) -> None:
-    kubelet, operators = ProcessKubelet(fake.api, kubelet_nodes(2), instant=True), TrainingOperators(fake.api)
-    kubelet.start()
-    operators.start()
-    jobs = job_of(create(fake.api, "PyTorchJob", "refused"))
-
-    async def test(runs: Runs) -> None:
-        await runs.backend.carry_out([StartRun("refused", 1, TWO)], jobs)
-        await runs.wait_for(RunStarted("refused", 1))
-        fake.refuse = lambda method, path: Refusal(403) if (method, path[-8:]) == ("PATCH", "/refused") else None
-        await runs.backend.carry_out([StopRun("refused", 1, "preempted")], jobs)
-        await runs.wait_for(RunStopped("refused", 1))
-
-    play(fake.api, test)
-    assert any(request.startswith(f"POST {PODS}/refused-") for request in fake.requests if "/eviction" in request)
+    evicted = {request for request in fake.requests if request.endswith("/eviction")}
+    assert len(evicted) == 2 and all(request.startswith(f"POST {PODS}/kept-") for request in evicted)
     operators.stop()
     kubelet.stop()

@@ -24,6 +24,7 @@ from .gangs import (
     single_pod as single_pod,
 )
 from .lease import Lease as Lease, this_process as this_process
+from .local_queues import LocalQueues as LocalQueues
 from .mirror import NODES as NODES, PODS as PODS, Changed as Changed, Mirror as Mirror
 from .nodes import (
     DeviceGroup as DeviceGroup,

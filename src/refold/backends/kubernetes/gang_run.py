@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from math import inf
-from typing import Any, NamedTuple
 
 from refold.backends.kubernetes.api_server import ApiError, ObjectList
 from refold.backends.kubernetes.budgets import PATH as BUDGETS, Budget, blocking_budget
@@ -15,8 +14,9 @@ from refold.backends.kubernetes.gangs import GangName, controller_of
 from refold.backends.kubernetes.mirror import Mirror, RunKey
 from refold.backends.kubernetes.nodes import down_reason
 from refold.backends.kubernetes.objects import Pod
-from refold.backends.kubernetes.own_jobs import INSTANCE_ANNOTATION, binding_annotations, pod_shares
+from refold.backends.kubernetes.own_jobs import INSTANCE_ANNOTATION
 from refold.backends.kubernetes.owners import SUSPENDABLE, GangState
+from refold.backends.kubernetes.pod_binding import PodBinder, PodTarget, delete_pod
 from refold.backends.kubernetes.pod_states import (
     PodFailure,
     as_gone,
@@ -34,17 +34,11 @@ from refold.model import Job, Seconds
 POD_WAIT: Seconds = 60.0
 """How long a run waits for its controller to create the pods. It holds its GPUs meanwhile."""
 
-BIND_WAIT: Seconds = 60.0
-"""How long binding a pod is repeated while the API server answers with temporary errors. Then the gang is ended."""
-
 SUSPEND_WAIT: Seconds = 30.0
 """How long the controller of a suspended JobSet, TrainJob or PyTorchJob has to end its pods. Then they are evicted."""
 
 OWNER_CHECK_PAUSE: Seconds = 2.0
 BUDGET_PAUSE: Seconds = 2.0
-
-MIN_GRACE_SECONDS = 1
-"""With 0 the API server would forget a pod before its containers have ended."""
 
 RunEnd = RunFinished | RunFailed | RunStopped
 
@@ -53,14 +47,6 @@ log = logging.getLogger("refold")
 
 class BindFailed(Exception):
     """A pod could not be bound, and trying again would not help."""
-
-
-class PodTarget(NamedTuple):
-    """A pod, the instance that it becomes, and the node that it is bound to."""
-
-    pod: Pod
-    instance: int
-    node: str
 
 
 class GangRun:
@@ -83,14 +69,13 @@ class GangRun:
         self.changed = asyncio.Event()
         self.gone = ""
         """What somebody did to the gang, so that its job is cancelled: 'was deleted', 'was suspended'."""
-        self._job = job
         self._order = order
         self._nodes = nodes
         self._calls = calls
         self._mirror = mirror
         self._room = room
         self._grace = grace
-        self._shares = pod_shares(job, order.allocation)
+        self._binder = PodBinder(job, order, calls, mirror, lambda: self._stopping)
         self._is_elastic = bool(job.launch.gang) and job.gpu_range is not None
         self._can_suspend = gang.kind in SUSPENDABLE
         self._size = len(nodes)
@@ -237,14 +222,16 @@ class GangRun:
         """Bind all pods that are not bound yet. Raises BindFailed if one of them cannot be bound."""
         try:
             targets = await self._find_targets()
-            problems = await asyncio.gather(*(self._bind(target) for target in targets))
+            problems = await asyncio.gather(*(self._binder.bind(target) for target in targets))
             for target, problem in zip(targets, problems, strict=True):
-                if not problem:
+                if problem is None:
                     await self._wait_until_seen(target.pod)
+                elif problem.uncertain:
+                    self._uncertain.append(target.pod)
         finally:
             self._room.release(self.key)
-        if found := next(filter(None, problems), ""):
-            raise BindFailed(found)
+        if found := next(filter(None, problems), None):
+            raise BindFailed(found.why)
 
     async def _wait_until_seen(self, pod: Pod) -> None:
         """Wait until the mirror shows that a pod was bound, or is gone."""
@@ -290,47 +277,6 @@ class GangRun:
             return False
         return True
 
-    async def _bind(self, target: PodTarget) -> str:
-        """Bind a pod; return why that is impossible, or ''.
-
-        It is tried again while the API server cannot be reached, and for a while if it answers with temporary errors.
-        """
-        pod, loop, give_up_at = target.pod, asyncio.get_running_loop(), inf
-        order = self._order
-        annotations = binding_annotations(
-            self._mirror.daemon, self._job, order.run, target.instance, order.allocation, self._shares
-        )
-        body = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": pod.metadata.name, "uid": pod.metadata.uid, "annotations": annotations},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": target.node},
-        }
-        while True:
-            try:
-                await self._calls.run(self._calls.api.create, f"{pod_path(pod)}/binding", body)
-                return ""
-            except ApiError as error:
-                if error.status == CONFLICT and await self._is_bound_as_wanted(target):
-                    return ""
-                problem = f"pod {pod.key} cannot be bound to {target.node}: {error}"
-                if not error.is_transient:
-                    return problem
-                if error.status:
-                    give_up_at = min(give_up_at, loop.time() + BIND_WAIT)
-            if self._stopping or loop.time() >= give_up_at:
-                self._uncertain.append(pod)
-                return problem
-            await asyncio.sleep(RETRY_PAUSE)
-
-    async def _is_bound_as_wanted(self, target: PodTarget) -> bool:
-        """Whether an earlier attempt whose answer was lost has bound the pod."""
-        try:
-            pod = await self._calls.repeat(self._calls.api.get, pod_path(target.pod), Pod)
-        except ApiError:
-            return False
-        return self._mirror.run_of(pod) == self.key and pod.spec.node_name == target.node
-
     # Ending.
 
     async def _end_pods(self) -> None:
@@ -341,7 +287,7 @@ class GangRun:
         loop = asyncio.get_running_loop()
         evict_at = await self._suspend() if self._can_suspend else 0.0
         if evict_at <= 0:  # nothing else ends them
-            await asyncio.gather(*(self._delete(pod, self._grace) for pod in self._uncertain))
+            await asyncio.gather(*(delete_pod(self._calls, pod, self._grace) for pod in self._uncertain))
         asked: set[tuple[str, bool]] = set()
         while remaining := [pod for pod in self._mirror.pods_of_run(self.key).values() if not self._is_over(pod)]:
             self.changed.clear()
@@ -400,23 +346,12 @@ class GangRun:
     async def _remove(self, pod: Pod) -> bool:
         """Evict a pod, or delete it if its gang is broken or there is no grace; return whether that was accepted."""
         if self._grace <= 0 or not self._stopping:
-            return await self._delete(pod, self._grace)
+            await delete_pod(self._calls, pod, self._grace)
+            return True
         try:
             await self._calls.run(self._calls.api.create, f"{pod_path(pod)}/eviction", eviction(pod), retry=False)
         except ApiError as error:
             if error.status not in (NOT_FOUND, CONFLICT) and not error.is_transient:
                 raise
             return error.status == NOT_FOUND
-        return True
-
-    async def _delete(self, pod: Pod, grace: Seconds) -> bool:
-        """Delete a pod, unless another one has its name; return True."""
-        options: dict[str, Any] = {"preconditions": {"uid": pod.metadata.uid}}
-        if grace <= 0:
-            options["gracePeriodSeconds"] = MIN_GRACE_SECONDS
-        try:
-            await self._calls.repeat(self._calls.api.delete, pod_path(pod), options)
-        except ApiError as error:
-            if error.status not in (NOT_FOUND, CONFLICT):
-                raise
         return True

@@ -14,6 +14,7 @@ from refold.backends.kubernetes import (
     Changed,
     KubernetesBackend,
     Labels,
+    LocalQueues,
     Mirror,
     Node,
     NodeMap,
@@ -126,7 +127,8 @@ class KubernetesEngine:
     ) -> EngineParts:
         """Return the parts that connect the queue with the cluster. `end`: ends the daemon, if the nodes change."""
         notes = PodNotes(state, self._api, self._mirror, lambda job: status_of(CALLER, job))
-        queue = GangQueue(state, inbox, admission, self._mirror, Owners(self._api), self.nodes, notes)
+        owners, queues = Owners(self._api), LocalQueues(self._api)
+        queue = GangQueue(state, inbox, admission, self._mirror, owners, queues, self.nodes, notes)
         reports = NodeReports(state, inbox, self._mirror, self.nodes)
         return EngineParts([queue], [queue.run(), notes.run(), self._follow_nodes(reports, end)])
 

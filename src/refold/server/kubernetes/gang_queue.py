@@ -12,9 +12,11 @@ from msgspec.structs import replace
 
 from refold.api import Caller, Submission
 from refold.backends.kubernetes import (
+    QUEUE_LABEL,
     ApiError,
     Changed,
     GangName,
+    LocalQueues,
     Mirror,
     NodeMap,
     Owner,
@@ -67,6 +69,7 @@ class GangQueue(Subscriber):
         admission: Admission,
         mirror: Mirror,
         owners: Owners,
+        queues: LocalQueues,
         nodes: NodeMap,
         notes: PodNotes,
     ) -> None:
@@ -75,6 +78,7 @@ class GangQueue(Subscriber):
         self._admission = admission
         self._mirror = mirror
         self._owners = owners
+        self._queues = queues
         self._nodes = nodes
         self._notes = notes
         self._changes = mirror.follow()
@@ -178,6 +182,9 @@ class GangQueue(Subscriber):
         if owner is None or owner.ended:
             self._unsettled[gang] = None
             self._notes.set(waiting, f"{gang} {'does not exist' if owner is None else 'has ended'}")
+        elif missing := await self._missing_queue(waiting[0], owner):
+            self._unsettled[gang] = None
+            self._notes.set(waiting, f"LocalQueue {missing} not found in namespace {gang.namespace}")
         elif owner.size is None:
             await self._accept_each(waiting, owner)
         elif len(waiting) >= owner.size:
@@ -185,6 +192,13 @@ class GangQueue(Subscriber):
         else:
             self._unsettled[gang] = None
             self._notes.set(waiting, f"{len(waiting)} of {owner.size} pods of the gang exist")
+
+    async def _missing_queue(self, pod: Pod, owner: Owner) -> str:
+        """Return the LocalQueue that a gang names if it does not exist, else ''."""
+        name = pod.metadata.labels.get(QUEUE_LABEL) or owner.queue
+        if not name:
+            return ""
+        return name if await asyncio.to_thread(self._queues.is_missing, pod.metadata.namespace, name) else ""
 
     async def _submit_surplus(self, gang: GangName, waiting: list[Pod]) -> None:
         """Submit the pods of a running gang that it can do without: each starts when it fits."""
