@@ -1,7 +1,7 @@
 """Measure Refold on Slurm: `python -m benchmarks.engines`. Needs `make engines-slurm`.
 
-Measures the time from a submission to the start of its process beside plain `sbatch`. `--faults N` kills daemons,
-controllers and nodes N times each instead, and counts what goes wrong.
+Measures the time from a submission to the start of its process, as a job and in a pool, beside plain `sbatch` and
+`srun`. `--faults N` kills daemons, controllers and nodes N times each instead, and counts what goes wrong.
 """
 
 from __future__ import annotations
@@ -9,26 +9,35 @@ from __future__ import annotations
 import argparse
 import sys
 
-from benchmarks.engines.slurm_faults import SLURM_FAULTS, fault_table, measure_fault
+from benchmarks.engines.slurm_faults import POOL_FAULTS, SLURM_FAULTS, fault_table, measure_fault
 from benchmarks.engines.slurm_latency import latency_table, measure_latency
 
 
 def main() -> None:
     """Measure, and print tables."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engines", description=__doc__)
-    parser.add_argument("--repeats", type=int, default=20, help="submissions in each way (default: 20)")
-    parser.add_argument("--faults", type=int, metavar="N", help="kill something N times, for each kind of failure")
+    parser.add_argument("--repeats", type=_count, default=20, help="submissions in each way (default: 20)")
+    parser.add_argument("--faults", type=_count, metavar="N", help="kill something N times, for each kind of failure")
     parser.add_argument("--fault", choices=SLURM_FAULTS, action="append", help="one kind of failure; can be repeated")
+    parser.add_argument("--pool", action="store_true", help="runs are started in a pool that Refold holds")
     parser.add_argument("--seed", type=int, default=0, help="random seed of the failures (default: 0)")
     options = parser.parse_args()
     if options.faults is None:
-        print("\n".join(latency_table(measure_latency(max(1, options.repeats)))))
+        print("\n".join(latency_table(measure_latency(options.repeats))))
         return
     found = []
-    for fault in options.fault or SLURM_FAULTS:
+    for fault in options.fault or [name for name in SLURM_FAULTS if options.pool or name not in POOL_FAULTS]:
+        if fault in POOL_FAULTS and not options.pool:
+            parser.error(f"--fault '{fault}' needs --pool")
         print(f"{fault} …", file=sys.stderr)
-        found.append(measure_fault(fault, options.faults, options.seed))
+        found.append(measure_fault(fault, options.faults, options.seed, pool=options.pool))
     print("\n".join(fault_table(found)))
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a number ≥ 1")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,8 @@ SETTLE_SECONDS = 240.0
 """How long jobs may need to finish after the last failure. One that is lost again and again waits longer each time."""
 
 LEAVE_SECONDS = 30.0
+POOL = "refold-pool"
+"""The name of the allocations of a pool."""
 
 ENDED = {"finished", "failed", "cancelled", "ended"}
 
@@ -68,9 +70,10 @@ class FaultOutcome(NamedTuple):
 class FaultyCluster:
     """A Slurm with a daemon, and a folder where jobs write what happens to them."""
 
-    def __init__(self, slurm: SlurmServers, folder: Path) -> None:
+    def __init__(self, slurm: SlurmServers, folder: Path, pool: bool) -> None:
         self.slurm = slurm
-        self.daemon = SlurmDaemon(slurm, folder / "state", "--policy", "fifo")
+        options = ("--pool", str(NODES)) if pool else ()
+        self.daemon = SlurmDaemon(slurm, folder / "state", "--policy", "fifo", *options)
         self.record = folder / "record"
         self.record.mkdir()
 
@@ -113,6 +116,10 @@ class FaultyCluster:
         self.slurm.start_node("n0")
         self.slurm.run("scontrol", "update", "NodeName=n0", "State=RESUME", check=False)
 
+    def cancel_allocation(self) -> None:
+        """Cancel the allocation of a node that a pool holds. Another one is requested."""
+        self.slurm.run("scancel", f"--name={POOL}", "--nodelist=n0")
+
     def kill_accounting(self) -> None:
         """Kill slurmdbd, and some time later slurmctld, which may not start without it."""
         assert isinstance(self.slurm, SlurmWithAccounting)
@@ -143,11 +150,16 @@ class FaultyCluster:
             return {}
 
     def left_in_slurm(self) -> int:
-        """Return the number of jobs in Slurm's queue that do not leave it: those submitted twice end by themselves."""
+        """Return the number of jobs and steps that do not leave Slurm: those submitted twice end by themselves."""
         deadline = time.monotonic() + LEAVE_SECONDS
-        while (left := self.slurm.run("squeue", "--noheader", "--format=%A").split()) and time.monotonic() < deadline:
+        while (left := self._runs_in_slurm()) and time.monotonic() < deadline:
             time.sleep(0.5)
-        return len(left)
+        return left
+
+    def _runs_in_slurm(self) -> int:
+        names = self.slurm.run("squeue", "--noheader", "--format=%j").split()
+        steps = self.slurm.run("squeue", "--noheader", "--steps", "--format=%j").split()
+        return len([name for name in names if name != POOL]) + len([name for name in steps if "refold/" in name])
 
     def wrong(self) -> int:
         """Return the number of runs that started twice, overlapped, or did finished work again."""
@@ -169,15 +181,18 @@ SLURM_FAULTS: dict[str, Callable[[FaultyCluster], None]] = {
     "daemon and slurmctld killed": FaultyCluster.kill_both,
     "node killed": FaultyCluster.kill_node,
     "slurmdbd and slurmctld killed": FaultyCluster.kill_accounting,
+    "allocation cancelled": FaultyCluster.cancel_allocation,
 }
+POOL_FAULTS = ("allocation cancelled",)
+"""Those that need a pool."""
 
 
-def measure_fault(fault: str, times: int, seed: int = 0) -> FaultOutcome:
+def measure_fault(fault: str, times: int, seed: int = 0, *, pool: bool = False) -> FaultOutcome:
     """Submit jobs and kill something, again and again; count what is wrong."""
     draw = random.Random(seed)
     slurm = SlurmWithAccounting(NODES, 8) if "slurmdbd" in fault else SlurmServers(NODES, 8)
     with TemporaryDirectory(prefix="refold-faults-") as folder:
-        cluster = FaultyCluster(slurm, Path(folder))
+        cluster = FaultyCluster(slurm, Path(folder), pool)
         try:
             slurm.start()
             cluster.daemon.start()

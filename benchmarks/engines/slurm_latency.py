@@ -27,26 +27,48 @@ class Latencies(NamedTuple):
 
     refold: list[float]
     sbatch: list[float]
+    pool: list[float]
+    srun: list[float]
 
 
 def measure_latency(repeats: int) -> Latencies:
-    """Submit one job after the other, by each way in turn."""
+    """Submit one job after the other, by each way in turn. The pool has two of the four nodes."""
     slurm = SlurmServers(4, 8)
     with TemporaryDirectory(prefix="refold-latency-") as name:
-        folder, found = Path(name), Latencies([], [])
-        daemon = SlurmDaemon(slurm, folder / "state", "--policy", "fifo")
+        folder, found = Path(name), Latencies([], [], [], [])
+        jobs = SlurmDaemon(slurm, folder / "jobs", "--policy", "fifo")
+        pool = SlurmDaemon(slurm, folder / "pool", "--policy", "fifo", "--pool", "2")
         try:
             slurm.start()
-            daemon.start()
+            pool.start()
+            jobs.start()
+            allocation = _first_allocation(slurm)
             for number in range(repeats + 1):
-                pair = (_with_refold(daemon, folder / f"r{number}"), _with_sbatch(slurm, folder / f"s{number}"))
-                if number:  # the first pair warms up
-                    found.refold.append(pair[0])
-                    found.sbatch.append(pair[1])
+                path = folder / str(number)
+                values = (
+                    _with_refold(jobs, path.with_suffix(".job")),
+                    _with_sbatch(slurm, path.with_suffix(".batch")),
+                    _with_refold(pool, path.with_suffix(".step")),
+                    _with_srun(slurm, allocation, path.with_suffix(".srun")),
+                )
+                if number:  # the first round warms up
+                    for times, value in zip(found, values, strict=True):
+                        times.append(value)
         finally:
-            daemon.kill()
+            jobs.kill()
+            pool.kill()
             slurm.stop()
     return found
+
+
+def _first_allocation(slurm: SlurmServers) -> str:
+    """Return the id of a job that the pool holds, when it holds all."""
+
+    def held() -> list[str]:
+        return slurm.run("squeue", "--noheader", "--name=refold-pool", "--states=running", "--format=%A").split()
+
+    slurm.wait_until(lambda: len(held()) == 2, "the pool has its nodes")
+    return held()[0]
 
 
 def _with_refold(daemon: SlurmDaemon, path: Path) -> float:
@@ -63,14 +85,20 @@ def _with_sbatch(slurm: SlurmServers, path: Path) -> float:
     script = path.with_suffix(".sh")
     script.write_text(f"#!/bin/sh\nexec sh -c '{WRITE_TIME}' {path}\n")
     began = time.time()
-    slurm.run("sbatch", *RESOURCES, str(script))
-    slurm.wait_until(path.exists, "the job has run")
-    slurm.wait_until(slurm.is_ready, "the nodes are idle again")
+    number = slurm.run("sbatch", "--parsable", *RESOURCES, str(script)).strip()
+    slurm.wait_until(lambda: not slurm.run("squeue", "--noheader", f"--jobs={number}").strip(), "the job has ended")
+    return float(path.read_text()) - began
+
+
+def _with_srun(slurm: SlurmServers, allocation: str, path: Path) -> float:
+    began = time.time()
+    slurm.run("srun", f"--jobid={allocation}", "--exact", "--ntasks=1", *RESOURCES, "sh", "-c", WRITE_TIME, str(path))
     return float(path.read_text()) - began
 
 
 def latency_table(found: Latencies) -> list[str]:
     """Return a Markdown table: medians with the smallest and largest value."""
+    names = ("`refold submit`, a job per run", "`sbatch`", "`refold submit`, in a pool", "`srun` in an allocation")
     return [
         f"Submission to process start on an idle cluster, {len(found.refold)} jobs with one GPU each, in turns:",
         "",
@@ -78,6 +106,6 @@ def latency_table(found: Latencies) -> list[str]:
         "|---|---|---|",
         *(
             f"| {name} | {median(values):.2f} | {min(values):.2f} to {max(values):.2f} |"
-            for name, values in (("`refold submit`", found.refold), ("`sbatch`", found.sbatch))
+            for name, values in zip(names, found, strict=True)
         ),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,3 +23,16 @@ def test_commands_of_another_terminal_need_refold_home_only_if_the_state_folder_
         "next, in another terminal:\n"
         f"{hint}  refold submit -- python -c 'print(\"hello\")'\n  refold queue --watch\n  refold top\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["serve", "--pool", "2"], "--pool, --pool-time and --pool-job need --on slurm"),
+        (["serve", "--on", "slurm", "--pool-time", "never"], "--pool-time: 'never' is not a duration"),
+        (["serve", "--on", "slrum"], "Invalid value for '--on': 'slrum' is not one of 'local', 'kubernetes', 'slurm'"),
+        (["compare", "--from", "slurm", "--since", "yesterday"], "--since: 'yesterday' is not a duration"),
+    ],
+)
+def test_wrong_options_are_named(words: list[str], message: str, error_of: Callable[..., str]) -> None:
+    assert error_of(*words).startswith(f"error: {message}")

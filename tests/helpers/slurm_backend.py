@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from pathlib import Path
 
 from slurm_servers import SlurmServers
 
 from refold.backends import Report
 from refold.backends.slurm.backend import SlurmBackend
-from refold.backends.slurm.cluster import map_nodes
+from refold.backends.slurm.cluster import SlurmCluster, map_nodes
+from refold.backends.slurm.held_pool import Pool
 from refold.backends.slurm.node_records import read_nodes
+from refold.backends.slurm.pool import PoolSettings
 from refold.backends.slurm.programs import Programs
 from refold.backends.slurm.requests import SlurmSettings
 from refold.testing.backend_contract import BackendContract, BackendHarness
@@ -30,12 +33,45 @@ class OnSlurm(BackendContract):
         nodes = map_nodes(read_nodes(programs.run))
         daemon = hashlib.sha256(str(folder).encode()).hexdigest()[:16]
         settings = SlurmSettings(partition=self.partition)
-        return SlurmBackend(report, programs, nodes, folder / "out", daemon, settings, grace=grace, poll=POLL_SECONDS)
+        pool = self.make_pool(programs, daemon, settings, nodes)
+        return SlurmBackend(
+            report, programs, nodes, folder / "out", daemon, settings, pool=pool, grace=grace, poll=POLL_SECONDS
+        )
+
+    def make_pool(self, programs: Programs, daemon: str, settings: SlurmSettings, nodes: SlurmCluster) -> Pool | None:
+        """Return None: each run is a job."""
+        del programs, daemon, settings, nodes
+        return None
+
+
+class InPool(OnSlurm):
+    """Makes back ends that start runs in a pool of all nodes. `time_limit`: that of its allocations."""
+
+    time_limit: float | None = None
+
+    def make_pool(self, programs: Programs, daemon: str, settings: SlurmSettings, nodes: SlurmCluster) -> Pool:
+        """Return a pool that has all nodes."""
+        pool = Pool(programs, daemon, settings, PoolSettings(len(nodes.groups), self.time_limit))
+
+        def is_complete() -> bool:
+            pool.read(time.time())
+            pool.request_missing(time.time())
+            return all(pool.place(group.node.name) for group in nodes.groups)
+
+        self.slurm.wait_until(is_complete, "the pool has all nodes")
+        return pool
 
 
 def on_slurm(slurm: SlurmServers) -> OnSlurm:
     """Return what makes back ends on a cluster."""
     found = OnSlurm()
+    found.slurm = slurm
+    return found
+
+
+def in_pool(slurm: SlurmServers) -> InPool:
+    """Return what makes back ends on a pool of all nodes of a cluster."""
+    found = InPool()
     found.slurm = slurm
     return found
 

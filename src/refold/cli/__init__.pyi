@@ -71,6 +71,7 @@ from .options import (
     TraceOrDemo as TraceOrDemo,
     WatchOption as WatchOption,
     make_folder as make_folder,
+    parse_duration_option as parse_duration_option,
     parse_settings as parse_settings,
     require_option as require_option,
 )

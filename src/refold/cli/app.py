@@ -87,7 +87,7 @@ def _print_usage_error(error: typer.BadParameter) -> int:
         error.show()
         return 2
     hint = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-    return _print_error(message.rstrip(".") + hint)
+    return _print_error(message.replace(": Value error, ", ": ", 1).rstrip(".") + hint)
 
 
 if __name__ == "__main__":

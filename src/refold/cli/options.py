@@ -61,6 +61,17 @@ def complete_formats(incomplete: str) -> list[str]:
     return [name for name in FORMATS if name.startswith(incomplete)]
 
 
+def parse_duration_option(option: str, text: str) -> Seconds:
+    """Parse the value of an option that is a duration."""
+    from refold.errors import BadValue
+    from refold.model import parse_duration
+
+    try:
+        return parse_duration(text)
+    except BadValue as error:
+        raise BadValue(f"{option}: {error}") from None
+
+
 def _complete_settings(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the settings of the policy given by --policy, with their defaults."""
     from refold.errors import RefoldError

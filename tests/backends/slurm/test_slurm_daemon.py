@@ -131,3 +131,66 @@ def test_without_slurm_the_daemon_says_so(tmp_path: Path) -> None:
     engine = SlurmEngine(Programs({"PATH": str(tmp_path)}), "id", SlurmSettings())
     with pytest.raises(BadInput, match="sinfo was not found"):
         asyncio.run(engine.connect())
+
+
+# A pool.
+
+
+@pytest.fixture
+def pooled(slurm: SlurmServers, tmp_path: Path) -> Iterator[SlurmDaemon]:
+    found = SlurmDaemon(slurm, tmp_path / "state", "--policy", "fifo", "--pool", "2", "--pool-time", "1h")
+    try:
+        found.start()
+        yield found
+    finally:
+        found.kill(signal.SIGTERM)
+
+
+def test_a_pool_runs_jobs_inside_its_allocations_and_nowhere_else(pooled: SlurmDaemon, slurm: SlurmServers) -> None:
+    with pooled.client() as client:
+        shell = 'echo "$SLURM_JOB_NAME $SLURM_JOB_ID $CUDA_VISIBLE_DEVICES $REFOLD_INSTANCE"'
+        gang = client.submit(command=["sh", "-c", shell], name="gang", instances=2, gpus=8)
+        assert client.wait(gang.id, timeout=60).state == "finished"
+        held = [node.name for node in client.nodes() if not node.reason]
+        other = [node.reason for node in client.nodes() if node.reason]
+        wide = client.submit(command=["true"], name="wide", instances=3, gpus=8)
+        assert client.job(wide.id).state == "waiting"
+    assert (len(held), other) == (2, ["slurm: not in the pool"] * 2)
+    assert len(job_ids(slurm, "refold-pool")) == 2
+    assert slurm.run("squeue", "-h", "-o", "%l", "--name=refold-pool").split() == ["1:00:00"] * 2
+
+
+def test_a_pool_that_is_cancelled_is_renewed_and_the_job_runs_again(
+    pooled: SlurmDaemon, slurm: SlurmServers, tmp_path: Path
+) -> None:
+    shell = f"echo >>{tmp_path}/starts; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    with pooled.client() as client:
+        job = client.submit(command=["sh", "-c", shell], name="long", gpus=8)
+        pooled.wait_until((tmp_path / "starts").exists, "the job runs")
+        first = job_ids(slurm, "refold-pool")
+        slurm.run("scancel", *first)
+        pooled.wait_until(lambda: (tmp_path / "starts").read_text() == "\n\n", "the job runs again")
+        (tmp_path / "go").touch()
+        assert client.wait(job.id, timeout=60).state == "finished"
+    assert not {*first} & {*job_ids(slurm, "refold-pool")}
+
+
+def test_a_daemon_without_a_pool_takes_over_its_runs_and_releases_it(
+    pooled: SlurmDaemon, slurm: SlurmServers, tmp_path: Path
+) -> None:
+    shell = f"echo >>{tmp_path}/starts; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    with pooled.client() as client:
+        job = client.submit(command=["sh", "-c", shell], name="long", gpus=8)
+    pooled.wait_until((tmp_path / "starts").exists, "the job runs")
+    pooled.kill()
+    next_daemon = SlurmDaemon(slurm, pooled.folder, "--policy", "fifo")
+    try:
+        next_daemon.start()
+        next_daemon.wait_until(lambda: len(job_ids(slurm, "refold-pool")) == 1, "the idle node is released")
+        assert next_daemon.states()[job.id] == "running"
+        (tmp_path / "go").touch()
+        next_daemon.wait_for_state(job.id, "finished")
+        next_daemon.wait_until(lambda: not job_ids(slurm, "refold-pool"), "the pool is released")
+    finally:
+        next_daemon.kill(signal.SIGTERM)
+    assert (tmp_path / "starts").read_text() == "\n"

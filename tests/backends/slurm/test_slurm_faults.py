@@ -18,8 +18,13 @@ TIMES = {
 }
 
 
-@pytest.mark.parametrize("fault", TIMES)
-def test_no_job_is_lost_and_no_run_starts_twice(fault: str, need_programs: Callable[..., None]) -> None:
+POOL_TIMES = {**TIMES, "slurmctld killed": 1, "allocation cancelled": 2}
+
+
+@pytest.mark.parametrize(
+    ("fault", "pool"), [*((fault, False) for fault in TIMES), *((fault, True) for fault in POOL_TIMES)]
+)
+def test_no_job_is_lost_and_no_run_starts_twice(fault: str, pool: bool, need_programs: Callable[..., None]) -> None:
     need_programs(*slurm_servers.PROGRAMS, *(slurm_accounting.PROGRAMS if "slurmdbd" in fault else ()))
-    found = measure_fault(fault, TIMES[fault])
+    found = measure_fault(fault, (POOL_TIMES if pool else TIMES)[fault], pool=pool)
     assert (found.lost, found.twice, found.left) == (0, 0, 0)

@@ -17,7 +17,7 @@ from refold.backends.slurm.requests import (
     resource_arguments,
     time_argument,
 )
-from refold.backends.slurm.run_jobs import RunJob, read_run_jobs, run_comment
+from refold.backends.slurm.run_jobs import RunJob, read_runs, run_mark
 from refold.backends.slurm.run_state import (
     REPEAT_SECONDS,
     SETTLE_SECONDS,
@@ -44,9 +44,13 @@ def failed(why: str = "", *, retry: bool = False, exit_code: int | None = None) 
     return Ended(RunFailed(*KEY, why, retry=retry, exit_code=exit_code))
 
 
+def lost(why: str) -> Ended:
+    return failed(why, retry=True)
+
+
 def steps(
     *jobs: RunJob,
-    claim: int | None = None,
+    claim: str | None = None,
     status: int | None = None,
     stop: bool = False,
     was_claimed: bool = True,
@@ -60,38 +64,38 @@ def steps(
     [
         (steps(), [Submit()]),
         (steps(stop=True), [STOPPED]),
-        (steps(RunJob(5, "PENDING")), []),
-        (steps(RunJob(5, "PENDING"), stop=True), [Cancel(5)]),
-        (steps(RunJob(5, "RUNNING")), []),
-        (steps(RunJob(5, "RUNNING"), claim=5), [Started()]),
-        (steps(RunJob(5, "RUNNING"), claim=5, stop=True), [Signal(5, kill=False)]),
-        (steps(RunJob(5, "COMPLETING"), claim=5, status=0), [Started()]),
-        (steps(RunJob(5, "COMPLETED"), claim=5, status=0), [Started(), FINISHED]),
-        (steps(RunJob(5, "COMPLETED"), claim=5), []),
-        (steps(RunJob(5, "COMPLETED")), []),
-        (steps(claim=5, status=0, stop=True), [Started(), FINISHED]),
-        (steps(claim=5, status=143, stop=True), [STOPPED]),
-        (steps(claim=5, status=3), [Started(), failed(exit_code=3)]),
-        (steps(claim=5, status=98), [Started(), failed("Slurm could not run its step on all nodes", retry=True)]),
-        (steps(RunJob(5, "FAILED", 4), claim=5, status=3), [Started(), failed(exit_code=3)]),
-        (steps(RunJob(5, "FAILED", 4), claim=5), []),
-        (steps(RunJob(5, "NODE_FAIL"), claim=5), [Started(), failed("a node failed (Slurm: NODE_FAIL)", retry=True)]),
-        (steps(RunJob(5, "PREEMPTED"), claim=5), [Started(), failed("preempted by Slurm for another job", retry=True)]),
-        (steps(RunJob(5, "BOOT_FAIL"), stop=True), [STOPPED]),
-        (steps(RunJob(5, "TIMEOUT"), claim=5), [Started(), failed("exceeded the time limit in Slurm")]),
-        (steps(RunJob(5, "OUT_OF_MEMORY", 137), claim=5), [Started(), failed("out of memory")]),
-        (steps(RunJob(5, "CANCELLED"), claim=5), [Ended(RunStopped(*KEY), "cancelled in Slurm")]),
-        (steps(RunJob(5, "CANCELLED"), claim=5, stop=True), [STOPPED]),
-        (steps(RunJob(5, "CANCELLED", restarts=1), claim=5), [Started(), failed("requeued in Slurm", retry=True)]),
+        (steps(RunJob("5", "PENDING")), []),
+        (steps(RunJob("5", "PENDING"), stop=True), [Cancel("5")]),
+        (steps(RunJob("5", "RUNNING")), []),
+        (steps(RunJob("5", "RUNNING"), claim="5"), [Started()]),
+        (steps(RunJob("5", "RUNNING"), claim="5", stop=True), [Signal("5", kill=False)]),
+        (steps(RunJob("5", "COMPLETING"), claim="5", status=0), [Started()]),
+        (steps(RunJob("5", "COMPLETED"), claim="5", status=0), [Started(), FINISHED]),
+        (steps(RunJob("5", "COMPLETED"), claim="5"), []),
+        (steps(RunJob("5", "COMPLETED")), []),
+        (steps(claim="5", status=0, stop=True), [Started(), FINISHED]),
+        (steps(claim="5", status=143, stop=True), [STOPPED]),
+        (steps(claim="5", status=3), [Started(), failed(exit_code=3)]),
+        (steps(claim="5", status=98), [Started(), failed("Slurm could not run its step on all nodes", retry=True)]),
+        (steps(RunJob("5", "FAILED", 4), claim="5", status=3), [Started(), failed(exit_code=3)]),
+        (steps(RunJob("5", "FAILED", 4), claim="5"), []),
+        (steps(RunJob("5", "NODE_FAIL"), claim="5"), [Started(), lost("a node failed (Slurm: NODE_FAIL)")]),
+        (steps(RunJob("5", "PREEMPTED"), claim="5"), [Started(), lost("preempted by Slurm for another job")]),
+        (steps(RunJob("5", "BOOT_FAIL"), stop=True), [STOPPED]),
+        (steps(RunJob("5", "TIMEOUT"), claim="5"), [Started(), failed("exceeded the time limit in Slurm")]),
+        (steps(RunJob("5", "OUT_OF_MEMORY", 137), claim="5"), [Started(), failed("out of memory")]),
+        (steps(RunJob("5", "CANCELLED"), claim="5"), [Ended(RunStopped(*KEY), "cancelled in Slurm")]),
+        (steps(RunJob("5", "CANCELLED"), claim="5", stop=True), [STOPPED]),
+        (steps(RunJob("5", "CANCELLED", restarts=1), claim="5"), [Started(), failed("requeued in Slurm", retry=True)]),
         (
-            steps(RunJob(5, "FAILED", 97, restarts=1), claim=5),
+            steps(RunJob("5", "FAILED", 97, restarts=1), claim="5"),
             [Started(), failed("requeued in Slurm", retry=True)],
         ),
         (
-            steps(RunJob(5, "FAILED", 97)),
+            steps(RunJob("5", "FAILED", 97)),
             [failed("its folder cannot be written on the node: is the state folder on a shared file system?")],
         ),
-        (steps(RunJob(5, "CANCELLED")), []),
+        (steps(RunJob("5", "CANCELLED")), []),
     ],
 )  # fmt: skip
 def test_a_run_in_one_round(found: list[Step], expected: list[Step]) -> None:
@@ -99,68 +103,68 @@ def test_a_run_in_one_round(found: list[Step], expected: list[Step]) -> None:
 
 
 def test_a_requeued_job_is_cancelled_but_not_one_that_has_just_begun() -> None:
-    assert steps(RunJob(5, "PENDING"), claim=5) == [Cancel(5)]
-    assert steps(RunJob(5, "RUNNING", restarts=1), claim=5) == [Cancel(5)]
-    assert steps(RunJob(5, "PENDING"), claim=5, was_claimed=False) == []
+    assert steps(RunJob("5", "PENDING"), claim="5") == [Cancel("5")]
+    assert steps(RunJob("5", "RUNNING", restarts=1), claim="5") == [Cancel("5")]
+    assert steps(RunJob("5", "PENDING"), claim="5", was_claimed=False) == []
 
 
 def test_of_several_jobs_the_one_with_the_claim_stays_or_else_the_first() -> None:
-    pending, running = RunJob(5, "PENDING"), RunJob(7, "RUNNING")
-    assert steps(running, pending, claim=7) == [Cancel(5), Started()]
-    assert steps(running, pending) == [Cancel(7)]
-    assert steps(RunJob(5, "COMPLETING"), running, claim=7) == [Started()]
+    pending, running = RunJob("5", "PENDING"), RunJob("7", "RUNNING")
+    assert steps(running, pending, claim="7") == [Cancel("5"), Started()]
+    assert steps(running, pending) == [Cancel("7")]
+    assert steps(RunJob("5", "COMPLETING"), running, claim="7") == [Started()]
 
 
 def test_a_started_run_that_slurm_does_not_know_is_lost_after_some_time() -> None:
     state = RunState(KEY, 10.0)
-    assert state.next_steps(Facts((), 5, None, 0.0)) == []
-    assert state.next_steps(Facts((RunJob(5, "RUNNING"),), 5, None, SETTLE_SECONDS)) == [Started()]
-    assert state.next_steps(Facts((), 5, None, SETTLE_SECONDS + 1)) == []
-    (end,) = state.next_steps(Facts((), 5, None, 2 * SETTLE_SECONDS + 1))
+    assert state.next_steps(Facts((), "5", None, 0.0)) == []
+    assert state.next_steps(Facts((RunJob("5", "RUNNING"),), "5", None, SETTLE_SECONDS)) == [Started()]
+    assert state.next_steps(Facts((), "5", None, SETTLE_SECONDS + 1)) == []
+    (end,) = state.next_steps(Facts((), "5", None, 2 * SETTLE_SECONDS + 1))
     assert end == failed("lost: Slurm has no record of its job, which has left no exit status", retry=True)
 
 
 @pytest.mark.parametrize(
     ("job", "claim", "why"),
     [
-        (RunJob(5, "COMPLETED"), 5, "lost: its job in Slurm has left no exit status (COMPLETED)"),
-        (RunJob(5, "FAILED", 137), 5, "lost: its job in Slurm has left no exit status (FAILED)"),
-        (RunJob(5, "CANCELLED"), None, "its job in Slurm has ended before it began (CANCELLED)"),
-        (RunJob(5, "BOOT_FAIL"), None, "its job in Slurm has ended before it began (BOOT_FAIL)"),
+        (RunJob("5", "COMPLETED"), "5", "lost: its job in Slurm has left no exit status (COMPLETED)"),
+        (RunJob("5", "FAILED", 137), "5", "lost: its job in Slurm has left no exit status (FAILED)"),
+        (RunJob("5", "CANCELLED"), None, "its job in Slurm has ended before it began (CANCELLED)"),
+        (RunJob("5", "BOOT_FAIL"), None, "its job in Slurm has ended before it began (BOOT_FAIL)"),
     ],
 )
-def test_the_word_of_slurm_is_not_enough(job: RunJob, claim: int | None, why: str) -> None:
+def test_the_word_of_slurm_is_not_enough(job: RunJob, claim: str | None, why: str) -> None:
     state = RunState(KEY, 10.0)
     assert state.next_steps(Facts((job,), claim, None, 0.0)) == []
     assert state.next_steps(Facts((job,), claim, None, SETTLE_SECONDS)) == [failed(why, retry=True)]
 
 
 def test_a_job_that_waits_for_long_is_given_up() -> None:
-    state, jobs = RunState(KEY, 10.0), (RunJob(5, "PENDING", reason="Resources"),)
+    state, jobs = RunState(KEY, 10.0), (RunJob("5", "PENDING", reason="Resources"),)
     assert state.next_steps(Facts(jobs, None, None, 0.0)) == []
     assert state.next_steps(Facts(jobs, None, None, START_TIMEOUT - 1)) == []
     why = f"Slurm did not start it within {START_TIMEOUT:g} s: Resources"
     end = RunFailed(*KEY, why, retry=True)
-    assert state.next_steps(Facts(jobs, None, None, START_TIMEOUT)) == [GiveUp(end, 5)]
-    assert state.next_steps(Facts(jobs, None, None, START_TIMEOUT)) == [Cancel(5)]
-    assert state.next_steps(Facts((RunJob(5, "CANCELLED"),), None, None, 900.0)) == [Ended(end)]
+    assert state.next_steps(Facts(jobs, None, None, START_TIMEOUT)) == [GiveUp(end, "5")]
+    assert state.next_steps(Facts(jobs, None, None, START_TIMEOUT)) == [Cancel("5")]
+    assert state.next_steps(Facts((RunJob("5", "CANCELLED"),), None, None, 900.0)) == [Ended(end)]
 
 
 def test_a_stop_is_signalled_once_and_slurm_ends_what_does_not_end() -> None:
-    state, jobs = RunState(KEY, 10.0, stop=True), (RunJob(5, "RUNNING"),)
+    state, jobs = RunState(KEY, 10.0, stop=True), (RunJob("5", "RUNNING"),)
     moments = (0.0, 1.0, 10.0 + REPEAT_SECONDS, 11.0 + REPEAT_SECONDS)
-    found = [state.next_steps(Facts(jobs, 5, None, now)) for now in moments]
-    assert found == [[Signal(5, kill=False)], [], [Cancel(5)], []]
+    found = [state.next_steps(Facts(jobs, "5", None, now)) for now in moments]
+    assert found == [[Signal("5", kill=False)], [], [Cancel("5")], []]
 
 
 def test_a_kill_does_not_wait_for_the_grace_period_of_an_earlier_stop() -> None:
-    state, jobs = RunState(KEY, 10.0, stop=True), (RunJob(5, "RUNNING"),)
-    assert state.next_steps(Facts(jobs, 5, None, 1.0)) == [Signal(5, kill=False)]
+    state, jobs = RunState(KEY, 10.0, stop=True), (RunJob("5", "RUNNING"),)
+    assert state.next_steps(Facts(jobs, "5", None, 1.0)) == [Signal("5", kill=False)]
     state.kill = True
-    assert state.next_steps(Facts(jobs, 5, None, 2.0)) == [Signal(5, kill=True)]
+    assert state.next_steps(Facts(jobs, "5", None, 2.0)) == [Signal("5", kill=True)]
     state.ask_again()
-    assert state.next_steps(Facts(jobs, 5, None, 3.0)) == [Signal(5, kill=True)]
-    assert state.next_steps(Facts(jobs, 5, None, 4.0)) == []
+    assert state.next_steps(Facts(jobs, "5", None, 3.0)) == [Signal("5", kill=True)]
+    assert state.next_steps(Facts(jobs, "5", None, 4.0)) == []
 
 
 # What squeue prints.
@@ -175,19 +179,19 @@ def test_jobs_are_recognised_by_their_comment() -> None:
     odd = ("a/b %j ü", 12)
     text = "\n".join(
         [
-            row("1", run_comment("d1", KEY), "FAILED", "1792"),
-            row("2", run_comment("d1", odd), "FAILED", "9"),
-            row("3", run_comment("d2", KEY)),
+            row("1", run_mark("d1", KEY), "FAILED", "1792"),
+            row("2", run_mark("d1", odd), "FAILED", "9"),
+            row("3", run_mark("d2", KEY)),
             row("4", "(null)"),
             row("5", "refold/d1/x/job"),
-            row("6", run_comment("d1", KEY), offset="1"),
+            row("6", run_mark("d1", KEY), offset="1"),
             "garbage",
             "",
         ]
     )
-    assert read_run_jobs(lambda *_: text, "d1") == {
-        KEY: [RunJob(1, "FAILED", 7, reason="None")],
-        odd: [RunJob(2, "FAILED", 137, reason="None")],
+    assert read_runs(lambda *_: text, "d1", with_steps=False).jobs == {
+        KEY: [RunJob("1", "FAILED", 7, reason="None")],
+        odd: [RunJob("2", "FAILED", 137, reason="None")],
     }
 
 

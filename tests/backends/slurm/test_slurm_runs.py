@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from slurm_backend import job_ids, on_slurm, record_of, slurm_state
+from slurm_backend import OnSlurm, in_pool, job_ids, on_slurm, record_of, slurm_state
 from slurm_servers import SlurmServers, is_running
 
 from refold.backends.slurm import run_state
 from refold.core import JobCancelled, RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.model import Allocation, Demand, Job, Launch, Plan, Share
 from refold.testing.backend_contract import SHORT_GRACE, BackendHarness
+
+Made = Callable[[SlurmServers], OnSlurm]
+MODES = [on_slurm, in_pool]
+"""A job per run, and steps in a pool."""
 
 WAIT = "echo >>starts; echo $$ >pid; while [ ! -e go ]; do sleep 0.05; done"
 GANG = """cd {folder}
@@ -41,7 +45,8 @@ async def lines(harness: BackendHarness, name: str, count: int) -> list[str]:
     return sorted(found)
 
 
-def test_gangs_with_equal_and_unequal_nodes_have_what_was_chosen(slurm: SlurmServers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", MODES)
+def test_gangs_have_what_was_chosen_on_equal_and_unequal_nodes(made: Made, slurm: SlurmServers, tmp_path: Path) -> None:
     shapes = {
         "equal": (Share(0, gpus(0, 2)), Share(0, gpus(2, 2)), Share(2, gpus(0, 2)), Share(2, gpus(2, 2))),
         "unequal": (Share(1, gpus(0, 3)), Share(3, gpus(4, 1))),
@@ -65,10 +70,12 @@ def test_gangs_with_equal_and_unequal_nodes_have_what_was_chosen(slurm: SlurmSer
 
     for name in shapes:
         (tmp_path / name).mkdir()
-        on_slurm(slurm).run_test(tmp_path / name, check)
+        slurm.cancel_all()
+        made(slurm).run_test(tmp_path / name, check)
 
 
-def test_one_failing_node_ends_the_gang(slurm: SlurmServers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", MODES)
+def test_one_failing_node_ends_the_gang(made: Made, slurm: SlurmServers, tmp_path: Path) -> None:
     script = (
         "cd {folder}; [ $REFOLD_INSTANCE = 1 ] || {{ echo $$ >pid; exec sleep 1000; }}\n"
         "while [ ! -s pid ]; do sleep 0.05; done; exit 7"
@@ -80,10 +87,11 @@ def test_one_failing_node_ends_the_gang(slurm: SlurmServers, tmp_path: Path) -> 
         assert end == RunFailed("job", 1, "instance 1: exit 7", exit_code=7)
         assert not is_running(int(await harness.content("pid")))
 
-    on_slurm(slurm).run_test(tmp_path, check, SHORT_GRACE)
+    made(slurm).run_test(tmp_path, check, SHORT_GRACE)
 
 
-def test_commands_and_environments_are_not_interpreted(slurm: SlurmServers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", MODES)
+def test_commands_and_environments_are_not_interpreted(made: Made, slurm: SlurmServers, tmp_path: Path) -> None:
     odd = "$(touch bad) `touch bad`; 'quoted' \"twice\" \\ %j\nnext line \x01 ü"
 
     async def check(harness: BackendHarness) -> None:
@@ -95,9 +103,10 @@ def test_commands_and_environments_are_not_interpreted(slurm: SlurmServers, tmp_
         assert (harness.folder / "seen").read_text() == f"{odd}|{odd}\n"
         assert not [*harness.folder.rglob("bad")]
 
-    on_slurm(slurm).run_test(tmp_path, check)
+    made(slurm).run_test(tmp_path, check)
 
 
+@pytest.mark.parametrize("made", MODES)
 @pytest.mark.parametrize(
     ("job", "why"),
     [
@@ -105,7 +114,7 @@ def test_commands_and_environments_are_not_interpreted(slurm: SlurmServers, tmp_
         (Job("job", command=("true",), demand=Demand(gpu_milli=500)), "whole GPUs"),
     ],
 )
-def test_what_slurm_cannot_run_fails(slurm: SlurmServers, tmp_path: Path, job: Job, why: str) -> None:
+def test_what_slurm_cannot_run_fails(made: Made, slurm: SlurmServers, tmp_path: Path, job: Job, why: str) -> None:
     async def check(harness: BackendHarness) -> None:
         harness.add_job(job)
         await harness.order(StartRun("job", 1, Allocation((Share(0, (0,), job.demand.gpu_milli),))))
@@ -113,7 +122,7 @@ def test_what_slurm_cannot_run_fails(slurm: SlurmServers, tmp_path: Path, job: J
         assert isinstance(end, RunFailed)
         assert (why in end.why, end.retry) == (True, False)
 
-    on_slurm(slurm).run_test(tmp_path, check)
+    made(slurm).run_test(tmp_path, check)
 
 
 def test_a_job_that_slurm_refuses_fails_with_its_message(slurm: SlurmServers, tmp_path: Path) -> None:
@@ -193,7 +202,8 @@ def test_a_run_whose_node_dies_is_lost_without_fault(slurm: SlurmServers, tmp_pa
         slurm.run("scontrol", "update", "NodeName=n1", "State=RESUME", check=False)
 
 
-def test_runs_continue_while_the_controller_is_dead(slurm: SlurmServers, tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", MODES)
+def test_runs_continue_while_the_controller_is_dead(made: Made, slurm: SlurmServers, tmp_path: Path) -> None:
     async def check(harness: BackendHarness) -> None:
         await harness.start("job", WAIT)
         await harness.started("job")
@@ -208,7 +218,7 @@ def test_runs_continue_while_the_controller_is_dead(slurm: SlurmServers, tmp_pat
         assert await harness.ending("next") == RunFinished("next", 1)
         assert (record_of(harness, "starts"), record_of(harness, "next")) == ([""], [""])
 
-    on_slurm(slurm).run_test(tmp_path, check)
+    made(slurm).run_test(tmp_path, check)
 
 
 def test_a_waiting_job_that_the_controller_forgets_is_submitted_again(slurm: SlurmServers, tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from .cluster import (
     constraint_features as constraint_features,
     map_nodes as map_nodes,
 )
+from .held_pool import Pool as Pool
 from .hostlist import expand_hosts as expand_hosts, expand_tasks as expand_tasks
 from .job_records import QueueRecords as QueueRecords, SlurmJob as SlurmJob, read_queue as read_queue
 from .node_records import SlurmNode as SlurmNode, read_nodes as read_nodes
+from .pool import PoolSettings as PoolSettings
 from .programs import Programs as Programs, Run as Run, SlurmError as SlurmError
 from .requests import SlurmSettings as SlurmSettings

@@ -1,4 +1,4 @@
-"""Runs as jobs of Slurm: one for each run, on the nodes that the scheduler chose.
+"""Runs as jobs of Slurm, one for each run, or as steps in the allocations of a pool, on the nodes that were chosen.
 
 Runs outlive the daemon. What is needed to adopt them is in Slurm's queue, and in files next to their output.
 """
@@ -10,15 +10,16 @@ import logging
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 
 from refold.backends import Report
 from refold.backends.local import ExportedOf, LogRotator, SecretsOf, no_exported_environment, no_secrets
 from refold.backends.slurm.cluster import SlurmCluster
+from refold.backends.slurm.held_pool import Pool
 from refold.backends.slurm.programs import Programs, SlurmError
 from refold.backends.slurm.requests import DEFAULT_SETTINGS, SlurmSettings
 from refold.backends.slurm.run_files import SlurmRunFiles
-from refold.backends.slurm.run_jobs import RunJob, RunKey, read_run_jobs
+from refold.backends.slurm.run_jobs import QueuedRuns, RunKey, RunSteps, SlurmId, read_runs
 from refold.backends.slurm.run_state import (
     Cancel,
     Ended,
@@ -32,7 +33,14 @@ from refold.backends.slurm.run_state import (
     Submit,
 )
 from refold.backends.slurm.scripts import KILL_SIGNAL, STOP_SIGNAL
-from refold.backends.slurm.submission import Submitter, SupervisedRun, describe_failure
+from refold.backends.slurm.step_submission import NotStarted, StepSubmitter
+from refold.backends.slurm.submission import (
+    InstanceWriter,
+    JobSubmitter,
+    Submitter,
+    SupervisedRun,
+    describe_failure,
+)
 from refold.core import JobCancelled, Order, RunFailed, RunStarted, RunStopped, StartRun, StopRun
 from refold.errors import RefoldError
 from refold.model import Allocation, Job, Seconds
@@ -55,7 +63,8 @@ class SlurmBackend:
     """Submits, follows and ends jobs of Slurm. Create it inside a running event loop.
 
     `out`: the folder of output and records, which all nodes must see under the same path. `daemon`: tells the runs of
-    this daemon from those of others. `grace`: the grace period of runs.
+    this daemon from those of others. `grace`: the grace period of runs. `pool`: where runs are started as steps, if it
+    is used.
     """
 
     def __init__(
@@ -67,6 +76,7 @@ class SlurmBackend:
         daemon: str,
         settings: SlurmSettings = DEFAULT_SETTINGS,
         *,
+        pool: Pool | None = None,
         grace: Seconds = 10.0,
         exported: ExportedOf = no_exported_environment,
         secrets: SecretsOf = no_secrets,
@@ -79,7 +89,13 @@ class SlurmBackend:
         self._daemon = daemon
         self._grace = grace
         self._poll = poll
-        self._submitter = Submitter(programs, nodes, daemon, settings, os.environ, exported, secrets)
+        self._pool = pool
+        self._instances = InstanceWriter(nodes, os.environ, exported, secrets)
+        self._submitter: Submitter = (
+            StepSubmitter(programs, nodes, daemon, pool, self._instances)
+            if pool is not None and pool.is_used
+            else JobSubmitter(programs, nodes, daemon, settings, self._instances)
+        )
         self._rotator = LogRotator(max_output_bytes)
         self._runs: dict[RunKey, SupervisedRun] = {}
         self._ends: dict[RunKey, Ending] = {}
@@ -123,8 +139,8 @@ class SlurmBackend:
         """Kill the runs of this daemon in Slurm, except these, and wait until they have ended."""
         wanted = set(runs)
         found = await self._read_jobs_at_last()
-        for key, jobs in found.items():
-            if key not in wanted and key not in self._runs and not all(job.has_ended for job in jobs):
+        for key in found.unended():
+            if key not in wanted and key not in self._runs:
                 self._runs[key] = self._stray(key)
         await self._end_runs([run for key, run in self._runs.items() if key not in wanted])
 
@@ -143,7 +159,7 @@ class SlurmBackend:
             return
         files = SlurmRunFiles(self._out, *key)
         grace = self._grace if job.launch.grace is None else job.launch.grace
-        has_step = self._submitter.has_step(order.allocation)
+        has_step = self._instances.has_step(order.allocation)
         run = self._runs[key] = SupervisedRun(job, order.allocation, files, RunState(key, grace), has_step)
         logs = [files.common.log(instance) for instance in range(len(order.allocation.placement))]
         await run.stack.enter_async_context(self._rotator.watch(logs))
@@ -164,7 +180,7 @@ class SlurmBackend:
 
     def _record_stop(self, run: SupervisedRun) -> None:
         if not run.is_stop_recorded:
-            run.is_stop_recorded = run.files.record_end(RunStopped(*run.state.key))
+            run.is_stop_recorded = run.files.record_end(run.state.given_up or RunStopped(*run.state.key))
 
     async def _end_runs(self, runs: Iterable[SupervisedRun]) -> None:
         ending = list(runs)
@@ -209,17 +225,28 @@ class SlurmBackend:
             return
         await asyncio.gather(
             *(
-                self._advance(run, found.get(key, []), key in claimed)
+                self._advance(run, found, key in claimed)
                 for key, run in runs.items()
                 if run.submission is None and run.submitted_at < began
             ),
-            *(self._cancel(job.number) for job in self._late_jobs(found)),
+            *(self._cancel(each) for each in self._late_jobs(found)),
         )
 
-    async def _advance(self, run: SupervisedRun, jobs: Sequence[RunJob], was_claimed: bool) -> None:
-        facts = Facts(jobs, run.files.claim(), run.files.status(), monotonic(), was_claimed)
+    async def _advance(self, run: SupervisedRun, found: QueuedRuns, was_claimed: bool) -> None:
+        key, claim, status = run.state.key, run.files.claim(), run.files.status()
+        run.parts = tuple(found.steps.get(key, RunSteps([], [])).parts)
+        self._evict_in_time(run, claim)
+        facts = Facts(found.jobs_of(key, claim, status), claim, status, monotonic(), was_claimed)
         for step in run.state.next_steps(facts):
             await self._take(run, step)
+
+    def _evict_in_time(self, run: SupervisedRun, claim: SlurmId | None) -> None:
+        """End a run before its allocation in the pool ends; it is started again elsewhere."""
+        if self._pool is None or claim is None or "." not in claim:
+            return
+        why = self._pool.end_reason(claim, run.state.grace, time())
+        if why and run.state.evict(why):
+            self._record_stop(run)
 
     async def _take(self, run: SupervisedRun, step: Step) -> None:
         key = run.state.key
@@ -252,7 +279,9 @@ class SlurmBackend:
     async def _submit_now(self, run: SupervisedRun) -> None:
         failure = None
         try:
-            await asyncio.to_thread(self._submitter.submit, run)
+            await self._submitter.submit(run)
+        except NotStarted as error:
+            failure = None if run.state.stop else RunFailed(*run.state.key, str(error), retry=True)
         except SlurmError as error:
             if error.is_transient:  # whether it was submitted will be seen
                 log.warning("run %d of %s: %s; trying again", run.state.key[1], run.job.id, error)
@@ -283,17 +312,20 @@ class SlurmBackend:
         if not run.is_stray:
             self._report(event)
 
-    def _late_jobs(self, found: Mapping[RunKey, Sequence[RunJob]]) -> list[RunJob]:
-        """Return jobs of runs that have ended: their submission was thought to have failed. They would do nothing."""
-        late = [job for key in found.keys() & self._ends.keys() - self._runs.keys() for job in found[key]]
-        return [job for job in late if not job.has_ended and job.state != "COMPLETING"]
+    def _late_jobs(self, found: QueuedRuns) -> list[SlurmId]:
+        """Return what belongs to runs that have ended: its start was thought to have failed. It would do nothing."""
+        ended = self._ends.keys() - self._runs.keys()
+        jobs = [job for key in found.jobs.keys() & ended for job in found.jobs[key]]
+        steps = [each for key in found.steps.keys() & ended for kind in found.steps[key] for each in kind]
+        return [*(job.id for job in jobs if not job.has_ended and job.state != "COMPLETING"), *steps]
 
     # Calls.
 
-    async def _read_jobs(self) -> dict[RunKey, list[RunJob]] | None:
-        """Return the jobs of this daemon; None if Slurm does not answer."""
+    async def _read_jobs(self) -> QueuedRuns | None:
+        """Return what Slurm has of this daemon; None if it does not answer."""
+        with_steps = self._pool is not None and bool(self._pool.is_used or self._pool.jobs)
         try:
-            found = await asyncio.to_thread(read_run_jobs, self._programs.run, self._daemon)
+            found = await asyncio.to_thread(read_runs, self._programs.run, self._daemon, with_steps)
         except SlurmError as error:
             if self._is_reachable:
                 log.warning("Slurm does not answer; runs continue: %s", error)
@@ -304,16 +336,17 @@ class SlurmBackend:
         self._is_reachable = True
         return found
 
-    async def _read_jobs_at_last(self) -> dict[RunKey, list[RunJob]]:
+    async def _read_jobs_at_last(self) -> QueuedRuns:
         while (found := await self._read_jobs()) is None:
             await asyncio.sleep(self._poll)
         return found
 
-    async def _signal(self, run: SupervisedRun, number: int, name: str) -> None:
-        """Send a signal to the agents of a job: its batch script, or the tasks of its step."""
+    async def _signal(self, run: SupervisedRun, number: SlurmId, name: str) -> None:
+        """Send a signal to the agents of a run: a batch script, the tasks of the step of a job, or its own steps."""
         self._record_stop(run)
-        batch, steps = (f"--signal={name}", "--batch", str(number)), (f"--signal={name}", str(number))
-        calls = [batch, steps] if run.is_stray else [steps if run.has_step else batch]
+        batch, steps = (f"--signal={name}", "--batch", number), (f"--signal={name}", number, *run.parts)
+        is_job_of_stray = run.is_stray and "." not in number
+        calls = [batch, steps] if is_job_of_stray else [steps if run.has_step or "." in number else batch]
         for arguments in calls:
             try:
                 await asyncio.to_thread(self._programs.run, "scancel", *arguments)
@@ -321,8 +354,8 @@ class SlurmBackend:
                 log.info("run %d of %s: %s", run.state.key[1], run.job.id, error)
                 run.state.ask_again()
 
-    async def _cancel(self, number: int) -> None:
+    async def _cancel(self, number: SlurmId) -> None:
         try:
-            await asyncio.to_thread(self._programs.run, "scancel", "--quiet", str(number))
+            await asyncio.to_thread(self._programs.run, "scancel", "--quiet", number)
         except SlurmError as error:
-            log.info("job %d of Slurm cannot be cancelled: %s", number, error)
+            log.info("job %s of Slurm cannot be cancelled: %s", number, error)

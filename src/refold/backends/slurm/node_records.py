@@ -81,21 +81,21 @@ def _make_node(fields: dict[str, str]) -> SlurmNode:
 
     return SlurmNode(
         name=fields["NodeName"],
-        gpus=_gpus_by_type(fields.get("Gres", ""), "Gres"),
+        gpus=gpus_by_type(fields.get("Gres", ""), "Gres"),
         cpus=number("CPUEfctv") or number("CPUTot"),
         memory_mib=max(0, number("RealMemory") - number("MemSpecLimit")),
         states=_states(fields.get("State", "")),
         reason=re.sub(r"\s*\[[^\]]*\]$", "", fields.get("Reason", "")),
         partitions=tuple(name for name in fields.get("Partitions", "").split(",") if name),
         features=frozenset(name for name in fields.get("ActiveFeatures", "").split(",") if name),
-        used_gpus=_gpus_by_type(fields.get("GresUsed", ""), "GresUsed"),
+        used_gpus=gpus_by_type(fields.get("GresUsed", ""), "GresUsed"),
         used_cpus=number("CPUAlloc"),
         used_memory_mib=number("AllocMem"),
         address=fields.get("NodeAddr", ""),
     )
 
 
-def _gpus_by_type(text: str, column: str) -> dict[str, int]:
+def gpus_by_type(text: str, column: str) -> dict[str, int]:
     """Parse 'gpu:a100:4(S:0-1),gpu:v100:2,shard:8' as {'a100': 4, 'v100': 2}; GPUs without a type as {'': 4}."""
     found: dict[str, int] = {}
     for item in _MANY_TYPES.split(text):

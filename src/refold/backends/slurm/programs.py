@@ -79,7 +79,7 @@ class Programs:
         except OSError as error:
             raise SlurmError(f"{program} cannot be run: {error.strerror}") from None
         if done.returncode:
-            raise SlurmError(_message(program, done.stderr, done.returncode))
+            raise SlurmError(program_message(program, done.stderr, done.returncode))
         return done.stdout
 
 
@@ -87,7 +87,7 @@ Run = Callable[..., str]
 """`Programs.run`, or what answers in its place."""
 
 
-def _message(program: str, stderr: str, status: int) -> str:
+def program_message(program: str, stderr: str, status: int) -> str:
     """Return the fatal error that a program has printed, or else the first."""
     lines = [line.strip().removeprefix(f"{program}: ") for line in stderr.splitlines() if line.strip()]
     fatal = [line for line in lines if line.startswith("fatal: ")]

@@ -108,6 +108,9 @@ def resource_arguments(requests: list[NodeRequest]) -> list[str]:
 
 def time_argument(job: Job, grace: Seconds) -> list[str]:
     """Return a time limit that Slurm enforces if Refold, which ends runs earlier, does not run then."""
-    if job.time_limit is None or job.time_limit > YEAR:
-        return []
-    return [f"--time={ceil((job.time_limit + grace) / 60) + 1}"]
+    return minutes_argument(None if job.time_limit is None else job.time_limit + grace + 60)
+
+
+def minutes_argument(limit: Seconds | None) -> list[str]:
+    """Return a time limit in Slurm's minutes."""
+    return [] if limit is None or limit > YEAR else [f"--time={ceil(limit / 60)}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,12 +16,14 @@ from refold.backends.local import (
     read_regular,
     write_atomically,
 )
+from refold.backends.slurm.run_jobs import SlurmId
 from refold.core import RunFailed, RunStopped
 
 FIRST_PORT, PORTS = 20_000, 10_000
 """Where gangs meet: below the ports that the system gives to programs. Which ones a node uses is not known here."""
 
-MAX_NUMBER_BYTES = 32
+MAX_LINE_BYTES = 32
+_ID = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 class SlurmRunFiles:
@@ -31,14 +34,18 @@ class SlurmRunFiles:
         self.prefix = self.common.folder / f"run-{run}"
         self.output = self._path("slurm.log")
         """What the batch script prints."""
+        self.client = self._path("slurm.srun")
+        """What srun prints, which starts a step."""
 
-    def claim(self) -> int | None:
-        """Return the job of Slurm that has claimed the run, if there is one."""
-        return self._read_number("slurm.claim")
+    def claim(self) -> SlurmId | None:
+        """Return the job or the step of Slurm that has claimed the run, if there is one."""
+        text = self._read_line("slurm.claim")
+        return text if text and _ID.fullmatch(text) else None
 
     def status(self) -> int | None:
         """Return the exit status of the run, if it has ended by itself or was stopped."""
-        return self._read_number("slurm.status")
+        text = self._read_line("slurm.status")
+        return int(text) if text and text.isdecimal() else None
 
     def was_prepared(self) -> bool:
         """Whether a job may have been submitted for the run."""
@@ -64,12 +71,18 @@ class SlurmRunFiles:
         for instance, text in enumerate(scripts):
             write_atomically(self._path(f"{instance}.sh"), text.encode(errors="surrogateescape"))
 
+    def write_launcher(self, script: str) -> Path:
+        """Write the script that a step runs; return its path."""
+        path = self._path("slurm.sh")
+        write_atomically(path, script.encode(errors="surrogateescape"))
+        return path
+
     def _path(self, suffix: str) -> Path:
         return self.prefix.with_name(f"{self.prefix.name}.{suffix}")
 
-    def _read_number(self, suffix: str) -> int | None:
+    def _read_line(self, suffix: str) -> str | None:
         with suppress(OSError, ResourceShortage):
-            text = read_regular(self._path(suffix), MAX_NUMBER_BYTES)
-            if text.endswith(b"\n") and text.strip().isdigit():
-                return int(text)
+            text = read_regular(self._path(suffix), MAX_LINE_BYTES)
+            if text.endswith(b"\n"):
+                return text.decode("ascii", "replace").strip()
         return None

@@ -1,9 +1,14 @@
-"""The jobs of Slurm that were submitted for runs. They are recognised by a comment: Slurm may use their ids again."""
+"""The jobs and steps of Slurm that were started for runs.
+
+Jobs are recognised by a comment and steps by a name, not by their ids: Slurm may use those again.
+"""
 
 from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -12,6 +17,9 @@ from refold.backends.slurm.programs import Run
 
 RunKey = tuple[str, int]
 """Job id and run number."""
+
+SlurmId = str
+"""The id of a job, such as '12', or of a step, such as '12.3'."""
 
 COLUMNS = {"JobID": 16, "HetJobOffset": 12, "State": 24, "exit_code": 16, "RestartCnt": 12, "Reason": 64}
 COMMENT_WIDTH = 2048
@@ -35,13 +43,17 @@ ENDED = frozenset(
 
 
 class RunJob(msgspec.Struct, frozen=True):
-    """A job of Slurm for a run. `exit_code`: as a shell reports it. `restarts`: how often it was requeued."""
+    """A job or a step of Slurm for a run. `exit_code`: as a shell reports it. `restarts`: how often it was requeued.
 
-    number: int
+    `lost`: why the run ended without fault of its own, if its allocation has ended.
+    """
+
+    id: SlurmId
     state: str
     exit_code: int = 0
     restarts: int = 0
     reason: str = ""
+    lost: str = ""
 
     @property
     def has_ended(self) -> bool:
@@ -54,31 +66,100 @@ class RunJob(msgspec.Struct, frozen=True):
         return self.state in WAITING
 
 
-def run_comment(daemon: str, key: RunKey) -> str:
-    """Return the comment of the jobs of a run."""
+PART = "part."
+"""Begins the names of steps that a launcher has started."""
+
+
+def run_mark(daemon: str, key: RunKey) -> str:
+    """Return the comment of the jobs of a run, and the name of its steps."""
     return f"refold/{daemon}/{key[1]}/{quote(key[0], safe='', errors='surrogatepass')}"
 
 
-def read_run_jobs(run: Run, daemon: str) -> dict[RunKey, list[RunJob]]:
-    """Read the jobs of this daemon: all in the queue, and for some minutes those that have ended."""
-    user = pwd.getpwuid(os.getuid()).pw_name
-    columns = ",".join(f"{name}:{width}" for name, width in {**COLUMNS, "Comment": COMMENT_WIDTH}.items())
-    text = run("squeue", "--all", f"--user={user}", "--states=all", "--noheader", f"--Format={columns}")
-    found: dict[RunKey, list[RunJob]] = {}
-    for line in text.splitlines():
-        cells, position = [], 0
-        for width in COLUMNS.values():
-            cells.append(line[position : position + width].strip())
-            position += width
-        key = _parse_comment(line[position:].strip(), daemon)
+class RunSteps(NamedTuple):
+    """The steps of a run in a pool: those that launch it, and those that a launcher has started on other nodes."""
+
+    launchers: list[SlurmId]
+    parts: list[SlurmId]
+
+
+class QueuedRuns(NamedTuple):
+    """What Slurm has of the runs of a daemon. `states`: those of all jobs of the user, for allocations of pools."""
+
+    jobs: dict[RunKey, list[RunJob]]
+    steps: dict[RunKey, RunSteps]
+    states: dict[SlurmId, str]
+
+    def unended(self) -> set[RunKey]:
+        """Return all runs of which something has not ended."""
+        return {*self.steps, *(key for key, jobs in self.jobs.items() if not all(job.has_ended for job in jobs))}
+
+    def jobs_of(self, key: RunKey, claim: SlurmId | None, status: int | None) -> list[RunJob]:
+        """Return the jobs of a run, and its steps as if they were jobs."""
+        steps = self.steps.get(key, RunSteps([], []))
+        found = [RunJob(each, "RUNNING") for each in steps.launchers or steps.parts]
+        if not found and claim is not None and "." in claim:
+            found = _ended_step(claim, status, self.states.get(claim.partition(".")[0]))
+        return [*self.jobs.get(key, []), *found]
+
+
+def _ended_step(claim: SlurmId, status: int | None, allocation: str | None) -> list[RunJob]:
+    """Return the step that has claimed a run and is gone, if that follows from the state of its allocation."""
+    job = claim.partition(".")[0]
+    if allocation is None:
+        why = f"its allocation, job {job} of Slurm, is gone"
+        return [RunJob(claim, "REVOKED", lost=why)] if status is not None else []
+    if allocation == "COMPLETING":
+        return [RunJob(claim, allocation)]
+    if allocation in ENDED or allocation in WAITING:
+        return [RunJob(claim, "REVOKED", lost=f"its allocation, job {job} of Slurm, has ended ({allocation})")]
+    return []
+
+
+def read_runs(run: Run, daemon: str, with_steps: bool) -> QueuedRuns:
+    """Read what belongs to this daemon. Steps are read first: if one is gone, the state of its allocation is newer."""
+    steps = read_run_steps(run, daemon) if with_steps else {}
+    found = QueuedRuns({}, steps, {})
+    for cells, comment in daemon_jobs(run, COLUMNS):
         number, component, state, status, restarts, reason = cells
-        if key is not None and component in ("", "0", "N/A") and number.isdecimal():  # the others end with the first
-            job = RunJob(int(number), state, _exit_code(status), int(restarts) if restarts.isdecimal() else 0, reason)
-            found.setdefault(key, []).append(job)
+        if component not in ("", "0", "N/A") or not number.isdecimal():  # the other components end with the first
+            continue
+        found.states[number] = state
+        if key := _parse_mark(comment, daemon):
+            job = RunJob(number, state, _exit_code(status), int(restarts) if restarts.isdecimal() else 0, reason)
+            found.jobs.setdefault(key, []).append(job)
     return found
 
 
-def _parse_comment(text: str, daemon: str) -> RunKey | None:
+def daemon_jobs(run: Run, columns: Mapping[str, int]) -> Iterator[tuple[list[str], str]]:
+    """Yield the columns and the comment of all jobs of this user, also, for some minutes, of those that have ended."""
+    words = ",".join(f"{name}:{width}" for name, width in {**columns, "Comment": COMMENT_WIDTH}.items())
+    text = run("squeue", "--all", f"--user={_user()}", "--states=all", "--noheader", f"--Format={words}")
+    for line in text.splitlines():
+        cells, position = [], 0
+        for width in columns.values():
+            cells.append(line[position : position + width].strip())
+            position += width
+        yield cells, line[position:].strip()
+
+
+def read_run_steps(run: Run, daemon: str) -> dict[RunKey, RunSteps]:
+    """Read the steps of this daemon, which are known to Slurm until they have ended."""
+    text = run("squeue", "--all", f"--user={_user()}", "--steps", "--noheader", "--format=%i %j")
+    found: dict[RunKey, RunSteps] = {}
+    for line in text.splitlines():
+        number, _, name = line.partition(" ")
+        is_part = name.startswith(PART)
+        if (key := _parse_mark(name.removeprefix(PART), daemon)) and number.replace(".", "", 1).isdecimal():
+            steps = found.setdefault(key, RunSteps([], []))
+            (steps.parts if is_part else steps.launchers).append(number)
+    return found
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+def _parse_mark(text: str, daemon: str) -> RunKey | None:
     prefix, _, rest = text.partition(f"refold/{daemon}/")
     number, _, job = rest.partition("/")
     return (unquote(job), int(number)) if not prefix and number.isdecimal() and job else None

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from refold.backends.slurm.run_jobs import RunJob, RunKey
-from refold.backends.slurm.scripts import CLAIM_FAILED, STEP_FAILED
+from refold.backends.slurm.run_jobs import RunJob, RunKey, SlurmId
+from refold.backends.slurm.scripts import CLAIM_FAILED, STEP_FAILED, STOPPED
 from refold.core import RunFailed, RunFinished, RunStopped
 from refold.model import Seconds
 
@@ -51,7 +51,7 @@ class Facts(NamedTuple):
     """
 
     jobs: Sequence[RunJob]
-    claim: int | None
+    claim: SlurmId | None
     status: int | None
     now: Seconds
     was_claimed: bool = False
@@ -64,21 +64,21 @@ class Submit(NamedTuple):
 class Signal(NamedTuple):
     """Ask the agent of a job to end the run, with the grace period or without."""
 
-    job: int
+    job: SlurmId
     kill: bool
 
 
 class Cancel(NamedTuple):
     """Cancel a job."""
 
-    job: int
+    job: SlurmId
 
 
 class GiveUp(NamedTuple):
     """Record that the run ends in this way, then cancel its job."""
 
     end: RunFailed
-    job: int
+    job: SlurmId
 
 
 class Started(NamedTuple):
@@ -117,7 +117,7 @@ class RunState:
             return self._without_job(facts)
         self._missing_since = None
         chosen, others = _choose(active, facts)
-        steps: list[Step] = [Cancel(job.number) for job in others if job.state != "COMPLETING"]
+        steps: list[Step] = [Cancel(job.id) for job in others if job.state != "COMPLETING"]
         if chosen is None:
             return steps
         if not chosen.is_waiting:
@@ -127,21 +127,19 @@ class RunState:
 
     def _waiting(self, facts: Facts, job: RunJob) -> list[Step]:
         if self.stop or self.given_up is not None:
-            return [Cancel(job.number)]
+            return [Cancel(job.id)]
         if self._waiting_since is None:
             self._waiting_since = facts.now
         if facts.now - self._waiting_since < START_TIMEOUT:
             return []
         why = f"Slurm did not start it within {START_TIMEOUT:g} s: {job.reason or 'no reason given'}"
         self.given_up = RunFailed(*self.key, why, retry=True)
-        return [GiveUp(self.given_up, job.number)]
+        return [GiveUp(self.given_up, job.id)]
 
     def _running(self, facts: Facts, job: RunJob) -> list[Step]:
-        if self.given_up is not None:
-            return self._ask(facts.now, [Cancel(job.number)], REPEAT_SECONDS)
-        if self.stop:
+        if self.stop or self.given_up is not None:
             return self._end_job(facts, job)
-        return self._start() if facts.claim == job.number else []
+        return self._start() if facts.claim == job.id else []
 
     def _end_job(self, facts: Facts, job: RunJob) -> list[Step]:
         """Signal the agent; if it does not end the job within the grace period, let Slurm do it."""
@@ -150,13 +148,20 @@ class RunState:
             self._ask_again_at = 0.0
         first = self._ask_again_at == 0.0
         pause = REPEAT_SECONDS + (0.0 if self.kill else self.grace)
-        return self._ask(facts.now, [Signal(job.number, self.kill) if first else Cancel(job.number)], pause)
+        return self._ask(facts.now, [Signal(job.id, self.kill) if first else Cancel(job.id)], pause)
 
     def _ask(self, now: Seconds, steps: list[Step], pause: Seconds) -> list[Step]:
         if now < self._ask_again_at:
             return []
         self._ask_again_at = now + pause
         return steps
+
+    def evict(self, why: str) -> bool:
+        """End the run because it cannot stay where it is. Returns whether that is new."""
+        if self.stop or self.given_up is not None:
+            return False
+        self.given_up = RunFailed(*self.key, why, retry=True)
+        return True
 
     def ask_again(self) -> None:
         """Let the last request to end the job be repeated: Slurm has not received it."""
@@ -203,6 +208,8 @@ class RunState:
             return Ended(self.given_up)
         if job is not None and job.restarts:
             return Ended(self._lost("requeued in Slurm"))
+        if job is not None and job.lost and facts.status in (None, STOPPED, STEP_FAILED):
+            return Ended(self._lost(job.lost))
         if state in NO_FAULT_OF_THE_JOB:
             return Ended(self._lost(NO_FAULT_OF_THE_JOB[state]))
         if state in FAULTS:
@@ -217,15 +224,19 @@ class RunState:
         return RunFailed(*self.key, why, retry=True)
 
 
+def _age(job: RunJob) -> tuple[int, ...]:
+    return tuple(map(int, job.id.split(".")))
+
+
 def _choose(active: Sequence[RunJob], facts: Facts) -> tuple[RunJob | None, list[RunJob]]:
     """Return the job that runs or will run the run, and those that are to be cancelled.
 
     That is the one with the claim, unless it was requeued: then it would not start the run again.
     """
-    ordered = sorted(active, key=lambda job: job.number)
+    ordered = sorted(active, key=_age)
     if facts.claim is None:
         return ordered[0], ordered[1:]
-    claimed = next((job for job in ordered if job.number == facts.claim), None)
+    claimed = next((job for job in ordered if job.id == facts.claim), None)
     is_requeued = claimed is not None and (claimed.restarts or (claimed.is_waiting and facts.was_claimed))
     chosen = None if is_requeued else claimed
     return chosen, [job for job in ordered if job is not chosen]
@@ -234,8 +245,8 @@ def _choose(active: Sequence[RunJob], facts: Facts) -> tuple[RunJob | None, list
 def _last_ended(facts: Facts) -> RunJob | None:
     """Return the job that has ended the run: that with the claim, or else the last."""
     if facts.claim is not None:
-        return next((job for job in facts.jobs if job.number == facts.claim), None)
-    return max(facts.jobs, key=lambda job: job.number, default=None)
+        return next((job for job in facts.jobs if job.id == facts.claim), None)
+    return max(facts.jobs, key=_age, default=None)
 
 
 def _lost_reason(began: bool, job: RunJob | None) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 STOP_SIGNAL, KILL_SIGNAL = "URG", "USR2"
 """What the agent is sent to end a run, with the grace period and without. Other processes ignore URG."""
@@ -62,6 +63,7 @@ refold_agent() {
             if kill -0 "$pid" 2>/dev/null; then left=1; else wait "$pid" || { code=$?; break 2; }; fi
         done
         [ "$left" = 1 ] || break
+        [ ! -s "$run.slurm.failed" ] || order=failed
         kill -0 "$tick" 2>/dev/null || { sleep 1 & tick=$!; }
         wait -n
     done 2>/dev/null
@@ -88,7 +90,7 @@ trap 'order=stop' URG TERM
 trap 'order=kill' USR2
 trap : HUP INT USR1
 set -C
-{{ printf '%s\\n' "$SLURM_JOB_ID" >"$run.slurm.claim"; }} 2>/dev/null || exit 97
+{{ printf '%s\\n' "{claimant}" >"$run.slurm.claim"; }} 2>/dev/null || exit 97
 set +C
 {launch} {arguments}
 code=$?
@@ -118,21 +120,72 @@ refold_on_nodes"""
 While the controller does not answer, no step can be created.
 """
 
+LAUNCH_IN_POOL = """\
+refold_in_pool() {{
+    local code=0 left pid pids=() step name
+    for name in "${{!SLURM_@}}"; do [ "$name" = SLURM_CONF ] || unset "$name"; done
+    for step in {steps}; do
+        srun --quiet $step --kill-on-bad-exit=1 --mpi=none --input=none \\
+            bash -c "$(declare -f refold_agent); refold_agent \\"\\$@\\"" refold-agent "$@" &
+        pids+=($!)
+    done
+    left=1
+    while [ "$left" = 1 ]; do
+        left=0
+        for pid in "${{pids[@]}}"; do
+            if kill -0 "$pid" 2>/dev/null; then left=1; continue; fi
+            wait "$pid" || {{ code=98; (set -C; echo 98 >"$1.slurm.failed") 2>/dev/null; }}
+        done
+        [ "$left" = 0 ] || {{ sleep 0.2 & wait $!; }}
+    done
+    [ -z "$order" ] || [ "$code" = 0 ] || code=143
+    return "$code"
+}}
+refold_in_pool"""
+"""Equal nodes of the same allocation are one step. The agents of the others end when one has failed.
+
+A step cannot be created from within another one that has its variables.
+"""
+
 STEP_TRIES = 60
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def batch_script(run: str, stop_signal: str, grace: float, places: Sequence[tuple[str, int]], components: int) -> str:
-    """Return the batch script of a run. `run`: the beginning of the paths of its files.
+class AgentCall(NamedTuple):
+    """What the agents of a run get. `run`: the beginning of the paths of its files.
 
-    `places`: node and number of GPUs of each instance. `components`: those of the job; 0: it has one node only.
+    `places`: node and number of GPUs of each instance.
     """
-    entries = [f"{instance}:{gpus}:{node}" for instance, (node, gpus) in enumerate(places)]
+
+    run: str
+    stop_signal: str
+    grace: float
+    places: Sequence[tuple[str, int]]
+
+    def arguments(self) -> str:
+        """Return their arguments, quoted."""
+        entries = [f"{instance}:{gpus}:{node}" for instance, (node, gpus) in enumerate(self.places)]
+        return shlex.join([self.run, self.stop_signal, str(round(self.grace * 10)), *entries])
+
+
+def batch_script(call: AgentCall, components: int) -> str:
+    """Return the batch script of a run. `components`: those of its job; 0: it has one node only."""
     options = f"--het-group=0-{components - 1}" if components > 1 else ""
     launch = LAUNCH_ON_NODES.format(options=options, tries=STEP_TRIES) if components else LAUNCH_HERE
-    arguments = shlex.join([run, stop_signal, str(round(grace * 10)), *entries])
-    return BATCH.format(agent=AGENT, run=shlex.quote(run), launch=launch, arguments=arguments)
+    return _script(call, "$SLURM_JOB_ID", launch)
+
+
+def step_script(call: AgentCall, steps: Sequence[Sequence[str]]) -> str:
+    """Return the script of a step for a run. `steps`: options of those that it launches; none: the run is here."""
+    launch = LAUNCH_IN_POOL.format(steps=shlex.join(map(" ".join, steps))) if steps else LAUNCH_HERE
+    return _script(call, "$SLURM_JOB_ID.$SLURM_STEP_ID", launch)
+
+
+def _script(call: AgentCall, claimant: str, launch: str) -> str:
+    return BATCH.format(
+        agent=AGENT, run=shlex.quote(call.run), claimant=claimant, launch=launch, arguments=call.arguments()
+    )
 
 
 def instance_script(environment: Mapping[str, str], command: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Submit a run: write the scripts of its instances, and pass a batch script to sbatch."""
+"""Start a run as a job of Slurm: write the scripts of its instances, and pass a batch script to sbatch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -33,9 +34,9 @@ from refold.backends.slurm.requests import (
     time_argument,
 )
 from refold.backends.slurm.run_files import SlurmRunFiles
-from refold.backends.slurm.run_jobs import run_comment
+from refold.backends.slurm.run_jobs import SlurmId, run_mark
 from refold.backends.slurm.run_state import RunState
-from refold.backends.slurm.scripts import batch_script, instance_script
+from refold.backends.slurm.scripts import AgentCall, batch_script, instance_script
 from refold.core import RunFailed, StartRun
 from refold.errors import BadInput
 from refold.model import Allocation, Job, Seconds
@@ -52,7 +53,7 @@ class SupervisedRun:
     """A run and what belongs to it. `submission`: the task that submits it, while it does.
 
     `submitted_at`: when that has ended. `has_step`: whether its agents are tasks of a step, because it has several
-    nodes. `is_stray`: the scheduler does not know the run.
+    nodes. `parts`: steps that another one has started. `is_stray`: the scheduler does not know the run.
     """
 
     job: Job
@@ -64,71 +65,28 @@ class SupervisedRun:
     is_stop_recorded: bool = False
     submission: asyncio.Task[None] | None = None
     submitted_at: Seconds = 0.0
+    parts: tuple[SlurmId, ...] = ()
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Submitter:
-    """Submits runs. `inherited`: the environment of the daemon."""
+class InstanceWriter:
+    """Writes the scripts of the instances of runs. `inherited`: the environment of the daemon."""
 
     def __init__(
-        self,
-        programs: Programs,
-        nodes: SlurmCluster,
-        daemon: str,
-        settings: SlurmSettings,
-        inherited: Mapping[str, str],
-        exported: ExportedOf,
-        secrets: SecretsOf,
+        self, nodes: SlurmCluster, inherited: Mapping[str, str], exported: ExportedOf, secrets: SecretsOf
     ) -> None:
-        self._programs = programs.without_user_environment()
         self._nodes = nodes
-        self._daemon = daemon
-        self._settings = settings
         self._environment = RunEnvironment(inherited, Devices({}, None, (), are_gpus=False), exported, secrets)
 
     def has_step(self, allocation: Allocation) -> bool:
         """Whether a run has several nodes of Slurm."""
         return len({self._node(share.node) for share in allocation.placement}) > 1
 
-    def submit(self, run: SupervisedRun) -> None:
-        """Submit a job for a run. Blocks until Slurm has accepted it."""
+    def write(self, run: SupervisedRun) -> AgentCall:
+        """Write the scripts; return what the agents of the run get."""
         if not run.job.command:
             raise BadInput("the job has no command")
-        requests = node_requests(self._nodes, run.job, run.allocation)
-        parts = components(requests)
-        self._write_instances(run)
-        script = batch_script(
-            str(run.files.prefix),
-            run.job.launch.stop_signal,
-            run.state.grace,
-            [(self._node(share.node), len(share.gpus)) for share in run.allocation.placement],
-            len(parts) if run.has_step else 0,
-        )
-        self._programs.run("sbatch", *self._arguments(run, requests, parts), stdin=script)
-
-    def _arguments(self, run: SupervisedRun, requests: list[NodeRequest], parts: list[list[NodeRequest]]) -> list[str]:
-        common = [
-            f"--partition={self._settings.partition or partitions_of(self._nodes, requests)}",
-            *time_argument(run.job, run.state.grace),
-            *self._settings.arguments(),
-        ]
-        output = str(run.files.output).replace("%", "%%")
-        words = [
-            "--parsable",
-            f"--comment={run_comment(self._daemon, run.state.key)}",
-            f"--job-name={run.job.id}",
-            f"--output={output}",
-            f"--chdir={run.files.common.folder}",
-            "--no-requeue",
-            *common,
-            *resource_arguments(parts[0]),
-        ]
-        for part in parts[1:]:
-            words += [":", *common, *resource_arguments(part)]
-        return words
-
-    def _write_instances(self, run: SupervisedRun) -> None:
         files, placement = run.files.common, run.allocation.placement
         record = run.files.record_start(new_mark(files.folder.parent), len(placement))
         addresses = [self._address(share.node) for share in placement]
@@ -143,6 +101,8 @@ class Submitter:
                 for instance, (variables, share) in enumerate(zip(environments, placement, strict=True))
             ]
         )
+        places = [(self._node(share.node), len(share.gpus)) for share in placement]
+        return AgentCall(str(run.files.prefix), run.job.launch.stop_signal, run.state.grace, places)
 
     def _command(self, run: SupervisedRun, instance: int, folder: Path) -> list[str]:
         copies = output_copies(run.job, run.state.key[1], folder, instance)
@@ -154,6 +114,58 @@ class Submitter:
     def _address(self, index: int) -> str:
         node = self._nodes.groups[index].node
         return node.address or node.name
+
+
+class Submitter(Protocol):
+    """Starts runs in Slurm, in one of two ways."""
+
+    async def submit(self, run: SupervisedRun) -> None:
+        """Request the start of a run; return when Slurm has accepted it. Raises RefoldError."""
+
+
+class JobSubmitter:
+    """Starts each run as a job."""
+
+    def __init__(
+        self, programs: Programs, nodes: SlurmCluster, daemon: str, settings: SlurmSettings, instances: InstanceWriter
+    ) -> None:
+        self._programs = programs.without_user_environment()
+        self._nodes = nodes
+        self._daemon = daemon
+        self._settings = settings
+        self._instances = instances
+
+    async def submit(self, run: SupervisedRun) -> None:
+        """Submit a job."""
+        await asyncio.to_thread(self._submit, run)
+
+    def _submit(self, run: SupervisedRun) -> None:
+        requests = node_requests(self._nodes, run.job, run.allocation)
+        parts = components(requests)
+        call = self._instances.write(run)
+        script = batch_script(call, len(parts) if run.has_step else 0)
+        self._programs.run("sbatch", *self._arguments(run, requests, parts), stdin=script)
+
+    def _arguments(self, run: SupervisedRun, requests: list[NodeRequest], parts: list[list[NodeRequest]]) -> list[str]:
+        common = [
+            f"--partition={self._settings.partition or partitions_of(self._nodes, requests)}",
+            *time_argument(run.job, run.state.grace),
+            *self._settings.arguments(),
+        ]
+        output = str(run.files.output).replace("%", "%%")
+        words = [
+            "--parsable",
+            f"--comment={run_mark(self._daemon, run.state.key)}",
+            f"--job-name={run.job.id}",
+            f"--output={output}",
+            f"--chdir={run.files.common.folder}",
+            "--no-requeue",
+            *common,
+            *resource_arguments(parts[0]),
+        ]
+        for part in parts[1:]:
+            words += [":", *common, *resource_arguments(part)]
+        return words
 
 
 def _without_given(variables: Mapping[str, str], job: Job, gpus: int) -> dict[str, str]:

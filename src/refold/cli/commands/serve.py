@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli import PlacementName, Settings
+from refold.cli import PlacementName, Settings, parse_duration_option, with_option_groups
 from refold.cli.views import plural, print_line, print_notes
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from refold.server import ClusterEngine, Daemon, Ready
-    from refold.server.config import Config
+    from refold.server.config import Config, SlurmConfig
     from refold.server.kubernetes import KubernetesEngine
     from refold.server.monitor import Machine
 
@@ -35,7 +36,41 @@ class Engine(StrEnum):
     SLURM = "slurm"
 
 
+@dataclass(frozen=True)
+class PoolOptions:
+    """Allocations of Slurm in which runs are started."""
+
+    pool: Annotated[
+        int | None,
+        typer.Option("--pool", metavar="NODES", min=0, max=10_000, help="Hold nodes of Slurm and start runs inside."),
+    ] = None
+    pool_time: Annotated[
+        str | None,
+        typer.Option("--pool-time", metavar="TIME", help="Time limit of the pool's allocations (default: Slurm's)."),
+    ] = None
+    pool_job: Annotated[
+        list[int] | None,
+        typer.Option("--pool-job", metavar="ID", min=1, help="Start runs in this allocation of Slurm; repeatable."),
+    ] = None
+
+    @property
+    def are_given(self) -> bool:
+        """Whether there are any."""
+        return self != PoolOptions()
+
+    def override(self, config: SlurmConfig) -> SlurmConfig:
+        """Return the configuration with these options."""
+        from msgspec.structs import replace
+
+        nodes = config.pool if self.pool is None else self.pool
+        time = config.pool_time if self.pool_time is None else parse_duration_option("--pool-time", self.pool_time)
+        jobs = config.pool_jobs if self.pool_job is None else tuple(self.pool_job)
+        return replace(config, pool=nodes, pool_time=time, pool_jobs=jobs)
+
+
+@with_option_groups
 def serve(
+    *,
     config: Annotated[
         Path | None,
         typer.Option("--config", metavar="FILE", help="Configuration file (default: refold.yaml, if it exists)."),
@@ -68,6 +103,7 @@ def serve(
         bool,
         typer.Option("--standby", help="Wait while another daemon schedules the Kubernetes cluster, then take over."),
     ] = False,
+    pool: PoolOptions,
     state: Annotated[
         Path | None, typer.Option("--state", metavar="FOLDER", help="State folder (default: ~/.refold).")
     ] = None,
@@ -84,15 +120,20 @@ def serve(
     """
     import asyncio
 
+    from msgspec.structs import replace
+
     from refold.client import state_folder
-    from refold.errors import MissingExtra
+    from refold.errors import BadInput, MissingExtra
 
     try:
         import uvicorn as _uvicorn  # noqa: F401
     except ImportError:
         raise MissingExtra("refold serve", "serve") from None
     configuration = _override(_read_config(config), slots, policy, settings, placement, host, port)
+    configuration = replace(configuration, slurm=pool.override(configuration.slurm))
     folder = (state or state_folder()).expanduser()
+    if pool.are_given and on is not Engine.SLURM:
+        raise BadInput("--pool, --pool-time and --pool-job need --on slurm")
     if on is Engine.KUBERNETES or kubeconfig is not None:
         _log_to_stderr()
         _fastest_loop(asyncio)(_serve_kubernetes(configuration, folder, kubeconfig, new_token, standby))
@@ -138,10 +179,10 @@ async def _serve_kubernetes(
 
 
 async def _serve_slurm(config: Config, folder: Path, new_token: bool) -> None:
-    """Serve a Slurm cluster: each run is a job of Slurm."""
+    """Serve a Slurm cluster: each run is a job of Slurm, or a step in the pool."""
     import asyncio
 
-    from refold.backends.slurm import Programs, SlurmSettings
+    from refold.backends.slurm import PoolSettings, Programs, SlurmSettings
     from refold.server import TERMINATION_SIGNALS, load_daemon_id
     from refold.server.slurm import DAEMON_KEY, SlurmEngine
 
@@ -151,7 +192,8 @@ async def _serve_slurm(config: Config, folder: Path, new_token: bool) -> None:
     given = config.slurm
     settings = SlurmSettings(given.partition, given.account, given.qos, given.options)
     daemon_id = await asyncio.to_thread(load_daemon_id, folder, DAEMON_KEY)
-    engine = SlurmEngine(Programs(), daemon_id, settings, config.tenants)
+    pool = PoolSettings(given.pool, given.pool_time, given.pool_jobs)
+    engine = SlurmEngine(Programs(), daemon_id, settings, config.tenants, pool)
     print_line(await engine.connect())
     await _end_in_time(_serve_epochs(config, folder, engine, new_token, ended), ended)
     print_line("stopped; running jobs continue, and `refold serve --on slurm` takes control of them again")

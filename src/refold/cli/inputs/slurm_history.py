@@ -21,9 +21,9 @@ DEFAULT_SINCE = "30d"
 
 def parse_since(text: str | None) -> Seconds:
     """Parse --since: how far back jobs are read."""
-    from refold.model import parse_duration
+    from refold.cli import parse_duration_option
 
-    return parse_duration(text or DEFAULT_SINCE)
+    return parse_duration_option("--since", text or DEFAULT_SINCE)
 
 
 def read_slurm_workload(

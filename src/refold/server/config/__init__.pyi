@@ -14,6 +14,7 @@ from .settings import (
     PolicyConfig as PolicyConfig,
     PowerConfig as PowerConfig,
     PowerRange as PowerRange,
+    SlurmConfig as SlurmConfig,
     WatchConfig as WatchConfig,
 )
 from .template import write_template as write_template

@@ -293,7 +293,8 @@ class KubernetesConfig(msgspec.Struct, frozen=True):
 class SlurmConfig(msgspec.Struct, frozen=True):
     """How `refold serve --on slurm` submits jobs. `partition`: the nodes to schedule; '': those of all partitions.
 
-    `options`: further options of sbatch.
+    `options`: further options of sbatch. `pool`: nodes to hold, in which runs are started; `pool_time`: the time limit
+    of their allocations; `pool_jobs`: allocations of others.
     """
 
     partition: Annotated[str, Meta(pattern=r"^[\w.-]{0,64}\Z", description="the name of a partition")] = ""
@@ -302,6 +303,12 @@ class SlurmConfig(msgspec.Struct, frozen=True):
     options: Annotated[
         tuple[Annotated[str, Meta(pattern="^--", description="an option such as --constraint=ib")], ...],
         Meta(description="a list of options of sbatch such as [--constraint=ib]"),
+    ] = ()
+    pool: Annotated[int, Meta(ge=0, le=10_000, description="a number of nodes from 0 to 10000")] = 0
+    pool_time: PositiveDuration | None = None
+    pool_jobs: Annotated[
+        tuple[Annotated[int, Meta(ge=1, description="the id of a job of Slurm")], ...],
+        Meta(description="a list of job ids such as [4711]"),
     ] = ()
 
 

@@ -97,6 +97,9 @@ slurm:
 #  account: lab
 #  qos: normal
 #  options: [--constraint=ib]   # of sbatch
+#  pool: 4               # hold this number of nodes and start runs inside; without it, each run is a job
+#  pool_time: 12h        # time limit of their allocations
+#  pool_jobs: [4711]     # use existing allocations
 """
 
 

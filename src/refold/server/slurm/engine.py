@@ -1,16 +1,18 @@
-"""A Slurm cluster as what the daemon schedules: each run is a job of Slurm."""
+"""A Slurm cluster as what the daemon schedules: each run is a job of Slurm, or a step in a pool of allocations."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from time import time
 
 from msgspec.structs import replace
 
 from refold.backends.slurm import (
+    Pool,
+    PoolSettings,
     Programs,
     SlurmBackend,
     SlurmCluster,
@@ -22,7 +24,7 @@ from refold.backends.slurm import (
 )
 from refold.core import PastJob
 from refold.errors import BadInput, BadValue
-from refold.model import DAY, Cluster, Seconds, Tenant
+from refold.model import DAY, Allocation, Cluster, Seconds, Tenant
 from refold.server import MAX_PAST_JOBS, Admission, BackendOptions, EngineParts, Inbox, LiveState, StatusOf
 from refold.server.slurm.history import read_history
 from refold.server.slurm.node_reports import SlurmNodeReports
@@ -33,8 +35,13 @@ DAEMON_KEY = "slurm-daemon"
 NODE_POLL: Seconds = 5.0
 """How often the nodes are read, which is one call of scontrol."""
 
+POOL_POLL: Seconds = 2.0
+"""How often the allocations of a pool and the nodes are read."""
+
 HISTORY: Seconds = 14 * DAY
 """Jobs of the accounting from which run times are predicted."""
+
+NO_POOL = PoolSettings()
 
 log = logging.getLogger("refold")
 
@@ -43,11 +50,17 @@ class SlurmEngine:
     """Slurm, and the nodes of its partitions. `daemon`: tells the runs of this daemon from those of others."""
 
     def __init__(
-        self, programs: Programs, daemon: str, settings: SlurmSettings, tenants: tuple[Tenant, ...] = ()
+        self,
+        programs: Programs,
+        daemon: str,
+        settings: SlurmSettings,
+        tenants: tuple[Tenant, ...] = (),
+        pool: PoolSettings = NO_POOL,
     ) -> None:
         self._programs = programs
         self._daemon = daemon
         self._settings = settings
+        self._pool = Pool(programs, daemon, settings, pool)
         self._tenants = tenants
         self._known: dict[str, SlurmNode] = {}
         self._nodes: SlurmCluster | None = None
@@ -58,6 +71,7 @@ class SlurmEngine:
         try:
             version = await asyncio.to_thread(self._programs.run, "sinfo", "--version")
             self._known = await asyncio.to_thread(self._read_nodes)
+            await asyncio.to_thread(self._hold_pool)
         except (SlurmError, BadValue) as error:
             raise BadInput(str(error)) from None
         self.rebuild()
@@ -95,6 +109,7 @@ class SlurmEngine:
             options.logs,
             self._daemon,
             self._settings,
+            pool=self._pool,
             grace=options.grace,
             exported=options.exported,
             secrets=options.secrets,
@@ -109,13 +124,16 @@ class SlurmEngine:
     ) -> EngineParts:
         """Return what follows the nodes. `end`: ends the daemon, if they have changed."""
         del admission, status_of
-        return EngineParts([], [self._follow_nodes(SlurmNodeReports(state, inbox, self.nodes), end)])
+        reports = SlurmNodeReports(state, inbox, self.nodes, self._pool if self._pool.is_used else None)
+        return EngineParts([], [self._follow_nodes(reports, end)])
 
     async def _follow_nodes(self, reports: SlurmNodeReports, end: Callable[[], None]) -> None:
         """Report changes of nodes; end the daemon when the cluster is no longer the one that it schedules."""
         while True:
             before = reports.current_runs()
             try:
+                if self._pool.is_used or self._pool.jobs:
+                    await asyncio.to_thread(self._hold_pool, self._busy_nodes(before.values()))
                 nodes = await asyncio.to_thread(self._read_nodes)
             except (SlurmError, BadValue) as error:
                 log.warning("the nodes of Slurm cannot be read: %s", error)
@@ -125,7 +143,18 @@ class SlurmEngine:
                     log.info("the nodes of Slurm have changed: continuing with the new cluster")
                     end()
                     return
-            await asyncio.sleep(NODE_POLL)
+            await asyncio.sleep(POOL_POLL if self._pool.is_used else NODE_POLL)
+
+    def _hold_pool(self, busy: Collection[str] | None = None) -> None:
+        """Read the pool and request what is missing; release what is not needed, if the nodes with runs are known."""
+        now = time()
+        self._pool.read(now)
+        self._pool.request_missing(now)
+        if busy is not None:
+            self._pool.release_idle(now, busy)
+
+    def _busy_nodes(self, runs: Iterable[Allocation]) -> set[str]:
+        return {self.nodes.groups[share.node].node.name for run in runs for share in run.placement}
 
     def _has_changed(self, nodes: dict[str, SlurmNode]) -> bool:
         """Whether the cluster would be another one now. A node that is missing is down, not removed."""

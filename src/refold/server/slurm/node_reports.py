@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from refold.backends.slurm import GpuGroup, SlurmCluster, SlurmNode
+from refold.backends.slurm import GpuGroup, Pool, SlurmCluster, SlurmNode
 from refold.core import Event, NodeDrained, NodeLost, NodeReturned, NodeUsed
 from refold.model import WHOLE, Allocation
 from refold.server import Inbox, LiveState
@@ -14,12 +14,13 @@ PREFIX = "slurm: "
 
 
 class SlurmNodeReports:
-    """Reports the state and the use of nodes."""
+    """Reports the state and the use of nodes. `pool`: what is held; without one, all nodes can be used."""
 
-    def __init__(self, state: LiveState, inbox: Inbox, nodes: SlurmCluster) -> None:
+    def __init__(self, state: LiveState, inbox: Inbox, nodes: SlurmCluster, pool: Pool | None = None) -> None:
         self._state = state
         self._inbox = inbox
         self._nodes = nodes
+        self._pool = pool
         self._reported: dict[int, NodeUsed] = {}
 
     def current_runs(self) -> dict[tuple[str, int], Allocation]:
@@ -40,8 +41,8 @@ class SlurmNodeReports:
         is_ours = view.down_reason(index).startswith(PREFIX)
         if down:
             return NodeLost(index, PREFIX + down) if view.is_up(index) or (is_ours and view.is_drained(index)) else None
-        if node is not None and node.drain_reason:
-            return NodeDrained(index, PREFIX + node.drain_reason) if view.is_up(index) else None
+        if node is not None and (reason := self._drain_reason(node)):
+            return NodeDrained(index, PREFIX + reason) if view.is_up(index) else None
         return NodeReturned(index) if is_ours and not view.is_up(index) else None
 
     def _use(self, index: int, group: GpuGroup, node: SlurmNode | None, runs: Iterable[Allocation]) -> Event | None:
@@ -51,15 +52,30 @@ class SlurmNodeReports:
         """
         if node is None:
             return None
-        shares = [share for run in runs for share in run.placement if share.node == index]
-        gpus = node.used_gpus.get(group.slurm_type, 0) - sum(len(share.gpus) for share in shares)
-        cpu = int(node.used_cpus * WHOLE * group.share) - sum(share.cpu_milli for share in shares)
-        memory = int(node.used_memory_mib * group.share) - sum(share.memory_mib for share in shares)
+        gpus, cpus, memory_mib = self._allocated(group, node)
+        shares = [] if self._pool is not None else [s for run in runs for s in run.placement if s.node == index]
+        gpus -= sum(len(share.gpus) for share in shares)
+        cpu = int(cpus * WHOLE * group.share) - sum(share.cpu_milli for share in shares)
+        memory = int(memory_mib * group.share) - sum(share.memory_mib for share in shares)
         used = NodeUsed(index, self._choose_gpus(index, max(0, gpus)), max(0, cpu), max(0, memory))
         if used == self._reported.get(index, NodeUsed(index)):
             return None
         self._reported[index] = used
         return used
+
+    def _drain_reason(self, node: SlurmNode) -> str:
+        return node.drain_reason or (self._pool.drain_reason(node) if self._pool is not None else "")
+
+    def _allocated(self, group: GpuGroup, node: SlurmNode) -> tuple[int, int, int]:
+        """Return GPUs, CPUs and MiB that cannot be used, or are used by runs: with a pool, what it does not have."""
+        if self._pool is None:
+            return node.used_gpus.get(group.slurm_type, 0), node.used_cpus, node.used_memory_mib
+        place = self._pool.place(node.name)
+        if place is None:  # the node is drained
+            return 0, 0, 0
+        held = place[1]
+        gpus = node.gpus.get(group.slurm_type, 0) - held.gpus.get(group.slurm_type, 0)
+        return gpus, node.cpus - held.cpus, node.memory_mib - held.memory_mib
 
     def _choose_gpus(self, index: int, count: int) -> tuple[int, ...]:
         """Return GPUs that no run has: those that were reported before, then the last ones. Slurm chooses GPUs."""

@@ -1,0 +1,119 @@
+"""Hold a pool: read its allocations, request new ones, release those that are not needed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from time import localtime, monotonic, strftime
+
+from refold.backends.slurm.node_records import SlurmNode
+from refold.backends.slurm.pool import (
+    PoolJob,
+    PoolNode,
+    PoolSettings,
+    closing_jobs,
+    next_change,
+    pool_comment,
+    read_pool,
+)
+from refold.backends.slurm.programs import Programs
+from refold.backends.slurm.requests import SlurmSettings, minutes_argument
+from refold.backends.slurm.run_jobs import SlurmId
+from refold.model import Seconds
+
+REQUEST_INTERVAL: Seconds = 10.0
+"""Allocations are not requested more often: one that ends at once would otherwise be requested again and again."""
+
+END_MARGIN: Seconds = 15.0
+"""How long before the time limit of an allocation its runs have ended, which are signalled a grace period earlier."""
+
+HOLD = "#!/bin/bash\ntrap : HUP INT URG USR1 USR2\nwhile :; do sleep 3600 & wait $!; done\n"
+"""The batch script of an allocation. It ends with the allocation."""
+
+JOB_NAME = "refold-pool"
+
+log = logging.getLogger("refold")
+
+
+class Pool:
+    """The allocations of a daemon, as they were last read. `settings`: options of sbatch."""
+
+    def __init__(self, programs: Programs, daemon: str, settings: SlurmSettings, pool: PoolSettings) -> None:
+        self._programs = programs.without_user_environment()
+        self._daemon = daemon
+        self._settings = settings
+        self._pool = pool
+        self._requested_at: Seconds | None = None
+        self._closing: set[int] = set()
+        self.jobs: list[PoolJob] = []
+
+    @property
+    def is_used(self) -> bool:
+        """Whether runs are started in the pool."""
+        return self._pool.is_used
+
+    def read(self, now: Seconds) -> None:
+        """Read the allocations. Raises SlurmError."""
+        found = read_pool(self._programs.run, self._daemon, self._pool.jobs, self.jobs)
+        held = {job.number for job in found if job.is_held}
+        for job in self.jobs:
+            if job.is_held and job.number not in held:
+                log.warning("allocation %d of the pool has ended", job.number)
+        self.jobs, self._closing = found, closing_jobs(found, self._pool.nodes, now)
+
+    def request_missing(self, now: Seconds) -> None:
+        """Request allocations that are missing, or will be. Raises SlurmError."""
+        count = next_change(self.jobs, self._pool.nodes, now, ()).request
+        if count and (self._requested_at is None or monotonic() > self._requested_at + REQUEST_INTERVAL):
+            self._requested_at = monotonic()
+            self._request(count)
+
+    def release_idle(self, now: Seconds, busy: Collection[str]) -> None:
+        """Release allocations that end soon, or are too many, and have no runs. `busy`: nodes that have runs."""
+        for number in next_change(self.jobs, self._pool.nodes, now, busy).release:
+            log.info("releasing allocation %d of the pool", number)
+            self._programs.run("scancel", "--quiet", str(number))
+
+    def place(self, node: str) -> tuple[int, PoolNode] | None:
+        """Return the allocation that has a node, and what it has there; one that lasts before others."""
+        held = sorted((job for job in self.jobs if job.is_held), key=lambda job: job.number in self._closing)
+        return next(((job.number, part) for job in held for part in job.nodes if part.name == node), None)
+
+    def drain_reason(self, node: SlurmNode) -> str:
+        """Return why nothing can be started on a node, or ''."""
+        place = self.place(node.name)
+        if place is None:
+            return "not in the pool"
+        job = next(job for job in self.jobs if job.number == place[0])
+        if job.number not in self._closing:
+            return ""
+        return f"its allocation in the pool ends{_at(job.ends_at)}"
+
+    def end_reason(self, claim: SlurmId, grace: Seconds, now: Seconds) -> str:
+        """Return why a run must end now so that its grace period ends before its allocation does, or ''."""
+        job = next((job for job in self.jobs if str(job.number) == claim.partition(".")[0]), None)
+        if job is None or job.ends_at is None or now < job.ends_at - grace - END_MARGIN:
+            return ""
+        return f"the time limit of its allocation, job {job.number} of Slurm, is near"
+
+    def _request(self, count: int) -> None:
+        words = [
+            "--parsable",
+            f"--comment={pool_comment(self._daemon)}",
+            f"--job-name={JOB_NAME}",
+            "--output=/dev/null",
+            "--no-requeue",
+            "--nodes=1",
+            "--exclusive",
+            "--mem=0",
+            *([f"--partition={self._settings.partition}"] if self._settings.partition else []),
+            *minutes_argument(self._pool.time_limit),
+            *self._settings.arguments(),
+        ]
+        for _ in range(count):
+            number = self._programs.run("sbatch", *words, stdin=HOLD).strip()
+            log.info("requested a node for the pool: job %s of Slurm", number)
+
+
+def _at(time: Seconds | None) -> str:
+    return strftime(" at %H:%M", localtime(time)) if time is not None else ""
