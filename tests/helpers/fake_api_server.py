@@ -61,6 +61,8 @@ class FakeApiServer:
         self.requests: list[str] = []
         self.refuse: Refuse = allow_all
         self.evictions_allowed = True
+        self.controls_jobs = True
+        """Whether the controller of Jobs works; it may be slow."""
         self._events: list[tuple[int, str, str, Json]] = []
         self._version = 0
         self._oldest = 0
@@ -300,7 +302,7 @@ class FakeApiServer:
                 if self._version == seen:
                     self._changed.wait(timeout=0.2)
                 seen = self._version
-                for path, job in list(self.objects.items()):
+                for path, job in list(self.objects.items()) if self.controls_jobs else ():
                     if _collection(path).endswith("/jobs"):
                         self._control_job(path, job)
 

@@ -32,6 +32,7 @@ Ending = RunFinished | RunFailed | RunStopped
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
     for name in ("OWNER_CHECK_PAUSE", "BUDGET_PAUSE", "RETRY_PAUSE"):
         monkeypatch.setattr(gang_run, name, 0.05)
+    monkeypatch.setattr(pod_binding, "RETRY_PAUSE", 0.05)
     monkeypatch.setattr("refold.backends.kubernetes.calls.RETRY_PAUSE", 0.05)
     monkeypatch.setattr("refold.backends.kubernetes.backend.REFUSED_PAUSE", 0.05)
     found = FakeApiServer()
@@ -177,7 +178,7 @@ def test_gangs_are_bound_once_and_as_a_whole_although_bindings_fail(server: Fake
 
 
 @pytest.mark.parametrize("kind", ["Job", "Pods"])
-@pytest.mark.parametrize("status", [403, 500])
+@pytest.mark.parametrize("status", [422, 500])
 def test_a_gang_of_which_a_pod_cannot_be_bound_is_ended(
     server: FakeApiServer, monkeypatch: pytest.MonkeyPatch, kind: str, status: int
 ) -> None:
@@ -198,7 +199,43 @@ def test_a_gang_of_which_a_pod_cannot_be_bound_is_ended(
         assert f"{victim} cannot be bound" in end.why
         assert not any(gangs.nodes("torn"))
         if kind == "Pods":  # it is unknown whether a binding that failed with 500 has taken effect
-            assert bool(server.pods(victim)) == (status == 403)
+            assert bool(server.pods(victim)) == (status == 422)
+
+    play(server, test)
+
+
+def test_a_binding_that_is_forbidden_at_first_is_repeated(server: FakeApiServer) -> None:
+    """An API server that has just started does not know the rights of the daemon yet."""
+    refusals = [Refusal(403)] * 6
+
+    async def test(gangs: Gangs) -> None:
+        gangs.create_job("early", seconds=0.1)
+        await gangs.until(lambda: len(server.pods("early-")) == 4)
+        server.refuse = lambda _, path: refusals.pop() if path.endswith("/binding") and refusals else None
+        await gangs.run("early")
+        assert await gangs.end("early") == RunFinished("early", 1)
+
+    play(server, test)
+
+
+def test_a_gang_runs_again_although_the_pods_of_its_failed_run_are_not_deleted_yet(server: FakeApiServer) -> None:
+    """The Job was suspended to end the failed run; that its controller is slow does not mean that its user did that."""
+
+    async def test(gangs: Gangs) -> None:
+        gangs.create_job("slow", seconds=0.1)
+        await gangs.until(lambda: len(server.pods("slow-")) == 4)
+        server.controls_jobs = False
+        server.refuse = lambda _, path: Refusal(422) if path.endswith("/binding") else None
+        await gangs.run("slow")
+        assert isinstance(await gangs.end("slow"), RunFailed)
+        assert server.objects[f"{JOBS}/slow"]["spec"]["suspend"] and len(server.pods("slow-")) == 4
+        await gangs.run("slow", 2)
+        assert isinstance(await gangs.end("slow", 2), RunFailed)
+        server.refuse = allow_all
+        await gangs.run("slow", 3)
+        assert await gangs.end("slow", 3) == RunFinished("slow", 3)
+        assert not any(isinstance(report, JobCancelled) for report in gangs.reports)
+        assert not server.objects[f"{JOBS}/slow"]["spec"]["suspend"]
 
     play(server, test)
 

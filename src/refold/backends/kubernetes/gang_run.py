@@ -153,11 +153,13 @@ class GangRun:
     async def _find_earlier_end(self) -> RunEnd | None:
         """Find out what a previous back end has done; return how the run ended if its pods are gone.
 
-        There is nothing to find out if all pods wait: the run is new.
+        There is nothing to find out if the job has not run before and all pods wait. After an earlier run, the object
+        may be suspended although its pods still wait: its controller has yet to delete them.
         """
         has_pods = bool(self._mirror.pods_of_run(self.key))
         waiting = bindable(self._mirror.pods_of_gang(self.gang))
-        is_new = not has_pods and len(waiting) >= self._size and not self._is_elastic
+        is_first = self._order.run == 1 and not has_pods
+        is_new = is_first and len(waiting) >= self._size and not self._is_elastic
         if not self._can_suspend or is_new:
             return None
         state = await self._read_state()

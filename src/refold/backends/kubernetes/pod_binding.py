@@ -19,6 +19,10 @@ from refold.model import Job, Seconds
 BIND_WAIT: Seconds = 60.0
 """How long binding a pod is repeated while the API server answers with temporary errors. Then the gang is ended."""
 
+FORBIDDEN_WAIT: Seconds = 10.0
+"""How long it is repeated if it is forbidden: an API server that has just started does not know the rights yet."""
+
+FORBIDDEN = 403
 MIN_GRACE_SECONDS = 1
 """With 0 the API server would forget a pod before its containers have ended."""
 
@@ -66,10 +70,11 @@ class PodBinder:
                 if error.status == CONFLICT and await self._is_bound_as_wanted(target):
                     return None
                 problem = f"pod {pod.key} cannot be bound to {target.node}: {error}"
-                if not error.is_transient:
+                if not error.is_transient and error.status != FORBIDDEN:
                     return BindProblem(problem)
                 if error.status:
-                    give_up_at = min(give_up_at, loop.time() + BIND_WAIT)
+                    wait = FORBIDDEN_WAIT if error.status == FORBIDDEN else BIND_WAIT
+                    give_up_at = min(give_up_at, loop.time() + wait)
             if self._is_stopping() or loop.time() >= give_up_at:
                 return BindProblem(problem, uncertain=True)
             await asyncio.sleep(RETRY_PAUSE)
