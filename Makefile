@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run compare test engines-kubernetes test-kubernetes engines-slurm test-slurm lint measures duplicates mutate demo docs bench clean
+.PHONY: run compare test engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray lint measures duplicates mutate demo docs bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -48,6 +48,13 @@ test-slurm: $(VENV)/installed.test  ## test against a real Slurm, which is insta
 		REFOLD_TEST_SLURM=1 $(BIN)/python -m pytest --durations 10 tests/backends/slurm; \
 	else \
 		echo "engines: none; not tested against Slurm"; fi
+
+test-ray: $(VENV)/installed.test  ## test on a real Ray cluster of four nodes on this machine, if Ray can be installed
+	@if $(PIP) --editable '.[ray]' 2>/dev/null && found=$$($(BIN)/python -c 'import ray; print(ray.__version__)'); then \
+		echo "engines: Ray $$found"; \
+		REFOLD_TEST_RAY=1 $(BIN)/python -m pytest --durations 10 tests/backends/ray; \
+	else \
+		echo "engines: none; not tested on Ray"; fi
 
 lint: $(VENV)/installed.test  ## fix what can be fixed automatically, and report the rest
 	@$(BIN)/ruff check --fix .

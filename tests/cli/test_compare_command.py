@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from refold.cli import experiment
+from refold.cli import parallel_runs
 from refold.cli.inputs.policy_choice import parse_policy
 from refold.cli.inputs.workload import Workload
 from refold.policies.table import POLICIES
@@ -150,9 +150,9 @@ def test_progress_in_several_processes_counts_jobs(jobs: Path, monkeypatch: pyte
         assert total == 12
         yield amounts.append
 
-    monkeypatch.setattr(experiment, "progress", record_progress)
+    monkeypatch.setattr(parallel_runs, "progress", record_progress)
     workload = Workload("tiny", list(read_trace(jobs, gpus_per_instance=4).jobs), make_cluster(2, 4), Costs())
-    experiment.run_policies(workload, [parse_policy("fifo", {}), parse_policy("las", {})], 2)
+    parallel_runs.run_policies(workload, [parse_policy("fifo", {}), parse_policy("las", {})], 2)
     assert sum(amounts) == 12
 
 

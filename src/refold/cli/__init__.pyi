@@ -36,7 +36,6 @@ from .experiment import (
     format_node_faults as format_node_faults,
     output_folder as output_folder,
     prepare_experiment as prepare_experiment,
-    run_policies as run_policies,
     run_policy as run_policy,
     trace_notes as trace_notes,
     try_write_report as try_write_report,
@@ -75,4 +74,5 @@ from .options import (
     parse_settings as parse_settings,
     require_option as require_option,
 )
+from .parallel_runs import run_policies as run_policies, run_policies_on_ray as run_policies_on_ray
 from .policy_guard import make_guarded_policy as make_guarded_policy

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from refold.cli.inputs import SelectedPolicy, Workload
 from refold.cli.views import Advance, plural, progress
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from refold.cli.experiment_options import ExperimentOptions, TraceOptions
     from refold.core import Header, Journal, Policy
     from refold.journal import History
@@ -22,9 +20,6 @@ if TYPE_CHECKING:
 
 JOURNAL_FILE_NAME = "journal.jsonl"
 REPORT_FILE_NAME = "report.html"
-
-POLL_SECONDS = 0.2
-"""Interval at which the progress of other processes is read."""
 
 
 def prepare_experiment(
@@ -59,12 +54,13 @@ def prepare_experiment(
 def run_policy(workload: Workload, policy: SelectedPolicy, journal: Path | None = None, gap: bool = False) -> ReportRun:
     """Simulate the workload under a policy. Write its journal to a file if given; measure its gap if requested."""
     with progress(policy.name, len(workload.jobs)) as advance:
-        return _simulate(workload, policy, journal, advance, gap)
+        return simulate_policy(workload, policy, journal, advance, gap)
 
 
-def _simulate(
+def simulate_policy(
     workload: Workload, selected: SelectedPolicy, path: Path | None, advance: Advance, gap: bool = False
 ) -> ReportRun:
+    """Simulate the workload under a policy; `advance` is called with the number of jobs that have finished since."""
     from refold.cli.policy_guard import make_guarded_policy
     from refold.core import Header, Journals
     from refold.journal import HistoryJournal
@@ -121,105 +117,6 @@ def _journal_file(path: Path | None, header: Header) -> Iterator[Journal | None]
             yield file
     except OSError as error:
         raise BadFile(path, f"cannot be written: {error.strerror or error}") from None
-
-
-def run_policies(
-    workload: Workload, policies: Sequence[SelectedPolicy], processes: int = 1, gap: bool = False
-) -> list[ReportRun]:
-    """Simulate the workload under each policy; results are in the given order for any number of processes."""
-    if processes == 1 or len(policies) == 1:
-        return [run_policy(workload, policy, gap=gap) for policy in policies]
-    return _run_policies_in_processes(workload, policies, min(processes, len(policies)), gap)
-
-
-def _run_policies_in_processes(
-    workload: Workload, policies: Sequence[SelectedPolicy], processes: int, gap: bool
-) -> list[ReportRun]:
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import active_children, get_context
-
-    from refold.errors import RefoldError
-
-    # Spawn, do not fork: this process has threads, and a fork would copy their locks.
-    context = get_context("spawn")
-    done = context.RawArray("q", len(policies))
-    pool = ProcessPoolExecutor(processes, context, _initialise_process, (workload, done))
-    try:
-        futures = [pool.submit(_simulate_in_process, index, policy, gap) for index, policy in enumerate(policies)]
-        with progress(f"{len(policies)} policies", len(policies) * len(workload.jobs)) as advance:
-            _wait_for_all(futures, done, advance)
-        return [_result_of(future) for future in futures]
-    except BaseException as error:
-        for process in active_children():
-            process.terminate()
-        if isinstance(error, BrokenProcessPool):
-            raise RefoldError(
-                "a worker process was killed, possibly for lack of memory; try fewer --processes"
-            ) from None
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _wait_for_all(
-    futures: Sequence[Future[ReportRun | _SerialisedError]], done: Sequence[int], advance: Advance
-) -> None:
-    """Wait until all simulations have ended or one has failed; report the number of finished jobs as progress."""
-    from concurrent.futures import FIRST_COMPLETED, wait
-
-    reported, pending = 0, set(futures)
-    while pending:
-        ended, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-        for future in ended:
-            _result_of(future)
-        finished = sum(done)
-        advance(finished - reported)
-        reported = finished
-
-
-def _result_of(future: Future[ReportRun | _SerialisedError]) -> ReportRun:
-    result = future.result()
-    if isinstance(result, _SerialisedError):
-        raise result.error()
-    return result
-
-
-class _SerialisedError:
-    """An error as text, to send between processes: exceptions whose constructor takes more than a message cannot be."""
-
-    def __init__(self, text: str, frames: str) -> None:
-        self._text, self._frames = text, frames
-
-    def error(self) -> Exception:
-        from refold.cli.policy_guard import PolicyFailed
-
-        return PolicyFailed(self._text, self._frames)
-
-
-_PROCESS_STATE: list[Any] = []
-"""State of a worker process: the workload, sent once, and a shared array with the finished jobs of each simulation."""
-
-
-def _initialise_process(workload: Workload, done: Any) -> None:
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
-    _PROCESS_STATE[:] = [workload, done]
-
-
-def _simulate_in_process(index: int, policy: SelectedPolicy, gap: bool) -> ReportRun | _SerialisedError:
-    from refold.errors import RefoldError
-
-    workload, done = _PROCESS_STATE
-
-    def advance(amount: float = 1.0) -> None:
-        done[index] += int(amount)
-
-    try:
-        return _simulate(workload, policy, None, advance, gap)
-    except RefoldError as error:
-        return _SerialisedError(str(error), getattr(error, "frames", ""))
 
 
 def count_node_faults(history: History) -> int:

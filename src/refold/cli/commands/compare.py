@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -64,6 +65,12 @@ class _SeveralPolicies:
         return [name for name in default_policies() if not self.spread_power or takes_placement(name)]
 
 
+class _Workers(StrEnum):
+    """Where policies are simulated in parallel."""
+
+    RAY = "ray"
+
+
 @dataclass(frozen=True, slots=True)
 class _OutputOptions:
     """How to run the comparison and what to write."""
@@ -72,6 +79,15 @@ class _OutputOptions:
         int,
         typer.Option("--processes", metavar="N", min=1, max=256, help="Number of policies to simulate in parallel."),
     ] = 1
+    workers: Annotated[
+        _Workers | None,
+        typer.Option(
+            "--workers",
+            metavar="ray",
+            help="Simulate the policies in parallel on a Ray cluster: that of RAY_ADDRESS, or of this machine "
+            "(default: on this machine, see --processes).",
+        ),
+    ] = None
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Write report.html to this folder.")] = Path(
         "refold-compare"
     )
@@ -79,6 +95,17 @@ class _OutputOptions:
         bool, typer.Option("--gap", help="Also measure the gap of each policy's decisions to the optimum.")
     ] = False
     as_json: AsJson = False
+
+    def run(self, workload: Workload, policies: list[SelectedPolicy]) -> list[ReportRun]:
+        """Simulate the policies."""
+        from refold.cli import run_policies, run_policies_on_ray
+        from refold.errors import BadInput
+
+        if self.workers is None:
+            return run_policies(workload, policies, self.processes, self.gap)
+        if self.processes != 1:
+            raise BadInput("--processes is the number of processes of this machine; --workers ray uses all CPUs of Ray")
+        return run_policies_on_ray(workload, policies, self.gap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +153,6 @@ def compare(
         describe_conditions,
         output_folder,
         prepare_experiment,
-        run_policies,
         trace_notes,
         try_write_report,
     )
@@ -136,7 +162,7 @@ def compare(
     reader = source.reader(trace)
     workload, selected = prepare_experiment(trace, cluster, policies.select(experiment.watch), experiment, reader)
     with output_folder(out):
-        runs = run_policies(workload, selected, output.processes, gap)
+        runs = output.run(workload, selected)
         notes = collect_notes(workload, runs) + power_limit_notes(selected, runs) + (_gap_notes(runs) if gap else [])
         title = f"{len(runs)} policies on {workload.name}"
         shown = [*([workload.recorded] if workload.recorded else []), *runs]

@@ -1,0 +1,87 @@
+"""A real Ray cluster for tests: nodes with fake GPUs, as processes of this machine, with a folder of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from refold.backends.ray.tasks import load_ray
+
+GPUS = 8
+CPUS = 4
+HELPERS = Path(__file__).parent
+"""Workers import what they do from here."""
+
+OBJECT_STORE_BYTES = 80_000_000
+
+
+class RayCluster:
+    """The cluster. The first node has its controller, the GCS."""
+
+    def __init__(self, nodes: int, cpus: int = CPUS, gpus: int = GPUS) -> None:
+        self.ray = load_ray("this test")
+        from ray.cluster_utils import Cluster
+
+        self._folder = Path(tempfile.mkdtemp(prefix="refold-ray-"))  # sockets need a short path
+        (self._folder / "ray").mkdir()
+        self._before = {name: os.environ.get(name) for name in ("RAY_TMPDIR", "PYTHONPATH")}
+        os.environ["RAY_TMPDIR"] = str(self._folder)
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HELPERS), self._before["PYTHONPATH"]]))
+        self._options = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": OBJECT_STORE_BYTES}
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args={**self._options, "include_dashboard": False})
+        self._others = [self.add_node() for _ in range(nodes - 1)]
+        self.address = str(self._cluster.address)
+
+    def add_node(self) -> Any:
+        """Start one more node."""
+        return self._cluster.add_node(**self._options)
+
+    def kill_node(self) -> None:
+        """Kill the node that was added last, without a warning."""
+        self._cluster.remove_node(self._others.pop(), allow_graceful=False)
+
+    def stop(self) -> None:
+        """End all nodes, and delete their data."""
+        self.ray.shutdown()
+        self._cluster.shutdown()
+        for name, value in self._before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+# What workers do. They import it by name.
+
+
+def double(_: None, item: int, advance: Callable[[float], None]) -> int:
+    """Return twice the item."""
+    advance(1.0)
+    return 2 * item
+
+
+def die_first(folder: str, item: int, advance: Callable[[float], None]) -> int:
+    """Kill the worker at the first attempt; return the item at the second one."""
+    marker = Path(folder) / str(item)
+    advance(1.0)
+    if not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+def die(_: None, item: int, advance: Callable[[float], None]) -> int:
+    """Kill the worker."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    return item
+
+
+def fail(_: None, item: int, advance: Callable[[float], None]) -> int:
+    """Raise an error."""
+    raise ValueError(f"{item} is bad")
