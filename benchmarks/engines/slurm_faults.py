@@ -46,7 +46,7 @@ done
 echo $$ >alive.$REFOLD_INSTANCE.$REFOLD_RUN
 echo >>starts.$REFOLD_INSTANCE.$REFOLD_RUN
 sleep {seconds}
-echo >>done.$REFOLD_INSTANCE
+echo >>done.$REFOLD_INSTANCE.$REFOLD_RUN
 rm alive.$REFOLD_INSTANCE.$REFOLD_RUN
 """
 
@@ -164,15 +164,22 @@ class FaultyCluster:
     def wrong(self) -> int:
         """Return the number of runs that started twice, overlapped, or did finished work again."""
         twice = [path for path in self.record.glob("*/starts.*") if path.read_text() != "\n"]
-        again = [path for path in self.record.glob("*/done.*") if path.read_text() != "\n"]
+        again = [path for path in self.record.iterdir() if len(_finished_runs(path)) > 1]
         overlaps = [*self.record.glob("*/wrong")]
         for path in (*twice, *again, *overlaps):
-            print(f"{path.relative_to(self.record)}: {path.read_text()!r}", file=sys.stderr)
+            print(f"wrong: {path.relative_to(self.record)}", file=sys.stderr)
         return len(twice) + len(again) + len(overlaps)
 
     def runs(self) -> int:
         """Return the number of runs that were started."""
         return len([*self.record.glob("*/starts.0.*")])
+
+
+def _finished_runs(job: Path) -> list[str]:
+    """Return the runs of which all instances have done their work."""
+    instances = {path.name.split(".")[1] for path in job.glob("starts.*")}
+    runs = {path.name.split(".")[2] for path in job.glob("starts.*")}
+    return [run for run in runs if all((job / f"done.{instance}.{run}").exists() for instance in instances)]
 
 
 SLURM_FAULTS: dict[str, Callable[[FaultyCluster], None]] = {

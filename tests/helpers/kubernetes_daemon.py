@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,12 +14,10 @@ import yaml
 from fake_api_server import FakeApiServer
 from kubernetes_objects import Json
 from kubernetes_servers import KubernetesServers
+from served_daemon import ServedDaemon
 
 from refold.backends.kubernetes.api_server import ApiError, ApiServer, ObjectList
 from refold.backends.kubernetes.objects import Pod
-from refold.client.address import read_address
-from refold.client.client import Client
-from refold.errors import NoDaemon
 
 WAIT_SECONDS = 120.0
 """How long a test waits at most: much longer than on a machine that is not busy."""
@@ -42,7 +38,7 @@ def wait_for(look: Callable[[], T], what: str, seconds: float = WAIT_SECONDS) ->
     return found
 
 
-class KubernetesDaemon:
+class KubernetesDaemon(ServedDaemon):
     """The daemon, and shortcuts to see what it does. It has the rights of the manifests, and no others."""
 
     def __init__(
@@ -59,16 +55,11 @@ class KubernetesDaemon:
         `log`: the name of its log, if several daemons are on one host. `kubeconfig`: how it reaches the API server.
         """
         self.api: ApiServer = servers.api
-        self.folder = folder
-        self._options = options
-        self._host = host
         if kubeconfig is None:
             assert isinstance(servers, KubernetesServers)
             kubeconfig = servers.write_kubeconfig("refold", "refold-token")
-        self._kubeconfig = kubeconfig
-        self._log = folder.parent / f"{log or host}.log"
-        self._began = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        words = ["--kubeconfig", str(kubeconfig), *options]
+        super().__init__(folder, folder.parent / f"{log or host}.log", words, {**os.environ, "HOSTNAME": host})
 
     @contextmanager
     def serving(self) -> Iterator[KubernetesDaemon]:
@@ -84,61 +75,19 @@ class KubernetesDaemon:
         self.launch()
         self.wait_until_serving()
 
-    def launch(self) -> None:
-        """Start it."""
-        command = [sys.executable, "-m", "refold", "serve", "--kubeconfig", str(self._kubeconfig), "--port", "0"]
-        with self._log.open("ab") as log:
-            self._began = self._log.stat().st_size
-            self._process = subprocess.Popen(
-                [*command, "--state", str(self.folder), *self._options],
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "HOSTNAME": self._host},
-            )
-
     def wait_until_serving(self) -> None:
         """Wait until it schedules the cluster."""
-        wait_for(lambda: self.is_serving or self._has_ended(), "the daemon serves")
-        assert not self._has_ended(), self.log()
-
-    @property
-    def is_serving(self) -> bool:
-        """Whether it schedules the cluster since it was last started."""
-        return not self._has_ended() and b"serving on" in self._log.read_bytes()[self._began :]
+        wait_for(lambda: self.is_serving or self.has_ended, "the daemon serves")
+        assert not self.has_ended, self.log()
 
     @property
     def is_waiting(self) -> bool:
         """Whether it waits for another daemon to end."""
-        return not self.is_serving and b"waiting to take over" in self._log.read_bytes()[self._began :]
-
-    def _has_ended(self) -> bool:
-        return self._process is None or self._process.poll() is not None
-
-    def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """End the daemon."""
-        if self._process is not None:
-            self._process.send_signal(number)
-            self._process.wait(timeout=WAIT_SECONDS)
-            self._process = None
-
-    def log(self) -> str:
-        """Return what the daemon has written."""
-        return self._log.read_text(errors="replace")
-
-    def client(self) -> Client:
-        """Return a client of the daemon."""
-        address = read_address(self.folder)
-        assert address is not None
-        return Client(address.address, address.token)
+        return not self.is_serving and self.has_logged("waiting to take over")
 
     def states(self) -> dict[str, str]:
         """Return the states of all jobs by name; none while the daemon changes to another cluster."""
-        try:
-            with self.client() as client:
-                jobs = [*client.jobs().jobs, *client.jobs(ended=True).jobs]
-        except NoDaemon:
-            return {}
-        return {job.name: job.state for job in reversed(jobs)}
+        return {job.name: job.state for job in reversed(self.jobs())}
 
     def wait_for_state(self, name: str, state: str) -> None:
         """Wait until a job is in a state."""
@@ -146,11 +95,6 @@ class KubernetesDaemon:
             wait_for(lambda: self.states().get(name) == state, f"{name} is {state}")
         except AssertionError as error:
             raise AssertionError(f"{error}; {self.states()} {self.events(name)} {self.log()[-1000:]}") from None
-
-    def events(self, name: str) -> list[str]:
-        """Return what has happened to a job."""
-        with self.client() as client:
-            return [f"{event.kind}: {event.text}" if event.text else event.kind for event in client.why(name).events]
 
     # What is in Kubernetes.
 

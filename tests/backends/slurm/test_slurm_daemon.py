@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from collections.abc import Iterator
+from getpass import getuser
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,10 @@ def test_a_submitted_job_runs_in_slurm_and_its_output_is_shown(daemon: SlurmDaem
         text = "".join(client.logs(job.id))
         (node,) = [node.name for node in client.nodes() if f"on {node.name} as" in text]
     assert text == f"on {node} as {job.id}\nyes\n"
+
+
+def test_the_daemon_says_as_whom_jobs_run(daemon: SlurmDaemon) -> None:
+    assert f"; jobs run as {getuser()}" in daemon.log()
 
 
 def test_a_failed_job_says_why(daemon: SlurmDaemon) -> None:

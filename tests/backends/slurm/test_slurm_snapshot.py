@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from refold.backends.slurm.programs import Programs
 from refold.cli.typer_app import app
+from refold.cli.views import read_timeline
 from refold.core import Event, JobHeld, JobSubmitted, NodeDrained, NodeLost, NodeUsed, PastJob, RunAdopted
 from refold.errors import BadInput
 from refold.model import Allocation, Reason, Share, StartEstimate
@@ -61,6 +62,18 @@ def test_jobs_with_gpus_are_jobs_and_others_are_use_by_others() -> None:
 def test_gpus_of_jobs_that_may_not_be_seen_are_used_by_others() -> None:
     found = look([], [node_line("n0", GresUsed="gpu:a100:3(IDX:0-2)")])
     assert of(found, NodeUsed) == [NodeUsed(0, (5, 6, 7))]
+
+
+def test_why_shows_when_a_job_was_submitted_and_whose_estimate_it_has() -> None:
+    jobs = [job_json(1, 8, state="RUNNING"), job_json(2, 8, start_time=NOW + 60, state_reason="Resources")]
+    found = look(jobs, [node_line("n0", GresUsed="gpu:a100:8(IDX:0-7)")])
+    timeline = read_timeline(found.header, [found.entry], "2", "refold why now.jsonl")
+    events = {entry.event: (entry.at, entry.text) for entry in timeline.entries}
+    assert events["submitted"][0] == NOW - HOUR
+    assert events["start estimate"][1].endswith(" (estimate of Slurm)")
+    assert next(text for _, text in events.values() if text.startswith("1 h"))
+    running = read_timeline(found.header, [found.entry], "1", "refold why now.jsonl")
+    assert [entry.event for entry in running.entries][:2] == ["submitted", "started"]
 
 
 def test_uneven_gangs_are_placed_as_they_are() -> None:

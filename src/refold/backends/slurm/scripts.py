@@ -30,7 +30,8 @@ STOPPED = 143
 # A stop is recorded before it is signalled: an agent that starts too late for the signal finds the file. Slurm decides
 # which GPUs of a node a job gets: they are divided among its instances. `wait -n` may miss a signal that arrives just
 # before it, hence the `sleep`. The first instance that fails decides how the run ends, not those that are ended then. A
-# zombie keeps its process group alive, hence `ps`.
+# zombie keeps its process group alive, hence `ps`. An agent that is alone writes the status of a success at once: a
+# controller that has forgotten its job kills it.
 AGENT = """\
 refold_agent() {
     local run=$1 stop=$2 grace=$3 code=0 tick= left next=0 mine gpus=() pids=() entry node instance count pid
@@ -68,6 +69,7 @@ refold_agent() {
         wait -n
     done 2>/dev/null
     [ "$code" = 0 ] || (set -C; echo "$code" >"$run.slurm.failed") 2>/dev/null
+    [ "$code$order" != 0 ] || [ -z "$alone" ] || refold_status 0
     [ -z "$order" ] || code=143
     [ "$order" = stop ] || stop=TERM
     if [ "$order" != kill ] && refold_left; then refold_signal "$stop"; fi
@@ -92,15 +94,18 @@ trap : HUP INT USR1
 set -C
 {{ printf '%s\\n' "{claimant}" >"$run.slurm.claim"; }} 2>/dev/null || exit 97
 set +C
+refold_status() {{
+    printf '%s\\n' "$1" >"$run.slurm.status.new"
+    mv "$run.slurm.status.new" "$run.slurm.status"
+}}
 {launch} {arguments}
 code=$?
 [ "$code" = 0 ] || [ ! -s "$run.slurm.failed" ] || read -r code <"$run.slurm.failed"
-printf '%s\\n' "$code" >"$run.slurm.status.new"
-mv "$run.slurm.status.new" "$run.slurm.status"
+refold_status "$code"
 exit "$code"
 """
 
-LAUNCH_HERE = "refold_agent"
+LAUNCH_HERE = "alone=1; refold_agent"
 LAUNCH_ON_NODES = """\
 refold_on_nodes() {{
     local code tries

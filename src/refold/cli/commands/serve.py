@@ -181,6 +181,7 @@ async def _serve_kubernetes(
 async def _serve_slurm(config: Config, folder: Path, new_token: bool) -> None:
     """Serve a Slurm cluster: each run is a job of Slurm, or a step in the pool."""
     import asyncio
+    from getpass import getuser
 
     from refold.backends.slurm import PoolSettings, Programs, SlurmSettings
     from refold.server import TERMINATION_SIGNALS, load_daemon_id
@@ -194,7 +195,7 @@ async def _serve_slurm(config: Config, folder: Path, new_token: bool) -> None:
     daemon_id = await asyncio.to_thread(load_daemon_id, folder, DAEMON_KEY)
     pool = PoolSettings(given.pool, given.pool_time, given.pool_jobs)
     engine = SlurmEngine(Programs(), daemon_id, settings, config.tenants, pool)
-    print_line(await engine.connect())
+    print_line(f"{await engine.connect()}; jobs run as {getuser()}")
     await _end_in_time(_serve_epochs(config, folder, engine, new_token, ended), ended)
     print_line("stopped; running jobs continue, and `refold serve --on slurm` takes control of them again")
 

@@ -47,10 +47,13 @@ class TimelineEntry:
 
 
 class JobTimeline:
-    """The timeline of one job, built from journal entries."""
+    """The timeline of one job, built from journal entries.
 
-    def __init__(self, cluster: Cluster, job_id: str) -> None:
-        self._cluster, self._id = cluster, job_id
+    `scheduler`: that of the cluster, if they are a snapshot of its queue. Its jobs were submitted earlier.
+    """
+
+    def __init__(self, cluster: Cluster, job_id: str, scheduler: str = "") -> None:
+        self._cluster, self._id, self._scheduler = cluster, job_id, scheduler
         self._histories = journal.JobHistories()
         self.job: Job | None = None
         self.entries: list[TimelineEntry] = []
@@ -76,7 +79,8 @@ class JobTimeline:
         if last is None:
             self._first_estimate = estimate
             event = "start bound" if estimate.latest is not None else "start estimate"
-            self._add(now, event, _format_estimate(estimate))
+            by = f" (estimate of {self._scheduler})" if self._scheduler else ""
+            self._add(now, event, _format_estimate(estimate) + by)
         elif estimate.latest is not None and (last.latest is None or estimate.latest > last.latest):
             self._add(now, "bound postponed", _format_estimate(estimate))
 
@@ -96,8 +100,9 @@ class JobTimeline:
     def _read_change(self, now: float, change: JobChange) -> None:
         match change:
             case journal.Submitted(record):
-                self.job, self._waiting_since = record.job, now
-                self._add(now, "submitted", _format_request(record.job))
+                at = min(now, record.job.submitted) if self._scheduler else now
+                self.job, self._waiting_since = record.job, at
+                self._add(at, "submitted", _format_request(record.job))
             case journal.Placed(_, run):
                 self._add_start(now, run)
             case journal.Started(_, run):
@@ -132,7 +137,8 @@ class JobTimeline:
             self._add(now, "failed", text, run=run.number, reason=failure.why)
 
     def _add_start(self, now: float, run: RunRecord) -> None:
-        self._add_wait(now)
+        if run.adopted is None or not self._scheduler:  # the wait of a run in a snapshot is over
+            self._add_wait(now)
         self._add_estimate_outcome(now)
         resources = self._resources(run.number, run.allocation)
         before = "; it began before the journal" if run.adopted is not None else ""
@@ -193,7 +199,7 @@ def read_timeline(header: Header, entries: Iterable[Entry], job_id: str, listed_
     from refold.core import JobSubmitted
     from refold.errors import UnknownName
 
-    timeline = JobTimeline(header.cluster, job_id)
+    timeline = JobTimeline(header.cluster, job_id, header.scheduler)
     ids: list[str] = []
     now = 0.0
     for entry in entries:
