@@ -1,7 +1,8 @@
 """Measure Refold on Slurm: `python -m benchmarks.engines`. Needs `make engines-slurm`.
 
 Measures the time from a submission to the start of its process, as a job and in a pool, beside plain `sbatch` and
-`srun`. `--faults N` kills daemons, controllers and nodes N times each instead, and counts what goes wrong.
+`srun`. `--faults N` kills daemons, controllers and nodes N times each instead, and counts what goes wrong. `--jobs N`
+plays jobs of a trace through Slurm, by its own backfill and by Refold in a pool, beside the simulator.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 
 from benchmarks.engines.slurm_faults import POOL_FAULTS, SLURM_FAULTS, fault_table, measure_fault
 from benchmarks.engines.slurm_latency import latency_table, measure_latency
+from benchmarks.engines.slurm_trace import Replay, measure_trace
 
 
 def main() -> None:
@@ -21,7 +23,12 @@ def main() -> None:
     parser.add_argument("--fault", choices=SLURM_FAULTS, action="append", help="one kind of failure; can be repeated")
     parser.add_argument("--pool", action="store_true", help="runs are started in a pool that Refold holds")
     parser.add_argument("--seed", type=int, default=0, help="random seed of the failures (default: 0)")
+    parser.add_argument("--jobs", type=_count, metavar="N", help="play N jobs of the Philly trace")
+    parser.add_argument("--speed-up", type=_count, default=150, help="of the trace (default: 150)")
     options = parser.parse_args()
+    if options.jobs is not None:
+        print("\n".join(measure_trace(Replay(options.jobs, options.speed_up))))
+        return
     if options.faults is None:
         print("\n".join(latency_table(measure_latency(options.repeats))))
         return

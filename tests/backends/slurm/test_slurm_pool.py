@@ -12,7 +12,9 @@ import pytest
 from slurm_backend import in_pool, record_of
 from slurm_servers import SlurmServers
 
+from refold.backends.slurm.cluster import map_nodes
 from refold.backends.slurm.held_pool import JOB_NAME, Pool
+from refold.backends.slurm.node_records import read_nodes
 from refold.backends.slurm.pool import (
     PoolChange,
     PoolJob,
@@ -28,7 +30,9 @@ from refold.backends.slurm.programs import Programs
 from refold.backends.slurm.requests import SlurmSettings
 from refold.backends.slurm.run_jobs import QueuedRuns, RunJob, RunSteps, read_run_steps, run_mark
 from refold.core import RunFailed, RunFinished, RunStarted, RunStopped, StartRun
+from refold.errors import BadInput
 from refold.model import Allocation, Demand, Job, Share
+from refold.server.slurm import SlurmEngine
 from refold.testing.backend_contract import SHORT_GRACE, BackendHarness
 
 WAIT = "echo >>starts; while [ ! -e go ]; do sleep 0.05; done"
@@ -244,4 +248,19 @@ def test_an_existing_allocation_is_used_with_what_it_has(slurm: SlurmServers, tm
 
     slurm.wait_until(is_held, "the allocation is known")
     assert pool.place("n2") == (number, PoolNode("n2", {"a100": 2}, 4, 1000))
-    assert pool.place("n0") is None
+    assert (pool.place("n0"), pool.missing_jobs()) == (None, [])
+
+
+def test_whole_nodes_are_requested(slurm: SlurmServers) -> None:
+    pool = in_pool(slurm).make_pool(
+        Programs(slurm.environment), "id", SlurmSettings(), map_nodes(read_nodes(Programs(slurm.environment).run))
+    )
+    assert [node for job in pool.jobs for node in job.nodes] == [
+        PoolNode(name, {"a100": 8}, 64, 65536) for name in slurm.nodes
+    ]
+
+
+def test_an_allocation_that_does_not_exist_is_refused(slurm: SlurmServers) -> None:
+    engine = SlurmEngine(Programs(slurm.environment), "id", SlurmSettings(), pool=PoolSettings(jobs=(999_999,)))
+    with pytest.raises(BadInput, match="job 999999 of Slurm, given as a pool, does not exist"):
+        asyncio.run(engine.connect())

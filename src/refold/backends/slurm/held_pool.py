@@ -61,6 +61,10 @@ class Pool:
                 log.warning("allocation %d of the pool has ended", job.number)
         self.jobs, self._closing = found, closing_jobs(found, self._pool.nodes, now)
 
+    def missing_jobs(self) -> list[int]:
+        """Return the given allocations that Slurm does not know, or that are of others."""
+        return [number for number in self._pool.jobs if number not in {job.number for job in self.jobs}]
+
     def request_missing(self, now: Seconds) -> None:
         """Request allocations that are missing, or will be. Raises SlurmError."""
         count = next_change(self.jobs, self._pool.nodes, now, ()).request
@@ -105,6 +109,7 @@ class Pool:
             "--no-requeue",
             "--nodes=1",
             "--exclusive",
+            "--gres=gpu:1",  # a node that has GPUs: --exclusive gives all of them
             "--mem=0",
             *([f"--partition={self._settings.partition}"] if self._settings.partition else []),
             *minutes_argument(self._pool.time_limit),

@@ -39,7 +39,7 @@ class PoolSettings(msgspec.Struct, frozen=True):
 
 
 class PoolNode(NamedTuple):
-    """What an allocation has on a node."""
+    """What an allocation has on a node. `memory_mib`: 0 if Slurm does not allocate memory."""
 
     name: str
     gpus: dict[str, int]
@@ -161,7 +161,8 @@ def _narrow(group: GpuGroup, place: PoolNode | None) -> GpuGroup:
     if place is None:
         return group
     gpus = place.gpus or group.node.gpus
-    return group._replace(node=replace(group.node, gpus=gpus, cpus=place.cpus, memory_mib=place.memory_mib))
+    memory = place.memory_mib or group.node.memory_mib
+    return group._replace(node=replace(group.node, gpus=gpus, cpus=place.cpus, memory_mib=memory))
 
 
 def _time(text: str) -> Seconds | None:

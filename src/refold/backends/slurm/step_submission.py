@@ -139,7 +139,7 @@ class StepSubmitter:
 def _check_size(request: NodeRequest, job: int, place: PoolNode) -> None:
     for name, needed, held in (
         ("CPUs", request.cpus, place.cpus),
-        ("MiB of memory", request.memory_mib, place.memory_mib),
+        ("MiB of memory", request.memory_mib, place.memory_mib or request.memory_mib),
     ):
         if needed > held:
             raise NotStarted(f"it needs {needed} {name} on {place.name}; allocation {job} has {held}")

@@ -74,6 +74,8 @@ class SlurmEngine:
             await asyncio.to_thread(self._hold_pool)
         except (SlurmError, BadValue) as error:
             raise BadInput(str(error)) from None
+        if missing := self._pool.missing_jobs():
+            raise BadInput(f"job {missing[0]} of Slurm, given as a pool, does not exist or is of another user")
         self.rebuild()
         self._past = await asyncio.to_thread(self._read_history)
         return version.strip()

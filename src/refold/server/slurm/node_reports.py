@@ -75,7 +75,7 @@ class SlurmNodeReports:
             return 0, 0, 0
         held = place[1]
         gpus = node.gpus.get(group.slurm_type, 0) - held.gpus.get(group.slurm_type, 0)
-        return gpus, node.cpus - held.cpus, node.memory_mib - held.memory_mib
+        return gpus, node.cpus - held.cpus, node.memory_mib - (held.memory_mib or node.memory_mib)
 
     def _choose_gpus(self, index: int, count: int) -> tuple[int, ...]:
         """Return GPUs that no run has: those that were reported before, then the last ones. Slurm chooses GPUs."""
