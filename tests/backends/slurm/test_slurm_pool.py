@@ -30,7 +30,7 @@ from refold.backends.slurm.programs import Programs
 from refold.backends.slurm.requests import SlurmSettings
 from refold.backends.slurm.run_jobs import QueuedRuns, RunJob, RunSteps, read_run_steps, run_mark
 from refold.core import RunFailed, RunFinished, RunStarted, RunStopped, StartRun
-from refold.errors import BadInput
+from refold.errors import BadInput, BadValue
 from refold.model import Allocation, Demand, Job, Share
 from refold.server.slurm import SlurmEngine
 from refold.testing.backend_contract import SHORT_GRACE, BackendHarness
@@ -80,6 +80,11 @@ def test_nothing_is_started_where_the_end_is_near_or_that_is_too_many() -> None:
     assert closing_jobs(jobs, 3, 0.0) == set()
     assert closing_jobs(jobs, 1, 0.0) == {2, 3}
     assert closing_jobs(jobs, 1, 0.95 * HOUR) == {1, 3}
+
+
+def test_allocations_are_not_requested_for_moments() -> None:
+    with pytest.raises(BadValue, match="time limit of a pool is 0 s, expected at least 300 s"):
+        PoolSettings(2, 0.0)
 
 
 # What Slurm prints.

@@ -45,6 +45,7 @@ class Pool:
         self._pool = pool
         self._requested_at: Seconds | None = None
         self._closing: set[int] = set()
+        self._was_closing: set[int] = set()
         self.jobs: list[PoolJob] = []
 
     @property
@@ -59,6 +60,7 @@ class Pool:
         for job in self.jobs:
             if job.is_held and job.number not in held:
                 log.warning("allocation %d of the pool has ended", job.number)
+        self._was_closing = self._closing
         self.jobs, self._closing = found, closing_jobs(found, self._pool.nodes, now)
 
     def missing_jobs(self) -> list[int]:
@@ -73,10 +75,15 @@ class Pool:
             self._request(count)
 
     def release_idle(self, now: Seconds, busy: Collection[str]) -> None:
-        """Release allocations that end soon, or are too many, and have no runs. `busy`: nodes that have runs."""
+        """Release allocations that end soon, or are too many, and have no runs. `busy`: nodes that have runs.
+
+        Their nodes have been drained since the last read: nothing is about to start there.
+        """
+        waiting = {job.number for job in self.jobs if job.is_waiting}
         for number in next_change(self.jobs, self._pool.nodes, now, busy).release:
-            log.info("releasing allocation %d of the pool", number)
-            self._programs.run("scancel", "--quiet", str(number))
+            if number in self._was_closing | waiting:
+                log.info("releasing allocation %d of the pool", number)
+                self._programs.run("scancel", "--quiet", str(number))
 
     def place(self, node: str) -> tuple[int, PoolNode] | None:
         """Return the allocation that has a node, and what it has there; one that lasts before others."""

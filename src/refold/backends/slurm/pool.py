@@ -17,10 +17,13 @@ from refold.backends.slurm.hostlist import expand_hosts, expand_tasks
 from refold.backends.slurm.node_records import gpus_by_type
 from refold.backends.slurm.programs import Run
 from refold.backends.slurm.run_jobs import ENDED, WAITING, daemon_jobs
+from refold.errors import BadValue
 from refold.model import HOUR, MINUTE, Seconds
 
 MIN_LEAD: Seconds = MINUTE
 MAX_LEAD: Seconds = HOUR / 2
+MIN_LIMIT: Seconds = 5 * MINUTE
+"""Of an allocation: shorter ones would mostly be ending."""
 
 COLUMNS = {"JobID": 16, "HetJobOffset": 12, "State": 24, "StartTime": 24, "EndTime": 24, "NodeList": 1024}
 
@@ -31,6 +34,10 @@ class PoolSettings(msgspec.Struct, frozen=True):
     nodes: int = 0
     time_limit: Seconds | None = None
     jobs: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.time_limit is not None and self.time_limit < MIN_LIMIT:
+            raise BadValue(f"the time limit of a pool is {self.time_limit:g} s, expected at least {MIN_LIMIT:g} s")
 
     @property
     def is_used(self) -> bool:
