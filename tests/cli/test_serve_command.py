@@ -30,7 +30,10 @@ def test_commands_of_another_terminal_need_refold_home_only_if_the_state_folder_
     [
         (["serve", "--pool", "2"], "--pool, --pool-time and --pool-job need --on slurm"),
         (["serve", "--on", "slurm", "--pool-time", "never"], "--pool-time: 'never' is not a duration"),
-        (["serve", "--on", "slrum"], "Invalid value for '--on': 'slrum' is not one of 'local', 'kubernetes', 'slurm'"),
+        (
+            ["serve", "--on", "slrum"],
+            "Invalid value for '--on': 'slrum' is not one of 'local', 'kubernetes', 'slurm', 'ray'",
+        ),
         (["compare", "--from", "slurm", "--since", "yesterday"], "--since: 'yesterday' is not a duration"),
     ],
 )

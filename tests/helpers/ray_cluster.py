@@ -34,16 +34,22 @@ class RayCluster:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HELPERS), self._before["PYTHONPATH"]]))
         self._options = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": OBJECT_STORE_BYTES}
         self._cluster: Any = Cluster(initialize_head=True, head_node_args={**self._options, "include_dashboard": False})
-        self._others = [self.add_node() for _ in range(nodes - 1)]
+        for _ in range(nodes - 1):
+            self.add_node()
         self.address = str(self._cluster.address)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables of programs that use the cluster."""
+        return {**os.environ, "RAY_ADDRESS": self.address}
 
     def add_node(self) -> Any:
         """Start one more node."""
         return self._cluster.add_node(**self._options)
 
-    def kill_node(self) -> None:
-        """Kill the node that was added last, without a warning."""
-        self._cluster.remove_node(self._others.pop(), allow_graceful=False)
+    def kill_node(self, node: Any) -> None:
+        """Kill a node, without a warning."""
+        self._cluster.remove_node(node, allow_graceful=False)
 
     def stop(self) -> None:
         """End all nodes, and delete their data."""

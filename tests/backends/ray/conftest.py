@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from ray_cluster import RayCluster
 
+from refold.backends.ray import connected
+
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[RayCluster]:
@@ -17,3 +19,10 @@ def cluster() -> Iterator[RayCluster]:
     found = RayCluster(4)
     yield found
     found.stop()
+
+
+@pytest.fixture
+def connection(cluster: RayCluster) -> Iterator[RayCluster]:
+    """The cluster, with this process connected to it."""
+    with connected(cluster.ray, cluster.address):
+        yield cluster

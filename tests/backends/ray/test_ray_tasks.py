@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -47,9 +46,8 @@ def test_errors_of_the_work_are_raised_at_once(tasks: RayTasks) -> None:
 
 def compare(folder: Path, cluster: RayCluster, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "refold", "compare", "--policies", "fifo,srtf,easy,las,fifo-skip", "--json"]
-    environment = {**os.environ, "RAY_ADDRESS": cluster.address}
     words = [*command, "--out", str(folder / "out"), "--limit", "300", *options]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(words, env=cluster.environment, capture_output=True, text=True, check=False)
 
 
 def test_compare_on_ray_gives_the_same_results(cluster: RayCluster, tmp_path: Path) -> None:

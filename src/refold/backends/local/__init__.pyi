@@ -23,6 +23,12 @@ from .nvidia import (
     NvidiaDriver as NvidiaDriver,
     open_driver as open_driver,
 )
+from .process import Process as Process, identify_process as identify_process, wait_for_exit as wait_for_exit
+from .process_tree import (
+    MARK_VARIABLE as MARK_VARIABLE,
+    ProcessScanner as ProcessScanner,
+    ProcessTree as ProcessTree,
+)
 from .run_files import (
     RunFiles as RunFiles,
     StartRecord as StartRecord,
@@ -37,6 +43,7 @@ from .safe_files import (
 )
 from .shim import (
     describe_exit as describe_exit,
+    find_start_problem as find_start_problem,
     output_copies as output_copies,
     read_exit_status as read_exit_status,
     shim_command as shim_command,

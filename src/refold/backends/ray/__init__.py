@@ -1,4 +1,4 @@
-"""Ray: work spread over a cluster of it."""
+"""Ray: runs as actors, and work that is spread over a cluster."""
 
 import lazy_loader
 

@@ -80,15 +80,20 @@ class RayTasks:
             for number, item in enumerate(items)
         ]
         try:
-            self._wait(found, counter, advance)
-            return [pickle.loads(self._get(ref)) for ref in found]
+            reported = self._wait(found, counter, advance)
+            results = [self._get(ref) for ref in found]
+            advance(sum(done for _, done in results) - reported)
+            return [pickle.loads(result) for result, _ in results]
         except BaseException:
             for ref in found:
                 ray.cancel(ref, force=True)
             raise
 
-    def _wait(self, found: Sequence[Any], counter: Any, advance: Callable[[float], None]) -> None:
-        """Wait until all work is done or some of it has failed. Progress of repeated items is not shown twice."""
+    def _wait(self, found: Sequence[Any], counter: Any, advance: Callable[[float], None]) -> float:
+        """Wait until all work is done or some of it has failed; return the progress that was shown.
+
+        That of repeated items is not shown twice.
+        """
         ray, reported, pending = self._ray, 0.0, list(found)
         while pending:
             ended, pending = ray.wait(pending, num_returns=1, timeout=POLL_SECONDS)
@@ -101,12 +106,13 @@ class RayTasks:
             if done > reported:
                 advance(done - reported)
                 reported = done
+        return reported
 
-    def _get(self, ref: Any) -> bytes:
-        """Return a result. It is bytes, since arrays would remain in the memory of Ray, which is disconnected."""
+    def _get(self, ref: Any) -> tuple[bytes, float]:
+        """Return a result, and its progress. It is bytes, since arrays would remain in Ray's memory."""
         errors = self._ray.exceptions
         try:
-            result: bytes = self._ray.get(ref)
+            result: tuple[bytes, float] = self._ray.get(ref)
         except errors.RayTaskError as error:
             raise error.cause if isinstance(error.cause, RefoldError) else error.as_instanceof_cause() from None
         except errors.RayError as error:
@@ -131,8 +137,8 @@ class _Counter:
 
 def _work_for(
     driver_version: str, work: Work[Any, Any, Any], shared: bytes, item: bytes, counter: Any, number: int
-) -> bytes:
-    """Do the work for one item, in a worker."""
+) -> tuple[bytes, float]:
+    """Do the work for one item, in a worker; return the result and its progress."""
     if (found := version("refold")) != driver_version:
         raise RefoldError(f"node {os.uname().nodename} has refold {found}; all nodes need {driver_version}")
     done, told_at = 0.0, 0.0
@@ -145,5 +151,4 @@ def _work_for(
             counter.set.remote(number, done)
 
     result = pickle.dumps(work(pickle.loads(shared), pickle.loads(item), advance))
-    counter.set.remote(number, done)
-    return result
+    return result, done

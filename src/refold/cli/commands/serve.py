@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 DEFAULT_CONFIG = Path("refold.yaml")
 
+RAY_ADDRESS = "auto"
+"""The Ray cluster to serve: that of the variable RAY_ADDRESS, or of this machine. None is started."""
+
 END_SECONDS = 5.0
 """How long a daemon on a cluster may take to end in an orderly way."""
 
@@ -34,6 +37,7 @@ class Engine(StrEnum):
     LOCAL = "local"
     KUBERNETES = "kubernetes"
     SLURM = "slurm"
+    RAY = "ray"
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ def serve(
     ] = None,
     on: Annotated[
         Engine,
-        typer.Option("--on", metavar="ENGINE", help="What to schedule: local (this machine), kubernetes or slurm."),
+        typer.Option("--on", metavar="ENGINE", help="What to schedule: local, kubernetes, slurm or ray."),
     ] = Engine.LOCAL,
     kubeconfig: Annotated[
         Path | None,
@@ -141,6 +145,10 @@ def serve(
     if on is Engine.SLURM:
         _log_to_stderr()
         _fastest_loop(asyncio)(_serve_slurm(configuration, folder, new_token))
+        return
+    if on is Engine.RAY:
+        _log_to_stderr()
+        _serve_ray(asyncio, configuration, folder, new_token)
         return
     configuration, machine = _open_machine(configuration)
     _log_to_stderr()
@@ -198,6 +206,28 @@ async def _serve_slurm(config: Config, folder: Path, new_token: bool) -> None:
     print_line(f"{await engine.connect()}; jobs run as {getuser()}")
     await _end_in_time(_serve_epochs(config, folder, engine, new_token, ended), ended)
     print_line("stopped; running jobs continue, and `refold serve --on slurm` takes control of them again")
+
+
+def _serve_ray(asyncio: Any, config: Config, folder: Path, new_token: bool) -> None:
+    """Serve a Ray cluster: each instance of a run is an actor."""
+    from refold.backends.ray import connected, load_ray
+    from refold.server import TERMINATION_SIGNALS, load_daemon_id
+    from refold.server.ray import DAEMON_KEY, RayEngine
+
+    ray = load_ray("refold serve --on ray")
+
+    async def serve() -> None:
+        ended = asyncio.Event()
+        for number in TERMINATION_SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, ended.set)
+        daemon_id = await asyncio.to_thread(load_daemon_id, folder, DAEMON_KEY)
+        engine = RayEngine(ray, daemon_id, config.tenants)
+        print_line(await engine.connect())
+        await _end_in_time(_serve_epochs(config, folder, engine, new_token, ended), ended)
+
+    with connected(ray, RAY_ADDRESS):
+        asyncio.run(serve())
+    print_line("stopped; running jobs continue, and `refold serve --on ray` takes control of them again")
 
 
 async def _end_in_time(work: Coroutine[Any, Any, None], ended: asyncio.Event) -> None:

@@ -1,0 +1,1 @@
+from .engine import DAEMON_KEY as DAEMON_KEY, RayEngine as RayEngine
