@@ -103,14 +103,18 @@ class QueuedRuns(NamedTuple):
 
 
 def _ended_step(claim: SlurmId, status: int | None, allocation: str | None) -> list[RunJob]:
-    """Return the step that has claimed a run and is gone, if that follows from the state of its allocation."""
+    """Return the step that has claimed a run and is gone, if that follows from the state of its allocation.
+
+    An allocation that is unknown or waits again may be that of a controller that was killed and has an old state. Then
+    the step may still run: until it has left an exit status, or none for some time, nothing follows.
+    """
     job = claim.partition(".")[0]
-    if allocation is None:
+    if allocation is None or allocation in WAITING:
         why = f"its allocation, job {job} of Slurm, is gone"
         return [RunJob(claim, "REVOKED", lost=why)] if status is not None else []
     if allocation == "COMPLETING":
         return [RunJob(claim, allocation)]
-    if allocation in ENDED or allocation in WAITING:
+    if allocation in ENDED:
         return [RunJob(claim, "REVOKED", lost=f"its allocation, job {job} of Slurm, has ended ({allocation})")]
     return []
 
