@@ -61,7 +61,12 @@ class ScriptedServer:
 
     def _serve(self) -> None:
         for replies in self._script:
-            connection, _ = self._listening.accept()
+            try:
+                connection, _ = self._listening.accept()
+            except OSError:
+                if self._ending.is_set():  # closed before the script ended
+                    return
+                raise
             with connection, connection.makefile("rb") as incoming:
                 for answer in replies:
                     if not self._read_request(incoming):
@@ -85,6 +90,8 @@ class ScriptedServer:
 
     def close(self) -> None:
         self._ending.set()
+        self._listening.shutdown(socket.SHUT_RDWR)
+        self._thread.join(20)
         self._listening.close()
 
 
