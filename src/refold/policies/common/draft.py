@@ -46,6 +46,7 @@ class Draft:
         """Job -> reason, for each job whose allocation differs from the current one."""
         self._allocations: dict[str, Allocation | None] = {}
         """Allocations that differ from those of the current runs."""
+        self._closed: frozenset[int] = frozenset()
         for run in view.runs.values():
             if run.stopping:
                 self.free.release(view.held_by(run.job))
@@ -123,15 +124,38 @@ class Draft:
         """Give exactly this allocation to a job that has none; return whether it was free."""
         if self._placer is not None and not self._placer.allows(self.free, allocation.placement):
             return False
-        if self.free.take(allocation.placement) is not None:
+        run = self._view.runs.get(job_id)
+        is_present = run is not None and not run.stopping and run.allocation == allocation
+        if not self._take(allocation.placement, even_if_closed=is_present):
             return False
         self._allocations[job_id] = allocation
-        run = self._view.runs.get(job_id)
-        if run is not None and not run.stopping and run.allocation == allocation:
-            self.changed.pop(job_id, None)  # same as the current run
+        if is_present:
+            self.changed.pop(job_id, None)
         else:
             self.changed[job_id] = why
         return True
+
+    def _take(self, placement: Placement, *, even_if_closed: bool) -> bool:
+        closed = self._closed
+        if even_if_closed:
+            self.open_nodes()
+        is_free = self.free.take(placement) is None
+        if even_if_closed:
+            self.close_nodes(closed)
+        return is_free
+
+    def close_nodes(self, nodes: Iterable[int]) -> None:
+        """Keep further jobs off these nodes; runs may stay there."""
+        added = frozenset(nodes) - self.free.down_nodes
+        for node in added:
+            self.free.set_node_up(node, up=False)
+        self._closed |= added
+
+    def open_nodes(self) -> None:
+        """Open all nodes that were closed."""
+        for node in self._closed:
+            self.free.set_node_up(node, up=True)
+        self._closed = frozenset()
 
     def snapshot(self) -> DraftSnapshot:
         """Return the state for `restore`."""

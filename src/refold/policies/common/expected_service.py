@@ -16,16 +16,19 @@ MIN_CHANGE = 1.1
 MIN_CHANGE_SECONDS: Seconds = 5.0
 """And by at least this much."""
 
+MIN_REMAINING: Seconds = 1.0
+
 MAX_ENDED_RUNS = 50
 """The prediction for a waiting job is renewed when so many runs have ended since."""
 
 
 class _Expectation(NamedTuple):
-    """The expected service after some work, predicted when so many runs had ended."""
+    """The expected service after some work, predicted when so many runs had ended. `is_mean`: it is the mean."""
 
     seconds: Seconds
     done: Seconds
     ended_runs: int
+    is_mean: bool
 
 
 class ExpectedService:
@@ -44,12 +47,20 @@ class ExpectedService:
         self._ended_runs += len(view.changes.ended)
 
     def seconds(self, view: View, job: Job) -> Seconds:
-        """Return the expected service until a job completes (`DurationDistribution.service_per_completion`)."""
+        """Return the expected service until a job completes.
+
+        This is `DurationDistribution.service_per_completion`; but the mean for a waiting job that may not be stopped:
+        once started, it runs to its end, however long that takes.
+        """
         done = view.done(job.id)
+        is_mean = not job.preemptible and job.id not in view.runs
         last = self._expectations.get(job.id)
-        if last is None or self._is_outdated(last, done, is_running=job.id in view.runs):
-            seconds = self.durations.distribution(view, job).service_per_completion(self._min_service)
-            last = self._expectations[job.id] = _Expectation(seconds, done, self._ended_runs)
+        if last is None or last.is_mean != is_mean or self._is_outdated(last, done, is_running=job.id in view.runs):
+            total = self.durations.distribution(view, job)
+            seconds = (
+                max(total.mean - done, MIN_REMAINING) if is_mean else total.service_per_completion(self._min_service)
+            )
+            last = self._expectations[job.id] = _Expectation(seconds, done, self._ended_runs, is_mean)
         return last.seconds
 
     def forget(self, job_id: str) -> None:

@@ -4,8 +4,9 @@ A scheduling round has five steps, all on a `Draft`:
 
 1. Order the waiting jobs by priority, then by remaining work, least first: GPU-seconds at the job's most efficient
    size, divided by a weight that grows with the job's time in the system (`weight_doubling_seconds`). Remaining work
-   that is not known is predicted; wide jobs of unknown length have the weight of many (`wide_weight`), as long as
-   they use at most a part of the cluster (`wide_share`).
+   that is not known is predicted; wide jobs of unknown length that may be stopped have the weight of many
+   (`wide_weight`), as long as they use at most a part of the cluster (`wide_share`). Jobs that have waited for
+   `starvation_seconds` go first, and nodes are reserved for the first of them that can neither start nor preempt.
 2. Choose the shape with which the job ends soonest. While other jobs wait behind it, GPU time has a price
    (`gpu_price`): on a cluster of G GPUs, each GPU-second delays each of these jobs by 1/G of a second.
 3. If no shape fits, or only a poor one, the job may preempt: runs with more remaining work are shrunk, moved or
@@ -24,7 +25,7 @@ request, and may preempt everything that other jobs hold beyond their own guaran
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import inf, sqrt
 from typing import Any
 
@@ -32,7 +33,7 @@ import msgspec
 
 from refold.core import View
 from refold.errors import BadValue, UnknownName
-from refold.model import NO_CHANGE, Decision, Job, Seconds
+from refold.model import NO_CHANGE, Decision, Demand, Job, Seconds
 from refold.packing import Placer
 from refold.plans import CATALOGUE_ONLY, Knowledge
 from refold.policies.common import (
@@ -54,6 +55,7 @@ from refold.policies.common import (
 from refold.policies.reshaping.arrivals import Arrivals
 from refold.policies.reshaping.refold_growth import Growth
 from refold.policies.reshaping.refold_jobs import JobSources, RefoldSettings, RoundJobs
+from refold.policies.reshaping.refold_reservation import Reservation
 from refold.policies.reshaping.refold_starts import Starter
 from refold.policies.reshaping.refold_throughput import maximise_throughput
 
@@ -158,6 +160,8 @@ class Refold:
         halving = sqrt(weight_doubling_seconds * delay_doubling_seconds)
         rule = OrderRule(halving=halving, starvation=starvation_seconds)
         self._estimates = StartEstimator(self._remaining_time, rule)
+        self._reservation: Reservation | None = None
+        """The nodes that are reserved for the first starving job that cannot start."""
         self._overtaken: dict[str, int] = {}
         """How many jobs were started in the last round before each waiting job by fair share alone."""
 
@@ -181,8 +185,9 @@ class Refold:
         jobs = RoundJobs(view, sources, self._settings, self._waiting_since, self._arrivals.summary(view.now))
         draft = Draft(view, self._placer)
         if self._goal == "time":
-            starter = Starter(jobs, draft, self._placer, self._settings.max_preemptors)
+            starter = Starter(jobs, draft, self._placer, self._settings.max_preemptors, self._reservation)
             starter.place_waiting()
+            self._reservation = starter.reservation
             wake_at = Growth(jobs, draft, self._placer).grow()
         else:
             wake_at = maximise_throughput(jobs, draft, self._placer)
@@ -240,13 +245,30 @@ class Refold:
             self._sources.forget(job_id)
         return self._sources
 
+    def _note_reserved(self, view: View, placed: Collection[str]) -> list[str]:
+        """Note which jobs wait only because nodes are reserved, and return them."""
+        if self._reservation is None:
+            return []
+        free, fits = view.trial().free, dict[Demand, bool]()
+        kept_off = []
+        for job in view.waiting.values():
+            if job.id in placed or job.id == self._reservation.job:
+                continue
+            if job.demand not in fits:
+                fits[job.demand] = job.demand.instances == 1 and free.fits_one_instance(job.demand)
+            if fits[job.demand]:
+                self._reasons.note_reserved(job)
+                kept_off.append(job.id)
+        return kept_off
+
     def _with_reasons(self, view: View, decision: Decision) -> Decision:
         """Add the reasons why jobs wait, and the time of the next round."""
         placed = {*self._transition.pending, *(start.job for start in decision.starts)}
         for job_id, ahead in self._overtaken.items():
             if job_id in view.waiting and job_id not in placed:
                 self._reasons.note_fair_share(view.waiting[job_id], ahead)
-        waits = self._reasons.collect_all(view, decision.starts, self._transition.pending, behind=self._overtaken)
+        explained = {*self._overtaken, *self._note_reserved(view, placed)}
+        waits = self._reasons.collect_all(view, decision.starts, self._transition.pending, behind=explained)
         wake_at = max(self._wake_at, view.now + OVERDUE_WAKE_SECONDS) if self._wake_at < inf else None
         if self._transition.is_stalled(view, decision):
             wake_at = view.now + OVERDUE_WAKE_SECONDS

@@ -70,6 +70,7 @@ class RoundJobs:
         self.view, self.settings = view, settings
         self.arrivals = arrivals
         self._estimator, self._guarantees, self._waiting_since = estimator, guarantees, waiting_since
+        self._durations = sources.expected_service.durations
         self.by_id: dict[str, Job] = {**view.waiting, **view.active}
         self.guaranteed = guarantees.guaranteed_jobs(view)
         self.options = {
@@ -98,7 +99,7 @@ class RoundJobs:
         These are running ones first, then those with the least work, until they use `wide_share` of the GPUs: under
         overload, all of them together would leave little for other jobs.
         """
-        wide = [self.by_id[job_id] for job_id in self._unknown if is_wide(self.by_id[job_id])]
+        wide = [self.by_id[job_id] for job_id in self._unknown if self._may_have_wide_weight(job_id)]
         wide.sort(key=lambda job: (job.id not in self.view.runs, self._work[job.id], job.id))
         chosen: set[str] = set()
         left = self.settings.wide_share * self.view.cluster.gpus
@@ -113,16 +114,22 @@ class RoundJobs:
         """Return the weight of a second of delay of a job.
 
         It grows with the time in the system until completion at full speed; if the remaining work is not known, with
-        the delay so far. Wide jobs of unknown length have a weight that does not grow: that of many, or 1.
+        the delay so far. Wide jobs of unknown length that may be stopped have a weight that does not grow: that of
+        many, or 1.
         """
         age = self.view.now - job.submitted
         if job.id not in self._unknown:
             full_speed = self._remaining[job.id] / self.options[job.id].top_speed
             return 1 + (age + full_speed) / self.settings.weight_doubling_seconds
-        if is_wide(job) and self.settings.wide_weight:
+        if self._may_have_wide_weight(job.id) and self.settings.wide_weight:
             return self._wide_weight() if job.id in self._preferred_wide_jobs else 1.0
         delay = max(0.0, age - self.view.done(job.id))
         return 1 + delay / self.settings.delay_doubling_seconds
+
+    def _may_have_wide_weight(self, job_id: str) -> bool:
+        """Return whether a job is wide, of unknown length, and can be stopped again for jobs that turn out shorter."""
+        job = self.by_id[job_id]
+        return job_id in self._unknown and job.preemptible and is_wide(job)
 
     def _wide_weight(self) -> float:
         """Return the weight of a preferred wide job, which grows with the third power of how rare wide jobs are.
@@ -141,8 +148,7 @@ class RoundJobs:
 
     def is_wide_beyond_share(self, job_id: str) -> bool:
         """Return whether a wide job of unknown length does not have the weight of many."""
-        is_preferred = job_id in self._preferred_wide_jobs
-        return not is_preferred and job_id in self._unknown and is_wide(self.by_id[job_id])
+        return job_id not in self._preferred_wide_jobs and self._may_have_wide_weight(job_id)
 
     def is_shorter_wide_job(self, job_id: str, other: str) -> bool:
         """Return whether a wide job has so much less work than one with the weight of many that it may preempt it."""
@@ -193,6 +199,17 @@ class RoundJobs:
             last = held, seconds + (self.startup_seconds(job_id) if is_unchanged else 0.0)
             self._remaining_times[job_id] = last
         return last[1]
+
+    def remaining_time_quantile(self, job_id: str, quantile: float) -> Seconds:
+        """Return the seconds after which a job will have ended with this probability, if it runs from now on."""
+        run, job = self.view.runs.get(job_id), self.by_id[job_id]
+        if self.knows_work(job_id):
+            return self._remaining[job_id] / (
+                self.speed(job_id, run.allocation) if run else self.options[job_id].top_speed
+            )
+        if run is None:
+            return self._durations.remaining_time(self.view, job).quantile(quantile)
+        return self._durations.remaining_run_time(self.view, run, quantile)
 
     def startup_seconds(self, job_id: str) -> Seconds:
         """Return how much longer the run of a job will be starting up; 0 if it is not running."""

@@ -1,4 +1,7 @@
-"""Steps 1 to 4 of a Refold round: waiting jobs are started in order, on free GPUs, by preemption or by sharing."""
+"""Steps 1 to 4 of a Refold round: waiting jobs are started in order, on free GPUs, by preemption or by sharing.
+
+The first starving job that cannot start gets a reservation.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,24 @@ from refold.packing import Placer
 from refold.policies.common import Draft, Options, Sharing
 from refold.policies.reshaping.refold_jobs import RoundJobs
 from refold.policies.reshaping.refold_preemption import Preemptor
+from refold.policies.reshaping.refold_reservation import END_QUANTILE, Reservation, reserve_nodes
 
 
 class Starter:
     """Places waiting jobs on a draft."""
 
-    def __init__(self, jobs: RoundJobs, draft: Draft, placer: Placer, max_preemptors: int) -> None:
-        """`max_preemptors`: number of jobs that may preempt others, apart from guaranteed jobs."""
+    def __init__(
+        self,
+        jobs: RoundJobs,
+        draft: Draft,
+        placer: Placer,
+        max_preemptors: int,
+        reservation: Reservation | None = None,
+    ) -> None:
+        """`max_preemptors`: number of jobs that may preempt others, apart from guaranteed jobs.
+
+        `reservation`: that of the last round.
+        """
         self._jobs, self._draft, self._placer = jobs, draft, placer
         self._preemptor = Preemptor(jobs, draft, placer)
         self._preemptors_left = max_preemptors
@@ -23,6 +37,9 @@ class Starter:
         """Sets of shapes of which none fits."""
         self._hopeless: set[Options] = set()
         """Sets of shapes for which a job of unknown length cannot preempt enough, nor can those after it."""
+        self._unplaceable_on_reserved: set[Options] = set()
+        self._last_reservation = reservation
+        self.reservation: Reservation | None = None
         self.queue: list[str] = []
         """The waiting jobs in the order in which they were tried."""
 
@@ -34,16 +51,19 @@ class Starter:
         for position, job_id in enumerate(waiting):
             if not self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1)):
                 self._preemptor.gpus_ahead += jobs.options[job_id].fewest_gpus
+                if self.reservation is None and jobs.is_starving(job_id):
+                    self._reserve_for(job_id)
         stopped = [job_id for job_id in self._draft.changed if job_id in jobs.view.runs and self._has_no_gpus(job_id)]
         sharing = Sharing(self._draft, self._placer, jobs.by_id, self._options_of)
         if sharing.is_possible():
             sharing.place(sorted([*self._unplaced(), *stopped], key=self._order))
 
     def _order(self, job_id: str) -> tuple[bool, int, bool, float, str]:
-        """Sort key: guaranteed jobs first, then by priority, then starving ones, then by weighted remaining work."""
-        jobs = self._jobs
-        is_starving, priority = jobs.is_starving(job_id), jobs.by_id[job_id].priority
-        return job_id not in jobs.guaranteed, -priority, not is_starving, jobs.weighted_work[job_id], job_id
+        """Sort key: guaranteed jobs first, then by priority, then starving ones as submitted, then by weighted work."""
+        jobs, job = self._jobs, self._jobs.by_id[job_id]
+        is_starving = jobs.is_starving(job_id)
+        rank = job.submitted if is_starving else jobs.weighted_work[job_id]
+        return job_id not in jobs.guaranteed, -job.priority, not is_starving, rank, job_id
 
     def _options_of(self, job_id: str) -> Options:
         return self._jobs.guarantee_options.get(job_id) or self._jobs.options[job_id]
@@ -100,7 +120,30 @@ class Starter:
         jobs = self._jobs
         if self._start_with(job_id, jobs.options[job_id], rate):
             return True
-        return job_id in jobs.guaranteed and self._start_with(job_id, jobs.guarantee_options[job_id], rate)
+        if job_id in jobs.guaranteed:
+            return self._start_with(job_id, jobs.guarantee_options[job_id], rate)
+        return self.reservation is not None and self._start_on_reserved(job_id, self.reservation)
+
+    def _reserve_for(self, job_id: str) -> None:
+        self.reservation = reserve_nodes(self._jobs, self._draft, job_id, self._last_reservation)
+        if self.reservation is not None:
+            self._draft.close_nodes(self.reservation.nodes)
+
+    def _start_on_reserved(self, job_id: str, reservation: Reservation) -> bool:
+        """Place a job on reserved nodes if it will almost certainly have ended when they are free."""
+        jobs, options = self._jobs, self._jobs.options[job_id]
+        left = reservation.free_at - jobs.view.now
+        if options in self._unplaceable_on_reserved or jobs.run_time(job_id, options[-1]) > left:
+            return False
+        if jobs.remaining_time_quantile(job_id, END_QUANTILE) > left:
+            return False
+        self._draft.open_nodes()
+        fastest_first = sorted(options, key=lambda option: -option.speed)
+        placed = self._draft.place_first(job_id, self._placer, fastest_first)
+        self._draft.close_nodes(reservation.nodes)
+        if placed is None:
+            self._unplaceable_on_reserved.add(options)
+        return placed is not None
 
     def _start_with(self, job_id: str, options: Options, rate: float) -> bool:
         """Place a job on free GPUs or by preemption. `rate`: delay of waiting jobs per GPU-second, in seconds."""
