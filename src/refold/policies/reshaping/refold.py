@@ -100,8 +100,9 @@ class Refold:
         `restart_seconds`: assumed cost of reshaping a run. `gpu_price`: weight of the delay that GPU time causes to
         jobs waiting behind; 0: GPU time is free. `weight_doubling_seconds`: time in the system after which a second of
         delay counts double; `delay_doubling_seconds`: the same for the delay so far of jobs of unknown length.
-        `starvation_seconds`: jobs that have waited this long go first. `wide_weight`: least weight of jobs of unknown
-        length with eight or more GPUs, as long as they use at most `wide_share` of the GPUs. `preemption_margin`: how
+        `starvation_seconds`: jobs that have waited this long go first, and nodes are reserved for them. `wide_weight`:
+        least weight of preemptible jobs of unknown length with eight or more GPUs, as long as they use at most
+        `wide_share` of the GPUs. `preemption_margin`: how
         many times the weighted remaining work of a job of unknown length a run must have to be preempted for it.
         `max_restarts`: how often a job of unknown length is preempted. `safety_factor`: how many times the guaranteed
         speed a shape must be estimated to reach before it is preferred. `max_preemptors`: number of jobs per round that
