@@ -11,6 +11,8 @@ from ray_cluster import RayCluster
 from served_daemon import ServedDaemon
 from slurm_daemon import SlurmDaemon
 
+from refold.errors import NoDaemon
+
 
 class RayDaemon(SlurmDaemon):
     def __init__(self, cluster: RayCluster, folder: Path, *options: str) -> None:
@@ -33,6 +35,15 @@ def daemon(cluster: RayCluster, tmp_path: Path) -> Iterator[RayDaemon]:
 def submit(daemon: RayDaemon, shell: str, **fields: Any) -> str:
     with daemon.client() as client:
         return client.submit(command=["sh", "-c", shell], **fields).id
+
+
+def node_count(daemon: RayDaemon) -> int:
+    """Return how many nodes are scheduled; 0 while the daemon continues with other nodes."""
+    try:
+        with daemon.client() as client:
+            return len(client.nodes())
+    except NoDaemon:
+        return 0
 
 
 def test_a_gang_runs_on_several_nodes_and_its_output_is_shown(daemon: RayDaemon) -> None:
@@ -59,6 +70,7 @@ def test_a_job_whose_node_is_lost_runs_again_elsewhere(cluster: RayCluster, daem
     for other in others:
         daemon.wait_for_state(other, "running")
     node = cluster.add_node()
+    daemon.wait_until(lambda: node_count(daemon) == 5, "the new node is scheduled")
     job = submit(daemon, f"echo >>{tmp_path}/starts; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done", gpus=8)
     daemon.wait_until((tmp_path / "starts").exists, "it runs on the new node")
     cluster.kill_node(node)
