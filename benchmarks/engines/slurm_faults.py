@@ -45,7 +45,7 @@ for other in alive.$REFOLD_INSTANCE.*; do
 done
 echo $$ >alive.$REFOLD_INSTANCE.$REFOLD_RUN
 echo >>starts.$REFOLD_INSTANCE.$REFOLD_RUN
-sleep {seconds}
+sleep {seconds} || exit 1
 echo >>done.$REFOLD_INSTANCE.$REFOLD_RUN
 rm alive.$REFOLD_INSTANCE.$REFOLD_RUN
 """
