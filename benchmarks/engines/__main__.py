@@ -1,8 +1,9 @@
-"""Measure Refold on Slurm: `python -m benchmarks.engines`. Needs `make engines-slurm`.
+"""Measure Refold on Slurm: `python -m benchmarks.engines`. Needs `make engines-slurm`; with `--on ray`, `ray[default]`.
 
 Measures the time from a submission to the start of its process, as a job and in a pool, beside plain `sbatch` and
-`srun`. `--faults N` kills daemons, controllers and nodes N times each instead, and counts what goes wrong. `--jobs N`
-plays jobs of a trace through Slurm, by its own backfill and by Refold in a pool, beside the simulator.
+`srun`, or on Ray, beside its own jobs. `--faults N` kills daemons, controllers and nodes N times each instead, and counts
+what goes wrong. `--jobs N` plays jobs of a trace through Slurm, by its own backfill and by Refold in a pool, beside the
+simulator.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from benchmarks.engines.ray_latency import measure_ray_latency, ray_latency_table
 from benchmarks.engines.slurm_faults import POOL_FAULTS, SLURM_FAULTS, fault_table, measure_fault
 from benchmarks.engines.slurm_latency import latency_table, measure_latency
 from benchmarks.engines.slurm_trace import Replay, measure_trace
@@ -25,7 +27,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="random seed of the failures (default: 0)")
     parser.add_argument("--jobs", type=_count, metavar="N", help="play N jobs of the Philly trace")
     parser.add_argument("--speed-up", type=_count, default=150, help="of the trace (default: 150)")
+    parser.add_argument("--on", choices=("slurm", "ray"), default="slurm", help="the engine (default: slurm)")
     options = parser.parse_args()
+    if options.on == "ray":
+        if options.faults is not None or options.jobs is not None:
+            parser.error("--faults and --jobs are measured on Slurm only")
+        print("\n".join(ray_latency_table(measure_ray_latency(options.repeats))))
+        return
     if options.jobs is not None:
         print("\n".join(measure_trace(Replay(options.jobs, options.speed_up))))
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,8 @@ OBJECT_STORE_BYTES = 80_000_000
 class RayCluster:
     """The cluster. The first node has its controller, the GCS."""
 
-    def __init__(self, nodes: int, cpus: int = CPUS, gpus: int = GPUS) -> None:
+    def __init__(self, nodes: int, cpus: int = CPUS, gpus: int = GPUS, dashboard_port: int = 0) -> None:
+        """`dashboard_port`: that of the dashboard, which has the API of Ray's own jobs; 0: without one."""
         self.ray = load_ray("this test")
         from ray.cluster_utils import Cluster
 
@@ -33,7 +35,8 @@ class RayCluster:
         os.environ["RAY_TMPDIR"] = str(self._folder)
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(HELPERS), self._before["PYTHONPATH"]]))
         self._options = {"num_cpus": cpus, "num_gpus": gpus, "object_store_memory": OBJECT_STORE_BYTES}
-        self._cluster: Any = Cluster(initialize_head=True, head_node_args={**self._options, "include_dashboard": False})
+        dashboard = {"include_dashboard": bool(dashboard_port), "dashboard_port": dashboard_port or None}
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args={**self._options, **dashboard})
         for _ in range(nodes - 1):
             self.add_node()
         self.address = str(self._cluster.address)
@@ -61,6 +64,13 @@ class RayCluster:
             else:
                 os.environ[name] = value
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 # What workers do. They import it by name.

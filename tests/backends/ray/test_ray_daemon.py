@@ -8,16 +8,9 @@ from typing import Any
 
 import pytest
 from ray_cluster import RayCluster
-from served_daemon import ServedDaemon
-from slurm_daemon import SlurmDaemon
+from ray_daemon import RayDaemon
 
 from refold.errors import NoDaemon
-
-
-class RayDaemon(SlurmDaemon):
-    def __init__(self, cluster: RayCluster, folder: Path, *options: str) -> None:
-        log = folder.with_name(f"{folder.name}.log")
-        ServedDaemon.__init__(self, folder, log, ["--on", "ray", *options], cluster.environment)
 
 
 @pytest.fixture
