@@ -1,7 +1,7 @@
 """Measure Refold on Slurm: `python -m benchmarks.engines`. Needs `make engines-slurm`; with `--on ray`, `ray[default]`.
 
 Measures the time from a submission to the start of its process, as a job and in a pool, beside plain `sbatch` and
-`srun`, or on Ray, beside its own jobs. `--faults N` kills daemons, controllers and nodes N times each instead, and counts
+`srun`, or on Ray, beside its own jobs. `--faults N` kills daemons, controllers and nodes N times each, and counts
 what goes wrong. `--jobs N` plays jobs of a trace through Slurm, by its own backfill and by Refold in a pool, beside the
 simulator.
 """

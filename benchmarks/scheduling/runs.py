@@ -115,7 +115,7 @@ class Summary(msgspec.Struct, frozen=True):
 def summarise_all(scenarios: Iterable[Scenario]) -> dict[Scenario, Summary]:
     """Return the summaries of all scenarios, from the cache or simulated in two processes."""
     unique = list(dict.fromkeys(scenarios))
-    found = {scenario: cached for scenario in unique if (cached := _cached(scenario)) is not None}
+    found = {scenario: summary for scenario in unique if (summary := cached(scenario)) is not None}
     missing = [scenario for scenario in unique if scenario not in found]
     missing.sort(key=lambda scenario: scenario.policy == SLOWEST_POLICY)
     if missing:
@@ -128,7 +128,9 @@ def _simulate_all(scenarios: Sequence[Scenario]) -> dict[Scenario, Summary]:
     found = {}
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(PROCESSES, mp_context=spawn) as pool:
-        futures = {pool.submit(simulate_and_cache, scenario, str(_path(scenario))): scenario for scenario in scenarios}
+        futures = {
+            pool.submit(simulate_and_cache, scenario, str(cache_path(scenario))): scenario for scenario in scenarios
+        }
         for done, future in enumerate(as_completed(futures), start=1):
             scenario = futures[future]
             found[scenario] = summary = future.result()
@@ -156,7 +158,7 @@ def simulate_and_cache(scenario: Scenario, path: str) -> Summary:
         raise
     for function in (_content, _imports, _imported_by):
         function.cache_clear()
-    if _path(scenario) != Path(path):
+    if cache_path(scenario) != Path(path):
         _print_progress(f"source files have changed, not cached: {_describe(scenario)}")
         return summary
     CACHE.mkdir(parents=True, exist_ok=True)
@@ -254,12 +256,14 @@ def jobs_of(scenario: Scenario) -> tuple[Job, ...]:
 # --- cache --------------------------------------------------------------------------------------------------
 
 
-def _cached(scenario: Scenario) -> Summary | None:
-    path = _path(scenario)
+def cached(scenario: Scenario) -> Summary | None:
+    """Return the summary of a scenario from the cache, or None."""
+    path = cache_path(scenario)
     return msgspec.json.decode(path.read_bytes(), type=Summary) if path.exists() else None
 
 
-def _path(scenario: Scenario) -> Path:
+def cache_path(scenario: Scenario) -> Path:
+    """Return the file of the cache for a scenario, as everything that it depends on is now."""
     key = hashlib.sha256(msgspec.json.encode(scenario))
     key.update(_common_data())
     key.update(msgspec.json.encode(jobs_of(scenario)))

@@ -15,6 +15,7 @@ from textwrap import fill
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.charts import LineChart, Series
 from benchmarks.result_page import FOLDER, page_parser, publish
+from benchmarks.scheduling.ray_runs import simulate_on_ray
 from benchmarks.scheduling.runs import Scenario, Summary, cluster_for, jobs_of, summarise_all
 from benchmarks.scheduling.testbed import charged_speeds
 from benchmarks.scheduling.variants import gpu_seconds
@@ -231,6 +232,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="use fewer values and one random draw")
     parser.add_argument("--all", action="store_true", help=f"include slow policies: {', '.join(SLOW)}")
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of random draws to average [{SEEDS}]")
+    parser.add_argument("--workers", choices=("ray",), help="simulate on a Ray cluster (default: in two processes)")
     options = parser.parse_args()
     if data_folder() is None:
         print("the published traces and tables are not available (see benchmarks/README.md)")
@@ -243,13 +245,16 @@ def main() -> None:
     seeds = 1 if options.quick else options.seeds
     sweeps = [quick(SWEEPS[name]) if options.quick else SWEEPS[name] for name in options.names or SWEEPS]
     lines = {sweep.name: sweep.lines(policies, seeds) for sweep in sweeps}
-    found = summarise_all(
+    scenarios = [
         scenario
         for by_label in lines.values()
         for line in by_label.values()
-        for scenarios in line
-        for scenario in scenarios
-    )
+        for averaged in line
+        for scenario in averaged
+    ]
+    if options.workers == "ray":
+        simulate_on_ray(scenarios)
+    found = summarise_all(scenarios)
     arguments = " --quick" if options.quick else f" --seeds {seeds}" if seeds != SEEDS else ""
     draws = f"the mean of {seeds} random draws" if seeds > 1 else "one random draw"
     heading = HEADING.format(options=arguments + " --all" * options.all, seeds=draws)

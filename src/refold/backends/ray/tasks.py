@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from refold.errors import MissingExtra, RefoldError
@@ -49,10 +50,20 @@ def load_ray(feature: str) -> Any:
 
 
 @contextmanager
-def connected(ray: Any, address: str | None = None) -> Iterator[None]:
-    """Connect to a cluster: at this address, that of `RAY_ADDRESS`, or this machine's, started if there is none."""
+def connected(ray: Any, address: str | None = None, python_path: Path | None = None) -> Iterator[None]:
+    """Connect to a cluster: at this address, that of `RAY_ADDRESS`, or this machine's, started if there is none.
+
+    `python_path`: a folder from which workers import modules, besides their own.
+    """
+    variables = {} if python_path is None else {"env_vars": {"PYTHONPATH": str(python_path)}}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="error", namespace="refold")
+        ray.init(
+            address=address,
+            log_to_driver=False,
+            logging_level="error",
+            namespace="refold",
+            runtime_env=variables or None,
+        )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise RefoldError(f"cannot connect to Ray: {error}") from None
     try:
