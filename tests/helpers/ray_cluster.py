@@ -54,6 +54,15 @@ class RayCluster:
         """Kill a node, without a warning."""
         self._cluster.remove_node(node, allow_graceful=False)
 
+    def clear(self) -> None:
+        """Remove the runs that a detached back end has left."""
+        util = self.ray.util
+        for name in util.list_named_actors():
+            self.ray.kill(self.ray.get_actor(name))
+        for entry in util.placement_group_table().values():
+            if entry["state"] != "REMOVED":
+                util.remove_placement_group(util.get_placement_group(entry["name"]))
+
     def stop(self) -> None:
         """End all nodes, and delete their data."""
         self.ray.shutdown()

@@ -26,3 +26,4 @@ def connection(cluster: RayCluster) -> Iterator[RayCluster]:
     """The cluster, with this process connected to it."""
     with connected(cluster.ray, cluster.address):
         yield cluster
+        cluster.clear()
