@@ -38,6 +38,7 @@ class Starter:
         self._hopeless: set[Options] = set()
         """Sets of shapes for which a job of unknown length cannot preempt enough, nor can those after it."""
         self._unplaceable_on_reserved: set[Options] = set()
+        self._starving = self._choose_starving()
         self._last_reservation = reservation
         self.reservation: Reservation | None = None
         self.queue: list[str] = []
@@ -51,7 +52,7 @@ class Starter:
         for position, job_id in enumerate(waiting):
             if not self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1)):
                 self._preemptor.gpus_ahead += jobs.options[job_id].fewest_gpus
-                if self.reservation is None and jobs.is_starving(job_id):
+                if self.reservation is None and job_id in self._starving:
                     self._reserve_for(job_id)
         stopped = [job_id for job_id in self._draft.changed if job_id in jobs.view.runs and self._has_no_gpus(job_id)]
         sharing = Sharing(self._draft, self._placer, jobs.by_id, self._options_of)
@@ -61,9 +62,20 @@ class Starter:
     def _order(self, job_id: str) -> tuple[bool, int, bool, float, str]:
         """Sort key: guaranteed jobs first, then by priority, then starving ones as submitted, then by weighted work."""
         jobs, job = self._jobs, self._jobs.by_id[job_id]
-        is_starving = jobs.is_starving(job_id)
-        rank = job.submitted if is_starving else jobs.weighted_work[job_id]
-        return job_id not in jobs.guaranteed, -job.priority, not is_starving, rank, job_id
+        goes_first = job_id in self._starving
+        rank = job.submitted if goes_first else jobs.weighted_work[job_id]
+        return job_id not in jobs.guaranteed, -job.priority, not goes_first, rank, job_id
+
+    def _choose_starving(self) -> set[str]:
+        """Return the starving jobs that go first; of those that may not be stopped, only the oldest.
+
+        Under overload most jobs are starving. Without preemption, they would start in order of submission then.
+        """
+        jobs = self._jobs
+        starving = {job_id for job_id in jobs.view.waiting if jobs.is_starving(job_id)}
+        fixed = {job_id for job_id in starving if not jobs.by_id[job_id].preemptible}
+        oldest = min(fixed, key=lambda job_id: (jobs.by_id[job_id].submitted, job_id), default=None)
+        return starving - fixed | ({oldest} if oldest is not None else set())
 
     def _options_of(self, job_id: str) -> Options:
         return self._jobs.guarantee_options.get(job_id) or self._jobs.options[job_id]
