@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run compare test engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray lint measures duplicates mutate demo docs bench clean
+.PHONY: run compare test engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web lint measures duplicates mutate demo docs bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -55,6 +55,13 @@ test-ray: $(VENV)/installed.test  ## test on a real Ray cluster of four nodes on
 		REFOLD_TEST_RAY=1 $(BIN)/python -m pytest --durations 10 tests/backends/ray; \
 	else \
 		echo "engines: none; not tested on Ray"; fi
+
+test-web: $(VENV)/installed.test  ## test the web UI in a real browser, which is installed if allowed
+	@if found=$$($(PYTHON) tools/install_chromium.py) && $(PIP) --editable '.[test-web]' 2>/dev/null; then \
+		echo "browser: $$found"; \
+		$(BIN)/python -m pytest --durations 10 tests/web; \
+	else \
+		echo "browser: none; the web UI is not tested in one"; fi
 
 lint: $(VENV)/installed.test  ## fix what can be fixed automatically, and report the rest
 	@$(BIN)/ruff check --fix .

@@ -54,7 +54,7 @@ PROGRAMS = [
     Program("kwok", "sigs.k8s.io/kwok/cmd/kwok", "sigs.k8s.io/kwok", KWOK),
     Program("kueue", "sigs.k8s.io/kueue/cmd/kueue", "sigs.k8s.io/kueue", KUEUE),
 ]
-DATA = {"kwok": "kustomize/stage", "kueue": "config/components/crd/bases"}
+DATA = {"kwok": "kustomize/stage", "kueue": "config/components"}
 """Folders of modules that their programs need: copied beside the program, as `NAME-data`."""
 
 

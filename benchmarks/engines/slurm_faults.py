@@ -10,6 +10,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -31,6 +32,12 @@ SETTLE_SECONDS = 240.0
 """How long jobs may need to finish after the last failure. One that is lost again and again waits longer each time."""
 
 LEAVE_SECONDS = 30.0
+ID_USED_TWICE = "Duplicate jobid"
+"""Why Slurm drains a node on which it has started a job with the id of an earlier one.
+
+A controller that was killed gives ids that it has forgotten to other jobs. An administrator has to resume the node.
+"""
+
 POOL = "refold-pool"
 """The name of the allocations of a pool."""
 
@@ -137,10 +144,36 @@ class FaultyCluster:
             states = self._states(jobs)
             if {*states.values()} <= ENDED and len(states) == len(jobs):
                 break
+            self._resume_nodes()
             time.sleep(0.5)
-        for job in [job for job in jobs if states.get(job) != "finished"]:
+        found = [job for job in jobs if states.get(job) != "finished"]
+        for job in found:
             print(f"{job}: {states.get(job)}, {self.daemon.events(job)}", file=sys.stderr)
-        return [job for job in jobs if states.get(job) != "finished"]
+        if found:
+            self._print_state(found)
+        return found
+
+    def _resume_nodes(self) -> None:
+        """Do what an administrator has to do after the controller was killed."""
+        for line in self.slurm.run("sinfo", "--Node", "--noheader", "--format=%N %T %E", check=False).splitlines():
+            name, state, reason = [*line.split(" ", 2), "", ""][:3]
+            if state == "drained" and reason == ID_USED_TWICE:
+                print(f"{name} was drained by Slurm: {reason}; resumed", file=sys.stderr)
+                self.slurm.run("scontrol", "update", f"NodeName={name}", "State=RESUME")
+
+    def _print_state(self, jobs: list[str]) -> None:
+        """Print what may tell why jobs have not finished: what Slurm and the daemon know of jobs and nodes."""
+        for words in (
+            ("squeue", "--all", "--states=all", "--format=%i %j %T %r %R %k"),
+            ("scontrol", "show", "nodes", "--oneliner", "--details"),
+        ):
+            print(self.slurm.run(*words, check=False), file=sys.stderr)
+        with suppress(NoDaemon), self.daemon.client() as client:
+            for job in jobs:
+                print(f"{job}: {client.why(job)}", file=sys.stderr)
+            for node in client.nodes():
+                print(node, file=sys.stderr)
+        print(self.daemon.log()[-3000:], file=sys.stderr)
 
     def _states(self, jobs: list[str]) -> dict[str, str]:
         try:

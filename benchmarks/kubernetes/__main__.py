@@ -17,7 +17,7 @@ from statistics import median
 from benchmarks.kubernetes import replay, steady
 from benchmarks.kubernetes.faults import CLEAN_UP_SECONDS, FAULTS, PODS, Outcome, measure as measure_fault
 from benchmarks.kubernetes.kubelets import describe
-from benchmarks.kubernetes.placing import SCHEDULERS, Placed, Size, measure
+from benchmarks.kubernetes.placing import SCHEDULERS, Placed, Size, available, measure
 
 
 def find_servers() -> Path:
@@ -68,7 +68,7 @@ def main() -> None:
         print("\n".join(replay.table(replay.PHILLY_PART, replay.simulated(replay.PHILLY_PART), played)))
         return
     size = Size(options.nodes, options.gangs)
-    names = options.only or list(SCHEDULERS)
+    names = options.only or available(assets)
     found: list[Placed] = []
     for number in range(options.rounds):
         for name in names if number % 2 == 0 else reversed(names):

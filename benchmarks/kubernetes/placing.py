@@ -1,4 +1,4 @@
-"""Place gangs on nodes of a real API server: Refold beside kube-scheduler, with and without its gang plug-in.
+"""Place gangs on nodes of a real API server: Refold, kube-scheduler with and without its gang plug-in, and Kueue.
 
 All pods exist before a scheduler starts. Measured is the time between the first and the last binding, as a watch sees
 them, and how many gangs are bound in part at the end. KWOK stands for the kubelets; without it, nodes are objects only.
@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +25,7 @@ from kubernetes_objects import node_json, pod_json  # noqa: E402
 from kubernetes_servers import KubernetesServers, create  # noqa: E402
 
 from benchmarks.kubernetes.kubelets import SECONDS_ANNOTATION, has_kwok, kwok, wait_until_ready  # noqa: E402
+from benchmarks.kubernetes.kueue import group_fields, has_kueue, kueue, release  # noqa: E402
 from benchmarks.kubernetes.processes import Process, run_process  # noqa: E402
 from refold.backends.kubernetes.objects import Pod  # noqa: E402
 from refold.backends.kubernetes.reflector import Reflector  # noqa: E402
@@ -35,7 +36,7 @@ CREATING_THREADS = 8
 QUIET_SECONDS = 10.0
 """A scheduler that binds nothing for this long after its first binding has finished."""
 
-START_SECONDS = 240.0
+START_SECONDS = 600.0
 
 
 class Size(NamedTuple):
@@ -97,7 +98,8 @@ def measure(assets: Path, scheduler: str, size: Size) -> Placed:
     servers = make_servers(assets)
     try:
         servers.start(controllers=False)
-        with simulated_nodes(servers, assets, size.nodes):
+        waiting = kueue(servers, assets, size.nodes * 8) if scheduler == KUEUE else nullcontext()
+        with simulated_nodes(servers, assets, size.nodes), waiting:
             create_gangs(servers, scheduler, size)
             bindings = Bindings(servers)
             began = time.monotonic()
@@ -156,10 +158,14 @@ def create_gang(
 ) -> None:
     """Create the pods of a gang, each with this number of GPUs, that run for ever or for some time."""
     labels = {"gang": name, "refold.dev/gang": name, "refold.dev/gang-size": str(pods)}
+    annotations = {} if seconds is None else {SECONDS_ANNOTATION: f"{seconds:.3f}s"}
+    if scheduler == KUEUE:
+        group_labels, group_annotations = group_fields(name, pods)
+        labels, annotations = labels | group_labels, annotations | group_annotations
     fields: dict[str, Any] = {
         "labels": labels,
         "schedulerName": "refold" if scheduler == "refold" else "default-scheduler",
-        "annotations": {} if seconds is None else {SECONDS_ANNOTATION: f"{seconds:.3f}s"},
+        "annotations": annotations,
     }
     if scheduler == "kube-scheduler, gangs":
         group = {"apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": name}}
@@ -205,9 +211,24 @@ def kube_scheduler(servers: KubernetesServers, assets: Path, gates: str = "") ->
         yield found
 
 
+@contextmanager
+def released_kueue(servers: KubernetesServers, assets: Path) -> Iterator[Process]:
+    """Run kube-scheduler, and let Kueue, which runs already, admit gangs."""
+    with kube_scheduler(servers, assets) as found:
+        release(servers.api)
+        yield found
+
+
+def available(assets: Path) -> list[str]:
+    """Return the schedulers that can be measured here."""
+    return [name for name in SCHEDULERS if name != KUEUE or has_kueue(assets)]
+
+
+KUEUE = "kube-scheduler, Kueue"
 GANG_GATES = "GenericWorkload=true,GangScheduling=true"
 SCHEDULERS: dict[str, Callable[[KubernetesServers, Path], Any]] = {
     "refold": refold,
     "kube-scheduler": kube_scheduler,
     "kube-scheduler, gangs": lambda servers, assets: kube_scheduler(servers, assets, GANG_GATES),
+    KUEUE: released_kueue,
 }

@@ -1,8 +1,10 @@
-"""Test the reliability of the daemon: `python -m benchmarks.reliability [--crashes 300] [--load] [--write]`.
+"""Test the reliability of the daemon: `python -m benchmarks.reliability [--crashes 300] [--load] … [--write]`.
 
 `--crashes N` runs N crash scenarios, in which daemons are killed; each takes about two seconds. `--load`: fifty clients
-submit 1,000 jobs per second for a minute, then a queue of 10,000 jobs is queried; four minutes. Results are stored
-under build/; `--write` updates docs/reliability.md.
+submit 1,000 jobs per second for a minute, then a queue of 10,000 jobs is queried; four minutes. `--long-queue`: jobs
+that end while 10,000 wait, and a restart with 50,000. `--reshapes N`: with N seeds, daemons are killed while jobs
+change their shape. `--churn MINUTES`: the memory of the daemon. Results are stored under build/; `--write` updates
+docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.measure import REPOSITORY
-from benchmarks.reliability import crashes, load
+from benchmarks.reliability import churn, crashes, load, long_queue, reshape_kills
 
 RESULTS = REPOSITORY / "build" / "reliability"
 PAGE = REPOSITORY / "docs" / "reliability.md"
@@ -22,6 +24,9 @@ PAGE = REPOSITORY / "docs" / "reliability.md"
 PARTS: dict[str, tuple[type[Any], Callable[[Any], str]]] = {
     "crashes": (crashes.CrashResults, crashes.table),
     "load": (load.LoadResults, load.table),
+    "long-queue": (long_queue.QueueResults, long_queue.table),
+    "reshapes": (reshape_kills.ReshapeKills, reshape_kills.table),
+    "churn": (churn.ChurnResult, churn.table),
 }
 
 
@@ -33,12 +38,23 @@ def main() -> None:
     parser.add_argument("--load", action="store_true", help="run many clients at once, and query a long queue")
     parser.add_argument("--seconds", type=float, default=60.0, help="duration of the load [60]")
     parser.add_argument("--per-second", type=float, default=1000.0, help="target submissions per second [1000]")
+    parser.add_argument("--long-queue", action="store_true", help="jobs ended, and restarts, with long queues")
+    parser.add_argument("--reshapes", type=int, default=0, metavar="N", help="kill daemons during reshapes, N seeds")
+    parser.add_argument("--kills", type=int, default=10, help="how often with each seed [10]")
+    parser.add_argument("--churn", type=float, default=0.0, metavar="MINUTES", help="measure the memory over time")
+    parser.add_argument("--policy", default="refold", help="the policy of --churn [refold]")
     parser.add_argument("--write", action="store_true", help="update docs/reliability.md")
     options = parser.parse_args()
     if options.crashes:
         _save("crashes", crashes.run_scenarios(options.crashes, options.at_once))
     if options.load:
         _save("load", load.run_load(options.seconds, options.per_second))
+    if options.long_queue:
+        _save("long-queue", long_queue.run_long_queue(long_queue.POLICIES))
+    if options.reshapes:
+        _save("reshapes", reshape_kills.run_reshape_kills(options.reshapes, options.kills))
+    if options.churn:
+        _save("churn", churn.run_churn(options.churn, options.policy, 4.0))
     sections = {name: _format_section(name) for name in PARTS if (RESULTS / f"{name}.json").exists()}
     print("\n\n".join(sections.values()))
     if options.write:

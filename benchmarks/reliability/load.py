@@ -30,7 +30,7 @@ from refold.api import V1, Submission
 CLIENTS = 50
 PROCESSES = 2
 QUEUE_LENGTH = 10_000
-POLICIES = ("fifo", "easy")
+POLICIES = ("fifo", "easy", "refold")
 real_daemon.TIMEOUT_SECONDS = 600.0  # the restart time is a result here, so it must not time out
 GOAL_SHARE = 0.99
 """Share of the target rate that must be acknowledged; some requests are still in flight at the end."""

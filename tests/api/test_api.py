@@ -39,6 +39,8 @@ ROLES_OF_CALL = {
     "submit_all": "member owner",
     "preview": "reader member owner",
     "whatif": "reader member owner",
+    "catalogue": "reader member owner",
+    "plan": "reader member owner",
     "create_environment": "member owner",
     "jobs": "reader member owner",
     "job": "reader member owner",
@@ -52,6 +54,8 @@ ROLES_OF_CALL = {
     "drain": "owner",
     "resume": "owner",
     "gpus": "reader member owner",
+    "alerts": "reader member owner",
+    "timeline": "reader member owner",
     "tenants": "reader member owner",
     "users": "reader member owner",
     "tokens": "owner",
@@ -66,6 +70,7 @@ BODIES = {
     "preview": JOB,
     "whatif": b'{"variants": [' + JOB + b"]}",
     "submit_all": b"[" + JOB + b"]",
+    "plan": b'{"model": "bert-large", "gpu": "A100-80GB", "gpus": 2}',
     "create_token": b'{"name": "new"}',
     "create_environment": b'{"variables": {"A": "1"}}',
 }
@@ -187,6 +192,14 @@ WRONG_BODIES = {
     b'{"name": "a", "command": ["x"], "gpus": -1}': ("gpus: expected int >= 0", "gpus"),
     b'{"name": "a", "command": ["x"], "cpus": 1e999}': ("cpus: number out of range", "cpus"),
     b'{"name": "a", "command": ["x", 1]}': ("command[1]: expected str, got int", "command[1]"),
+    b'{"name": "a", "command": ["x"], "name": "b"}': ("the key 'name' occurs twice in one object, expected once", ""),
+    b'{"name": "a", "command": ["x"], "environment": {"A": "1", "A": "2"}}': (
+        "the key 'A' occurs twice in one object, expected once",
+        "",
+    ),
+    b'{"name": "a", "command": []}': ("command: expected array of length >= 1", "command"),
+    b'{"name": "a", "command": [""]}': ("command is empty, expected a program and its arguments", ""),
+    b'{"name": "a", "command": [" ", "x"]}': ("command is empty, expected a program and its arguments", ""),
     b'{"name": "a b", "command": ["x"]}': ("name is 'a b', expected letters, digits, '.', '_' and '-'", ""),
 }
 

@@ -13,7 +13,14 @@ import pytest
 from fake_service import OTHER, OWNER, READER, FakeService, make_app, serve
 from hypothesis import given, strategies as st
 
-from refold.api.event_stream import MAX_LISTENERS, EventFilter, EventStream, format_event, format_heartbeat
+from refold.api.event_stream import (
+    MAX_LISTENERS,
+    MAX_LISTENERS_PER_TOKEN,
+    EventFilter,
+    EventStream,
+    format_event,
+    format_heartbeat,
+)
 from refold.api.roles import Caller
 from refold.api.wire import Event, Submission
 
@@ -211,6 +218,27 @@ def test_listeners_that_do_not_read_do_not_increase_memory_use() -> None:
     }
 
 
+def test_one_token_cannot_take_all_streams_unless_it_is_the_owners() -> None:
+    async def subscribe(ring: EventStream, caller: Caller, count: int) -> int:
+        """Return how many of these streams are open."""
+        streams = [ring.subscribe(None, EventFilter(caller)) for _ in range(count)]
+        opened = [await anext(stream, None) is not None for stream in streams]
+        assert ring.is_full(caller) == (sum(opened) < count)
+        return sum(opened)
+
+    async def main() -> list[int]:
+        ring = EventStream()
+        callers = [Caller("ann", "member", "vision", "ann"), Caller("bob", "reader", "vision", "bob")]
+        found = [await subscribe(ring, caller, MAX_LISTENERS_PER_TOKEN + 1) for caller in callers]
+        return [*found, await subscribe(ring, ALL_EVENTS.caller, MAX_LISTENERS)]
+
+    assert asyncio.run(main()) == [
+        MAX_LISTENERS_PER_TOKEN,
+        MAX_LISTENERS_PER_TOKEN,
+        MAX_LISTENERS - 2 * MAX_LISTENERS_PER_TOKEN,
+    ]
+
+
 # Over HTTP
 
 Message = dict[str, Any]
@@ -309,7 +337,7 @@ def test_waking_a_listener_that_may_no_longer_listen_ends_its_stream() -> None:
 
 def test_the_number_of_listeners_is_limited() -> None:
     service = service_with_two_tenants()
-    service.event_stream.listeners = MAX_LISTENERS
+    service.event_stream._listeners["other"] = MAX_LISTENERS
     assert asyncio.run(get(service, "/api/v1/events", READER, b"follow=false"))[0] == 429
 
 

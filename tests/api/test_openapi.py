@@ -17,9 +17,9 @@ from refold.api.calls import CALLS
 from refold.api.openapi import ERROR_DESCRIPTIONS, build_openapi, render_docs_page
 from refold.api.wire import Submission
 
-STRICTER_THAN_SCHEMA = {"submit", "submit_all", "preview", "whatif", "create_environment"}
+STRICTER_THAN_SCHEMA = {"plan", "submit", "submit_all", "preview", "whatif", "create_environment"}
 """Calls that check rules beyond their schema: patterns must compile, a fractional share needs exactly one GPU,
-names of variables must be valid."""
+names of variables must be valid, models and GPUs in the catalogue."""
 
 
 def make_api() -> Api:
@@ -105,6 +105,7 @@ def test_optional_query_parameters_are_not_nullable() -> None:
         {"name": "gpu", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": 65536}},
         {"name": "reason", "in": "query", "schema": {"type": "string", "maxLength": 4096, "default": ""}},
         {"name": "move", "in": "query", "schema": {"type": "boolean", "default": False}},
+        {"name": "now", "in": "query", "schema": {"type": "boolean", "default": False}},
     ]
 
 

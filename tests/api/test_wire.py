@@ -195,7 +195,9 @@ names = st.text("abcXYZ019._-", min_size=1, max_size=20)
 submissions = st.builds(
     Submission,
     names,
-    st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20), min_size=1, max_size=4),
+    st.lists(
+        st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20), min_size=1, max_size=4
+    ).filter(lambda command: command[0].strip()),
     instances=st.integers(1, 100),
     gpus=st.just(1),
     gpu_share=st.floats(0.001, 1.0),

@@ -424,6 +424,22 @@ def test_history_since_a_time_excludes_jobs_that_ended_before(
     assert len(json_of("history", "--since", "3h")) == 1
 
 
+def test_what_jobs_have_used_is_shown_if_it_was_measured(
+    served: FakeServer, service: FakeService, stdout_of: TextOf, json_of: JsonOf
+) -> None:
+    for job in ("train-1", "wide-2"):
+        served.call(service.end, job)
+    assert "peak memory" not in stdout_of("history") + stdout_of("why", "train-1")
+    used: dict[str, Any] = {"cpu_seconds": 90.0, "peak_memory_mib": 3072}
+    service.jobs_by_id["train-1"] = msgspec.structs.replace(service.jobs_by_id["train-1"], **used)
+    table = lines(stdout_of("history"))
+    assert table[0].endswith("runs CPU time peak memory reason")
+    assert [" 1 min 30 s 3 GiB" in line for line in table if line.startswith("train-1")] == [True]
+    assert [" – –" in line for line in table if line.startswith("wide-2")] == [True]
+    assert lines(stdout_of("why", "train-1"))[-1] == "used so far: 1 min 30 s of CPU time, peak memory 3 GiB"
+    assert used.items() <= json_of("why", "train-1")["job"].items()
+
+
 def test_each_event_is_one_line(service: FakeService, stdout_of: TextOf) -> None:
     assert [line.partition("  ")[2] for line in stdout_of("events").splitlines()] == [
         "train-1 submitted train-1 submitted",
@@ -454,6 +470,16 @@ def test_nodes_and_top_show_the_power_of_racks(
     assert lines(stdout_of("nodes"))[0] == "node state free GPUs GPU type rack jobs"
     assert lines(stdout_of("nodes"))[1] == "a up 4 of 4 H100 r1: 2,400 of 3,000 W"
     assert lines(stdout_of("top", "--once"))[-1] == "rack r1: 2,400 of 3,000 W"
+
+
+def test_nodes_show_whether_requests_are_enforced_if_that_is_known(
+    service: FakeService, stdout_of: TextOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [NodeStatus("a", True, 4, "H100", 4.0, limits="enforced")]
+    monkeypatch.setattr(service, "nodes", lambda _: found)
+    assert lines(stdout_of("nodes")) == ["node state free GPUs GPU type CPUs, memory jobs", "a up 4 of 4 H100 enforced"]
+    found[0] = NodeStatus("a", True, 4, "H100", 4.0)
+    assert lines(stdout_of("nodes"))[0] == "node state free GPUs GPU type jobs"
 
 
 def test_tenants_are_listed_with_quota_and_usage(

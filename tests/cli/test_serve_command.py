@@ -21,7 +21,7 @@ def test_commands_of_another_terminal_need_refold_home_only_if_the_state_folder_
     hint = f"  export REFOLD_HOME={tmp_path}/state\n" if home == "elsewhere" else ""
     assert capsys.readouterr().out.endswith(
         "next, in another terminal:\n"
-        f"{hint}  refold submit -- python -c 'print(\"hello\")'\n  refold queue --watch\n  refold top\n"
+        f"{hint}  refold submit -- python -c 'print(\"hello\")'\n  refold queue --watch\n  refold top\n  refold open\n"
     )
 
 

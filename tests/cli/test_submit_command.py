@@ -99,6 +99,7 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("--gpu-type", "A100, H100"), {"gpu_types": ["A100", "H100"]}),
     (("--instances", "3"), {"instances": 3}),
     (("--cpus", "1.5", "--memory", "32"), {"cpus": 1.5, "memory_gib": 32.0}),
+    (("--cpus", "auto", "--memory", "auto"), {"cpus": "auto", "memory_gib": "auto"}),
     (("--memory", "512MB"), {"memory_gib": 0.5}),
     (("--tenant", "vision", "--class", "best-effort"), {"tenant": "vision", "job_class": "best-effort"}),
     (("--priority", "-3"), {"priority": -3}),

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 
 COMMANDS = [
     "serve",
+    "open",
     "init",
     "run",
     "submit",
@@ -49,6 +50,8 @@ COMMANDS = [
     "token",
     "events",
     "snapshot",
+    "backup",
+    "restore",
     "report",
     "compare",
     "simulate",

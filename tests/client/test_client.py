@@ -20,7 +20,7 @@ from refold.api.calls import CALLS
 from refold.api.wire import Event, Submission
 from refold.client.address import write_address
 from refold.client.client import Client
-from refold.client.connection import error_from_reply
+from refold.client.replies import error_from_reply
 from refold.errors import (
     BadField,
     BadFile,

@@ -7,17 +7,21 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import time
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 import pytest
 
 from refold.api import CALLS, HTTP_STATUS, Event
 from refold.api.event_stream import format_event, format_heartbeat
+from refold.api.signatures import IDENTITY_PATH, hash_token, prove_server, token_id
 from refold.api.wire import DaemonInfo, Problem
 from refold.client import Client
 from refold.client.address import Address
-from refold.client.connection import Connection, error_from_reply, request_target
+from refold.client.connection import Connection, request_target
+from refold.client.replies import error_from_reply
 from refold.errors import (
     BadField,
     BadInput,
@@ -47,7 +51,10 @@ HANG = b"hang"
 
 
 class ScriptedServer:
-    """Answers the requests of the n-th connection with the n-th list of replies, then closes the connection."""
+    """Answers the requests of the n-th connection with the n-th list of replies, then closes the connection.
+
+    First it proves, in each connection, that it knows the token of the client.
+    """
 
     def __init__(self, *connections: list[bytes]) -> None:
         self.requests: list[str] = []
@@ -69,20 +76,27 @@ class ScriptedServer:
                 raise
             with connection, connection.makefile("rb") as incoming:
                 for answer in replies:
-                    if not self._read_request(incoming):
+                    if not self._read_request(connection, incoming):
                         break
                     if answer == HANG:
                         self._ending.wait(20)
                     else:
                         connection.sendall(answer)
 
-    def _read_request(self, incoming: Any) -> bool:
+    def _prove(self, target: str) -> bytes:
+        nonce = parse_qs(urlsplit(target).query)["nonce"][0]
+        return reply(msgspec.json.encode(prove_server(hash_token("rf_x"), nonce, time())))
+
+    def _read_request(self, connection: socket.socket, incoming: Any) -> bool:
         line = incoming.readline().decode().strip()
         headers: dict[str, str] = {}
         while header := incoming.readline().strip():
             name, _, value = header.decode().partition(": ")
             headers[name.lower()] = value
         body = incoming.read(int(headers.get("content-length", 0))).decode()
+        if line.startswith(f"GET {IDENTITY_PATH}?"):
+            connection.sendall(self._prove(line.split()[1]))
+            return self._read_request(connection, incoming)
         if line:
             self.headers.append(headers)
             self.requests.append(f"{line.removesuffix(' HTTP/1.1')} {body}".strip())
@@ -116,7 +130,9 @@ def test_every_request_has_the_token_and_a_body_its_type() -> None:
         client.info()
         client.create_token("new")
         list(client._connection.chunks("journal"))
-    assert [headers["authorization"] for headers in server.headers] == ["Bearer rf_x"] * 3
+    schemes = [headers["authorization"].split()[:2] for headers in server.headers]
+    assert schemes == [["Refold", token_id(hash_token("rf_x"))]] * 3
+    assert not any("rf_x" in header for headers in server.headers for header in headers.values())
     assert [headers.get("content-type") for headers in server.headers] == [None, "application/json", None]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from refold.documents.parts import Part
 from refold.documents.yaml_lines import load_yaml, load_yaml_documents, read_text
@@ -191,6 +191,7 @@ def test_dumped_yaml_loads_unchanged(tree: object) -> None:
 
 
 @settings(deadline=None, max_examples=200)
+@example("---")
 @given(st.text(alphabet=st.sampled_from("ab01: -?[]{}&*!|>'\"#%@,~<\\\n\t\u00e9\ud800\x00\u2028"), max_size=80))
 def test_any_text_gives_a_tree_or_an_error_with_a_line(text: str) -> None:
     try:

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from refold.backends.local import backend as local_backend, gang, instance, process_tree, run_files, shim
+from refold.backends.local import backend as local_backend, gang, instance, process_host, run_files, shim
 from refold.core.events import RunFailed, RunFinished, RunStopped
 from refold.core.orders import StartRun
 from refold.server import daemon, inbox, loop, recovery
@@ -161,8 +161,8 @@ def _after_acknowledging(die: Die) -> None:
 def _after_spawning(die: Die) -> None:
     start = shim.start_shim
 
-    def spawned(*arguments: Any) -> Any:
-        started = start(*arguments)
+    def spawned(*arguments: Any, **named: Any) -> Any:
+        started = start(*arguments, **named)
         time.sleep(0.01)  # let it claim its instance and run the command
         die()
         return started
@@ -191,7 +191,7 @@ POINTS: dict[str, Callable[[Die], None]] = {
     "10 ms after a process is spawned": _after_spawning,
     "before the end of a run is recorded": _before(run_files.RunFiles, "record_end"),
     "after the end of a run is recorded": _after(run_files.RunFiles, "record_end"),
-    "while stopping": _after(process_tree, "_signal", lambda groups, _: bool(groups)),
+    "while stopping": _after(process_host.OwnProcesses, "signal", lambda _, groups, __: bool(groups)),
     "after a run ends, before it is reported": _after(gang.Gang, "supervise"),
     "after the end of a run is reported, before it is committed": _after(inbox.Inbox, "report", _is_end),
     "before a checkpoint": _before(store.Store, "_write_checkpoint"),

@@ -13,14 +13,17 @@ from typing import TypeVar
 import msgspec
 import uvicorn
 
-from refold.api import CancelQuery, DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery
+from refold.api import CancelQuery, DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery, TimelineQuery
 from refold.api.app import Api
 from refold.api.calls import ENDED_STATES, Service
 from refold.api.event_stream import EventStream
 from refold.api.hosts import AllowedHosts
 from refold.api.roles import Caller
-from refold.api.tokens import StoredToken, TokenAuthenticator, hash_token, make_token
+from refold.api.signatures import hash_token
+from refold.api.tokens import StoredToken, TokenAuthenticator, make_token
 from refold.api.wire import (
+    Alert,
+    Catalogue,
     CreatedToken,
     DaemonInfo,
     Event,
@@ -35,6 +38,8 @@ from refold.api.wire import (
     NewToken,
     NodeGpus,
     NodeStatus,
+    PlanAnswer,
+    PlanQuestion,
     Preview,
     Role,
     StartAccuracy,
@@ -42,6 +47,8 @@ from refold.api.wire import (
     Submission,
     TenantStatus,
     TimeEstimate,
+    Timeline,
+    TimelineRun,
     TokenStatus,
     UserStatus,
     VariantOutcome,
@@ -51,6 +58,8 @@ from refold.api.wire import (
 from refold.client.address import Address
 from refold.errors import Conflict, Forbidden, NotFound
 from refold.model import parse_array, parse_dependency, task_id
+from refold.server.planner import Planner, search_plans
+from refold.web import WebFiles
 
 NOW = 1_800_000_000.0
 OWNER, MEMBER, READER, OTHER = "rf_owner", "rf_member", "rf_reader", "rf_other"
@@ -162,7 +171,7 @@ class FakeService:
             raise Conflict(f"{len(found)} jobs are named {job!r}: {', '.join(one.id for one in found)}")
         if not found:
             raise NotFound.near("job", job, self.jobs_by_id, listed_by="refold queue")
-        if own and not caller.can_read(found[0].tenant):
+        if own and not caller.can_read(found[0].tenant, found[0].user):
             raise Forbidden(f"{found[0].id} belongs to tenant {found[0].tenant!r}; your token is for {caller.tenant!r}")
         return found[0]
 
@@ -184,7 +193,7 @@ class FakeService:
         if submission.request and submission.request in self.requests:
             return self.jobs_by_id[self.requests[submission.request]]
         tenant = submission.tenant or caller.tenant
-        if not caller.can_read(tenant):
+        if not caller.can_submit_for(tenant):
             raise Forbidden(f"a token of tenant {caller.tenant!r} cannot submit jobs for tenant {tenant!r}")
         for dependency in map(parse_dependency, submission.after):
             if dependency.job and dependency.kind == "afterok":
@@ -196,7 +205,7 @@ class FakeService:
 
     async def submit_all(self, caller: Caller, submissions: list[Submission]) -> Jobs:
         for submission in submissions:
-            if not caller.can_read(submission.tenant or caller.tenant):
+            if not caller.can_submit_for(submission.tenant or caller.tenant):
                 raise Forbidden(
                     f"a token of tenant {caller.tenant!r} cannot submit jobs for tenant {submission.tenant!r}"
                 )
@@ -229,6 +238,12 @@ class FakeService:
             for variant in question.variants
         ]
         return WhatIfOutcome(NOW, 40, not self.forecasts_starts, outcomes)
+
+    def catalogue(self, caller: Caller) -> Catalogue:
+        return Planner().catalogue()
+
+    async def plan(self, caller: Caller, question: PlanQuestion) -> PlanAnswer:
+        return search_plans(question)
 
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
         gpus = float(submission.instances * submission.gpus)
@@ -324,6 +339,17 @@ class FakeService:
         first = GpuStatus("here", 0, "H100", busy, 0.0 if busy else 1.0, "", 61_000, 81_559, 97.0, 64.0, 610.0)
         return [first, *(GpuStatus("here", index, "H100") for index in (1, 2, 3))]
 
+    def alerts(self, caller: Caller) -> list[Alert]:
+        return [Alert("gpu down", "GPU 3 is drained: XID 79", node="here")]
+
+    async def timeline(self, caller: Caller, query: TimelineQuery) -> Timeline:
+        runs = [
+            TimelineRun(job.id, job.runs, job.tenant, job.user, NOW - 60, job.ended, "", [NodeGpus("here", [0])])
+            for job in self.jobs_by_id.values()
+            if job.runs
+        ]
+        return Timeline(NOW, NOW - query.seconds, runs, [(NOW - 30, 1.5), (NOW, 0.5)])
+
     def users(self, caller: Caller) -> list[UserStatus]:
         return [
             UserStatus("ann", "vision", 1, 2.0, 0, 0.0, 12.5, 0.6, 0.5, 0.9),
@@ -362,7 +388,12 @@ def make_app(service: FakeService | None = None) -> Api:
     """Return the API over a fake service."""
     service = FakeService() if service is None else service
     typed: Service = service
-    return Api(typed, TokenAuthenticator(service.stored_tokens), hosts=AllowedHosts(extra_names=["testserver"]))
+    return Api(
+        typed,
+        TokenAuthenticator(service.stored_tokens),
+        hosts=AllowedHosts(extra_names=["testserver"]),
+        files=WebFiles(),
+    )
 
 
 class FakeServer:

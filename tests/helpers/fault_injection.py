@@ -1,4 +1,4 @@
-"""Faults injected into a daemon's process before it serves: full disk, wrong clock, missing rights."""
+"""Faults injected into a daemon's process before it serves: full disk, wrong clock, missing rights or descriptors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,16 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from refold.server import clock, daemon, inbox, live_state, writer
+from msgspec.structs import replace
+
+from refold.server import clock, daemon, inbox, live_state, store_upkeep, writer
+from refold.server.network import ConnectionLimits, limits_for
+from refold.server.store import Store
 
 UNPRIVILEGED_UID = 65534
 
@@ -29,11 +36,47 @@ def set_sweep_interval(every: float) -> None:
     setattr(daemon, "SWEEP_INTERVAL_SECONDS", every)  # noqa: B010
 
 
+def set_upkeep(every: float, keep_backups: int) -> None:
+    """Set how often the store is pruned and backed up, and how many backups are kept."""
+    setattr(daemon, "UPKEEP_INTERVAL_SECONDS", every)  # noqa: B010
+    create = store_upkeep.StoreUpkeep
+
+    def create_with_backups(state: Any, writer: Any, store: Any, config: Any) -> Any:
+        return create(state, writer, store, replace(config, backup_every=0.1, keep_backups=keep_backups))
+
+    setattr(daemon, "StoreUpkeep", create_with_backups)  # noqa: B010
+
+
 def drop_root() -> None:
     """Switch to an unprivileged user, because root can write read-only files."""
     if os.getuid() == 0:
         os.setresgid(UNPRIVILEGED_UID, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
         os.setresuid(UNPRIVILEGED_UID, UNPRIVILEGED_UID, UNPRIVILEGED_UID)
+
+
+def keep_write_ahead_log() -> None:
+    """Let deleted secrets remain in the write-ahead log, as if a query read it all the time."""
+    setattr(Store, "purge_log", lambda _: None)  # noqa: B010
+
+
+def limit_descriptors(count: int) -> None:
+    """Limit the file descriptors of the daemon, for good."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (count, count))
+
+
+def lower_descriptors(soft: int) -> None:
+    """Lower the soft limit of file descriptors, which the daemon may raise again."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+
+
+def change_connection_limits(**changes: float) -> None:
+    """Change limits of the HTTP server."""
+    changed = partial(_changed_limits, changes)
+    setattr(daemon, "limits_for", changed)  # noqa: B010
+
+
+def _changed_limits(changes: Mapping[str, float], descriptors: int) -> ConnectionLimits:
+    return replace(limits_for(descriptors), **changes)
 
 
 def use_false_clock(offset: str, boot_id: str = "") -> None:

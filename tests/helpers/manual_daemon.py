@@ -31,6 +31,7 @@ from refold.server.job_table import Notice
 from refold.server.live_state import LiveState
 from refold.server.loop import Loop
 from refold.server.monitor.gpu_poller import GpuPoller
+from refold.server.monitor.gpu_use import GpuUseWatch
 from refold.server.monitor.machine import Layout, Machine, SlotsMachine
 from refold.server.monitor.output import OutputWatch
 from refold.server.notify.messages import JobMessages
@@ -84,9 +85,11 @@ class ManualDaemon:
         machine: Machine | None = None,
         watch_config: WatchConfig | None = None,
         preemption: Preemption = "by-consent",
+        use: GpuUseWatch | None = None,
+        cluster: Cluster = CLUSTER,
         **settings: Any,
     ) -> None:
-        header = Header(CLUSTER, policy, settings)
+        header = Header(cluster, policy, settings)
         self.backend = backend
         self.store = Store(folder)
         recovered = recover(self.store.reader, header, lambda: make_policy(policy, settings), _raise)
@@ -105,6 +108,7 @@ class ManualDaemon:
             Layout(CLUSTER, ((0, 0), (0, 1))),
             watch_config or WatchConfig(),
             self.messages,
+            use,
         )
         drains = DrainManager(self.state, self.inbox)
         conditions = StartConditions(self.state, self.inbox, self.store.reader)

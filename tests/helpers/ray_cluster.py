@@ -7,6 +7,8 @@ import shutil
 import signal
 import socket
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,19 @@ class RayCluster:
     def kill_node(self, node: Any) -> None:
         """Kill a node, without a warning."""
         self._cluster.remove_node(node, allow_graceful=False)
+
+    def kill_head(self) -> None:
+        """Kill the node that has the controller. The cluster ends with it."""
+        self._cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
+
+    def replace_head(self) -> None:
+        """Start a head node at the address of one that was killed: another cluster."""
+        from ray.cluster_utils import Cluster
+
+        self._cluster.shutdown()
+        port = int(self.address.rpartition(":")[2])
+        self._cluster = Cluster(initialize_head=True, head_node_args={**self._options, "gcs_server_port": port})
+        assert self._cluster.address == self.address
 
     def clear(self) -> None:
         """Remove the runs that a detached back end has left."""
@@ -110,3 +125,13 @@ def die(_: None, item: int, advance: Callable[[float], None]) -> int:
 def fail(_: None, item: int, advance: Callable[[float], None]) -> int:
     """Raise an error."""
     raise ValueError(f"{item} is bad")
+
+
+def fail_beside(folder: str, item: int, advance: Callable[[float], None]) -> int:
+    """Fail for item 0 when another one has written its process id; never end for others."""
+    if item:
+        (Path(folder) / str(os.getpid())).touch()
+        threading.Event().wait()
+    while not any(Path(folder).iterdir()):
+        time.sleep(0.02)
+    raise ValueError("0 is bad")

@@ -41,7 +41,7 @@ SHORT_GRACE = 0.2
 class DaemonOptions(msgspec.Struct, frozen=True):
     """Options of a daemon. `prepare`: 'module:function', called first in its process with `arguments`.
 
-    `power`: the section of `refold.yaml`. `uncompiled`: the policy counts as not compiled until
+    `power`, `users`, `limits`: the sections of `refold.yaml`. `uncompiled`: the policy counts as not compiled until
     `RealDaemon.finish_compilation`.
     """
 
@@ -51,6 +51,9 @@ class DaemonOptions(msgspec.Struct, frozen=True):
     tenants: tuple[Tenant, ...] = ()
     policy: str = "fifo"
     power: str = ""
+    users: str = "{}"
+    limits: str = "{}"
+    socket: str = "auto"
     grace: float = SHORT_GRACE
     max_output: int = 2**20
     keep_logs_for: float = 30 * 86400.0
@@ -272,10 +275,26 @@ def _serve(options: DaemonOptions, folder: Path) -> None:
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     cluster = ClusterConfig(slots=0 if options.nodes else options.slots, nodes=options.nodes)
-    serve = ServeConfig(port=0, grace=options.grace, max_output=options.max_output, keep_logs_for=options.keep_logs_for)
+    serve = ServeConfig(
+        port=0,
+        grace=options.grace,
+        max_output=options.max_output,
+        keep_logs_for=options.keep_logs_for,
+        socket=options.socket,
+    )
     policy = PolicyConfig(options.policy)
-    power = parse_config(f"power: {options.power}", "refold.yaml").power
-    config = replace(Config(), cluster=cluster, tenants=options.tenants, policy=policy, power=power, serve=serve)
+    text = f"power: {options.power}\nusers: {options.users}\nlimits: {options.limits}"
+    sections = parse_config(text, "refold.yaml")
+    config = replace(
+        Config(),
+        cluster=cluster,
+        tenants=options.tenants,
+        policy=policy,
+        power=sections.power,
+        serve=serve,
+        users=sections.users,
+        limits=sections.limits,
+    )
     machine = open_machine(config.cluster)
 
     def ready(ready: Ready) -> None:

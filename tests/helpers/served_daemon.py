@@ -32,11 +32,15 @@ class ServedDaemon:
         with self._log.open("ab") as log:
             self._began = self._log.stat().st_size
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "refold", "serve", *self._words],
+                self.command([sys.executable, "-m", "refold", "serve", *self._words]),
                 stdout=log,
                 stderr=log,
                 env=dict(self._environment),
             )
+
+    def command(self, words: list[str]) -> list[str]:
+        """Return the command that starts it."""
+        return words
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """End it; runs continue."""
@@ -44,6 +48,12 @@ class ServedDaemon:
             self._process.send_signal(number)
             self._process.wait(timeout=END_SECONDS)
             self._process = None
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def has_ended(self) -> bool:

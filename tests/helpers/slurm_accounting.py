@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from slurm_servers import SlurmServers, find_program, free_ports
+from slurm_servers import READY_SECONDS, SlurmServers, find_program, free_ports
 
 PROGRAMS = ("mariadbd", "mariadb-install-db", "mariadb-admin", "slurmdbd", "sacct", "sacctmgr")
 
@@ -49,13 +49,13 @@ class SlurmWithAccounting(SlurmServers):
         conf.touch(mode=0o600)  # slurmdbd refuses a file that others may read
         conf.write_text(text)
 
-    def start(self) -> None:
+    def start(self, seconds: float = READY_SECONDS) -> None:
         """Start all servers; return when all nodes are idle."""
         self._start_munge()
         self._start_database()
         self.start_accounting()
         self.run("sacctmgr", "--immediate", "add", "cluster", "refold-test")
-        self._start_slurm()
+        self._start_slurm(seconds)
 
     def start_accounting(self) -> None:
         """Start slurmdbd, possibly again; return when it answers."""

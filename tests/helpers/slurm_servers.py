@@ -70,7 +70,7 @@ SlurmctldTimeout=30
 SlurmdTimeout={node_timeout}
 ReturnToService=2
 SlurmdParameters=config_overrides
-GresTypes=gpu
+GresTypes={gres_types}
 """
 
 DEFAULTS = {"AccountingStorageType": "accounting_storage/none", "DefMemPerCPU": "100"}
@@ -89,6 +89,7 @@ def find_program(name: str) -> str:
 class SlurmServers:
     """A cluster of `nodes` nodes n0, n1, … with `gpus` GPUs, `cpus` CPUs and `memory_mib` each.
 
+    `shards`: in how many parts each GPU can be allocated; 0: whole GPUs only.
     `partitions`: lines of slurm.conf; by default one partition with all nodes. `settings`: further lines.
     """
 
@@ -100,6 +101,7 @@ class SlurmServers:
         memory_mib: int = 65536,
         *,
         gpu_type: str = "a100",
+        shards: int = 0,
         node_timeout: int = 5,
         min_job_age: int = 300,
         scheduler: str = "bf_interval=1,batch_sched_delay=0,sched_min_interval=20000",
@@ -113,7 +115,7 @@ class SlurmServers:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self.conf = self.folder / "slurm.conf"
         self.environment = {**os.environ, "SLURM_CONF": str(self.conf)}
-        self._write_files(gpus, gpu_type)
+        self._write_files(gpus, gpu_type, shards * gpus)
         ports = free_ports(nodes + 1)
         text = SLURM_CONF.format(
             port=ports[0],
@@ -122,9 +124,11 @@ class SlurmServers:
             node_timeout=node_timeout,
             min_job_age=min_job_age,
             scheduler=scheduler,
+            gres_types="gpu,shard" if shards else "gpu",
         )
         lines = [f"{key}={value}" for key, value in {**DEFAULTS, **(settings or {})}.items()]
-        gres = f"Gres=gpu:{gpu_type}:{gpus} " if gpus else ""
+        parts = f",shard:{shards * gpus}" if shards else ""
+        gres = f"Gres=gpu:{gpu_type}:{gpus}{parts} " if gpus else ""
         lines += [
             f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} "
             f"CPUs={cpus} RealMemory={memory_mib} {gres}State=UNKNOWN"
@@ -133,16 +137,16 @@ class SlurmServers:
         lines += partitions or [f"PartitionName=gpu Nodes=n[0-{nodes - 1}] Default=YES MaxTime=INFINITE State=UP"]
         self.conf.write_text(text + "\n".join(lines) + "\n")
 
-    def start(self) -> None:
-        """Start all servers; return when all nodes are idle."""
+    def start(self, seconds: float = READY_SECONDS) -> None:
+        """Start all servers; return when all nodes are idle, which they must be within some time."""
         self._start_munge()
-        self._start_slurm()
+        self._start_slurm(seconds)
 
-    def _start_slurm(self) -> None:
+    def _start_slurm(self, seconds: float = READY_SECONDS) -> None:
         self.start_controller()
         for name in self.nodes:
             self.start_node(name)
-        self.wait_until(self.is_ready, "all nodes are idle")
+        self.wait_until(self.is_ready, "all nodes are idle", seconds)
 
     def stop(self) -> None:
         """End all servers and everything that they have started, and delete their data."""
@@ -183,8 +187,9 @@ class SlurmServers:
 
     def cancel_all(self) -> None:
         """Kill all jobs, and wait until the nodes are free."""
-        self.run("scancel", "--signal=KILL", "--full", "--state=running", "--quiet", "--user", self.user, check=False)
-        self.run("scancel", "--quiet", "--user", self.user, check=False)
+        for user in {self.user, *self.run("squeue", "--noheader", "--format=%U", check=False).split()}:
+            self.run("scancel", "--signal=KILL", "--full", "--state=running", "--quiet", "--user", user, check=False)
+            self.run("scancel", "--quiet", "--user", user, check=False)
         self.wait_until(self.is_ready, "all nodes are idle")
 
     def is_ready(self) -> bool:
@@ -214,14 +219,16 @@ class SlurmServers:
         path = self.folder / (f"{name}.log" if name == "slurmctld" else f"slurmd-{name}.log")
         return "\n".join(path.read_text(errors="replace").splitlines()[-15:]) if path.exists() else ""
 
-    def _write_files(self, gpus: int, gpu_type: str) -> None:
+    def _write_files(self, gpus: int, gpu_type: str, shards: int) -> None:
         for name in ("munge", "state", "gpus"):
             (self.folder / name).mkdir(mode=0o755)
         for number in range(gpus):
             (self.folder / "gpus" / f"gpu{number}").symlink_to("/dev/null")
         files = f"{self.folder}/gpus/gpu[0-{gpus - 1}]"
-        line = f"NodeName=n[0-{len(self.nodes) - 1}] Name=gpu Type={gpu_type} File={files}\n"
-        (self.folder / "gres.conf").write_text(line if gpus else "")
+        nodes = f"NodeName=n[0-{len(self.nodes) - 1}]"
+        lines = [f"{nodes} Name=gpu Type={gpu_type} File={files}\n"] if gpus else []
+        lines += [f"{nodes} Name=shard Count={shards}\n"] if shards else []
+        (self.folder / "gres.conf").write_text("".join(lines))
         (self.folder / "cgroup.conf").write_text("CgroupAutomount=no\n")
 
     def _start_munge(self) -> None:

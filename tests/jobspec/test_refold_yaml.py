@@ -228,6 +228,7 @@ def test_a_plan_is_off_auto_or_pinned(text: str, plan: Any) -> None:
         ("run: x\ntime_limit: 90", {"time_limit": 90.0}),
         ("run: x\ntime_limit: 1h30m", {"time_limit": 5400.0}),
         ("run: x\nresources: {cpus: 0.5, accelerators: 1}", {"cpus": 0.5}),
+        ("run: x\nresources: {cpus: auto, memory: auto, accelerators: 1}", {"cpus": "auto", "memory_gib": "auto"}),
         ("run: x\nresources: {memory: 512MB, accelerators: 1}", {"memory_gib": 0.5}),
         ("run: x\nworkdir: /data/../data/x", {"folder": "/data/x"}),
         ("run: x\nworkdir: .", {}),
@@ -295,8 +296,8 @@ def test_a_job_that_requests_only_cpus_gets_no_gpu() -> None:
 GPUS = "a number such as 8, a fraction of one GPU such as 0.5, a range such as 2..8, or with a type: H100:8"
 PLAN = "auto, off, a plan such as 'dp8 tp2 zero1', or its degrees: {dp: 8, tp: 2, zero: 1}"
 PLAN_KEYS = (
-    "accumulate, accumulation, data, dp, fixed, ga, gc, interleave, offload, pipeline, pp, recompute, "
-    "sequence_parallel, sp, tensor, tp, vpp, zero"
+    "accumulate, accumulation, context, cp, data, dp, ep, expert, fixed, ga, gc, interleave, offload, pipeline, pp, "
+    "recompute, sequence_parallel, sp, tensor, tp, vpp, zero"
 )
 DURATION = "a duration such as 90s, 15m or 1h30m"
 
@@ -338,10 +339,13 @@ DURATION = "a duration such as 90s, 15m or 1h30m"
             "resources: {accelerators: []}",
             "resources.accelerators is a list, expected GPU types such as {H100: 8, A100: 8}",
         ),
-        ("resources: {cpus: many}", "resources.cpus is 'many', expected CPUs per node, such as 4 or 4+"),
-        ("resources: {cpus: .nan}", "resources.cpus is .nan, expected CPUs per node, such as 4 or 4+"),
+        ("resources: {cpus: many}", "resources.cpus is 'many', expected CPUs per node, such as 4 or 4+, or auto"),
+        ("resources: {cpus: .nan}", "resources.cpus is .nan, expected CPUs per node, such as 4 or 4+, or auto"),
         ("resources: {cpus: 9999999999}", "resources.cpus is 9999999999, expected a number ≤ 1,048,576"),
-        ("resources: {memory: -1}", "resources.memory is -1, expected memory per node in GiB, such as 32 or 32+"),
+        (
+            "resources: {memory: -1}",
+            "resources.memory is -1, expected memory per node in GiB, such as 32 or 32+, or auto",
+        ),
         (
             "gpus_per_node: 8\nresources: {accelerators: 'H100:8'}",
             "gpus_per_node: conflicts with resources.accelerators, expected only one of them",

@@ -18,6 +18,8 @@ any_plan = st.builds(
     degree,
     degree,
     st.booleans(),
+    degree,
+    degree,
 )
 
 
@@ -33,9 +35,9 @@ def test_different_plans_have_different_texts(one: Plan, other: Plan) -> None:
 
 def test_a_plan_is_formatted_without_its_defaults() -> None:
     assert str(Plan()) == "DP1"
-    every = Plan(2, 4, 8, 1, True, "selective", 16, 3, True)
-    assert str(every) == "DP2 TP4 PP8 interleave 3 SP ZeRO-1 offload recompute selective accumulate 16"
-    assert every.gpus == 64
+    every = Plan(2, 4, 8, 1, True, "selective", 16, 3, True, 5, 2)
+    assert str(every) == "DP2 TP4 PP8 CP5 EP2 interleave 3 SP ZeRO-1 offload recompute selective accumulate 16"
+    assert every.gpus == 320
 
 
 @pytest.mark.parametrize(
@@ -61,8 +63,8 @@ def test_only_the_fields_of_the_text_are_returned() -> None:
 
 
 HOW = (
-    "; write it as 'dp8 tp2 pp4 zero1 accumulate 16', with offload, sp, interleave 2 or recompute none|selective|full "
-    "as options"
+    "; write it as 'dp8 tp2 pp4 zero1 accumulate 16', with offload, sp, cp2, ep8, interleave 2 or recompute "
+    "none|selective|full as options"
 )
 
 
@@ -92,12 +94,12 @@ def test_text_that_is_not_a_plan_is_rejected_where_it_goes_wrong(text: str, mess
     [
         (
             "dp8 pp0",
-            "plan has data 8, tensor 1, pipeline 0, accumulation 1, interleave 1, "
+            "plan has data 8, tensor 1, pipeline 0, context 1, expert 1, accumulation 1, interleave 1, "
             "expected every degree to be at least 1 and at most 1048576",
         ),
         (
             "tp1048577",
-            "plan has data 1, tensor 1048577, pipeline 1, accumulation 1, interleave 1, "
+            "plan has data 1, tensor 1048577, pipeline 1, context 1, expert 1, accumulation 1, interleave 1, "
             "expected every degree to be at least 1 and at most 1048576",
         ),
         ("zero4", "zero is 4, expected ZeRO stages 0 to 3"),

@@ -33,6 +33,9 @@ ENGINES = [
         reduces_each_micro_batch=True,
         selective_recompute_share=0.5,
         overlap_tensor=0.3,
+        overlap_context=0.5,
+        overlap_experts=0.4,
+        expert_imbalance=1.3,
         update_passes=1.5,
         compute_factor=1.3,
         launch_factor_full=2.0,
@@ -58,7 +61,9 @@ plans = st.builds(
     st.sampled_from([1, 2, 6, 32]),
     st.sampled_from([1, 2]),
     st.booleans(),
-)
+    st.sampled_from([1, 1, 2, 4]),
+    st.sampled_from([1, 1, 2, 8]),
+).filter(lambda plan: plan.data * plan.context % plan.expert == 0)
 setups = st.builds(
     TrainingSetup,
     st.sampled_from(MODELS),
@@ -75,7 +80,13 @@ setups = st.builds(
     st.sampled_from([512, 2048]),
 )
 
-LINE_NAMES = {"tensor": "tensor_time", "pipeline": "pipeline_time", "data": "data_time"}
+LINE_NAMES = {
+    "tensor": "tensor_time",
+    "context": "context_time",
+    "expert": "expert_time",
+    "pipeline": "pipeline_time",
+    "data": "data_time",
+}
 """Names of the lines of components whose own name has another meaning in the formulas."""
 
 

@@ -274,16 +274,18 @@ HEAD = msgspec.structs.replace(MODEL, vocabulary=1000)
 
 def test_the_weights_of_the_first_and_the_last_stage() -> None:
     plan, setup = Plan(pipeline=2), make_setup(2, HEAD)
-    assert [stage_parameters_of(setup, plan, is_last=last) for last in (False, True)] == [
+    assert [stage_parameters_of(setup, plan, is_last=last).total for last in (False, True)] == [
         2 * LAYER_WEIGHTS + 1000 * 64,
         2 * LAYER_WEIGHTS + 1000 * 64,
     ]
     tied = make_setup(2, msgspec.structs.replace(HEAD, tied=True))
-    assert stage_parameters_of(tied, plan, is_last=True) == 2 * LAYER_WEIGHTS + 1000 * 64  # a copy of the embedding
-    assert stage_parameters_of(tied, Plan(2), is_last=True) == WEIGHTS + 1000 * 64  # no copy on the only stage
-    assert stage_parameters_of(setup, Plan(tensor=2), is_last=True) == (WEIGHTS + 2 * 1000 * 64) / 2
+    assert (
+        stage_parameters_of(tied, plan, is_last=True).total == 2 * LAYER_WEIGHTS + 1000 * 64
+    )  # a copy of the embedding
+    assert stage_parameters_of(tied, Plan(2), is_last=True).total == WEIGHTS + 1000 * 64  # no copy on the only stage
+    assert stage_parameters_of(setup, Plan(tensor=2), is_last=True).total == (WEIGHTS + 2 * 1000 * 64) / 2
     uneven = make_setup(3, HEAD)
-    assert stage_parameters_of(uneven, Plan(pipeline=3), is_last=False) == 2 * LAYER_WEIGHTS + 1000 * 64
+    assert stage_parameters_of(uneven, Plan(pipeline=3), is_last=False).total == 2 * LAYER_WEIGHTS + 1000 * 64
 
 
 def test_memory_of_weights_gradients_and_optimizer_by_zero_stage() -> None:

@@ -71,6 +71,7 @@ def shapes(draw: st.DrawFn) -> ModelShape:
         kv_heads=draw(st.sampled_from([count for count in (0, 1, 2, 3, 6) if count == 0 or heads % count == 0])),
         ffn=draw(st.sampled_from([0, 3072, 1000])),
         vocabulary=32000,
+        experts=draw(st.sampled_from([1, 1, 4])),
     )
 
 
@@ -100,12 +101,16 @@ PINS = st.builds(
     accumulation=maybe(1, 4),
     interleave=maybe(1, 2),
     sequence_parallel=maybe(False, True),
+    context=maybe(1, 2),
+    expert=maybe(1, 2),
 )
 
 LIMITS = st.builds(
     PlanLimits,
     max_tensor=st.sampled_from([100, 2, 1]),
     max_interleave=st.integers(1, 3),
+    max_context=st.sampled_from([1, 1, 2, 100]),
+    max_expert=st.sampled_from([1, 2, 100]),
     tensor_across_nodes=st.booleans(),
     zero=st.sampled_from([(0, 1, 2, 3), (0, 1), (3, 1, 0), (2, 3)]),
     offload=st.booleans(),
@@ -119,12 +124,15 @@ LIMITS = st.builds(
 def every_combination(setup: TrainingSetup) -> PlanColumns:
     """All combinations of degrees that use all GPUs; most of them are invalid."""
     gpus = setup.machines.gpus
-    degrees = [(data, tensor) for data in range(1, gpus + 1) for tensor in range(1, gpus + 1) if gpus % data == 0]
-    which, pipeline, zero, offload, recompute, accumulation, interleave, sequence_parallel = (
+    divisors = [count for count in range(1, gpus + 1) if gpus % count == 0]
+    degrees = [(data, tensor, context) for data in divisors for tensor in range(1, gpus + 1) for context in divisors]
+    experts = [1] if setup.model.experts == 1 else range(1, 6)
+    which, expert, pipeline, zero, offload, recompute, accumulation, interleave, sequence_parallel = (
         axis.ravel()
         for axis in np.meshgrid(
             np.arange(len(degrees)),
-            [count for count in range(1, gpus + 1) if gpus % count == 0],
+            experts,
+            divisors,
             range(4),
             range(2),
             range(3),
@@ -133,10 +141,10 @@ def every_combination(setup: TrainingSetup) -> PlanColumns:
             range(2),
         )
     )
-    data, tensor = np.array(degrees)[which].T
-    exact = data * tensor * pipeline == gpus
-    columns = (data, tensor, pipeline, zero, offload, recompute, accumulation, interleave, sequence_parallel)
-    return PlanColumns(*(np.asarray(column[exact], float) for column in columns))
+    data, tensor, context = np.array(degrees)[which].T
+    exact = data * tensor * pipeline * context == gpus
+    columns = (data, tensor, pipeline, zero, offload, recompute, accumulation, interleave, sequence_parallel, context)
+    return PlanColumns(*(np.asarray(column[exact], float) for column in (*columns, expert)))
 
 
 def as_rows(plans: PlanColumns) -> NDArray[np.float64]:

@@ -45,7 +45,7 @@ def test_a_plan_that_does_not_divide_evenly_is_rejected_with_the_numbers(
         ("tp8 pp2 zero1", "ZeRO-1 shards states across replicas, but data is 1"),
         ("dp16 offload", "offload with 16 replicas needs ZeRO-1 or higher: each replica would store all states"),
         ("dp2 tp8 zero3 offload",
-         "offload is possible with data parallelism only, not with tensor or pipeline parallelism"),
+         "offload is possible with data parallelism only, not with tensor, pipeline or context parallelism"),
     ],
 )  # fmt: skip
 def test_incompatible_techniques_are_rejected(make_setup: MakeSetup, plan: str, expected: str) -> None:
@@ -141,3 +141,30 @@ def test_missing_host_memory_is_reported_with_amounts(make_setup: MakeSetup) -> 
 
 def test_rule_names_are_unique() -> None:
     assert len({rule.name for rule in RULES}) == len(RULES)
+
+
+def test_sequences_are_divided_into_two_equal_parts_for_each_gpu(make_setup: MakeSetup) -> None:
+    anything = PlanLimits(max_context=64)
+    setup = make_setup("llama-2-7b", on=(8,), sequence=4104)
+    assert rejection_reasons(setup, parse_plan("dp2 cp4 zero3 recompute full accumulate 64"), anything) == []
+    assert rejection_reasons(setup, parse_plan("cp8 zero3 recompute full accumulate 64"), anything) == [
+        "sequence 4104 is not divisible by 16: with context 8, each GPU has two parts of it"
+    ]
+    assert rejection_reasons(setup, parse_plan("dp4 cp2"))[0] == "outside the limits: context 2 (at most 1)"
+
+
+def test_experts_are_divided_among_replicas(make_setup: MakeSetup) -> None:
+    anything = PlanLimits(max_expert=64)
+    setup = make_setup("llama-2-7b", on=(8,), experts=16, experts_per_token=2, ffn=512)
+    assert rejection_reasons(setup, parse_plan("dp8 ep8 zero1 accumulate 64"), anything) == []
+    assert rejection_reasons(setup, parse_plan("dp8 ep3"), anything)[0] == "16 experts are not divisible among 3 GPUs"
+    assert rejection_reasons(setup, parse_plan("dp2 tp4 ep4"), anything)[0] == (
+        "experts are divided among replicas, but 2 (data × context) is not divisible by expert 4"
+    )
+    assert rejection_reasons(setup, parse_plan("dp8 ep8 zero1 offload accumulate 64"), anything) == [
+        "offload is not possible with expert parallelism"
+    ]
+    assert (
+        rejection_reasons(make_setup("llama-2-7b", on=(8,)), parse_plan("dp8 ep8"), anything)[0]
+        == "the model has no experts"
+    )

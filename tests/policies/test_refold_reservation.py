@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from scripted_policy import ScriptedPolicy
 
@@ -32,10 +34,10 @@ def crowd(work: float, gap: float, count: int) -> list[Job]:
 class Result:
     """When each job started in a simulation, and the reasons why it waited."""
 
-    def __init__(self, jobs: list[Job], starvation_seconds: float = 4 * HOUR) -> None:
+    def __init__(self, jobs: list[Job], starvation_seconds: float = 4 * HOUR, goal: str = "time") -> None:
         journal = ListJournal()
         ordered = sorted(jobs, key=lambda job: job.submitted)
-        policy = Refold(starvation_seconds=starvation_seconds)
+        policy = Refold(starvation_seconds=starvation_seconds, goal=goal)
         simulate(ordered, TWO_NODES, policy, journal=Journals(Audit(TWO_NODES), journal))
         orders = [(entry.now, order) for entry in journal.entries for order in entry.orders]
         self.starts = {order.job: now for now, order in orders if isinstance(order, StartRun)}
@@ -49,6 +51,16 @@ def test_a_job_that_needs_whole_nodes_starts_soon_after_it_is_starving(gpus: int
     assert Result(jobs, starvation_seconds=NEVER).starts["wide"] > 25 * HOUR
     starving = 7 * HOUR
     assert starving < Result(jobs).starts["wide"] <= starving + 2 * HOUR
+
+
+def test_nodes_stay_reserved_until_the_job_starts_whatever_the_goal() -> None:
+    """Lengths are such that other nodes would be chosen in some rounds."""
+    rng = Random(6)
+    jobs = [
+        fixed(f"n{number:03}", 1, number * HOUR / 4, rng.choice((0.4, 0.8, 2.4, 4.8)) * HOUR) for number in range(100)
+    ]
+    jobs.append(fixed("wide", 4, 3 * HOUR, 600.0))
+    assert Result(jobs, goal="throughput").starts == Result(jobs, goal="time").starts
 
 
 def test_a_smaller_job_waits_because_the_free_gpus_are_reserved() -> None:

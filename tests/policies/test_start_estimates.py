@@ -3,6 +3,7 @@
 from heapq import heappop, heappush
 from math import exp, inf, log
 from random import Random
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from refold.model import HOUR, MINUTE, Demand, StartEstimate
 from refold.policies.common.start_bounds import (
     MAX_LOG_FACTOR,
     PRIOR_WEIGHT,
+    TARGET_COVERAGE,
     WAIT_OFFSET,
     CensoredSample,
     StartBounds,
@@ -75,7 +77,7 @@ class TestBounds:
     def test_without_observations_they_are_those_of_the_prior(self) -> None:
         factors = StartBounds().factors("any", 0.0)
         assert factors.are_known
-        assert factors.latest == pytest.approx(1.96, abs=0.1)
+        assert factors.latest == pytest.approx(NormalDist().inv_cdf(TARGET_COVERAGE), abs=0.2)
         assert factors.expected == pytest.approx(0.0, abs=0.1)
 
     @pytest.mark.parametrize("others", [0, 300])
@@ -219,6 +221,19 @@ class TestEstimates:
             else:
                 assert estimate.latest <= latest or estimate.at > latest
             latest = estimate.latest
+
+    def test_among_thousands_of_jobs_new_ones_get_it_when_others_are_renewed(
+        self, policy: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("refold.policies.common.start_estimates.MANY_JOBS", 2)
+        scheduler = scheduler_with_past(policy)
+        jobs = [make_job(f"j{number}", at=1010 + number) for number in range(4)]
+        made = [
+            {estimate.job for estimate in scheduler.step(now, [JobSubmitted(job)]).start_estimates}
+            for now, job in zip((1010.0, 1020.0, 1030.0, 1010 + MIN_REFRESH), jobs, strict=True)
+        ]
+        assert made[:3] == [{"j0"}, set(), set()]
+        assert {"j1", "j2", "j3"} <= made[3]
 
     def test_a_cancelled_job_gets_none(self, policy: str) -> None:
         scheduler = scheduler_with_past(policy)

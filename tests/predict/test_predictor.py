@@ -295,3 +295,18 @@ def test_hints_without_information_are_ignored(limit: float | None, modelled: fl
 def test_a_time_in_the_past_still_gives_a_prediction() -> None:
     predictor = predictor_after([60.0] * 5)
     assert 20.0 < predictor.expect(make_job("next"), -1e6).quantile(0.5) < 600.0
+
+
+def test_expectations_of_equal_jobs_change_with_everything_that_is_learned() -> None:
+    predictor = predictor_after([60.0, 70.0, 80.0])
+    jobs = [make_job(f"waiting-{index}", at=300.0) for index in range(2)]
+    first = predictor.expect(jobs[0], 300.0)
+    assert quartiles(predictor.expect(jobs[1], 300.0)) == quartiles(first)
+    limited = msgspec.structs.replace(jobs[1], time_limit=65.0)
+    assert predictor.expect(limited, 300.0).ceiling == 65.0
+    long = make_job("long", at=300.0)
+    predictor.submitted(long, 300.0)
+    predictor.finished(long, 9000.0, 300.0)
+    fresh = copy.deepcopy(predictor)
+    assert quartiles(predictor.expect(jobs[1], 300.0)) == quartiles(fresh.expect(jobs[1], 300.0))
+    assert quartiles(predictor.expect(jobs[1], 300.0)) != quartiles(first)

@@ -11,7 +11,7 @@ from benchmarks.scheduling.unified.estimates import measure_estimates
 from benchmarks.scheduling.unified.figures import measure_run
 from benchmarks.scheduling.unified.mixtures import with_tenants, with_users
 from benchmarks.scheduling.unified.page import page, target_results, target_table
-from benchmarks.scheduling.unified.runs import plan_runs, read_results
+from benchmarks.scheduling.unified.runs import merge, plan_runs, read_results, write_results
 from benchmarks.scheduling.unified.slices import SLICE_JOBS, SLICES
 from benchmarks.scheduling.unified.targets import MEASURES, Figures, Target
 from benchmarks.scheduling.unified.workload import MAX_SHIFT, Setup, Workload, shifted
@@ -107,6 +107,25 @@ def test_the_table_shows_the_spread_of_draws() -> None:
     table = target_table(target_results(workload, {"refold": delays(0.1, 0.5)}))
 
     assert table.splitlines()[-1] == "| some-trace | mean delay, h | 0.300 | 0.100 – 0.500 | ≤ 1.000 |  | met |"
+
+
+def test_stored_figures_can_be_replaced_in_part(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    write_results(file, {"some-trace": {"refold": delays(1.23456789), "las": delays(2, 3)}, "other": {"las": []}})
+
+    write_results(file, merge(read_results([file]), {"some-trace": {"refold": delays(0.5, 0.7)}}))
+
+    assert read_results([file]) == {
+        "other": {"las": []},
+        "some-trace": {"refold": delays(0.5, 0.7), "las": delays(2, 3)},
+    }
+
+
+def test_stored_figures_are_rounded(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    write_results(file, {"some-trace": {"refold": delays(1.23456789)}})
+
+    assert read_results([file]) == {"some-trace": {"refold": delays(1.23457)}}
 
 
 def test_results_of_earlier_runs_are_joined(tmp_path: Path) -> None:

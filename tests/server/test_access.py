@@ -14,7 +14,8 @@ from manual_daemon import OWNER, ManualDaemon
 
 from refold.api import CALLS
 from refold.api.app import Api
-from refold.api.tokens import StoredToken, TokenAuthenticator, hash_token
+from refold.api.signatures import hash_token
+from refold.api.tokens import StoredToken, TokenAuthenticator
 from refold.api.wire import JobExplanation, Jobs, JobStatus, Role, Submission
 from refold.core import RunFailed
 
@@ -37,6 +38,7 @@ BODIES = {
     "submit_all": b"[" + FOR_VISION + b"]",
     "preview": JOB,
     "whatif": b'{"variants": [' + JOB + b"]}",
+    "plan": b'{"model": "bert-large", "gpu": "A100-80GB", "gpus": 2}',
     "create_environment": b'{"variables": {"SEED": "3"}}',
     "create_token": b'{"name": "new"}',
 }
@@ -50,6 +52,8 @@ STATUS_BY_CALL = {
     "submit_all":   (201,  201,  403,   403,  403,   401),
     "preview":      (200,  200,  200,   200,  200,   401),
     "whatif":       (200,  200,  200,   200,  200,   401),
+    "catalogue":    (200,  200,  200,   200,  200,   401),
+    "plan":         (200,  200,  200,   200,  200,   401),
     "create_environment": (201, 201, 403, 201, 403,  401),
     "jobs":         (200,  200,  200,   200,  200,   401),
     "job":          (200,  200,  200,   200,  200,   401),
@@ -63,6 +67,8 @@ STATUS_BY_CALL = {
     "drain":        (200,  403,  403,   403,  403,   401),
     "resume":       (200,  403,  403,   403,  403,   401),
     "gpus":         (200,  200,  200,   200,  200,   401),
+    "alerts":       (200,  200,  200,   200,  200,   401),
+    "timeline":     (200,  200,  200,   200,  200,   401),
     "tenants":      (200,  200,  200,   200,  200,   401),
     "users":        (200,  200,  200,   200,  200,   401),
     "tokens":       (200,  403,  403,   403,  403,   401),
@@ -130,8 +136,8 @@ def test_each_caller_gets_the_answer_that_its_role_and_tenant_allow(call: str, t
 
 REFUSALS = {
     ("speech-member", "logs"): "job 'secret-1' belongs to tenant 'vision'; tenant 'speech' may not read it",
-    ("speech-member", "submit"): "a token of tenant 'speech' cannot submit jobs for tenant 'vision'",
-    ("speech-member", "cancel"): "job 'secret-1' belongs to tenant 'vision'; your token is for tenant 'speech'",
+    ("speech-member", "submit"): "the token 'speech-member' of tenant 'speech' cannot submit jobs for tenant 'vision'",
+    ("speech-member", "cancel"): "job 'secret-1' belongs to tenant 'vision'; tenant 'speech' may not change it",
     ("vision-reader", "cancel"): "cancel requires the role member; the token 'vision-reader' has reader",
     ("vision-member", "drain"): "drain requires the role owner; the token 'vision-member' has member",
     ("anonymous", "jobs"): "no token, expected a header 'Authorization: Bearer rf_…'",

@@ -15,6 +15,7 @@ from refold.backends.local.xids import XIDS
 from refold.cli.commands.init import init
 from refold.errors import BadFile, RefoldError
 from refold.model import Tenant
+from refold.server.config.limits import TenantLimits
 from refold.server.config.reader import ConfigFile, PredictionConfig, parse_config, read_config
 from refold.server.config.settings import (
     ClusterConfig,
@@ -25,6 +26,7 @@ from refold.server.config.settings import (
     PolicyConfig,
     ServeConfig,
     TenantConfig,
+    UsersConfig,
     WatchConfig,
 )
 from refold.server.config.template import render_template, write_template
@@ -84,6 +86,20 @@ def test_an_empty_file_gives_the_defaults(text: str) -> None:
     assert parse_config(text, "refold.yaml") == Config()
 
 
+def test_limits_of_tenants_override_the_general_ones() -> None:
+    text = "limits: {time: 2d, jobs: 100, tenants: {guests: {jobs: 5, output: 1MiB, grace: 0s}}}"
+    limits = parse_config(text, "refold.yaml").limits
+    assert limits.of("vision") == TenantLimits(grace=3600, time=2 * 86400, jobs=100)
+    assert limits.of("guests") == TenantLimits(grace=0, time=2 * 86400, jobs=5, output=2**20)
+
+
+def test_users_of_the_machine_and_their_tenants() -> None:
+    text = "serve: {socket: off}\nusers: {allow: [ann, '@lab'], tenants: {'@lab': vision}}"
+    config = parse_config(text, "refold.yaml")
+    assert (config.serve.socket, config.users) == ("off", UsersConfig(("ann", "@lab"), {"@lab": "vision"}))
+    assert parse_config("users: {allow: all}", "refold.yaml").users == UsersConfig("all")
+
+
 def test_watch_rules_become_a_policy_setting() -> None:
     watch = {"beyond_limit": True, "grace": 300.0, "limit_grace": 5.0, "per_job": True}
     assert Config().policy_settings == {"watch": watch, "profile": True}
@@ -103,8 +119,8 @@ def test_watch_rules_become_a_policy_setting() -> None:
         (
             "\ntenant: {}",
             "line 2: unknown field 'tenant'; did you mean 'tenants'?"
-            " (known: cluster, kubernetes, notify, policy, power, prediction, preemption, serve, slurm, tenants,"
-            " watch)",
+            " (known: cluster, kubernetes, limits, notify, policy, power, prediction, preemption, serve, slurm,"
+            " tenants, users, watch)",
         ),
         (
             "tenants:\n  a:\n    quota: 3",
@@ -178,6 +194,27 @@ def test_watch_rules_become_a_policy_setting() -> None:
         (
             "serve: {max_output: 1}",
             "line 1: serve.max_output is 1, expected a size such as 64MiB, 4KiB to 1024TiB",
+        ),
+        (
+            "serve: {socket: here}",
+            "line 1: serve.socket is 'here', expected auto, off, or the absolute path of a socket",
+        ),
+        (
+            "users: {allow: ann}",
+            "line 1: users.allow is 'ann', expected all, or a list of users and groups: [ann, '@lab']",
+        ),
+        (
+            "users: {allow: ['a b']}",
+            "line 1: users.allow[0] is 'a b', expected the name of a user, or of a group such as '@lab'",
+        ),
+        (
+            "tenants: {vision: {}}\nusers:\n  tenants: {'@lab': visoin}",
+            "line 3: users.tenants.@lab: unknown tenant 'visoin'; known tenants: default, vision",
+        ),
+        ("limits: {jobs: 0}", "line 1: limits.jobs is 0, expected a number of jobs ≥ 1"),
+        (
+            "tenants: {vision: {}}\nlimits:\n  tenants: {guests: {}}",
+            "line 3: limits.tenants.guests: unknown tenant 'guests'; known tenants: default, vision",
         ),
         ("preemption: never", "line 1: preemption is 'never', expected one of by-consent, always"),
         ("[]", "line 1: the file is a list, expected keys and their values"),

@@ -17,6 +17,7 @@ from refold.api import JobsQuery
 from refold.api.calls import ENDED_STATES
 from refold.api.wire import Jobs, JobState, JobStatus
 from refold.core import Entry
+from refold.server.store.checksums import register
 from refold.server.store.store import FILE_NAME, Commit, EndedJob, NewJob, Store
 from refold.testing import make_job
 
@@ -115,6 +116,7 @@ def test_counts_of_ended_jobs_stay_correct() -> None:
         found = {kind: setup.page(name=kind[0], user=kind[1], state=[kind[2]]).total for kind in kinds}
         assert found == kinds
         with sqlite3.connect(setup.store.folder / FILE_NAME) as other:
+            register(other)
             other.execute("DELETE FROM jobs WHERE name = 'a'")
         other.close()
         assert (setup.page().total, setup.page(name="a")) == (6, Jobs([], 0))

@@ -14,6 +14,7 @@ from real_daemon import RealDaemon, wait_until
 
 from refold.backends.local.run_files import RunFiles
 from refold.core.events import RunFinished
+from refold.model import HOUR
 from refold.server import log_retention
 from refold.server.log_retention import LogRetention
 
@@ -65,6 +66,20 @@ def run_with_daemon(folder: Path, test: Callable[[RetentionSetup], Coroutine[Any
     asyncio.run(main())
 
 
+def test_records_are_removed_soon_after_the_job_has_ended_and_its_output_stays(tmp_path: Path) -> None:
+    async def test(setup: RetentionSetup) -> None:
+        job = await setup.job()
+        setup.retention = LogRetention(setup.daemon.store.reader, setup.logs, HOUR, lambda: setup.now)
+        setup.now = setup.end_time(job) + log_retention.KEEP_RECORDS_FOR - 1
+        setup.retention.sweep()
+        assert "run-1.0.claim" in setup.remaining()[job]
+        setup.now += 2
+        setup.retention.sweep()
+        assert setup.remaining() == {job: ["run-1.0.log", "run-1.0.log.gone"]}
+
+    run_with_daemon(tmp_path, test)
+
+
 def test_output_is_removed_after_the_retention_time_and_not_before(tmp_path: Path) -> None:
     async def test(setup: RetentionSetup) -> None:
         job = await setup.job()
@@ -100,7 +115,7 @@ def test_output_of_a_running_job_is_never_removed(tmp_path: Path) -> None:
     run_with_daemon(tmp_path, test)
 
 
-def test_every_ended_job_is_visited_exactly_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_ended_job_is_visited_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_retention, "JOBS_PER_QUERY", 2)
 
     async def test(setup: RetentionSetup) -> None:
@@ -109,6 +124,8 @@ def test_every_ended_job_is_visited_exactly_once(tmp_path: Path, monkeypatch: py
         setup.now = setup.end_time(jobs[-1]) + KEEP_FOR
         setup.retention.sweep()
         assert list(setup.remaining()) == [last]
+        setup.now = setup.end_time(jobs[-1]) + log_retention.KEEP_RECORDS_FOR
+        setup.retention.sweep()
         RunFiles(setup.logs, jobs[0], 1).folder.mkdir()  # created later: not visited again
         setup.now = 1e12
         setup.retention.sweep()

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -174,10 +175,86 @@ def test_no_value_of_the_variable_selects_a_gpu_twice(visible: str) -> None:
     assert len(set(taken)) == len(taken)
 
 
-def test_mig_gpus_are_not_used() -> None:
-    library = FakeNvml(A100, A100)
-    library.mig = {0}
-    assert [gpu.uuid for gpu in NvidiaDriver(library).gpus] == ["GPU-bbbb"]
+class MigNvml(FakeNvml):
+    """A fake pynvml with MIG instances, whose handles are pairs: of the GPU, and a number."""
+
+    def __init__(self, *names: str, profiles: Mapping[int, Sequence[str]], is_named: bool = True) -> None:
+        super().__init__(*names)
+        self.mig = set(profiles)
+        self._profiles = profiles
+        self._is_named = is_named
+
+    def _answer(self, handle: Any, value: Any) -> Any:
+        return super()._answer(handle, None if isinstance(handle, tuple) else value)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
+        return 7 if handle in self._profiles else self._answer(handle, None)
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, number: int) -> Any:
+        if number >= len(self._profiles[handle]):
+            raise NvmlError(self.NOT_SUPPORTED)
+        return handle, number
+
+    def nvmlDeviceGetUUID(self, handle: Any) -> str:
+        return f"MIG-{handle[0]}-{handle[1]}" if isinstance(handle, tuple) else super().nvmlDeviceGetUUID(handle)
+
+    def nvmlDeviceGetName(self, handle: Any) -> bytes:
+        if not isinstance(handle, tuple):
+            return super().nvmlDeviceGetName(handle)
+        profile = f" MIG {self._profiles[handle[0]][handle[1]]}" if self._is_named else ""
+        return f"{self.names[handle[0]]}{profile}".encode()
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Any) -> Any:
+        memory = 10 if isinstance(handle, tuple) else 80
+        return SimpleNamespace(used=1 * GIB, total=memory * GIB)
+
+    def nvmlDeviceGetAttributes_v2(self, handle: tuple[int, int]) -> Any:
+        return SimpleNamespace(gpuInstanceSliceCount=int(self._profiles[handle[0]][handle[1]][0]))
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: Any, *_: int) -> Any:
+        return self._answer(handle, None if isinstance(handle, tuple) else self.ecc[handle])
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_mig_instances_are_offered_as_gpus(is_named: bool) -> None:
+    library = MigNvml(A100, A100, profiles={0: ["1g.10gb", "2g.10gb"]}, is_named=is_named)
+    driver = NvidiaDriver(library)
+    assert [(gpu.index, gpu.uuid, gpu.gpu_type, gpu.memory_mib, gpu.mig_parent) for gpu in driver.gpus] == [
+        (0, "MIG-0-0", "A100-80GB-MIG-1g.10gb", 10 * 1024, "GPU-aaaa"),
+        (1, "MIG-0-1", "A100-80GB-MIG-2g.10gb", 10 * 1024, "GPU-aaaa"),
+        (2, "GPU-bbbb", "A100-80GB", 80 * 1024, ""),
+    ]
+    assert [(reading.memory_mib, reading.utilisation) for reading in driver.read()] == [
+        (10 * 1024, None),
+        (10 * 1024, None),
+        (80 * 1024, 97.0),
+    ]
+
+
+def test_a_gpu_in_mig_mode_without_instances_is_not_used() -> None:
+    assert [gpu.uuid for gpu in NvidiaDriver(MigNvml(A100, A100, profiles={0: []})).gpus] == ["GPU-bbbb"]
+
+
+def test_mig_instances_are_selected_by_uuid_and_an_error_of_their_gpu_concerns_all() -> None:
+    library = MigNvml(A100, profiles={0: ["1g.10gb"] * 3})
+    driver = NvidiaDriver(library, "MIG-0-2,MIG-0-0")
+    assert [gpu.uuid for gpu in driver.gpus] == ["MIG-0-2", "MIG-0-0"]
+    assert NvidiaDriver(library, "0").gpus == []
+    library.happens(0, 79)
+    assert [(problem.gpu_index, problem.bad) for problem in driver.problems()] == [(0, True), (1, True)]
+
+
+def test_each_mig_instance_is_a_node_because_a_process_can_use_only_one() -> None:
+    machine = NvidiaMachine(NvidiaDriver(MigNvml(A100, A100, profiles={0: ["1g.10gb", "1g.10gb"]})))
+    layout = build_layout(machine, Config())
+    assert [(node.name, node.gpus, node.gpu_type) for node in layout.cluster.nodes] == [
+        ("localhost", 1, "A100-80GB"),
+        ("localhost-mig0", 1, "A100-80GB-MIG-1g.10gb"),
+        ("localhost-mig1", 1, "A100-80GB-MIG-1g.10gb"),
+    ]
+    assert [known.name for known in layout.cluster.gpu_types] == ["A100-80GB", "A100-80GB-MIG-1g.10gb"]
+    assert layout.devices == (("GPU-bbbb",), ("MIG-0-0",), ("MIG-0-1",))
+    assert layout.positions == ((1, 0), (2, 0), (0, 0))
 
 
 def test_a_machine_without_driver_or_library_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +367,7 @@ def test_shares_of_gpu_memory_are_enforced_if_mps_runs(tmp_path: Path, monkeypat
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     machine = NvidiaMachine(NvidiaDriver(FakeNvml(A100)))
     daemon = Daemon(Config(), tmp_path, machine, build_layout(machine, Config()))
-    backend = daemon._make_backend(cast(Retries, SimpleNamespace(report=None)), MagicMock(), MagicMock())
+    backend = daemon._make_backend(cast(Retries, SimpleNamespace(report=None)), *[MagicMock()] * 3)
     assert backend.enforcement() == (
         "A run sees only its own GPUs; MPS limits it to its share of a GPU's compute and memory."
     )

@@ -12,10 +12,10 @@ from manual_daemon import OWNER, ManualDaemon
 
 from refold.api import JobsQuery
 from refold.backends.local.run_files import RunFiles
-from refold.core.events import RunFailed, RunFinished, RunProgressed, RunStopped
+from refold.core.events import JobReleased, RunFailed, RunFinished, RunProgressed, RunStopped
 from refold.journal import JobRecord
 from refold.journal.records import RunRecord
-from refold.model import Allocation, Plan, Share
+from refold.model import Allocation, Plan, RunUsage, Share
 from refold.server.status import ended_status
 from refold.testing import make_job
 
@@ -75,6 +75,26 @@ def test_a_pinned_plan_is_shown_while_a_job_runs_and_after_its_end(tmp_path: Pat
             assert (await daemon.service.job(OWNER, waiting)).plan == ""
             await daemon.end_run(job, RunFinished)
             assert (await daemon.service.job(OWNER, job)).plan == "DP1 TP2"
+
+    asyncio.run(main())
+
+
+def test_a_job_shows_what_its_ended_runs_have_used(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
+            job = await daemon.submit("a", retries=1)
+            await daemon.end_run(job, RunFailed, why="exit 1", usage=RunUsage(10.0, 700))
+            status = await daemon.service.job(OWNER, job)
+            assert (status.state, status.cpu_seconds, status.peak_memory_mib) == ("held", 10.0, 700)
+            await daemon.report(JobReleased(job))
+            await daemon.settle()
+            await daemon.end_run(job, RunFinished, usage=RunUsage(5.5, 300))
+            status = await daemon.service.job(OWNER, job)
+            assert (status.state, status.cpu_seconds, status.peak_memory_mib) == ("finished", 15.5, 700)
+            unmeasured = await daemon.submit("b")
+            await daemon.end_run(unmeasured, RunFinished)
+            status = await daemon.service.job(OWNER, unmeasured)
+            assert (status.cpu_seconds, status.peak_memory_mib) == (None, None)
 
     asyncio.run(main())
 

@@ -187,7 +187,7 @@ def _set_version(version: int) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_overwrite, "is corrupt"),
+        (_overwrite, "is damaged"),
         (_not_a_database, "file is not a database"),
         (_foreign_database, "is not a Refold database; choose another folder with --state"),
         (_set_version(schema.VERSION + 1), f"has schema version {schema.VERSION + 1}, expected {schema.VERSION}"),

@@ -138,7 +138,7 @@ def _with_one_instance(order: Order) -> Order:
 @pytest.mark.parametrize(
     ("make", "failing", "message"),
     [
-        (ReportsEndsTwice, "test_a_run_starts_and_finishes", "RunFinished(job='job', run=1), RunFinished("),
+        (ReportsEndsTwice, "test_a_run_starts_and_finishes", "RunFinished(job='job', run=1, usage=None), RunFinished("),
         (ReportsNoStarts, "test_a_run_starts_and_finishes", "Right contains one more item"),
         (HidesFailures, "test_a_command_with_a_non_zero_exit_status_fails_the_run", "isinstance(RunFinished("),
         (HidesFailures, "test_a_gang_fails_if_one_instance_fails", "isinstance(RunFinished("),

@@ -1,7 +1,8 @@
 """Measure `refold` on all kinds of workloads: `python -m benchmarks.scheduling.unified [--only philly] [--quick] …`.
 
 A table with one row for each target: value (mean of draws), spread, target, best other policy, met or missed. The exit
-status is 1 if a target is missed. `--write` writes docs/results/unified.md.
+status is 1 if a target is missed. `--write` adds the figures to those in docs/results/unified.json, where they replace
+earlier ones of the same workload and policy, and writes docs/results/unified.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.scheduling.unified.page import as_plain, page, target_results
-from benchmarks.scheduling.unified.runs import Results, plan_runs, read_results, run_all
+from benchmarks.scheduling.unified.runs import Results, merge, plan_runs, read_results, run_all, write_results
 from benchmarks.scheduling.unified.workload import Workload
 from benchmarks.scheduling.unified.workloads import workloads
 from benchmarks.workloads import HELIOS, OPENB, PAI, PHILLY, missing
@@ -23,7 +24,7 @@ from refold.cli.options import parse_settings
 from refold.errors import RefoldError
 from refold.registry import make_policy
 
-PAGE = FOLDER / "unified.md"
+PAGE, FIGURES = FOLDER / "unified.md", FOLDER / "unified.json"
 QUICK_DRAWS = 2
 
 
@@ -78,17 +79,26 @@ def main() -> None:
         print("the published traces are not available (see benchmarks/README.md)")
         return
     chosen = _choose(parser, options)
-    if options.write and (options.only or options.policies or options.set or options.tuning or options.quick):
-        parser.error("--write needs all runs: omit --only, --policies, --set, --tuning and --quick")
+    if options.write and (options.set or options.tuning or options.quick):
+        parser.error(
+            "--write is for the settings, slices and draws that are reported: omit --set, --tuning and --quick"
+        )
     draws = QUICK_DRAWS if options.quick and options.draws is None else options.draws
     policies = options.policies.split(",") if options.policies else []
     runs = plan_runs(chosen, options.tuning, policies, draws, _settings(parser, options))
 
+    earlier = read_results([FIGURES]) if options.write and FIGURES.exists() else {}
+
     def save(results: Results) -> None:
         if options.json:
             options.json.write_text(json.dumps(as_plain(chosen, results)), encoding="utf-8")
+        if options.write:
+            write_results(FIGURES, merge(earlier, results))
 
     results = read_results(options.stored) if options.stored else run_all(runs, options.workers, save)
+    save(results)
+    if options.write:
+        chosen, results = list(workloads().values()), merge(earlier, results)
     publish(options, PAGE, page(chosen, results), as_plain(chosen, results))
     rows = [row for workload in chosen for row in target_results(workload, results.get(workload.name, {}))]
     sys.exit(any(row.verdict == "missed" for row in rows))

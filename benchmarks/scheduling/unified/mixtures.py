@@ -109,6 +109,7 @@ def mixture_workloads(tuning: bool) -> list[Workload]:
                 DRAWS,
                 ("refold", *fair),
                 fairness,
+                settings={"refold": {"fair_share": 1.0}},
             )
             for trace, slices in SLICES.items()
         ),

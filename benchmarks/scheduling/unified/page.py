@@ -30,6 +30,12 @@ worst draw. The *delay* of a job is its completion time less its run time on the
 
 Restarts take 78 s. Draw 0 is the trace as it is. In further draws of Rubick's trace, the same jobs are assigned to the
 same submission times in another order; in those of the other traces, each submission is moved by up to a minute.
+All figures of every draw: [unified.json](unified.json). Policies with another number of draws than `refold` are marked
+with theirs: their means are of other draws, and five of `refold` were made on two of the eight slices only.
+
+Not everything was chosen without these slices. That starvation matters was seen on two of them (Philly from 50,000 and
+56,000); the 24 h were then chosen on others ([decision 37](../decisions/0037-without-preemption.md)). The fairness rows
+were first measured with `fair_share=0`, and changed to 1 after a look at one draw of the same slices with it.
 
 - `rubick`: Rubick's random-plan trace on 64 GPUs, all jobs reshapable; `rubick-large-0`, `rubick-large-10`: with 0 and
   10 % large models; `rubick-rigid`: nothing is reshapable, and `refold` does not trust the number of steps;
@@ -39,9 +45,13 @@ same submission times in another order; in those of the other traces, each submi
 - `mixed-fractions`: 2,000 pods of openb, a third of which request a fraction of a GPU, on 4 × 8 GPUs; `mixed-types`: a
   slice of Helios on 256 V100 and 128 A100, twice as fast, to which a quarter of the jobs is limited; `mixed-tenants`: a
   slice of Helios with two tenants, each with a quota of half of the GPUs.
-- `fairness-…`: the first slices with users, and for Helios tenants, drawn at random: the traces have none.
+- `fairness-…`: the first slices with users, and for Helios tenants, drawn at random: the traces have none. `refold`
+  runs with `fair_share=1`. With 0, two draws: Jain's indexes 0.981 (users) and 0.991 (tenants), finish-time fairness
+  1.38 and 4.1 on Philly; 0.927, 0.959, 0.89 and 1.0 on Helios.
 - `estimates-…`: start estimates on 12,000 jobs of Philly, Helios and PAI, cold or after 4,000 earlier jobs (*warm*).
-- `decisions`: CPU time of a decision with 4,000 running and 4,000 queued jobs on 32,768 GPUs.
+- `decisions`: CPU time of a decision with 4,000 running and 4,000 queued jobs on 32,768 GPUs. Medians of five events:
+  the decisions that make start estimates, once in five minutes with so many jobs, take about 85 ms longer. Of three
+  runs, this is the one with the longest decision after an event (92, 96 and 135 ms; first decision 348 to 413 ms).
 """
 
 
@@ -117,8 +127,12 @@ def policy_table(by_policy: Mapping[str, Sequence[Figures]]) -> str:
     """Return a table with one row for each policy: mean, smallest and largest of draws of every measure."""
     means = {policy: mean_figures(draws) for policy, draws in by_policy.items()}
     shown = [name for name in MEASURES if any(name in found for found in means.values())]
+    usual = len(next(iter(by_policy.values())))
     rows = [
-        [policy_name(policy), *(_cell(name, draws) if name in means[policy] else "" for name in shown)]
+        [
+            policy_name(policy) + (f" (draws: {len(draws)})" if len(draws) != usual else ""),
+            *(_cell(name, draws) if name in means[policy] else "" for name in shown),
+        ]
         for policy, draws in by_policy.items()
     ]
     return markdown(["policy", *(MEASURES[name].title_with_unit for name in shown)], rows)

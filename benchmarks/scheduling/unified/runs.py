@@ -69,13 +69,36 @@ def run_all(runs: Sequence[Run], workers: int, save: Callable[[Results], object]
     return results
 
 
-def read_results(files: Sequence[Path]) -> Results:
-    """Return the figures of earlier runs, written with --json; of runs in several files, those of the last."""
+def merge(*several: Results) -> Results:
+    """Return all figures; of the same workload and policy, the last."""
     found: dict[str, dict[str, Sequence[Figures]]] = defaultdict(dict)
-    for file in files:
-        for workload, by_policy in json.loads(file.read_text(encoding="utf-8"))["figures"].items():
+    for results in several:
+        for workload, by_policy in results.items():
             found[workload] |= by_policy
-    return found
+    return dict(found)
+
+
+def read_results(files: Sequence[Path]) -> Results:
+    """Return the figures of earlier runs, written with --json or --write; of the same runs, those of the last file."""
+    return merge(*(json.loads(file.read_text(encoding="utf-8"))["figures"] for file in files))
+
+
+def write_results(file: Path, results: Results) -> None:
+    """Write figures, one policy per line, rounded to six digits."""
+    rounded = {
+        workload: {
+            policy: [{name: float(f"{value:.6g}") for name, value in figures.items()} for figures in draws]
+            for policy, draws in by_policy.items()
+        }
+        for workload, by_policy in sorted(results.items())
+    }
+    parts = [
+        f"{json.dumps(workload)}: {{\n"
+        + ",\n".join(f"{json.dumps(policy)}: {json.dumps(draws)}" for policy, draws in by_policy.items())
+        + "\n}"
+        for workload, by_policy in rounded.items()
+    ]
+    file.write_text('{"figures": {\n' + ",\n".join(parts) + "\n}}\n", encoding="utf-8")
 
 
 def _brief(figures: Figures) -> str:

@@ -1,8 +1,11 @@
-from .app import Api as Api
+from .app import Api as Api, Page as Page
+from .asgi import Reply as Reply, Scope as Scope, accepts_gzip as accepts_gzip, header as header
+from .authentication import UNIX_CLIENT as UNIX_CLIENT
 from .calls import (
     CALLS as CALLS,
     ENDED_STATES as ENDED_STATES,
     HTTP_STATUS as HTTP_STATUS,
+    LINK_CALL as LINK_CALL,
     MAX_BODY_BYTES as MAX_BODY_BYTES,
     V1 as V1,
     Call as Call,
@@ -19,8 +22,21 @@ from .queries import (
     JobsQuery as JobsQuery,
     LogsQuery as LogsQuery,
     SnapshotQuery as SnapshotQuery,
+    TimelineQuery as TimelineQuery,
 )
-from .roles import Caller as Caller
+from .roles import UNIX_PREFIX as UNIX_PREFIX, Caller as Caller
+from .session_calls import SESSION_PATH as SESSION_PATH
+from .sessions import Session as Session, Sessions as Sessions
+from .signatures import (
+    IDENTITY_PATH as IDENTITY_PATH,
+    MAX_TOKEN_CHARS as MAX_TOKEN_CHARS,
+    ServerProof as ServerProof,
+    hash_token as hash_token,
+    is_proven as is_proven,
+    new_nonce as new_nonce,
+    sign as sign,
+    token_id as token_id,
+)
 from .tokens import StoredToken as StoredToken, TokenAuthenticator as TokenAuthenticator, make_token as make_token
 from .wire import (
     MAX_COMMAND_CHARS as MAX_COMMAND_CHARS,
@@ -30,6 +46,8 @@ from .wire import (
     MAX_NAME_CHARS as MAX_NAME_CHARS,
     MAX_TEXT_CHARS as MAX_TEXT_CHARS,
     MAX_TIME_SECONDS as MAX_TIME_SECONDS,
+    Alert as Alert,
+    Catalogue as Catalogue,
     CreatedToken as CreatedToken,
     DaemonInfo as DaemonInfo,
     Event as Event,
@@ -44,14 +62,22 @@ from .wire import (
     NewToken as NewToken,
     NodeGpus as NodeGpus,
     NodeStatus as NodeStatus,
+    PlanAnswer as PlanAnswer,
+    PlanQuestion as PlanQuestion,
+    PlanRejection as PlanRejection,
+    PlanRow as PlanRow,
     Preview as Preview,
     Problem as Problem,
     Role as Role,
+    SessionStatus as SessionStatus,
+    SignInLink as SignInLink,
     StartAccuracy as StartAccuracy,
     StoredEnvironment as StoredEnvironment,
     Submission as Submission,
     TenantStatus as TenantStatus,
     TimeEstimate as TimeEstimate,
+    Timeline as Timeline,
+    TimelineRun as TimelineRun,
     TokenStatus as TokenStatus,
     UserStatus as UserStatus,
     VariantOutcome as VariantOutcome,

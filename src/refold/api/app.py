@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Iterable
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 
 from refold.api import asgi
 from refold.api.asgi import HttpError, Receive, Reply, Scope, Send, header
+from refold.api.authentication import Authenticator, Identity, UserLookup
 from refold.api.calls import CALLS, EVENT_STREAM, JSON_LINES, Call, Service
 from refold.api.event_stream import EventFilter
 from refold.api.hosts import AllowedHosts
 from refold.api.openapi import build_openapi, render_docs_page
 from refold.api.queries import EventsQuery
 from refold.api.requests import QueryReader, read_json
-from refold.api.roles import Caller
+from refold.api.session_calls import METHODS as SESSION_METHODS, SessionCalls, check_method
+from refold.api.sessions import Sessions
+from refold.api.signatures import IDENTITY_PATH
 from refold.api.tokens import TokenAuthenticator
+from refold.api.wire import Role
 from refold.errors import BadField, Forbidden, NotFound, RefoldError, TooManyRequests
 
 MAX_PATH_PART_CHARS = 128
@@ -60,15 +64,47 @@ class Routes:
         raise NotFound(f"no such path: {path[:MAX_PATH_PART_CHARS]!r}; /docs lists all calls")
 
 
+class Page(NamedTuple):
+    """A page beside the calls. `role`: which role may read it; None: anybody."""
+
+    role: Role | None
+    render: Callable[[], Awaitable[Reply]]
+
+
+class StaticFiles(Protocol):
+    """The files of the web UI."""
+
+    def find(self, scope: Scope) -> Reply | None:
+        """Return the answer to a GET request; None if there is no such file."""
+
+
 class Api:
     """An ASGI application over a service. `hosts`: accepted `Host` names (default: loopback names only)."""
 
-    def __init__(self, service: Service, tokens: TokenAuthenticator, *, hosts: AllowedHosts | None = None) -> None:
+    def __init__(
+        self,
+        service: Service,
+        tokens: TokenAuthenticator,
+        *,
+        hosts: AllowedHosts | None = None,
+        users: UserLookup | None = None,
+        pages: Mapping[str, Page] | None = None,
+        sessions: Sessions | None = None,
+        files: StaticFiles | None = None,
+        address: str = "",
+    ) -> None:
+        """`users`: those of this machine, who need no token at the Unix socket. `pages`: more pages, by path.
+
+        `sessions`, `files`: of the web UI, for which `address` is the URL of the daemon.
+        """
         self._service = service
-        self._tokens = tokens
+        sessions = Sessions() if sessions is None else sessions
+        self._authenticator = Authenticator(tokens, users, sessions)
+        self._session_calls = SessionCalls(sessions, self._authenticator, address)
+        self._files = files
         self._hosts = AllowedHosts() if hosts is None else hosts
         self._routes = Routes(CALLS)
-        self._pages = public_pages()
+        self._pages = {path: _static_page(reply) for path, reply in public_pages().items()} | dict(pages or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; every exception becomes an error reply."""
@@ -84,13 +120,20 @@ class Api:
         except Exception as error:
             reply = _internal_error(error)
         if reply is not None:
+            reply = await asgi.compress(scope, reply)
             await asgi.send_reply(send, reply, without_body=scope["method"] == "HEAD")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Reply | None:
         """Return the reply, or None if it has been sent as a stream."""
         self._check_host_and_origin(scope)
+        if scope["path"] in SESSION_METHODS:
+            return check_method(scope) or await self._session_calls.answer(scope, receive)
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        if method == "GET" and self._files is not None and (file := self._files.find(scope)) is not None:
+            return file
         page = self._pages.get(scope["path"])
+        if scope["path"] == IDENTITY_PATH:
+            page = _static_page(self._authenticator.prove(scope))
         routes, path_values = ({"GET": None}, ()) if page else self._routes.find(scope["path"])
         allowed = ", ".join([*routes, *(["HEAD"] if "GET" in routes else []), "OPTIONS"])
         if method == "OPTIONS":
@@ -98,23 +141,38 @@ class Api:
         if method not in routes:
             raise HttpError(405, f"method {method[:16]} is not allowed here, expected {allowed}", allow=allowed)
         route = routes[method]
-        return page if route is None else await self._call(route, path_values, scope, receive, send)
+        if page is not None:
+            return await self._render(page, scope)
+        return None if route is None else await self._call(route, path_values, scope, receive, send)
+
+    async def _render(self, page: Page, scope: Scope) -> Reply:
+        if page.role is not None:
+            await self._authorise(page.role, scope["path"], scope)
+        return await page.render()
+
+    async def _authorise(self, role: Role, what: str, scope: Scope) -> Identity:
+        identity = await self._authenticator.identify(scope)
+        caller = identity.caller
+        if not caller.has_role(role):
+            raise Forbidden(f"{what} requires the role {role}; {caller.label} has {caller.role}")
+        return identity
 
     async def _call(
         self, route: Route, path_values: tuple[Any, ...], scope: Scope, receive: Receive, send: Send
     ) -> Reply | None:
         """Authorise and parse a request, call the service, and encode its answer."""
         call = route.call
-        caller = self._tokens.authenticate(header(scope, b"authorization"))
-        if not caller.has_role(call.role):
-            raise Forbidden(f"{call.name} requires the role {call.role}; the token {caller.name!r} has {caller.role}")
+        identity = await self._authorise(call.role, call.name, scope)
+        caller = identity.caller
         query = route.query.read(scope["query_string"])
         arguments = [*path_values] if query is None else [*path_values, query]
         if route.decoder is not None:
-            _check_content_type(scope)
-            arguments.append(read_json(route.decoder, await asgi.read_body(receive)))
+            asgi.check_content_type(scope)
+            body = await asgi.read_body(receive)
+            identity.check_body(body)
+            arguments.append(read_json(route.decoder, body))
         if call.media == EVENT_STREAM:
-            chunks = await self._subscribe(caller, query, scope)
+            chunks = await self._subscribe(identity, query, scope)
             return await _send_stream(scope, receive, send, call.media, chunks)
         answer = getattr(self._service, call.name)(caller, *arguments)
         if isinstance(answer, Awaitable):
@@ -123,23 +181,22 @@ class Api:
             return await _send_stream(scope, receive, send, call.media, answer)
         return Reply(call.status, answer if call.media == JSON_LINES else msgspec.json.encode(answer), call.media)
 
-    async def _subscribe(self, caller: Caller, query: EventsQuery, scope: Scope) -> AsyncGenerator[bytes, None]:
+    async def _subscribe(self, identity: Identity, query: EventsQuery, scope: Scope) -> AsyncGenerator[bytes, None]:
         """Open an event stream. `Last-Event-ID`, which browsers send on reconnecting, overrides `since`.
 
         The stream ends when the caller's token is revoked.
         """
-        since, last_seen = query.since, header(scope, b"last-event-id")
-        token = header(scope, b"authorization")
+        caller, since, last_seen = identity.caller, query.since, header(scope, b"last-event-id")
         if last_seen is not None:
             if not (last_seen.isascii() and last_seen.isdecimal() and len(last_seen) < 17):
                 raise BadField("Last-Event-ID is not an event number", "Last-Event-ID")
             since = int(last_seen)
         job = (await self._service.job(caller, query.job)).id if query.job else ""
         stream = self._service.event_stream
-        if stream.is_full:
+        if stream.is_full(caller):
             raise TooManyRequests(f"too many event streams: {stream.listeners} are open; try again later")
         event_filter = EventFilter(caller, job, query.tenant)
-        return stream.subscribe(since, event_filter, query.follow, lambda: self._tokens.is_valid(token))
+        return stream.subscribe(since, event_filter, query.follow, identity.is_valid)
 
     def _check_host_and_origin(self, scope: Scope) -> None:
         """Reject requests that a foreign web page makes through the browser of an authorised user.
@@ -167,17 +224,18 @@ def public_pages() -> dict[str, Reply]:
     }
 
 
+def _static_page(reply: Reply) -> Page:
+    async def render() -> Reply:
+        return reply
+
+    return Page(None, render)
+
+
 def _host_name(host: str) -> str:
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-def _check_content_type(scope: Scope) -> None:
-    media = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
-    if media != asgi.JSON:
-        raise HttpError(415, f"Content-Type is {media[:MAX_PATH_PART_CHARS] or 'absent'!r}, expected {asgi.JSON}")
 
 
 async def _send_stream(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from typing import Any
@@ -26,6 +27,11 @@ LISTENER_TIMEOUT = 60.0
 
 MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES
 """Bytes of an oversized body that are read and discarded: a client that is still sending does not read the reply."""
+
+
+MIN_COMPRESSED_BYTES = 2048
+MAX_BYTES_IN_LOOP = 128 * 1024
+"""Larger answers are compressed in a thread."""
 
 
 class HttpError(RefoldError):
@@ -52,6 +58,34 @@ def header(scope: Scope, name: bytes) -> str | None:
     if len(values) > 1:
         raise HttpError(400, f"the header {name.decode()} occurs {len(values)} times, expected once")
     return values[0].decode("latin-1") if values else None
+
+
+def check_content_type(scope: Scope) -> None:
+    """Reject a body that is not JSON. Web pages of other sites cannot send that type without asking first."""
+    media = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
+    if media != JSON:
+        raise HttpError(415, f"Content-Type is {media[:128] or 'absent'!r}, expected {JSON}")
+
+
+def accepts_gzip(scope: Scope) -> bool:
+    """Whether a client asks for compressed answers, as browsers do."""
+    values = b",".join(value for key, value in scope["headers"] if key == b"accept-encoding")
+    codings = [coding.partition(b";") for coding in values.lower().split(b",")]
+    return any(name.strip() == b"gzip" and quality.strip() not in (b"q=0", b"q=0.0") for name, _, quality in codings)
+
+
+async def compress(scope: Scope, reply: Reply) -> Reply:
+    """Return a long JSON answer compressed, if the client accepts that."""
+    if reply.media != JSON or len(reply.body) < MIN_COMPRESSED_BYTES or not accepts_gzip(scope):
+        return reply
+    level, body = 1, reply.body
+    small = (
+        gzip.compress(body, level)
+        if len(body) <= MAX_BYTES_IN_LOOP
+        else await asyncio.to_thread(gzip.compress, body, level)
+    )
+    headers = {**reply.headers, "content-encoding": "gzip", "vary": "accept-encoding"}
+    return Reply(reply.status, small, reply.media, headers)
 
 
 async def read_body(receive: Receive) -> bytes:
@@ -109,8 +143,10 @@ def reply_to_error(error: RefoldError) -> Reply | None:
 
 def response_start(status: int, media: str, length: int | None, headers: dict[str, str]) -> dict[str, Any]:
     """Build the ASGI message that starts a response."""
-    lines = [(b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff")]
-    if status != 204:  # 204 responses must not have a body
+    lines = [(b"x-content-type-options", b"nosniff")]
+    if "cache-control" not in headers:
+        lines.append((b"cache-control", b"no-store"))
+    if status not in (204, 304):  # these responses must not have a body
         lines.append((b"content-type", media.encode()))
         if length is not None:
             lines.append((b"content-length", b"%d" % length))

@@ -8,9 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 import msgspec
 from msgspec import Meta
 
-from refold.api.queries import CancelQuery, DrainQuery, EventsQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery
+from refold.api.queries import (
+    CancelQuery,
+    DrainQuery,
+    EventsQuery,
+    GpuQuery,
+    JobsQuery,
+    LogsQuery,
+    SnapshotQuery,
+    TimelineQuery,
+)
 from refold.api.roles import Caller
 from refold.api.wire import (
+    Alert,
+    Catalogue,
     CreatedToken,
     DaemonInfo,
     Event,
@@ -24,11 +35,15 @@ from refold.api.wire import (
     NewEnvironment,
     NewToken,
     NodeStatus,
+    PlanAnswer,
+    PlanQuestion,
     Preview,
     Role,
+    SignInLink,
     StoredEnvironment,
     Submission,
     TenantStatus,
+    Timeline,
     TokenStatus,
     UserStatus,
     WhatIf,
@@ -129,6 +144,16 @@ CALLS: tuple[Call, ...] = (
         "Estimate when variants of a job would start and end, and how they would delay others.",
         request_type=WhatIf,
     ),
+    Call("catalogue", "GET", f"{V1}/catalogue", "reader", Catalogue, "List models, GPUs and frameworks for plans."),
+    Call(
+        "plan",
+        "POST",
+        f"{V1}/plan",
+        "reader",
+        PlanAnswer,
+        "Find the best plans of a model on given GPUs.",
+        request_type=PlanQuestion,
+    ),
     Call(
         "create_environment",
         "POST",
@@ -189,6 +214,12 @@ CALLS: tuple[Call, ...] = (
         query=GpuQuery,
     ),
     Call("gpus", "GET", f"{V1}/gpus", "reader", list[GpuStatus], "List GPUs: jobs, memory, utilisation, temperature."),
+    Call(
+        "alerts", "GET", f"{V1}/alerts", "reader", list[Alert], "List what needs attention: faults, hangs, late starts."
+    ),
+    Call(
+        "timeline", "GET", f"{V1}/timeline", "reader", Timeline, "Show what ran where, and when.", query=TimelineQuery
+    ),
     Call("tenants", "GET", f"{V1}/tenants", "reader", list[TenantStatus], "List tenants with quota and usage."),
     Call("users", "GET", f"{V1}/users", "reader", list[UserStatus], "List users with their jobs and GPU time used."),
     Call("tokens", "GET", f"{V1}/tokens", "owner", list[TokenStatus], "List access tokens, without their secrets."),
@@ -218,6 +249,12 @@ CALLS: tuple[Call, ...] = (
     Call("events", "GET", f"{V1}/events", "reader", Event, "Stream events.", query=EventsQuery, media=EVENT_STREAM),
 )
 
+LINK_PATH = "/session/link"
+LINK_CALL = Call(
+    "sign_in_link", "POST", LINK_PATH, "reader", SignInLink, "Make a one-time link.", status=201, repeatable=False
+)
+"""The call of `refold open`. It is none of the API: only people sign in."""
+
 
 class Service(Protocol):
     """The daemon's operations behind the API. Each may raise the errors that `HTTP_STATUS` lists.
@@ -244,6 +281,12 @@ class Service(Protocol):
 
     def whatif(self, caller: Caller, question: WhatIf) -> Awaitable[WhatIfOutcome]:
         """Return what submitting each of several variants of a job would result in, without submitting any."""
+
+    def catalogue(self, caller: Caller) -> Catalogue:
+        """Return the names that a question about plans may use."""
+
+    def plan(self, caller: Caller, question: PlanQuestion) -> Awaitable[PlanAnswer]:
+        """Return the best plans of a model on given GPUs."""
 
     def create_environment(self, caller: Caller, environment: NewEnvironment) -> Awaitable[StoredEnvironment]:
         """Store variables and return their id. It can be used by submissions of the same user."""
@@ -283,6 +326,12 @@ class Service(Protocol):
 
     def gpus(self, caller: Caller) -> Awaitable[list[GpuStatus]]:
         """Return all GPUs."""
+
+    def alerts(self, caller: Caller) -> list[Alert]:
+        """Return what needs attention now, of what the caller may see."""
+
+    def timeline(self, caller: Caller, query: TimelineQuery) -> Awaitable[Timeline]:
+        """Return the runs of the recent past."""
 
     def tenants(self, caller: Caller) -> list[TenantStatus]:
         """Return all tenants."""

@@ -6,6 +6,7 @@ A subscriber that falls behind by more than the ring buffer loses events; it nev
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable
 from time import monotonic, time
 
@@ -18,6 +19,9 @@ MAX_BUFFERED_EVENTS = 10_000
 """Capacity of the ring buffer."""
 
 MAX_LISTENERS = 256
+MAX_LISTENERS_PER_TOKEN = 32
+"""Maximum number of streams with one token. The owner's token may use all."""
+
 HEARTBEAT_SECONDS = 15.0
 """Seconds without an event after which a comment is sent to keep the connection open."""
 
@@ -37,10 +41,10 @@ class EventFilter(msgspec.Struct, frozen=True):
         return (not self.job or event.job == self.job) and (not self.tenant or event.tenant == self.tenant)
 
     def redact(self, event: Event) -> Event:
-        """Return the event without its text if it belongs to a tenant that the caller may not read."""
-        if not event.text or not event.tenant or self.caller.can_read(event.tenant):
+        """Return the event without text and user if it belongs to a job that the caller may not read."""
+        if not (event.text or event.user) or not event.tenant or self.caller.can_read(event.tenant, event.user):
             return event
-        return msgspec.structs.replace(event, text="")
+        return msgspec.structs.replace(event, text="", user="")
 
 
 class EventStream:
@@ -51,7 +55,7 @@ class EventStream:
     ) -> None:
         """`last`: the number of the last event before a restart, so that listeners can resume."""
         self.last = last
-        self.listeners = 0
+        self._listeners: Counter[str] = Counter()
         self._events: dict[int, Event] = {}
         self._capacity = capacity
         self._heartbeat = heartbeat
@@ -59,9 +63,14 @@ class EventStream:
         self._closed = False
 
     @property
-    def is_full(self) -> bool:
-        """Whether the maximum number of listeners is reached."""
-        return self.listeners >= MAX_LISTENERS
+    def listeners(self) -> int:
+        """Number of open streams."""
+        return self._listeners.total()
+
+    def is_full(self, caller: Caller) -> bool:
+        """Whether the maximum number of streams is reached: of all, or of this token unless it is an owner's."""
+        own = self._listeners[caller.label]
+        return self.listeners >= MAX_LISTENERS or (own >= MAX_LISTENERS_PER_TOKEN and not caller.has_role("owner"))
 
     def publish(self, events: Iterable[Event]) -> None:
         """Append events, which are numbered consecutively. Never blocks."""
@@ -98,7 +107,10 @@ class EventStream:
         False.
         """
         position = self.last if since is None else min(since, self.last)
-        self.listeners += 1
+        token = event_filter.caller.label
+        if self.is_full(event_filter.caller):  # others have subscribed since this one was accepted
+            return
+        self._listeners[token] += 1
         try:
             yield format_heartbeat(position)
             last_sent = monotonic()
@@ -116,7 +128,8 @@ class EventStream:
                     return
                 await _wait(wakeup, last_sent + self._heartbeat - monotonic())
         finally:
-            self.listeners -= 1
+            self._listeners[token] -= 1
+            self._listeners += Counter()  # drop zeros
 
     def _next_chunk(self, position: int, event_filter: EventFilter) -> tuple[bytes, int]:
         """Return the next events after `position` as text, and the new position."""

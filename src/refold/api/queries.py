@@ -61,10 +61,20 @@ class CancelQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DrainQuery(GpuQuery, frozen=True, forbid_unknown_fields=True):
-    """What to drain, and why. `move`: requeue the jobs that run on the node (on a single GPU they always are)."""
+    """What to drain, and why. `move`: requeue the jobs that run on the node (on a single GPU they always are).
+
+    `now`: kill them without their grace period, and requeue them.
+    """
 
     reason: Text = ""
     move: bool = False
+    now: bool = False
+
+
+class TimelineQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How far to look back, in seconds."""
+
+    seconds: Annotated[float, Meta(gt=0, le=31 * 86400)] = 6 * 3600.0
 
 
 class SnapshotQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

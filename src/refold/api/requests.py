@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -11,6 +12,7 @@ from refold.api.field_errors import field_error
 from refold.errors import BadField
 
 MAX_PARAMETERS = 64
+MAX_QUOTED_CHARS = 64
 
 
 class QueryReader:
@@ -45,13 +47,22 @@ class QueryReader:
 
 
 def read_json(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
-    """Decode a request body; `BadField` if it is not JSON or does not match the type."""
+    """Decode a request body; `BadField` if it is not JSON, has a key twice, or does not match the type."""
     try:
-        return decoder.decode(body)
+        decoded = decoder.decode(body)
+        json.loads(body, object_pairs_hook=_reject_duplicates)  # a proxy that checks requests may read the other value
+        return decoded
     except msgspec.ValidationError as error:
         raise field_error(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadField(f"the body is not JSON: {error}") from None
+
+
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> None:
+    names = [name for name, _ in pairs]
+    if len(set(names)) < len(names):
+        name = next(name for number, name in enumerate(names) if name in names[:number])
+        raise BadField(f"the key {name[:MAX_QUOTED_CHARS]!r} occurs twice in one object, expected once")
 
 
 def _split_query(query: bytes) -> list[tuple[str, str]]:

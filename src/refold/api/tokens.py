@@ -5,11 +5,13 @@ from __future__ import annotations
 import hmac
 import secrets
 from collections.abc import Mapping
-from hashlib import sha256
+from functools import lru_cache
+from time import time
 
 import msgspec
 
 from refold.api.roles import Caller
+from refold.api.signatures import SCHEME, hash_token, parse_signature, recover_token, token_id
 from refold.api.wire import NewToken, Role, TokenStatus
 from refold.errors import Unauthenticated
 
@@ -18,6 +20,8 @@ PREFIX = "rf_"
 
 TOKEN_BYTES = 32
 """Random bytes of a token."""
+
+UNKNOWN_TOKEN = "unknown token: it may have been revoked, or belong to another daemon"
 
 
 class StoredToken(msgspec.Struct, frozen=True):
@@ -45,40 +49,61 @@ def make_token(request: NewToken, now: float) -> tuple[str, StoredToken]:
     return token, StoredToken(request.name, request.role, request.tenant, request.user, now, hash_token(token))
 
 
-def hash_token(token: str) -> str:
-    """Return the SHA-256 of a token in hexadecimal.
-
-    Slow, salted hashes protect passwords, which can be guessed. A token has 256 random bits, so it cannot be guessed
-    and is in no rainbow table; a fast hash keeps the check of every request cheap.
-    """
-    return sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 class TokenAuthenticator:
     """Authenticates requests. The mapping (token by hash) is read on each request, so revocation is immediate."""
 
     def __init__(self, tokens: Mapping[str, StoredToken]) -> None:
         self._tokens = tokens
 
-    def is_valid(self, authorization: str | None) -> bool:
-        """Whether an `Authorization` header still authenticates."""
-        try:
-            self.authenticate(authorization)
-        except Unauthenticated:
-            return False
-        return True
+    def knows(self, stored: StoredToken) -> bool:
+        """Whether a token has not been revoked."""
+        return self.knows_hash(stored.hash)
+
+    def knows_hash(self, token_hash: str) -> bool:
+        """Whether the token with this hash has not been revoked."""
+        return token_hash in self._tokens
+
+    def find_hash(self, token_hash: str) -> StoredToken:
+        """Return the token with this hash, or raise `Unauthenticated`."""
+        if (stored := self._tokens.get(token_hash)) is None:
+            raise Unauthenticated(UNKNOWN_TOKEN)
+        return stored
+
+    def find(self, name: str) -> StoredToken:
+        """Return the token with a public name, or raise `Unauthenticated`."""
+        for stored in self._tokens.values():
+            if _id_of(stored.hash) == name:
+                return stored
+        raise Unauthenticated(UNKNOWN_TOKEN)
 
     def authenticate(self, authorization: str | None) -> Caller:
-        """Return the caller that an `Authorization` header identifies, or raise `Unauthenticated`."""
+        """Return the caller that an `Authorization` header with a token identifies, or raise `Unauthenticated`."""
+        return self.identify(authorization, "", "")[0].caller()
+
+    def identify(self, authorization: str | None, method: str, target: str) -> tuple[StoredToken, str]:
+        """Return the token of a request and, if it is signed, the hash of its body (else '')."""
         if not authorization:
             raise Unauthenticated("no token, expected a header 'Authorization: Bearer rf_…'")
-        scheme, _, token = authorization.partition(" ")
-        if scheme.lower() != "bearer" or not token:
+        scheme, _, rest = authorization.partition(" ")
+        if scheme.lower() == SCHEME.lower() and rest:
+            signature = parse_signature(rest)
+            token = recover_token(signature, self.find(signature.token_id).hash, method, target, time())
+            return self.find_secret(token), signature.body_hash
+        if scheme.lower() != "bearer" or not rest:
             raise Unauthenticated("the Authorization header is malformed, expected 'Authorization: Bearer rf_…'")
-        token_hash = hash_token(token.strip())
+        return self.find_secret(rest.strip()), ""
+
+    def find_secret(self, token: str) -> StoredToken:
+        """Return the stored token with this text, or raise `Unauthenticated`."""
+        token_hash = hash_token(token)
         stored = self._tokens.get(token_hash)
         # The lookup is by hash, so its timing says nothing about a stored token. The comparison in constant time covers
         # mappings whose lookup does not compare the whole key.
         if stored is None or not hmac.compare_digest(stored.hash, token_hash):
-            raise Unauthenticated("unknown token: it may have been revoked, or belong to another daemon")
-        return stored.caller()
+            raise Unauthenticated(UNKNOWN_TOKEN)
+        return stored
+
+
+@lru_cache(maxsize=4096)
+def _id_of(token_hash: str) -> str:
+    return token_id(token_hash)

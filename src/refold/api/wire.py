@@ -15,7 +15,10 @@ from msgspec import Meta
 
 from refold.errors import BadValue
 from refold.model import (
+    AUTO,
     WHOLE,
+    AutoRequest,
+    AutoResource,
     ChangeLimit,
     Consent,
     Demand,
@@ -54,6 +57,7 @@ MAX_TIME_SECONDS: Seconds = 10 * 365 * 86400.0
 MAX_UNIX_SECONDS = 2**40
 MAX_COUNT = 2**40
 MAX_VARIANTS = 32
+MAX_PLANNED_GPUS = 1024
 MAX_JOB_NUMBER = 10**15
 """Job numbers are smaller than this."""
 
@@ -63,6 +67,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 PlainName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[A-Za-z0-9._-]+$")]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+Amount = Annotated[float, Meta(ge=0, le=2**20)]
 Count = Annotated[int, Meta(ge=0, le=MAX_JOB_GPUS)]
 Duration = Annotated[float, Meta(ge=0, le=MAX_TIME_SECONDS)]
 Pattern = Annotated[str, Meta(max_length=512)]
@@ -76,7 +81,8 @@ Role = Literal["owner", "member", "reader"]
 class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A request to run a job; the daemon assigns its id.
 
-    Each of `instances` instances gets `gpus` GPUs, or the fraction `gpu_share` of one. `gpu_range`: minimum and maximum
+    Each of `instances` instances gets `gpus` GPUs, or the fraction `gpu_share` of one. `cpus` and `memory_gib` of each
+    may be `auto`: learned from what earlier jobs of the same user and name have used. `gpu_range`: minimum and maximum
     number of GPUs in total for a job that may be reshaped. `preemptible`: whether the job may be stopped or reshaped
     for other jobs; null: if it is best-effort or reshapable, or if the daemon's configuration says so.
     `reshape_at_most`, `reshape_every`: it is stopped or reshaped at most so many times, so many seconds apart. `plan`:
@@ -98,8 +104,8 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     gpus: Count = 1
     gpu_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
     gpu_types: Annotated[list[Name], Meta(max_length=62)] = []
-    cpus: Annotated[float, Meta(ge=0, le=2**20)] = 0.0
-    memory_gib: Annotated[float, Meta(ge=0, le=2**20)] = 0.0
+    cpus: Amount | Literal["auto"] = 0.0
+    memory_gib: Amount | Literal["auto"] = 0.0
     gpu_range: tuple[Count, Count] | None = None
     tenant: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
     job_class: JobClass = "guaranteed"
@@ -138,6 +144,8 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     def __post_init__(self) -> None:
         _check_name("name", self.name)
+        if not self.command[0].strip():
+            raise BadValue("command is empty, expected a program and its arguments")
         if sum(map(len, self.command)) > MAX_COMMAND_CHARS:
             raise BadValue(f"command has more than {MAX_COMMAND_CHARS:,} characters")
         if any(len(argument.encode("utf-8", "surrogatepass")) > MAX_ARGUMENT_BYTES for argument in self.command):
@@ -148,8 +156,8 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             raise BadValue("command, folder, output, error, environment and secrets must not contain a NUL character")
         _check_variable_names((*self.environment, *self.secrets))
         for number in (
-            self.cpus,
-            self.memory_gib,
+            _amount(self.cpus),
+            _amount(self.memory_gib),
             self.time_limit,
             self.estimate,
             self.grace,
@@ -189,6 +197,11 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         return self.reshapable or self.gpu_range is not None or may_change_plan
 
     @property
+    def _auto(self) -> tuple[AutoRequest, ...]:
+        given: dict[AutoResource, float | str] = {"cpus": self.cpus, "memory": self.memory_gib}
+        return tuple(AutoRequest(resource) for resource, amount in given.items() if amount == AUTO)
+
+    @property
     def _change_limit(self) -> ChangeLimit | None:
         if self.reshape_at_most is None and not self.reshape_every:
             return None
@@ -209,8 +222,8 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
                 self.instances,
                 self.gpus,
                 max(1, milli_from_number(self.gpu_share)) if self.gpus else WHOLE,
-                milli_from_number(self.cpus),
-                mib_from_gib(self.memory_gib),
+                milli_from_number(_amount(self.cpus)),
+                mib_from_gib(_amount(self.memory_gib)),
                 tuple(sorted(set(self.gpu_types))),
             ),
             tenant=tenant,
@@ -245,6 +258,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
                 never_retry=tuple(self.never_retry),
                 after=tuple(self.after),
                 notify=tuple(self.notify),
+                auto=self._auto,
             ),
         )
 
@@ -286,6 +300,11 @@ class JobEnvironment(msgspec.Struct, frozen=True):
     values: dict[str, str] | None = None
 
 
+def _amount(given: float | Literal["auto"]) -> float:
+    """Return a requested amount; 0 if it is left to the scheduler."""
+    return 0.0 if given == AUTO else given
+
+
 def is_variable_name(name: str) -> bool:
     """Whether a name is a valid name of an environment variable."""
     return _VARIABLE.fullmatch(name) is not None
@@ -325,7 +344,10 @@ class JobStatus(msgspec.Struct, frozen=True):
     first. `plan`, `steps_done` and `loss` are kept when a job ends. `loss` and
     `samples_per_second`: as the job last reported them. `position`: position in the queue, from 1 (0: not waiting).
     `exit_code`: of the last run; 0 for a finished job. `preemptible`: whether it may be stopped or reshaped for other
-    jobs; `consent` says why. `array`: id of the array that the job belongs to.
+    jobs; `consent` says why. `array`: id of the array that the job belongs to. `end_estimate`: when a running or
+    waiting job ends, if it is not stopped or reshaped. `cpu_seconds`: of all its ended runs; `peak_memory_mib`: the
+    most memory of one of their instances, without what is cached of files; null: not measured. `requested_cpus` and
+    `requested_memory_mib`: for each instance, 0 if not requested; `auto` says how they were chosen for the job.
     """
 
     id: str
@@ -359,6 +381,12 @@ class JobStatus(msgspec.Struct, frozen=True):
     preemptible: bool = False
     consent: str = ""
     requested_gpus: float = 0.0
+    end_estimate: TimeEstimate | None = None
+    cpu_seconds: float | None = None
+    peak_memory_mib: int | None = None
+    requested_cpus: float = 0.0
+    requested_memory_mib: int = 0
+    auto: list[str] = []
 
 
 class Jobs(msgspec.Struct, frozen=True):
@@ -422,8 +450,67 @@ class WhatIfOutcome(msgspec.Struct, frozen=True):
     variants: list[VariantOutcome]
 
 
+class PlanQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A training whose best plans are wanted. 0 `nodes`: as few as possible; 0 `batch`, `sequence`: the model's."""
+
+    model: Name
+    gpu: Name
+    gpus: Annotated[int, Meta(ge=1, le=MAX_PLANNED_GPUS)]
+    nodes: Annotated[int, Meta(ge=0, le=MAX_PLANNED_GPUS)] = 0
+    batch: Annotated[int, Meta(ge=0, le=2**24)] = 0
+    sequence: Annotated[int, Meta(ge=0, le=2**24)] = 0
+    engine: Name = "megatron"
+    offload: bool = True
+
+
+class PlanRow(msgspec.Struct, frozen=True):
+    """A plan with its estimates. `seconds` and `memory` (GiB per GPU): by component."""
+
+    plan: str
+    step_seconds: float
+    samples_per_second: float
+    tokens_per_second: float
+    mfu: float
+    memory_gib: float
+    seconds: dict[str, float]
+    memory: dict[str, float]
+
+
+class PlanRejection(msgspec.Struct, frozen=True):
+    """Plans that were rejected for the same reason."""
+
+    name: str
+    plans: int
+    explanation: str
+    example: str
+
+
+class PlanAnswer(msgspec.Struct, frozen=True):
+    """The best plans, and why others were rejected. `advice`: what would help if none fits."""
+
+    model: str
+    gpu: str
+    gpus: int
+    nodes: int
+    batch: int
+    sequence: int
+    best: list[PlanRow]
+    considered: int
+    out_of_memory: int
+    rejected: list[PlanRejection]
+    advice: list[str]
+
+
+class Catalogue(msgspec.Struct, frozen=True):
+    """Names of the models, GPUs and training frameworks of the catalogue."""
+
+    models: list[str]
+    gpus: list[str]
+    engines: list[str]
+
+
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """An entry of the event stream. `kind`: submitted, started, stopped, …"""
+    """An entry of the event stream. `kind`: submitted, started, stopped, …; `tenant`, `user`: those of the job."""
 
     number: int
     at: float
@@ -432,10 +519,14 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     run: int = 0
     text: str = ""
     tenant: str = ""
+    user: str = ""
 
 
 class GpuStatus(msgspec.Struct, frozen=True):
-    """A GPU, or a slot on machines without GPUs. `utilisation` is in percent. Readings are null if not available."""
+    """A GPU, or a slot on machines without GPUs. `utilisation` is in percent. Readings are null if not available.
+
+    `used_by`: who uses it besides this daemon's jobs. `tenant`, `user`: of the first of its jobs.
+    """
 
     node: str
     index: int
@@ -448,6 +539,9 @@ class GpuStatus(msgspec.Struct, frozen=True):
     utilisation: float | None = None
     celsius: float | None = None
     watts: float | None = None
+    used_by: str = ""
+    tenant: str = ""
+    user: str = ""
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
@@ -455,6 +549,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
     `free_gpus` does not count GPUs that are drained or down. `rack`: its rack, if it has one, whose power is
     `rack_watts` by the GPUs and CPUs that jobs hold, at most `rack_limit_watts`; null if the power is not known.
+    `limits`: whether the CPUs and the memory that jobs request are `enforced` or `counted`; empty: not known.
     """
 
     name: str
@@ -468,6 +563,21 @@ class NodeStatus(msgspec.Struct, frozen=True):
     rack: str = ""
     rack_watts: float | None = None
     rack_limit_watts: float | None = None
+    limits: str = ""
+
+
+AlertKind = Literal["storage", "policy", "node down", "gpu down", "run flagged", "late start", "infeasible"]
+"""What an alert is about. `run flagged`: a watch rule suspects a hang, or that the run exceeds its limits."""
+
+
+class Alert(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Something that needs attention now. `job`, `node`: what it concerns; `count`: of such things, if several."""
+
+    kind: AlertKind
+    text: str
+    job: str = ""
+    node: str = ""
+    count: int = 1
 
 
 class TenantStatus(msgspec.Struct, frozen=True):
@@ -501,6 +611,33 @@ class UserStatus(msgspec.Struct, frozen=True):
     weight: float | None = None
 
 
+class TimelineRun(msgspec.Struct, frozen=True):
+    """A run on the timeline. `end` is null while it runs; `ending`: finished, stopped or failed."""
+
+    job: str
+    run: int
+    tenant: str
+    user: str
+    start: float
+    end: float | None
+    ending: str
+    placement: list[NodeGpus]
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """What ran where. `runs`: those that had not ended at `since`, the latest first if there are too many.
+
+    `complete`: none was left out. `busy`: pairs of a time and the sum of the utilisation of all GPUs (1: one GPU at
+    100 %), where it is measured, since the daemon was started.
+    """
+
+    now: float
+    since: float
+    runs: list[TimelineRun]
+    busy: list[tuple[float, float]]
+    complete: bool = True
+
+
 class TokenStatus(msgspec.Struct, frozen=True):
     """An access token, without its secret."""
 
@@ -531,6 +668,31 @@ class CreatedToken(msgspec.Struct, frozen=True):
     name: str
 
 
+class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request to sign in to the web UI: with a `token`, or the `code` of a one-time link."""
+
+    token: Annotated[str, Meta(max_length=256)] = ""
+    code: Annotated[str, Meta(max_length=256)] = ""
+
+
+class SignInLink(msgspec.Struct, frozen=True):
+    """A link that signs in to the web UI once, until it expires."""
+
+    url: str
+    expires: float
+
+
+class SessionStatus(msgspec.Struct, frozen=True):
+    """Who is signed in to the web UI. `csrf_token`: the header `X-CSRF-Token` of requests that change something."""
+
+    signed_in: bool = False
+    role: str = ""
+    tenant: str = ""
+    user: str = ""
+    own_jobs_only: bool = False
+    csrf_token: str = ""
+
+
 class StartAccuracy(msgspec.Struct, frozen=True):
     """How good the first start estimates of jobs were, of the latest 1,000 that have started since the daemon did.
 
@@ -548,10 +710,12 @@ class StartAccuracy(msgspec.Struct, frozen=True):
 class DaemonInfo(msgspec.Struct, frozen=True):
     """The daemon's status. `storage`: why its store cannot be written, or ''; `role`, `tenant`, `user`: the caller.
 
+    `own_jobs_only`: the caller may read and change only its user's jobs, not all of its tenant's.
     `policy_note`: why another policy than the configured one schedules at present, or ''.
     `forecasts_starts`: the daemon estimates when waiting jobs start, in the order in which the policy starts them.
     `drained_gpus`: number of GPUs that are drained or down, in use or not; they are not counted in `free_gpus`.
     `held`: number of jobs that wait for something else than the policy, such as a dependency or a user's release.
+    `last_event`: number of the last event.
     """
 
     version: str
@@ -573,6 +737,8 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     start_accuracy: StartAccuracy = StartAccuracy()
     drained_gpus: int = 0
     held: int = 0
+    own_jobs_only: bool = False
+    last_event: int = 0
 
 
 class Logs(msgspec.Struct, frozen=True):
@@ -586,10 +752,16 @@ class Logs(msgspec.Struct, frozen=True):
 
 
 class JobExplanation(msgspec.Struct, frozen=True):
-    """A job and its history in chronological order."""
+    """A job and its history in chronological order.
+
+    `first_estimate`: the first estimate of its first start, if the daemon has made one since it was started.
+    `gpu_seconds`: GPU time that it has held so far, if it has not ended.
+    """
 
     job: JobStatus
     events: list[Event]
+    first_estimate: TimeEstimate | None = None
+    gpu_seconds: float | None = None
 
 
 class Problem(msgspec.Struct, frozen=True):

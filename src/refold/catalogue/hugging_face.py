@@ -26,14 +26,10 @@ HEAD_SIZE = ("head_dim", "d_kv")
 FFN = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size")
 EXPERT_FFN = ("moe_intermediate_size", *FFN)
 LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
-EXPERTS = ("num_local_experts", "num_experts")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token")
 
 UNSUPPORTED_KEYS = {
-    "kv_lora_rank": "latent attention",
-    "n_shared_experts": "shared experts",
-    "shared_expert_intermediate_size": "shared experts",
-    "first_k_dense_replace": "layers of different kinds",
     "intermediate_size_mlp": "layers of different kinds",
     "attn_layer_period": "layers of different kinds",
     "hybrid_override_pattern": "layers of different kinds",
@@ -42,6 +38,16 @@ UNSUPPORTED_KEYS = {
     "ffn_config": "a nested feed-forward configuration",
 }
 """Keys of architectures that `ModelShape` cannot represent; ignoring them would give wrong numbers."""
+
+
+NOT_MODELLED = {
+    "num_nextn_predict_layers": "layers that predict further tokens",
+    "vision_config": "the vision part",
+    "audio_config": "the audio part",
+    "attn_logit_softcapping": "the limit of attention scores",
+    "index_topk": "the choice of keys (sparse attention)",
+}
+"""Keys of parts that a model has besides, and that estimates leave out, with their descriptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
     "gpt2": Family(bias=True, learned_positions=True, default_ffn=True),
+    "gpt_oss": Family(gated=True, bias=True, tied=False),
     "gpt_neox": Family(bias=True, tied=False),
     "gptj": Family(bias=True, tied=False, default_ffn=True),
     "llama": _LLAMA,
@@ -83,7 +90,13 @@ FAMILIES: dict[str, Family] = {
     "opt": Family(bias=True, learned_positions=True),
     "phi": Family(bias=True, tied=False),
     "phi3": _LLAMA,
+    "deepseek_v2": _LLAMA,
+    "deepseek_v3": _LLAMA,
+    "kimi_k2": _LLAMA,
     "qwen2": _LLAMA,
+    "qwen2_moe": _LLAMA,
+    "qwen3": _LLAMA,
+    "qwen3_moe": _LLAMA,
     "roberta": _BERT,
     "t5": _T5,
     "vit": Family("vit", bias=True),
@@ -94,16 +107,19 @@ FAMILIES: dict[str, Family] = {
 def shape_from_config(config: Part, name: str) -> ModelShape:
     """Return the shapes of a configuration; for a multimodal model, those of its text part."""
     config.fields(expected=EXPECTED_CONFIG)
-    keys = _Config(config)
+    whole = keys = _Config(config)
     text = keys.get("text_config")
     if text is not None and isinstance(text.value, dict):
         keys = _Config(text)
     model_type = keys.text("model_type")
     family = FAMILIES.get(model_type) or _guess_family(keys)
     keys.reject(UNSUPPORTED_KEYS)
-    fields = _common_fields(keys, family) | _type_specific_fields(model_type, keys)
+    fields = _common_fields(keys, family) | _expert_fields(keys) | _latent_attention_fields(keys)
+    fields |= _type_specific_fields(model_type, keys)
+    source = f"Hugging Face config of type {model_type or 'unknown'}"
+    missing = tuple(what for name, what in NOT_MODELLED.items() if whole.is_set(name) or keys.is_set(name))
     try:
-        return ModelShape(name=name, source=f"Hugging Face config of type {model_type or 'unknown'}", **fields)
+        return ModelShape(name=name, source=source, not_modelled=missing, **fields)
     except BadValue as error:
         raise config.error(error) from None
 
@@ -122,7 +138,6 @@ def _common_fields(keys: _Config, family: Family) -> dict[str, Any]:
     length = keys.count(*LENGTH, default=2048)
     heads = keys.count(*HEADS)
     kv_heads = keys.count(*KV_HEADS, default=heads)
-    experts = keys.count(*EXPERTS, default=1)
     return {
         "kind": family.kind,
         "layers": keys.count(*LAYERS),
@@ -130,15 +145,48 @@ def _common_fields(keys: _Config, family: Family) -> dict[str, Any]:
         "heads": heads,
         "kv_heads": kv_heads if kv_heads != heads else 0,
         "head_size": keys.count(*HEAD_SIZE, default=0),
-        "ffn": keys.count(*(EXPERT_FFN if experts > 1 else FFN), default=0 if family.default_ffn else None),
+        "ffn": keys.count(*FFN, default=0 if family.default_ffn else None),
         "gated": family.gated,
         "bias": family.bias,
         "vocabulary": 0 if family.kind == "vit" else keys.count("vocab_size"),
         "tied": keys.flag("tie_word_embeddings", family.tied),
         "positions": length if family.learned_positions else 0,
         "sequence": min(length, MAX_DEFAULT_SEQUENCE),
+    }
+
+
+def _expert_fields(keys: _Config) -> dict[str, Any]:
+    """Return the fields of experts: none if there is only one."""
+    experts = keys.count(*EXPERTS, default=1)
+    if experts == 1:
+        return {}
+    keys.reject_other("decoder_sparse_step", 1, "layers of different kinds")
+    keys.reject_other("moe_layer_freq", 1, "layers of different kinds")
+    width = keys.count(*EXPERT_FFN)
+    dense = keys.amount("first_k_dense_replace") or keys.length("mlp_only_layers")
+    shared = keys.amount("shared_expert_intermediate_size")
+    return {
         "experts": experts,
-        "experts_per_token": keys.count(*EXPERTS_PER_TOKEN) if experts > 1 else 1,
+        "experts_per_token": keys.count(*EXPERTS_PER_TOKEN),
+        "ffn": width,
+        "shared_ffn": shared or width * keys.amount("n_shared_experts"),
+        "dense_layers": dense,
+        "dense_ffn": keys.count(*FFN) if dense else 0,
+    }
+
+
+def _latent_attention_fields(keys: _Config) -> dict[str, Any]:
+    """Return the fields of latent attention (MLA): none without it."""
+    rank = keys.amount("kv_lora_rank")
+    if not rank:
+        return {}
+    return {
+        "key_rank": rank,
+        "query_rank": keys.amount("q_lora_rank"),
+        "kv_heads": 0,
+        "head_size": keys.count("qk_nope_head_dim"),
+        "rope_size": keys.count("qk_rope_head_dim"),
+        "value_size": keys.count("v_head_dim"),
     }
 
 
@@ -195,10 +243,30 @@ class _Config:
             raise self._part.error(f"{names[0]}{others} is missing, expected a whole number ≥ 1")
         return default
 
+    def amount(self, name: str) -> int:
+        """Return an integer ≥ 0; 0 if it is missing."""
+        part = self.get(name)
+        return 0 if part is None else part.integer(f"a whole number from 0 to {MAX_COUNT:.0e}", 0, MAX_COUNT)
+
     def flag(self, name: str, default: bool) -> bool:
         """Return a boolean."""
         part = self.get(name)
         return default if part is None else part.boolean()
+
+    def is_set(self, name: str) -> bool:
+        """Return whether a key has a value that is not empty or 0."""
+        part = self.get(name)
+        return part is not None and bool(part.value)
+
+    def length(self, name: str) -> int:
+        """Return the length of a list; 0 if it is missing."""
+        part = self.get(name)
+        return 0 if part is None else len(part.entries())
+
+    def reject_other(self, name: str, expected: int, reason: str) -> None:
+        """Raise an error if a key is set to another number."""
+        if self.get(name) is not None and self.count(name) != expected:
+            self.reject({name: reason})
 
     def text(self, name: str) -> str:
         """Return a string; empty if missing."""

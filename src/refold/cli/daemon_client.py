@@ -105,7 +105,12 @@ def _matching_jobs(client: Client, word: str, states: Sequence[JobState]) -> lis
     if [job.id for job in found] == [word] or not (found or is_pattern):
         return [word]
     caller = client.info()
-    own = [job for job in found if caller.role == "owner" or job.tenant == caller.tenant]
+    own = [
+        job
+        for job in found
+        if caller.role == "owner"
+        or (job.tenant == caller.tenant and (not caller.own_jobs_only or job.user == caller.user))
+    ]
     ids = [job.id for job in own if job.state in states]
     if not ids:
         raise BadInput(f"no {'active' if states == LIVE_STATES else ' or '.join(states)} job matches {word!r}")

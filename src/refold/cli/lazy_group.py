@@ -22,6 +22,7 @@ class CommandEntry(NamedTuple):
 SECTIONS: dict[str, dict[str, CommandEntry]] = {
     "Daemon": {
         "serve": CommandEntry("Start the scheduler daemon.", "serve:serve"),
+        "open": CommandEntry("Open the web UI.", "open:open_web_ui"),
         "init": CommandEntry("Write a commented refold.yaml.", "init:init"),
         "run": CommandEntry("Run a list of jobs without a daemon.", "run:run"),
     },
@@ -48,6 +49,8 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
         "token": CommandEntry("Manage access tokens.", "token:app"),
         "events": CommandEntry("Show scheduler events.", "events:events"),
         "snapshot": CommandEntry("Save the current state to a file.", "snapshot:snapshot"),
+        "backup": CommandEntry("Back up the daemon's store.", "backup:backup"),
+        "restore": CommandEntry("Restore the daemon's store from a backup.", "restore:restore"),
         "report": CommandEntry("Write a report of recorded jobs.", "report:report"),
     },
     "Simulation": {

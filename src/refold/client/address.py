@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from refold.api import LOOPBACK_OF_WILDCARD
+from refold.api import LOOPBACK_OF_WILDCARD, MAX_TOKEN_CHARS
+from refold.client.unix_sockets import MACHINE_SOCKET
 from refold.errors import BadFile, BadValue, NoDaemon
 
 NO_DAEMON_MESSAGE = (
@@ -16,23 +17,43 @@ NO_DAEMON_MESSAGE = (
     "or REFOLD_ADDRESS and REFOLD_TOKEN"
 )
 
+UNIX_SCHEME = "unix:"
+"""Prefix of addresses that are paths of Unix sockets."""
 
-class Address(msgspec.Struct, frozen=True):
-    """A daemon's address, such as http://127.0.0.1:7170, and an access token for it."""
+
+class Address(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A daemon's address, such as http://127.0.0.1:7170 or unix:/run/refold/refold.sock, and an access token for it.
+
+    A Unix socket needs no token. In the address file, `socket` is the path of the daemon's socket. `uid`: the daemon's,
+    if it is known.
+    """
 
     address: str
-    token: str
+    token: str = ""
+    socket: str = ""
+    uid: int | None = None
 
     def __post_init__(self) -> None:
         if "\n" in self.token or "\r" in self.token or not self.token.isascii():
             raise BadValue("the daemon's token contains invalid characters, expected ASCII without line breaks")
+        if len(self.token) > MAX_TOKEN_CHARS:
+            raise BadValue(f"the daemon's token has {len(self.token)} characters, expected at most {MAX_TOKEN_CHARS}")
         try:
             parts = urlsplit(self.address)
             usable = parts.scheme in {"http", "https"} and parts.hostname and (parts.port or True)
         except ValueError:
             usable = False
-        if not usable:
-            raise BadValue(f"the daemon's address is {self.address!r}, expected one such as http://127.0.0.1:7170")
+        if not (usable or (self.socket_path is not None and self.socket_path.is_absolute())):
+            raise BadValue(
+                f"the daemon's address is {self.address!r}, expected one such as http://127.0.0.1:7170 or"
+                " unix:/run/refold/refold.sock"
+            )
+
+    @property
+    def socket_path(self) -> Path | None:
+        """The path of the Unix socket, if this is the address of one."""
+        is_unix = self.address.startswith(UNIX_SCHEME)
+        return Path(self.address.removeprefix(UNIX_SCHEME)) if is_unix else None
 
 
 def state_folder() -> Path:
@@ -41,19 +62,25 @@ def state_folder() -> Path:
     return Path(configured).expanduser() if configured else Path.home() / ".refold"
 
 
-def write_address(folder: Path, address: str, token: str) -> Path | None:
-    """Write the address file atomically, readable by its owner only; without a token, remove it."""
-    path, unfinished = folder / "client.json", folder / f".client.json.{os.getpid()}"
-    unfinished.unlink(missing_ok=True)
-    if not token:
-        path.unlink(missing_ok=True)
-        return None
+def local_url(address: str) -> str:
+    """Return the URL by which this machine reaches a daemon that may listen on all addresses."""
     for wildcard, loopback in LOOPBACK_OF_WILDCARD.items():
         address = address.replace(f"//{wildcard}:", f"//{loopback}:").replace(f"//[{wildcard}]:", f"//[{loopback}]:")
+    return address
+
+
+def write_address(folder: Path, address: str, token: str, socket: Path | None = None) -> Path | None:
+    """Write the address file atomically, readable by its owner only; without a token and a socket, remove it."""
+    path, unfinished = folder / "client.json", folder / f".client.json.{os.getpid()}"
+    unfinished.unlink(missing_ok=True)
+    if not token and socket is None:
+        path.unlink(missing_ok=True)
+        return None
+    content = Address(local_url(address), token, *(() if socket is None else (str(socket), os.geteuid())))
     try:
         # Created exclusively with mode 0600: at no moment can other users read the token.
         with os.fdopen(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(Address(address, token)))
+            file.write(msgspec.json.encode(content))
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -61,15 +88,24 @@ def write_address(folder: Path, address: str, token: str) -> Path | None:
 
 
 def find_address(address: str | None = None, token: str | None = None) -> Address:
-    """Return the given address and token, else those of the environment, else those of the address file."""
+    """Return the given address and token, else those of the environment, else those of the address file.
+
+    Without any, that of the daemon of this machine. If the address file names a Unix socket, no token is needed.
+    """
     address = address or os.environ.get("REFOLD_ADDRESS")
     token = token or os.environ.get("REFOLD_TOKEN")
-    if address and token:
-        return Address(address.rstrip("/"), token)
+    if address and (token or address.startswith(UNIX_SCHEME)):
+        return Address(address.rstrip("/"), token or "")
     stored = read_address(state_folder())
+    if stored is None and not address and not token and MACHINE_SOCKET.exists():
+        return Address(f"{UNIX_SCHEME}{MACHINE_SOCKET}")
     if stored is None or (address and address.rstrip("/") != stored.address):
-        # A stored token must not be sent to any other daemon than its own.
+        # A stored token must not be used for any other daemon than its own.
         raise NoDaemon(f"no token for {address}: set REFOLD_TOKEN" if address else NO_DAEMON_MESSAGE)
+    if stored.socket and not address and not token:
+        return Address(f"{UNIX_SCHEME}{stored.socket}", uid=stored.uid)
+    if not (token or stored.token):
+        raise NoDaemon(f"no token for {stored.address}: set REFOLD_TOKEN")
     return Address(stored.address, token or stored.token)
 
 

@@ -15,6 +15,8 @@ from refold.api import (
     ENDED_STATES,
     MAX_LOG_BYTES,
     MAX_PAGE_JOBS,
+    Alert,
+    Catalogue,
     CreatedToken,
     DaemonInfo,
     Event,
@@ -28,11 +30,15 @@ from refold.api import (
     NewEnvironment,
     NewToken,
     NodeStatus,
+    PlanAnswer,
+    PlanQuestion,
     Preview,
     Role,
+    SignInLink,
     StoredEnvironment,
     Submission,
     TenantStatus,
+    Timeline,
     TokenStatus,
     UserStatus,
     WhatIf,
@@ -122,6 +128,14 @@ class Client:
     def whatif(self, variants: Sequence[Submission], seed: int = 0) -> WhatIfOutcome:
         """Return when each variant of a job would start and end, without submitting any of them."""
         return self._call(WhatIfOutcome, "whatif", body=WhatIf(list(variants), seed))
+
+    def catalogue(self) -> Catalogue:
+        """Return the models, GPUs and frameworks that `plan` knows."""
+        return self._call(Catalogue, "catalogue")
+
+    def plan(self, question: PlanQuestion) -> PlanAnswer:
+        """Return the best plans of a model on given GPUs."""
+        return self._call(PlanAnswer, "plan", body=question)
 
     def job(self, job: str | int) -> JobStatus:
         """Return a job by its id ('train-17'), its number, or its name if that is unique."""
@@ -222,9 +236,11 @@ class Client:
         """Return all nodes."""
         return self._call(list[NodeStatus], "nodes")
 
-    def drain(self, node: str, reason: str = "", gpu: int | None = None, move: bool = False) -> NodeStatus:
+    def drain(
+        self, node: str, reason: str = "", gpu: int | None = None, move: bool = False, now: bool = False
+    ) -> NodeStatus:
         """Drain a node or one of its GPUs. `move`: requeue the node's runs (those on a single GPU always are)."""
-        return self._call(NodeStatus, "drain", node, reason=reason, gpu=gpu, move=move)
+        return self._call(NodeStatus, "drain", node, reason=reason, gpu=gpu, move=move, now=now)
 
     def resume(self, node: str, gpu: int | None = None) -> NodeStatus:
         """Return a drained node or GPU to service."""
@@ -234,6 +250,14 @@ class Client:
         """Return all GPUs: jobs, memory, utilisation, temperature."""
         return self._call(list[GpuStatus], "gpus")
 
+    def alerts(self) -> list[Alert]:
+        """Return what needs attention: faults, suspected hangs, late starts."""
+        return self._call(list[Alert], "alerts")
+
+    def timeline(self, seconds: float = 6 * 3600.0) -> Timeline:
+        """Return what ran where in the last seconds."""
+        return self._call(Timeline, "timeline", seconds=seconds)
+
     def tenants(self) -> list[TenantStatus]:
         """Return all tenants with quota and usage."""
         return self._call(list[TenantStatus], "tenants")
@@ -241,6 +265,10 @@ class Client:
     def users(self) -> list[UserStatus]:
         """Return all users with their jobs and the GPU time used."""
         return self._call(list[UserStatus], "users")
+
+    def sign_in_link(self) -> SignInLink:
+        """Return a link that signs in to the web UI once, as this caller, within five minutes."""
+        return self._call(SignInLink, "sign_in_link")
 
     def tokens(self) -> list[TokenStatus]:
         """Return all access tokens, without their secrets."""

@@ -7,16 +7,17 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 
-from refold.api import CALLS, HTTP_STATUS, MAX_BODY_BYTES, Call, Event, Problem
+from refold.api import CALLS, LINK_CALL, MAX_BODY_BYTES, Call, Event
 from refold.client.address import Address
-from refold.errors import BadField, NoDaemon, RefoldError, Refused, TooLarge
+from refold.client.replies import error_from_reply
+from refold.client.transports import make_transport
+from refold.errors import NoDaemon, TooLarge
 
-_CALLS = {call.name: call for call in CALLS}
-_ERRORS = {status: kind for kind, status in reversed(HTTP_STATUS.items())}
+_CALLS = {call.name: call for call in (*CALLS, LINK_CALL)}
 _STALE = (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError)
 """Errors of a persistent connection that the daemon has closed while it was idle."""
 
@@ -33,8 +34,7 @@ class Connection:
     def __init__(self, address: Address, timeout: float) -> None:
         self._persistent: http.client.HTTPConnection | None = None
         self.address = address.address
-        self._parts = urlsplit(address.address)
-        self._headers = {"Authorization": f"Bearer {address.token}"}
+        self._transport = make_transport(address)
         self._timeout = timeout
         self._lock = threading.Lock()
 
@@ -56,9 +56,8 @@ class Connection:
             raise TooLarge(
                 f"the request body of {name} has {len(encoded):,} bytes, expected at most {MAX_BODY_BYTES:,}"
             )
-        headers = self._headers if encoded is None else self._headers | {"Content-Type": "application/json"}
         with self._lock, self._readable_errors():
-            status, answer = self._exchange(call, request_target(call, path_values, query), encoded, headers)
+            status, answer = self._exchange(call, request_target(call, path_values, query), encoded)
             if status != call.status:
                 raise error_from_reply(status, answer)
             return msgspec.json.decode(answer, type=response_type)
@@ -91,9 +90,10 @@ class Connection:
         self, name: str, query: dict[str, Any], timeout: float | None = None
     ) -> Iterator[http.client.HTTPResponse]:
         call = _CALLS[name]
-        connection = self._open(timeout or max(self._timeout, STREAM_TIMEOUT))
+        connection = self._transport.open(timeout or max(self._timeout, STREAM_TIMEOUT))
+        target = request_target(call, (), query)
         try:
-            connection.request(call.method, request_target(call, (), query), headers=self._headers)
+            connection.request(call.method, target, headers=self._headers(call, target, None))
             response = connection.getresponse()
             if response.status != call.status:
                 raise error_from_reply(response.status, response.read())
@@ -101,7 +101,7 @@ class Connection:
         finally:
             connection.close()
 
-    def _exchange(self, call: Call, target: str, body: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+    def _exchange(self, call: Call, target: str, body: bytes | None) -> tuple[int, bytes]:
         """Send a request over the persistent connection; if that is stale, retry once over a new one."""
         if self._persistent is not None and not call.repeatable:
             self._disconnect()  # a new connection cannot be stale, so the request is sent only once
@@ -110,8 +110,8 @@ class Connection:
                 if reuse and self._persistent is None:
                     continue
                 if self._persistent is None:
-                    self._persistent = self._open(self._timeout)
-                self._persistent.request(call.method, target, body, headers)
+                    self._persistent = self._transport.open(self._timeout)
+                self._persistent.request(call.method, target, body, self._headers(call, target, body))
                 response = self._persistent.getresponse()
                 return response.status, response.read()
             except BaseException as error:
@@ -120,9 +120,9 @@ class Connection:
                     raise
         raise AssertionError("the second attempt returns or raises")
 
-    def _open(self, timeout: float) -> http.client.HTTPConnection:
-        kind = http.client.HTTPSConnection if self._parts.scheme == "https" else http.client.HTTPConnection
-        return kind(self._parts.hostname or "", self._parts.port, timeout=timeout)
+    def _headers(self, call: Call, target: str, body: bytes | None) -> dict[str, str]:
+        content = {} if body is None else {"Content-Type": "application/json"}
+        return content | self._transport.authorization(call.method, target, body or b"")
 
     def _disconnect(self) -> None:
         if self._persistent is not None:
@@ -156,14 +156,3 @@ def request_target(call: Call, path_values: tuple[str | int, ...], query: dict[s
 
 def _format_value(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
-
-
-def error_from_reply(status: int, answer: bytes) -> RefoldError:
-    """Return the exception for an error reply."""
-    try:
-        problem = msgspec.json.decode(answer, type=Problem)
-    except msgspec.DecodeError:
-        problem = Problem(f"the daemon answered with status {status} and no message")
-    if problem.field:
-        return BadField(problem.error, problem.field)
-    return _ERRORS.get(status, Refused)(problem.error)

@@ -19,6 +19,7 @@ from .events import (
     JobHeld as JobHeld,
     JobReleased as JobReleased,
     JobSubmitted as JobSubmitted,
+    MemoryRaised as MemoryRaised,
     ModelProfiled as ModelProfiled,
     NodeDrained as NodeDrained,
     NodeLost as NodeLost,

@@ -31,7 +31,8 @@ class Header(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 class Entry(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One step: the events known at `now`, and the orders, reasons and estimates that followed.
 
-    `rejection` is the error message if the decision of the policy was rejected.
+    `rejection` is the error message if the decision of the policy was rejected. `deferred`: the policy was not called;
+    it is at `wake_at`.
     """
 
     now: Seconds
@@ -43,6 +44,7 @@ class Entry(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_un
     rejection: str = ""
     flags: tuple[Flag, ...] = ()
     ends: tuple[End, ...] = ()
+    deferred: bool = False
 
 
 class Journal(Protocol):

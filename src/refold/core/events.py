@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from refold.model import Allocation, ChangeWay, Job, MiB, Milli, Plan, Reason, Seconds
+from refold.model import Allocation, ChangeWay, Job, MiB, Milli, Plan, Reason, RunUsage, Seconds
 
 
 class JobSubmitted(msgspec.Struct, gc=False, frozen=True, tag=True):
@@ -34,6 +34,13 @@ class JobReleased(msgspec.Struct, gc=False, frozen=True, tag=True):
     """A held job was released: it is queued again, at the end of the queue."""
 
     job: str
+
+
+class MemoryRaised(msgspec.Struct, gc=False, frozen=True, tag=True):
+    """A held job that ran out of memory requests more for its next run: so much for each instance."""
+
+    job: str
+    memory_mib: MiB
 
 
 class JobContinued(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
@@ -153,25 +160,27 @@ class ModelProfiled(msgspec.Struct, gc=False, frozen=True, tag=True):
 
 
 class RunStopped(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
-    """A run has ended after a stop order; its job can resume from `done` seconds of work."""
+    """A run has ended after a stop order; its job can resume from `done` seconds of work. `usage`: if measured."""
 
     job: str
     run: int
     done: Seconds = 0.0
     steps: int | None = None
+    usage: RunUsage | None = None
 
 
-class RunFinished(msgspec.Struct, gc=False, frozen=True, tag=True):
-    """A run has completed the work of its job; both have ended."""
+class RunFinished(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
+    """A run has completed the work of its job; both have ended. `usage`: if measured."""
 
     job: str
     run: int
+    usage: RunUsage | None = None
 
 
 class RunFailed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
     """A run has ended without completing. With `retry`, its job is queued again and resumes from `done`.
 
-    `exit_code` is that of the process, if there was one, as a shell reports it.
+    `exit_code` is that of the process, if there was one, as a shell reports it. `usage`: if measured.
     """
 
     job: str
@@ -181,6 +190,7 @@ class RunFailed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=T
     retry: bool = False
     steps: int | None = None
     exit_code: int | None = None
+    usage: RunUsage | None = None
 
 
 class NodeLost(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
@@ -245,6 +255,7 @@ Event = (
     | JobCancelled
     | JobHeld
     | JobReleased
+    | MemoryRaised
     | JobContinued
     | PastJob
     | ChangeMeasured

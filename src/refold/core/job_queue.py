@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from refold.core.changes import Changes
 from refold.core.limits import TenantLimits
-from refold.model import Cluster, Decision, Job, Reason, StartEstimate, Wait
+from refold.model import Cluster, Decision, Job, MiB, Reason, StartEstimate, Wait
 from refold.packing import FreeResources
 
 
@@ -78,6 +80,14 @@ class JobQueue:
             return False
         del self.hold_reasons[job_id]
         self._enqueue(self.held.pop(job_id))
+        return True
+
+    def raise_memory(self, job_id: str, memory_mib: MiB) -> bool:
+        """Let a held job request more memory; return whether there is one. The policy sees it when it is released."""
+        if self.hold_reasons.get(job_id) in (None, Reason.LIMIT):
+            return False
+        job = self.held[job_id]
+        self.held[job_id] = replace(job, demand=replace(job.demand, memory_mib=memory_mib))
         return True
 
     def remove(self, job_id: str) -> Job | None:

@@ -58,8 +58,15 @@ class Scheduler:
         """Return the current state as events from which another scheduler can start; `past`: jobs that have ended."""
         return snapshot(self._state, past)
 
-    def step(self, now: Seconds, events: Sequence[Event]) -> Entry:
-        """Process events and call the policy. The returned entry is in the journal; its orders may be carried out."""
+    def repeat(self, entry: Entry) -> Entry:
+        """Process the events of an entry of a journal, and call the policy if it was called then."""
+        return self.step(entry.now, entry.events, entry.wake_at if entry.deferred else None)
+
+    def step(self, now: Seconds, events: Sequence[Event], decide_at: Seconds | None = None) -> Entry:
+        """Process events and call the policy. The returned entry is in the journal; its orders may be carried out.
+
+        `decide_at`: do not call the policy before this time, when there must be a step; None: call it now.
+        """
         state = self._state
 
         # 1. Apply the events to the state.
@@ -72,7 +79,9 @@ class Scheduler:
             if consequence is not None:
                 orders.append(consequence)
 
-        # 2. Call the policy.
+        # 2. Call the policy, which sees the changes of all steps since it was last called.
+        if decide_at is not None:
+            return self._write(Entry(now, tuple(events), tuple(orders), wake_at=decide_at, deferred=True))
         try:
             decision = self._policy.decide(self.view)
         except BaseException:
@@ -94,17 +103,21 @@ class Scheduler:
                 orders += self._commit(decision, holding)
 
         # 4. Write the entry to the journal, before the caller acts on it.
-        entry = Entry(
-            now,
-            tuple(events),
-            tuple(orders),
-            decision.waits,
-            decision.start_estimates,
-            decision.wake_at,
-            rejection,
-            decision.flags,
-            decision.ends,
+        return self._write(
+            Entry(
+                now,
+                tuple(events),
+                tuple(orders),
+                decision.waits,
+                decision.start_estimates,
+                decision.wake_at,
+                rejection,
+                decision.flags,
+                decision.ends,
+            )
         )
+
+    def _write(self, entry: Entry) -> Entry:
         self._journal.write(entry)
         return entry
 

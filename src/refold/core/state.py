@@ -18,6 +18,7 @@ from refold.core.events import (
     JobHeld,
     JobReleased,
     JobSubmitted,
+    MemoryRaised,
     ModelProfiled,
     NodeLost,
     NodeReturned,
@@ -91,6 +92,9 @@ class State:
                 return self._hold(event)
             case JobReleased():
                 if not self.queue.release(event.job):
+                    self._count_late(event)
+            case MemoryRaised():
+                if not self.queue.raise_memory(event.job, event.memory_mib):
                     self._count_late(event)
             case RunRecalled():
                 if self._is_current(event) and not self.running.runs[event.job].stopping:

@@ -8,6 +8,7 @@ from math import inf
 from types import MappingProxyType
 
 from refold.core.changes import Changes
+from refold.core.events import NodeUsed
 from refold.core.state import State
 from refold.core.usage import Account, decayed_gpu_seconds
 from refold.model import (
@@ -91,6 +92,10 @@ class View:
     def is_drained(self, node: int, gpu: int | None = None) -> bool:
         """Whether a node, or one of its GPUs, is down because it is drained."""
         return (node, gpu) in self._state.availability.drained
+
+    def used_by_others(self, node: int) -> NodeUsed:
+        """Return what others than the scheduler use on a node."""
+        return self._state.availability.used.get(node, NodeUsed(node))
 
     @property
     def down_gpus(self) -> dict[tuple[int, int], str]:

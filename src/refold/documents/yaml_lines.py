@@ -38,6 +38,7 @@ _BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False,
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*", re.ASCII)
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+", re.ASCII)
 _NUMBER = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?", re.ASCII)
+_LINE_BREAK = re.compile("\r\n|[\n\r\x85\u2028\u2029]")
 _SURROGATES = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 _NOT_FINITE = re.compile(r"([-+]?)\.(inf|Inf|INF|nan|NaN|NAN)")
 
@@ -72,10 +73,11 @@ def load_yaml_documents(text: str, where: str, limits: Limits = LIMITS) -> list[
         text = _SURROGATES.sub(lambda pair: str(json.loads(f'"{pair[0]}"')), text)
     tree = _Tree(where, limits)
     language = "JSON" if where.endswith(".json") else "YAML"
-    line = 1
+    line, last_line = 1, len(_LINE_BREAK.findall(text)) + 1
     try:
         for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            line = event.start_mark.line + 1
+            if event.start_mark is not None:  # an empty document may begin after the last line
+                line = min(event.start_mark.line + 1, last_line)
             tree.add(event, line)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

@@ -4,7 +4,7 @@ from .gpu_requests import parse_gpu_request as parse_gpu_request
 from .jobs_file import read_jobs as read_jobs
 from .patterns import Pattern as Pattern, check_patterns as check_patterns
 from .pods import accepted_gpu_types as accepted_gpu_types, gang_submission as gang_submission
-from .quantities import parse_gib as parse_gib
+from .quantities import parse_cpus as parse_cpus, parse_gib as parse_gib
 from .reader import parse_spec as parse_spec, read_spec as read_spec
 from .submission import (
     Submittable as Submittable,

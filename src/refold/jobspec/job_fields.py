@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, ClassVar, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 import msgspec
 from msgspec import Meta
@@ -16,6 +17,7 @@ from refold.jobspec.gpu_requests import NO_GPU_REQUEST, GpuRequest, read_gpu_req
 from refold.jobspec.plans import PlanChoice, read_plan_choice
 from refold.jobspec.quantities import parse_cpus, parse_gib
 from refold.model import (
+    AUTO,
     EXPECTED_ARRAY,
     EXPECTED_DEPENDENCY,
     MAX_RETRIES,
@@ -28,8 +30,9 @@ from refold.model import (
 )
 
 EXPECTED_COMMAND = "a command: a shell command line, or a list of arguments"
-EXPECTED_CPUS = "CPUs per node, such as 4 or 4+"
-EXPECTED_MEMORY = "memory per node in GiB, such as 32 or 32+"
+EXPECTED_CPUS = "CPUs per node, such as 4 or 4+, or auto"
+EXPECTED_MEMORY = "memory per node in GiB, such as 32 or 32+, or auto"
+MAX_RESOURCE_AMOUNT = 2**20
 MAX_PATTERN_CHARS = 512
 STOP_SIGNALS: tuple[str, ...] = get_args(StopSignal)
 
@@ -58,12 +61,21 @@ def _read_variable(part: Part) -> str:
     return part.written
 
 
-def _read_cpus(part: Part) -> float:
-    return part.quantity(parse_cpus, EXPECTED_CPUS)
+def _read_cpus(part: Part) -> float | Literal["auto"]:
+    return _read_amount(part, parse_cpus, EXPECTED_CPUS)
 
 
-def _read_memory(part: Part) -> float:
-    return part.quantity(parse_gib, EXPECTED_MEMORY)
+def _read_memory(part: Part) -> float | Literal["auto"]:
+    return _read_amount(part, parse_gib, EXPECTED_MEMORY)
+
+
+def _read_amount(part: Part, parse: Callable[[str], float], expected: str) -> float | Literal["auto"]:
+    if part.value == AUTO:
+        return AUTO
+    amount = part.quantity(parse, expected)
+    if amount > MAX_RESOURCE_AMOUNT:
+        raise part.unexpected(f"a number ≤ {MAX_RESOURCE_AMOUNT:,}")
+    return amount
 
 
 def _read_duration(part: Part) -> Seconds:
@@ -127,8 +139,8 @@ class Resources(msgspec.Struct, frozen=True):
     """Resources per node, as in SkyPilot. `UNSUPPORTED_RESOURCES` are ignored."""
 
     accelerators: Request = NO_GPU_REQUEST
-    cpus: Annotated[float, ReadBy(_read_cpus), Meta(le=2**20)] | None = None
-    memory: Annotated[float, ReadBy(_read_memory), Meta(le=2**20)] | None = None
+    cpus: Annotated[float | Literal["auto"], ReadBy(_read_cpus)] | None = None
+    memory: Annotated[float | Literal["auto"], ReadBy(_read_memory)] | None = None
 
 
 class Elastic(msgspec.Struct, frozen=True):

@@ -185,7 +185,7 @@ def replay(header: Header, entries: Iterator[Entry], policy: Policy) -> Iterator
     """
     scheduler = Scheduler(header.cluster, policy, on_rejection=lambda _: None)
     for recorded in entries:
-        replayed = scheduler.step(recorded.now, recorded.events)
+        replayed = scheduler.repeat(recorded)
         if replayed.orders != recorded.orders:
             replayed = replace(replayed, orders=orders_as_recorded(replayed.orders, recorded.orders))
         yield recorded, replayed

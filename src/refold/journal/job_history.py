@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from msgspec.structs import replace
+
 from refold.core import (
     ChangeMeasured,
     Entry,
@@ -22,6 +24,7 @@ from refold.core import (
     JobHeld,
     JobReleased,
     JobSubmitted,
+    MemoryRaised,
     ModelProfiled,
     NodeDrained,
     NodeLost,
@@ -91,7 +94,7 @@ class JobHistories(JobLog):
                         self._changes.append(Submitted(record))
             elif type(event) is RunFinished:
                 if (found := records.get(event.job)) is not None:
-                    self._finish(found, event.run)
+                    self._finish(found, event)
             else:
                 self._record_event(event)
         for end in entry.ends:
@@ -126,6 +129,8 @@ class JobHistories(JobLog):
                 self._hold(event)
             case JobReleased():
                 self._release(event)
+            case MemoryRaised():
+                self._raise_memory(event)
             case RunRecalled():
                 if self._current(event.job, event.run) is not None:
                     self._apply_caused_order(event.job)
@@ -217,6 +222,12 @@ class JobHistories(JobLog):
             if self._changes is not None:
                 self._changes.append(Released(record, record.run))
 
+    def _raise_memory(self, event: MemoryRaised) -> None:
+        record = self.records.get(event.job)
+        if record is not None and record.hold is not None and record.current is None:
+            demand = replace(record.job.demand, memory_mib=event.memory_mib)
+            record.job = replace(record.job, demand=demand)
+
     def _start(self, order: StartRun) -> None:
         record = self.records.get(order.job)
         if record is None:
@@ -263,6 +274,8 @@ class JobHistories(JobLog):
 
     def _record_end(self, record: JobRecord, run: RunRecord, event: RunStopped | RunFailed) -> None:
         run.end_report = event
+        if event.usage is not None:
+            record.note_usage(event.usage)
         if event.steps is not None:
             record.steps = event.steps
 

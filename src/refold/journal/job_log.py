@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from refold.core import Entry, RunStarted, StopRun
+from refold.core import Entry, RunFinished, RunStarted, StopRun
 from refold.journal.changes import Change, Flagged, JobEnded, NodeChange, Placed, RunEnded, Started, StopOrdered
 from refold.journal.records import Ending, JobRecord, RecordState, RunRecord
 from refold.model import Flag, Seconds, StartEstimate
@@ -69,10 +69,12 @@ class JobLog:
         if self._changes is not None:
             self._changes.append(Started(record, run))
 
-    def _finish(self, record: JobRecord, number: int) -> None:
+    def _finish(self, record: JobRecord, event: RunFinished) -> None:
         run = record.last
-        if run is None or run.number != number or run.end is not None:
+        if run is None or run.number != event.run or run.end is not None:
             return
+        if event.usage is not None:
+            record.note_usage(event.usage)
         run.end, run.end_step, run.ending = self.now, self._step, Ending.FINISHED
         record.state, record.ended = "finished", self.now
         del self.records[record.job.id]

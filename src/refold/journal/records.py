@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from refold.core import RunFailed, RunStopped
-from refold.model import Allocation, Job, Reason, Seconds
+from refold.model import Allocation, Job, MiB, Reason, RunUsage, Seconds
 
 RecordState = Literal["waiting", "running", "finished", "failed", "cancelled"]
 """State of a job. Held and infeasible jobs are waiting; a job that is cancelled while it runs ends with its run."""
@@ -62,6 +62,7 @@ class JobRecord(msgspec.Struct, gc=False, omit_defaults=True):
     `last`: the current or the last run; `runs`: its number. `first_placed`: when the first run on record was ordered;
     `first_started`: when a run first computed. `saved`: seconds of work from which the job can resume. `steps`: number
     of steps done, and `loss`: training loss, as last reported. `earlier_run_time`: seconds of all runs before `last`.
+    `cpu_seconds`, `peak_memory_mib`: what its ended runs have used, as far as it was measured.
     `failures`: number of failed runs. `end_reason`: None unless the job was cancelled; then why, '' if by a user.
     `why`: how the last run failed, if it was retried. `warning`: why the current run was flagged. `hold`: why the job
     is held, except by the limit of its tenant; while it runs, it is not held before its run has ended.
@@ -78,6 +79,8 @@ class JobRecord(msgspec.Struct, gc=False, omit_defaults=True):
     steps: int = 0
     loss: float | None = None
     earlier_run_time: Seconds = 0.0
+    cpu_seconds: Seconds | None = None
+    peak_memory_mib: MiB | None = None
     failures: int = 0
     end_reason: str | None = None
     why: str = ""
@@ -127,6 +130,13 @@ class JobRecord(msgspec.Struct, gc=False, omit_defaults=True):
     @property
     def _last_failure(self) -> RunFailed | None:
         return None if self.last is None else self.last.failure
+
+    def note_usage(self, usage: RunUsage) -> None:
+        """Add what a run has used."""
+        if usage.cpu_seconds is not None:
+            self.cpu_seconds = (self.cpu_seconds or 0.0) + usage.cpu_seconds
+        if usage.peak_memory_mib is not None:
+            self.peak_memory_mib = max(self.peak_memory_mib or 0, usage.peak_memory_mib)
 
     def lose_run(self, now: Seconds) -> None:
         """End the current run, because the scheduler does not know it any more; the job waits again."""

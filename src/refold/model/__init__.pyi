@@ -13,6 +13,7 @@ from .array import (
     parse_task_numbers as parse_task_numbers,
     task_id as task_id,
 )
+from .auto_request import AUTO as AUTO, AutoRequest as AutoRequest, AutoResource as AutoResource
 from .cluster import (
     ETHERNET as ETHERNET,
     MAX_AMOUNT as MAX_AMOUNT,
@@ -77,7 +78,7 @@ from .plan import (
     parse_plan as parse_plan,
     parse_plan_fields as parse_plan_fields,
 )
-from .run import Run as Run, run_plan as run_plan
+from .run import Run as Run, RunUsage as RunUsage, run_plan as run_plan
 from .units import (
     DAY as DAY,
     HOUR as HOUR,
@@ -87,6 +88,7 @@ from .units import (
     Milli as Milli,
     Seconds as Seconds,
     format_duration as format_duration,
+    format_memory as format_memory,
     mib_from_gib as mib_from_gib,
     milli_from_number as milli_from_number,
     parse_duration as parse_duration,

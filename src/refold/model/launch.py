@@ -9,6 +9,7 @@ import msgspec
 
 from refold.errors import BadValue
 from refold.model.array import ArrayTask
+from refold.model.auto_request import AutoRequest
 from refold.model.units import Seconds
 
 StopSignal = Literal["TERM", "INT", "USR1", "USR2", "HUP"]
@@ -35,6 +36,7 @@ class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     `array`: the place of the job in an array of jobs.
     `notify`: notification URLs, in Apprise syntax.
     `gang`: the pods in Kubernetes that the job consists of; empty: the back end starts the command.
+    `auto`: resources that the job leaves to the scheduler; the chosen amounts are in its demand.
     """
 
     environment: tuple[tuple[str, str], ...] = ()
@@ -53,6 +55,7 @@ class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     array: ArrayTask | None = None
     notify: tuple[str, ...] = ()
     gang: str = ""
+    auto: tuple[AutoRequest, ...] = ()
 
     def __post_init__(self) -> None:
         if self.stop_signal not in get_args(StopSignal):

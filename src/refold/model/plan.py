@@ -15,17 +15,19 @@ RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 MAX_DEGREE = 2**20
 """The upper bound of every degree of a plan."""
 
-DEGREES = ("data", "tensor", "pipeline", "accumulation", "interleave")
+DEGREES = ("data", "tensor", "pipeline", "context", "expert", "accumulation", "interleave")
 """The fields of a plan that are degrees: integers of at least 1."""
 
 
 class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True):
-    """Degrees of data, tensor and pipeline parallelism, ZeRO stage, offloading, recomputation and accumulation.
+    """Degrees of data, tensor, pipeline and context parallelism, ZeRO stage, offloading, recomputation, accumulation.
 
     `accumulation` is the number of micro-batches per step and data-parallel replica; with pipeline parallelism they
     fill the pipeline. The global batch size does not depend on the plan: a micro-batch has batch / (data ×
     accumulation) samples. `interleave` is the number of chunks of layers per pipeline stage. `sequence_parallel`
-    splits along the sequence the activations that tensor parallelism does not split.
+    splits along the sequence the activations that tensor parallelism does not split. `context` is the number of GPUs
+    among which every sequence is divided; they hold the same weights. `expert` is the number of GPUs among which the
+    experts of a layer are divided; these are data- and context-parallel GPUs, so that it does not add to their number.
     """
 
     data: int = 1
@@ -37,6 +39,8 @@ class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unk
     accumulation: int = 1
     interleave: int = 1
     sequence_parallel: bool = False
+    context: int = 1
+    expert: int = 1
 
     def __post_init__(self) -> None:
         degrees = [getattr(self, name) for name in DEGREES]
@@ -49,12 +53,14 @@ class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unk
     @property
     def gpus(self) -> int:
         """The number of GPUs that the plan uses."""
-        return self.data * self.tensor * self.pipeline
+        return self.data * self.tensor * self.pipeline * self.context
 
     def __str__(self) -> str:
         parts = [f"DP{self.data}"]
         parts += [f"TP{self.tensor}"] if self.tensor > 1 else []
         parts += [f"PP{self.pipeline}"] if self.pipeline > 1 else []
+        parts += [f"CP{self.context}"] if self.context > 1 else []
+        parts += [f"EP{self.expert}"] if self.expert > 1 else []
         parts += [f"interleave {self.interleave}"] if self.interleave > 1 else []
         parts += ["SP"] if self.sequence_parallel else []
         parts += [f"ZeRO-{self.zero}"] if self.zero else []
@@ -72,6 +78,10 @@ _FIELD_BY_NAME = {
     "tensor": "tensor",
     "pp": "pipeline",
     "pipeline": "pipeline",
+    "cp": "context",
+    "context": "context",
+    "ep": "expert",
+    "expert": "expert",
     "zero": "zero",
     "accumulate": "accumulation",
     "accumulation": "accumulation",
@@ -117,6 +127,6 @@ def parse_plan_fields(text: str) -> dict[str, Any]:
 def _not_a_plan(text: str, rest: str) -> BadInput:
     position = f" at {rest!r}" if rest else ""
     return BadInput(
-        f"{text!r} is not a plan{position}; write it as 'dp8 tp2 pp4 zero1 accumulate 16', with offload, sp, "
+        f"{text!r} is not a plan{position}; write it as 'dp8 tp2 pp4 zero1 accumulate 16', with offload, sp, cp2, ep8, "
         "interleave 2 or recompute none|selective|full as options"
     )

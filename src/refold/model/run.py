@@ -7,7 +7,18 @@ import msgspec
 from refold.model.allocation import Allocation
 from refold.model.job import Job
 from refold.model.plan import Plan
-from refold.model.units import WHOLE, Seconds
+from refold.model.units import WHOLE, MiB, Seconds
+
+
+class RunUsage(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
+    """What the processes of a run have used: CPU seconds of all of them, and the largest peak of an instance's memory.
+
+    None: not measured. `out_of_memory`: whether the kernel killed one of them for lack of memory.
+    """
+
+    cpu_seconds: Seconds | None = None
+    peak_memory_mib: MiB | None = None
+    out_of_memory: bool = False
 
 
 class Run(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):

@@ -55,6 +55,11 @@ def format_duration(seconds: Seconds) -> str:
     return f"{whole} {big_name} {rest} {small_name}" if rest else f"{whole} {big_name}"
 
 
+def format_memory(mib: MiB) -> str:
+    """Format an amount of memory: '512 MiB', '4 GiB'."""
+    return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.4g} GiB"
+
+
 def milli_from_number(number: float) -> Milli:
     """Convert units to thousandths: 0.5 becomes 500."""
     return round(number * WHOLE)

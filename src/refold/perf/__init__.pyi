@@ -15,7 +15,7 @@ from .estimation import (
     estimate_at as estimate_at,
     step_time_parts as step_time_parts,
 )
-from .explanation import FormulaLine as FormulaLine, Section as Section, explain as explain
+from .explanation import explain as explain
 from .fitting import (
     Fitted as Fitted,
     Form as Form,
@@ -32,6 +32,7 @@ from .fitting import (
     relative_errors as relative_errors,
 )
 from .forms import CorrectedForm as CorrectedForm, RubickForm as RubickForm, apply_corrections as apply_corrections
+from .formula_lines import FormulaLine as FormulaLine, Section as Section
 from .hardware import (
     Efficiency as Efficiency,
     GpuSpec as GpuSpec,

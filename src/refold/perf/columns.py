@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,18 @@ class PlanColumns:
     accumulation: Column
     interleave: Column
     sequence_parallel: Column
+    context: Column
+    expert: Column
+
+    @property
+    def replicas(self) -> Column:
+        """GPUs that hold the same weights, unless ZeRO shards them: data-parallel and context-parallel ranks."""
+        return self.data * self.context
+
+    @property
+    def gpus(self) -> Column:
+        """The number of GPUs of each plan."""
+        return self.replicas * self.tensor * self.pipeline
 
     def __len__(self) -> int:
         return len(self.data)
@@ -38,20 +51,10 @@ class PlanColumns:
 
     def plan(self, row: int) -> Plan:
         """Return the plan of a row."""
-        data, tensor, pipeline, zero, offload, recompute, accumulation, interleave, sequence_parallel = (
-            int(getattr(self, field.name)[row]) for field in fields(self)
-        )
-        return Plan(
-            data,
-            tensor,
-            pipeline,
-            zero,
-            bool(offload),
-            RECOMPUTE[recompute],
-            accumulation,
-            interleave,
-            bool(sequence_parallel),
-        )
+        values = {field.name: int(getattr(self, field.name)[row]) for field in fields(self)}
+        flags = {name: bool(values[name]) for name in ("offload", "sequence_parallel")}
+        fields_of_plan: dict[str, Any] = {**values, **flags, "recompute": RECOMPUTE[values["recompute"]]}
+        return Plan(**fields_of_plan)
 
 
 def plans_to_columns(plans: Sequence[Plan]) -> PlanColumns:
@@ -67,6 +70,8 @@ def plans_to_columns(plans: Sequence[Plan]) -> PlanColumns:
             plan.accumulation,
             plan.interleave,
             plan.sequence_parallel,
+            plan.context,
+            plan.expert,
         )
         for plan in plans
     ]

@@ -1,7 +1,7 @@
 """Communication time: ring collectives over the slowest link that a group of GPUs crosses.
 
-Ranks are in the common order: tensor-parallel ranks are adjacent, then data-parallel ranks, and pipeline stages are
-furthest apart. A group is `members` ranks that are `stride` apart.
+Ranks are in the common order: tensor-parallel ranks are adjacent, then context-parallel and data-parallel ranks, and
+pipeline stages are furthest apart. A group is `members` ranks that are `stride` apart.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refold.perf.columns import FULL, Column, PlanColumns
+from refold.perf.compute import BACKWARD_ATTENTION, attention_seconds, imbalance
 from refold.perf.hardware import Machines
 from refold.perf.training_setup import TrainingSetup
 
@@ -84,10 +85,69 @@ def tensor_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     return exposed * collectives * ring_seconds(setup.machines, payload, plans.tensor, neighbours, inter_node_factor)
 
 
+def context_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the exposed seconds of context-parallel communication for one layer and one micro-batch.
+
+    Each GPU needs the keys and values of all others: once in a forward pass, also if that is repeated, and in the
+    backward pass, after which their gradients are summed. In a ring, blocks of keys and values travel while attention
+    is computed with the block before, except for the first one.
+    """
+    if setup.model.opaque:
+        return np.zeros(len(plans))
+    model = setup.model
+    once = pass_seconds(
+        setup.machines, key_value_bytes(setup, plans), group_layout(setup.machines, plans.context, plans.tensor)
+    )
+    hidden = setup.engine.overlap_context * (1 - 1 / plans.context) * attention_seconds(setup, plans)
+    forward = np.where(plans.recompute > 0, 2.0, 1.0) * np.maximum(0.0, once - hidden)
+    backward = np.maximum(0.0, 2 * once - BACKWARD_ATTENTION * hidden)
+    return np.where(plans.context > 1, (forward + backward) * model.attentions / model.blocks, 0.0)
+
+
+def key_value_bytes(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the bytes of the keys and values of a layer and micro-batch that a GPU needs with context parallelism."""
+    model = setup.model
+    width = np.maximum(model.key_width / plans.tensor, model.head_width)  # a head is not split but replicated
+    return 2 * width * setup.engine.value_bytes * setup.micro_tokens(plans) * plans.context
+
+
+EXPERT_EXCHANGES = 4.0
+"""Exchanges of tokens per layer: to the experts and back, in the forward and in the backward pass."""
+
+
+def expert_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the exposed seconds of expert-parallel communication for an average layer and one micro-batch."""
+    model = setup.model
+    if model.opaque or model.experts == 1:
+        return np.zeros(len(plans))
+    exchanges = EXPERT_EXCHANGES * np.where(plans.recompute == FULL, 1.5, 1.0) * model.expert_layers / model.blocks
+    exposed = 1 - setup.engine.overlap_experts
+    return np.where(plans.expert > 1, exposed * exchanges * exchange_seconds(setup, plans), 0.0)
+
+
+def exchange_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the seconds in which every GPU sends its tokens to their experts, all at once.
+
+    A token is sent to a node once, whatever the number of its experts there, and distributed inside the node.
+    """
+    machines, model = setup.machines, setup.model
+    layout = group_layout(machines, plans.expert, plans.tensor)
+    token_bytes = model.hidden * setup.engine.value_bytes / plans.tensor
+    sent = imbalance(setup, plans) * setup.micro_tokens(plans) * token_bytes
+    inside = sent * model.experts_per_token * (1 - 1 / plans.expert) / link_rate(machines)
+    nodes = (layout.nodes - 1) * (1 - (1 - 1 / layout.nodes) ** model.experts_per_token)
+    across = sent * nodes * (machines.gpus / machines.nodes) / node_rate(machines)
+    latency = (
+        machines.inside.latency_microseconds * np.log2(layout.on_node)
+        + machines.network.latency_microseconds * np.log2(layout.nodes)
+    ) * 1e-6
+    return np.maximum(inside, across) + latency
+
+
 def stage_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     """Return the seconds of point-to-point transfers of a pipeline stage for one micro-batch, forward and backward."""
     machines = setup.machines
-    stride = plans.data * plans.tensor
+    stride = plans.replicas * plans.tensor
     layout = group_layout(machines, plans.pipeline, stride)
     payload = setup.micro_tokens(plans) * setup.model.hidden * setup.engine.value_bytes / plans.tensor
     card = node_rate(machines) / min(machines.gpus_on_node)
@@ -104,21 +164,23 @@ class DataParallelTime(NamedTuple):
     weights_per_pass: Column
 
 
-def gradient_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Column) -> DataParallelTime:
+def gradient_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Column, routed: Column) -> DataParallelTime:
     """Return the communication time of gradients and, with ZeRO, of weights; `parameters` are those of a GPU's stage.
+
+    `routed` of them are those of experts, which fewer GPUs have.
 
     Without ZeRO and in stage 1, gradients are exchanged once per step; from stage 2 on only shards of them are stored,
     so they are exchanged for each micro-batch. In stages 1 and 2 the updated weights are gathered once per step, in
     stage 3 for every forward and every backward pass.
     """
     engine = setup.engine
-    group = group_layout(setup.machines, plans.data, plans.tensor)
-    gradients = pass_seconds(setup.machines, engine.gradient_traffic_bytes * parameters, group)
-    weights = pass_seconds(setup.machines, engine.weight_bytes * parameters, group)
+    several = plans.replicas > 1
+    gradients = _replicated_seconds(setup, plans, engine.gradient_traffic_bytes, parameters, routed)
+    weights = _replicated_seconds(setup, plans, engine.weight_bytes, parameters, routed)
     full_exchange = plans.zero <= (0 if engine.scatters_gradients else 1)
-    exchange = np.where(plans.data > 1, np.where(full_exchange, 2 * gradients, gradients), 0.0)
-    gather = np.where(plans.data > 1, weights, 0.0)
-    latency = np.where(plans.data > 1, engine.message_seconds * plans.data * setup.stage_blocks(plans), 0.0)
+    exchange = np.where(several, np.where(full_exchange, 2 * gradients, gradients), 0.0)
+    gather = np.where(several, weights, 0.0)
+    latency = np.where(several, engine.message_seconds * plans.replicas * setup.stage_blocks(plans), 0.0)
     per_layer = np.ones(len(plans), bool) if engine.reduces_each_micro_batch else plans.zero >= 2
     return DataParallelTime(
         np.where(per_layer, 0.0, exchange) + latency,
@@ -126,3 +188,15 @@ def gradient_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Colum
         np.where((plans.zero == 1) | (plans.zero == 2), gather, 0.0),
         np.where(plans.zero == 3, gather, 0.0),
     )
+
+
+def _replicated_seconds(
+    setup: TrainingSetup, plans: PlanColumns, each: float, parameters: Column, routed: Column
+) -> Column:
+    """Return the seconds of a reduce-scatter or an all-gather of what all replicas have, and of experts apart."""
+    machines = setup.machines
+    if not setup.model.routed_parameters:
+        return pass_seconds(machines, each * parameters, group_layout(machines, plans.replicas, plans.tensor))
+    common = pass_seconds(machines, each * (parameters - routed), group_layout(machines, plans.replicas, plans.tensor))
+    experts = group_layout(machines, plans.replicas / plans.expert, plans.tensor * plans.expert)
+    return common + pass_seconds(machines, each * routed, experts)

@@ -56,7 +56,7 @@ def layer_time(setup: TrainingSetup, plans: PlanColumns) -> LayerTime:
     """Return the compute time of an average layer of the model."""
     tokens = setup.micro_tokens(plans)
     matmul = _matmul_seconds(setup, plans, tokens)
-    attention = _attention_seconds(setup, plans, tokens)
+    attention = attention_seconds(setup, plans)
     scores = _score_seconds(setup, plans, tokens)
     memory = _memory_seconds(setup, plans, tokens)
     forward = matmul + attention + scores + memory
@@ -90,10 +90,43 @@ def matmul_efficiency(setup: TrainingSetup, plans: PlanColumns, tokens: Column) 
     efficiency = setup.machines.gpu.efficiency
     if setup.model.opaque:
         return efficiency.matmul * OPAQUE_EFFICIENCY * tokens / (tokens + OPAQUE_HALF_SAMPLES)
-    width = min(setup.model.hidden, setup.model.ffn_width) / plans.tensor
+    width = narrower_width(setup) / plans.tensor
     # The number of results, rows × columns, determines how well a GPU is utilised.
     rows = tokens / (tokens + efficiency.half_tokens * 1024 / width)
     return efficiency.matmul * rows * width / (width + efficiency.half_width)
+
+
+def narrower_width(setup: TrainingSetup) -> int:
+    """Return the width of the narrower of the matrices, besides those of experts."""
+    model = setup.model
+    return model.hidden if model.experts > 1 else min(model.hidden, model.ffn_width)
+
+
+def expert_efficiency(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> Column:
+    """Return the share of the peak that the products of an expert reach, which has a part of the tokens only."""
+    model, efficiency = setup.model, setup.machines.gpu.efficiency
+    width = min(model.hidden, model.ffn_width) / plans.tensor
+    each = expert_tokens(setup, plans, tokens)
+    rows = each / (each + efficiency.half_tokens * 1024 / width)
+    return efficiency.matmul * rows * width / (width + efficiency.half_width)
+
+
+def expert_tokens(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> Column:
+    """Return the tokens of one expert, of those of all GPUs among which the experts are divided."""
+    return tokens * plans.expert * setup.model.experts_per_token / setup.model.experts
+
+
+def expert_flops_per_token(setup: TrainingSetup) -> float:
+    """Return the FLOPs of the routed experts of an average layer in a forward pass, per token."""
+    model = setup.model
+    if model.opaque or model.experts == 1:
+        return 0.0
+    return 2.0 * model.experts_per_token * model.expert_parameters * model.expert_layers / model.blocks
+
+
+def imbalance(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the tokens of the GPU with the most, relative to the average: 1 if it has all experts."""
+    return np.where(plans.expert > 1, setup.engine.expert_imbalance, 1.0)
 
 
 def matmul_flops_per_token(setup: TrainingSetup) -> float:
@@ -113,7 +146,8 @@ def attention_flops_per_token(setup: TrainingSetup) -> float:
     if model.opaque:
         return 0.0
     is_causal = model.kind == "decoder" and setup.engine.fused_attention
-    return 4.0 * setup.sequence * model.query_width * (0.5 if is_causal else 1.0) * model.attentions / model.blocks
+    width = model.query_width + model.value_width
+    return 2.0 * setup.sequence * width * (0.5 if is_causal else 1.0) * model.attentions / model.blocks
 
 
 def inner_width(setup: TrainingSetup) -> float:
@@ -121,17 +155,22 @@ def inner_width(setup: TrainingSetup) -> float:
     model = setup.model
     if model.opaque:
         return 0.0
-    attention = 2.0 * (model.query_width + model.key_width) * model.attentions / model.blocks
-    return attention + (3.0 if model.gated else 2.0) * model.ffn_width * model.experts_per_token
+    attention = (model.query_width + model.value_width + 2.0 * model.key_width) * model.attentions / model.blocks
+    return attention + (3.0 if model.gated else 2.0) * model.active_ffn_width
 
 
 def _matmul_seconds(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> Column:
-    rate = peak_rate(setup) * matmul_efficiency(setup, plans, tokens)
-    return tokens * matmul_flops_per_token(setup) / plans.tensor / rate
+    peak, experts = peak_rate(setup), expert_flops_per_token(setup)
+    others = tokens * (matmul_flops_per_token(setup) - experts) / (peak * matmul_efficiency(setup, plans, tokens))
+    if experts:
+        rate = peak * expert_efficiency(setup, plans, tokens)
+        others += imbalance(setup, plans) * tokens * experts / rate
+    return others / plans.tensor
 
 
-def _attention_seconds(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> Column:
-    rate = attention_peak(setup) * setup.machines.gpu.efficiency.attention
+def attention_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the seconds inside the attention of one layer in a forward pass."""
+    tokens, rate = setup.micro_tokens(plans), attention_peak(setup) * setup.machines.gpu.efficiency.attention
     return tokens * attention_flops_per_token(setup) / plans.tensor / rate
 
 

@@ -83,6 +83,16 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     overlap_tensor: float = 0.0
     """Share of tensor-parallel communication that overlaps with computation."""
 
+    overlap_context: float = 1.0
+    """Share of attention that overlaps with the exchange of keys and values in context parallelism, where they travel
+    in a ring; 0: they are gathered before."""
+
+    overlap_experts: float = 0.0
+    """Share of the exchange of tokens between experts that overlaps with computation."""
+
+    expert_imbalance: float = 1.1
+    """Tokens of the GPU with the most, relative to the average, if experts are divided among GPUs."""
+
     scatters_gradients: bool = True
     """With ZeRO, gradients are reduce-scattered to their owners; otherwise stage 1 all-reduces all gradients."""
 

@@ -10,9 +10,16 @@ from numpy.typing import NDArray
 
 from refold.model import Plan
 from refold.perf.columns import Column, PlanColumns, plans_to_columns
-from refold.perf.communication import gradient_seconds, stage_seconds, tensor_seconds
+from refold.perf.communication import context_seconds, expert_seconds, gradient_seconds, stage_seconds, tensor_seconds
 from refold.perf.compute import attention_flops_per_token, head_time, layer_time, matmul_flops_per_token, peak_rate
-from refold.perf.memory_model import USABLE_MEMORY_SHARE, MemoryFootprint, memory_footprint, stage_parameters
+from refold.perf.memory_model import (
+    USABLE_MEMORY_SHARE,
+    MemoryFootprint,
+    StageParameters,
+    memory_footprint,
+    shard_of,
+    stage_parameters,
+)
 from refold.perf.training_setup import TrainingSetup
 
 HOST_SECONDS_PER_PARAMETER = 1.5e-10
@@ -29,6 +36,8 @@ class StepTimeParts(NamedTuple):
     recompute: Column
     launch: Column
     tensor: Column
+    context: Column
+    expert: Column
     pipeline: Column
     bubble: Column
     data: Column
@@ -116,14 +125,15 @@ def step_time_parts(setup: TrainingSetup, plans: PlanColumns) -> StepTimeParts:
     is full for `accumulation` micro-batches; filling and draining (the bubble) take (stages - 1) / interleave more.
     """
     layer = layer_time(setup, plans)
-    tensor_comm = tensor_seconds(setup, plans)
     blocks = setup.stage_blocks(plans)
     compute = _slowest_stage(setup, plans, layer.forward + layer.backward)
     recompute = blocks * layer.recompute
-    tensor = blocks * tensor_comm
+    tensor, context, expert = (
+        blocks * each(setup, plans) for each in (tensor_seconds, context_seconds, expert_seconds)
+    )
     launch = np.maximum(0.0, blocks * _launch_seconds(setup, plans) - compute - recompute - tensor)
     stage_comm = stage_seconds(setup, plans) + _stage_wait(setup, plans)
-    micro_batch = compute + recompute + tensor + launch + stage_comm
+    micro_batch = compute + recompute + tensor + context + expert + launch + stage_comm
     parameters = stage_parameters(setup, plans, is_last=False)
     forward, backward = blocks * layer.forward, blocks * (layer.backward + layer.recompute)
     count = plans.accumulation
@@ -133,6 +143,8 @@ def step_time_parts(setup: TrainingSetup, plans: PlanColumns) -> StepTimeParts:
         recompute=count * recompute,
         launch=count * launch,
         tensor=count * tensor,
+        context=count * context,
+        expert=count * expert,
         pipeline=count * stage_comm,
         bubble=(plans.pipeline - 1) / plans.interleave * micro_batch,
         data=_exposed_gradients(setup, plans, parameters, forward, backward),
@@ -174,14 +186,14 @@ def _stage_wait(setup: TrainingSetup, plans: PlanColumns) -> Column:
 
 
 def _exposed_gradients(
-    setup: TrainingSetup, plans: PlanColumns, parameters: Column, forward: Column, backward: Column
+    setup: TrainingSetup, plans: PlanColumns, parameters: StageParameters, forward: Column, backward: Column
 ) -> Column:
     """Return the data-parallel communication that does not overlap with a stage's forward and backward passes.
 
     Gradients overlap with the backward pass that produces them, weights with the pass before the one that needs them.
     """
     engine = setup.engine
-    communication = gradient_seconds(setup, plans, parameters)
+    communication = gradient_seconds(setup, plans, parameters.total, parameters.routed)
     hidden = np.where(plans.zero == 0, engine.overlap_gradients, engine.overlap_shards)
     per_step = np.maximum(0.0, communication.gradients_per_step - hidden * backward)
     per_step += np.maximum(0.0, communication.weights_per_step - hidden * forward)
@@ -191,18 +203,18 @@ def _exposed_gradients(
     return per_step + plans.accumulation * per_micro_batch
 
 
-def _optimizer_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Column) -> Column:
+def _optimizer_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: StageParameters) -> Column:
     """Return the time of Adam on the GPU, bound by memory: read and write states, read gradients, write weights."""
     engine, gpu = setup.engine, setup.machines.gpu
     traffic = engine.update_passes * (2 * engine.optimizer_bytes + engine.gradient_bytes + engine.weight_bytes)
     rate = gpu.memory_gigabytes_per_second * 1e9 * gpu.efficiency.memory
-    return parameters / np.where(plans.zero >= 1, plans.data, 1.0) * traffic / rate + engine.step_seconds
+    return shard_of(parameters, plans, plans.zero >= 1) * traffic / rate + engine.step_seconds
 
 
-def _offload_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Column) -> tuple[Column, Column]:
+def _offload_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: StageParameters) -> tuple[Column, Column]:
     """Return the PCIe time of gradients and weights, and the update time by the CPU threads of each GPU."""
     engine, machines = setup.engine, setup.machines
-    updated = np.where(plans.offload > 0, parameters / np.where(plans.zero >= 1, plans.data, 1.0), 0.0)
+    updated = np.where(plans.offload > 0, shard_of(parameters, plans, plans.zero >= 1), 0.0)
     pcie = machines.gpu.pcie_gigabytes_per_second * 1e9 * machines.gpu.efficiency.pcie
     transfer = 2 * engine.weight_bytes * updated / pcie
     threads = machines.cpus / machines.gpus if machines.cpus else DEFAULT_CPUS_PER_GPU

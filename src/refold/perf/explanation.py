@@ -6,80 +6,26 @@ a test compares them with the estimate.
 
 from __future__ import annotations
 
-import re
-from math import ceil, gcd, log2
-
-import msgspec
-import numpy as np
-
 from refold.model import Plan
 from refold.perf import communication, compute, memory_model
 from refold.perf.estimation import DEFAULT_CPUS_PER_GPU, HOST_SECONDS_PER_PARAMETER
+from refold.perf.explained_communication import add_communication, add_data_parallel, replicas
+from refold.perf.formula_lines import Lines, Section
 from refold.perf.training_setup import TrainingSetup
-
-_FUNCTIONS = {"max": max, "min": min, "ceil": ceil, "log2": log2}
-_NAME = re.compile(r"[a-z_][a-z_0-9]*")
-
-
-class FormulaLine(msgspec.Struct, frozen=True):
-    """`name` = `formula` = `numbers` = `value`, and its meaning. Inputs have no formula."""
-
-    name: str
-    formula: str
-    numbers: str
-    value: float
-    unit: str
-    meaning: str
-
-
-class Section(msgspec.Struct, frozen=True):
-    """A group of lines with a title."""
-
-    title: str
-    lines: tuple[FormulaLine, ...]
-
-
-class _Lines:
-    """The lines added so far, and the value of every name in them."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, float] = {}
-        self.sections: list[tuple[str, list[FormulaLine]]] = []
-
-    def section(self, title: str) -> None:
-        self.sections.append((title, []))
-
-    def given(self, meaning: str = "", unit: str = "", **values: float) -> None:
-        """Add inputs: named numbers without a formula."""
-        for name, value in values.items():
-            self.values[name] = float(value)
-            self.sections[-1][1].append(FormulaLine(name, "", "", float(value), unit, meaning))
-
-    def formula(self, name: str, formula: str, unit: str, meaning: str) -> None:
-        """Add a number computed by a formula over the previous ones."""
-        value = float(eval(formula, {"__builtins__": {}}, {**self.values, **_FUNCTIONS}))
-        self.values[name] = value
-        self.sections[-1][1].append(FormulaLine(name, formula, self._substitute(formula), value, unit, meaning))
-
-    def _substitute(self, formula: str) -> str:
-        def number(word: re.Match[str]) -> str:
-            return f"{self.values[word[0]]:.6g}" if word[0] in self.values else word[0]
-
-        return _NAME.sub(number, formula)
 
 
 def explain(setup: TrainingSetup, plan: Plan) -> tuple[Section, ...]:
     """Return all formulas of the estimate of a plan, from the model's shapes to step time and memory."""
-    lines = _Lines()
+    lines = Lines()
     _add_inputs(lines, setup, plan)
     _add_layer(lines, setup, plan)
-    _add_communication(lines, setup, plan)
+    add_communication(lines, setup, plan)
     _add_step(lines, setup, plan)
     _add_memory(lines, setup, plan)
     return tuple(Section(title, tuple(added)) for title, added in lines.sections)
 
 
-def _add_inputs(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
+def _add_inputs(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     model, machines = setup.model, setup.machines
     efficiency = machines.gpu.efficiency
     lines.section("Inputs")
@@ -88,6 +34,8 @@ def _add_inputs(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.given("data-parallel replicas", data=plan.data)
     lines.given("tensor-parallel GPUs", tensor=plan.tensor)
     lines.given("pipeline stages", stages=plan.pipeline)
+    if plan.context > 1:
+        lines.given("context-parallel GPUs", context=plan.context)
     lines.given("micro-batches per step", micro_batches=plan.accumulation)
     lines.given("chunks per stage", chunks=plan.interleave)
     lines.given("layers", layers=model.blocks)
@@ -100,16 +48,18 @@ def _add_inputs(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.given("effective bandwidth between nodes", "B/s", node_rate=communication.node_rate(machines))
 
 
-def _add_layer(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
+def _add_layer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     model, engine, efficiency = setup.model, setup.engine, setup.machines.gpu.efficiency
     lines.section("One layer, one micro-batch")
-    lines.formula("tokens", "batch * sequence / (data * micro_batches)", "tokens", "tokens per micro-batch")
+    lines.formula(
+        "tokens", f"batch * sequence / ({replicas(plan)} * micro_batches)", "tokens", "tokens per micro-batch"
+    )
     lines.given("rows of 1,024 columns where matrix products reach half", half_tokens=efficiency.half_tokens)
     if model.opaque:
         shares = f"matmul_share * {compute.OPAQUE_EFFICIENCY} * tokens / (tokens + {compute.OPAQUE_HALF_SAMPLES})"
         lines.formula("efficiency", shares, "", "share of the peak for an opaque model")
     else:
-        lines.given("width of the narrower matrix", min_width=min(model.hidden, model.ffn_width))
+        lines.given("width of the narrower matrix", min_width=compute.narrower_width(setup))
         lines.given("columns where matrix products reach half", half_width=efficiency.half_width)
         lines.formula("width", "min_width / tensor", "", "width of a tensor-parallel shard")
         lines.formula(
@@ -118,8 +68,7 @@ def _add_layer(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
             "",
             "share of the peak for these matrix products",
         )
-    lines.given("matrix products, forward", "FLOP/token", matmul_flops=compute.matmul_flops_per_token(setup))
-    lines.formula("matmul", "tokens * matmul_flops / tensor / (peak * efficiency)", "s", "matrix products")
+    _add_products(lines, setup, plan)
     lines.given("attention, forward", "FLOP/token", attention_flops=compute.attention_flops_per_token(setup))
     lines.given("peak for this head size", "FLOP/s", attention_peak=compute.attention_peak(setup))
     lines.given("share of that peak inside attention", attention_share=efficiency.attention)
@@ -155,74 +104,39 @@ def _add_layer(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula("recompute_time", recompute_formula, "s", f"activation recomputation: {plan.recompute}")
 
 
-def _add_communication(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
-    model, engine, machines = setup.model, setup.engine, setup.machines
-    lines.section("Communication")
-    lines.given("GPUs per node", per_node=machines.gpus / machines.nodes)
-    _add_group(lines, setup, "tensor", plan.tensor, 1)
-    lines.given("collectives per layer", collectives=_collectives_per_layer(setup, plan))
-    if model.opaque:
-        lines.formula("tensor_comm", "0", "s", "an opaque model has no tensor parallelism")
-    else:
-        lines.formula("tensor_bytes", "tokens * hidden_width * value_bytes", "B", "bytes per collective")
-        passes = _collective_formula("tensor", across=f" * {engine.tensor_inter_node_traffic}")
-        exposed = f"2 * (1 - {engine.overlap_tensor})"
-        lines.formula("tensor_comm", f"{exposed} * collectives * {passes}", "s", "tensor parallelism, per layer")
-    stages, stride = np.full(1, float(plan.pipeline)), np.full(1, float(plan.data * plan.tensor))
-    spans_nodes = communication.group_layout(machines, stages, stride).nodes[0] > 1
-    rate = "(node_rate / smallest_node)" if spans_nodes else "link_rate"
-    lines.given("GPUs of the smallest node", smallest_node=min(machines.gpus_on_node))
-    if plan.pipeline == 1:
-        lines.formula("stage_transfer", "0", "s", "no pipeline")
-    else:
-        lines.formula(
-            "stage_transfer",
-            f"2 * chunks * tokens * hidden_width * value_bytes / tensor / {rate}",
-            "s",
-            "transfers between stages, forward and backward",
-        )
-    has_stage_wait = machines.gpus >= engine.stage_wait_from_gpus
-    lines.given("waiting time per neighbouring stage", "s", stage_wait=engine.stage_wait if has_stage_wait else 0.0)
+def _add_products(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
+    model, engine = setup.model, setup.engine
+    experts = compute.expert_flops_per_token(setup)
+    flops = compute.matmul_flops_per_token(setup) - experts
+    lines.given("matrix products, forward", "FLOP/token", matmul_flops=flops)
+    if not experts:
+        lines.formula("matmul", "tokens * matmul_flops / tensor / (peak * efficiency)", "s", "matrix products")
+        return
+    lines.given("GPUs among which experts are divided", expert=plan.expert)
+    lines.given("experts, and experts of a token", experts=model.experts, experts_per_token=model.experts_per_token)
+    lines.given("products of experts, forward", "FLOP/token", expert_flops=experts)
+    lines.given("most tokens of a GPU / average", imbalance=engine.expert_imbalance if plan.expert > 1 else 1.0)
+    lines.formula("expert_tokens", "tokens * expert * experts_per_token / experts", "tokens", "tokens of one expert")
+    lines.given(
+        "width of the narrower matrix of an expert", expert_width=min(model.hidden, model.ffn_width) / plan.tensor
+    )
     lines.formula(
-        "stage_comm", "stage_transfer + min(2, stages - 1) * stage_wait", "s", "between stages, per micro-batch"
+        "expert_efficiency",
+        "matmul_share * expert_tokens / (expert_tokens + half_tokens * 1024 / expert_width)"
+        " * expert_width / (expert_width + half_width)",
+        "",
+        "share of the peak for the products of an expert",
+    )
+    lines.formula(
+        "matmul",
+        "(tokens * matmul_flops / (peak * efficiency)"
+        " + imbalance * tokens * expert_flops / (peak * expert_efficiency)) / tensor",
+        "s",
+        "matrix products",
     )
 
 
-def _collectives_per_layer(setup: TrainingSetup, plan: Plan) -> float:
-    per_layer = communication.TENSOR_COLLECTIVES * setup.model.attentions / setup.model.blocks
-    return per_layer * (1.5 if plan.recompute == "full" else 1.0)
-
-
-def _add_group(lines: _Lines, setup: TrainingSetup, kind: str, members: int, stride: int) -> None:
-    """Add the layout of a group: members per node, nodes, groups that share a node's network, and latency."""
-    machines = setup.machines
-    inside = gcd(*machines.gpus_on_node) % (members * stride) == 0
-    lines.values[f"{kind}_members"] = float(members)
-    if inside:
-        lines.formula(f"{kind}_on_node", f"{members}", "", f"members of a {kind}-parallel group on a node: all")
-    else:
-        lines.formula(
-            f"{kind}_on_node",
-            f"min(max(per_node / {stride}, 1), {members})",
-            "",
-            f"members of a {kind}-parallel group on a node",
-        )
-    lines.formula(f"{kind}_nodes", f"max(1, {members} / {kind}_on_node)", "", "nodes of a group")
-    lines.formula(f"{kind}_sharing", f"min({stride}, per_node)", "", "groups that share the network of a node")
-    latency = machines.inside.latency_microseconds * log2(lines.values[f"{kind}_on_node"])
-    latency += machines.network.latency_microseconds * log2(lines.values[f"{kind}_nodes"])
-    lines.given("latency of one collective", "s", **{f"{kind}_latency": latency * 1e-6})
-
-
-def _collective_formula(kind: str, payload: str = "", across: str = "") -> str:
-    payload = payload or f"{kind}_bytes"
-    return (
-        f"(max({payload} * (1 - 1 / {kind}_on_node) / link_rate, "
-        f"{payload} * (1 - 1 / {kind}_nodes) * {kind}_sharing{across} / node_rate) + {kind}_latency)"
-    )
-
-
-def _add_step(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
+def _add_step(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     model, engine, machines = setup.model, setup.engine, setup.machines
     lines.section("Step")
     lines.formula("stage_layers", "layers / stages", "", "layers per stage")
@@ -244,6 +158,8 @@ def _add_step(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula("stage_compute", slowest, "s", "compute of the slowest stage, per micro-batch")
     lines.formula("stage_recompute", "stage_layers * recompute_time", "s", "recomputation, per micro-batch")
     lines.formula("stage_tensor", "stage_layers * tensor_comm", "s", "tensor parallelism, per micro-batch")
+    lines.formula("stage_expert", "stage_layers * expert_comm", "s", "expert parallelism, per micro-batch")
+    lines.formula("stage_context", "stage_layers * context_comm", "s", "context parallelism, per micro-batch")
     remote_ranks = max(0.0, plan.tensor - machines.gpus / machines.nodes)
     has_pipeline = plan.pipeline > 1 and plan.tensor > 1 and machines.nodes > 1
     factor = {"none": 1.0, "selective": engine.launch_factor_selective, "full": engine.launch_factor_full}[
@@ -262,7 +178,7 @@ def _add_step(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
     )
     lines.formula(
         "micro_batch_time",
-        "stage_compute + stage_recompute + stage_tensor + stage_launch + stage_comm",
+        "stage_compute + stage_recompute + stage_tensor + stage_context + stage_expert + stage_launch + stage_comm",
         "s",
         "one micro-batch",
     )
@@ -271,68 +187,30 @@ def _add_step(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
         ("recompute", "stage_recompute"),
         ("launch", "stage_launch"),
         ("tensor_time", "stage_tensor"),
+        ("context_time", "stage_context"),
+        ("expert_time", "stage_expert"),
         ("pipeline_time", "stage_comm"),
     ):
         lines.formula(part, f"micro_batches * {term}", "s", "per step")
     lines.formula("bubble", "(stages - 1) / chunks * micro_batch_time", "s", "pipeline bubble: filling and draining")
-    _add_data_parallel(lines, setup, plan)
+    add_data_parallel(lines, setup, plan)
     _add_optimizer(lines, setup, plan)
     lines.formula(
         "step",
-        "compute + recompute + launch + tensor_time + pipeline_time + bubble + data_time + optimizer + offload",
+        "compute + recompute + launch + tensor_time + context_time + expert_time + pipeline_time + bubble + data_time"
+        " + optimizer + offload",
         "s",
         "total step time",
     )
 
 
-def _add_data_parallel(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
-    engine = setup.engine
-    parameters = memory_model.stage_parameters_of(setup, plan, is_last=False)
-    lines.given("weights of the first stage on one GPU", parameters=parameters)
-    if plan.data == 1:
-        lines.formula("data_time", "0", "s", "one replica: no communication")
-        return
-    _add_group(lines, setup, "data", plan.data, plan.tensor)
-    lines.formula("gradient_bytes", f"{engine.gradient_traffic_bytes} * parameters", "B", "gradients to exchange")
-    lines.formula("weight_bytes", f"{engine.weight_bytes} * parameters", "B", "weights to gather with ZeRO")
-    lines.formula("reduce_scatter", _collective_formula("data", "gradient_bytes"), "s", "one reduce-scatter")
-    lines.formula("all_gather", _collective_formula("data", "weight_bytes"), "s", "one all-gather")
-    full_exchange = plan.zero <= (0 if engine.scatters_gradients else 1)
-    exchange = "2 * reduce_scatter" if full_exchange else "reduce_scatter"
-    lines.formula("grad_exchange", exchange, "s", f"gradient exchange with ZeRO-{plan.zero}")
-    per_micro_batch = plan.zero >= 2 or engine.reduces_each_micro_batch
-    messages = f"{engine.message_seconds} * data * stage_layers"
-    overlap = engine.overlap_gradients if plan.zero == 0 else engine.overlap_shards
-    lines.given("share of a pass that overlaps with communication", overlap=overlap)
-    lines.formula("grad_per_step", "grad_exchange" if not per_micro_batch else "0", "s", "gradients, per step")
-    lines.formula(
-        "grad_exposed",
-        f"max(0, grad_per_step + {messages} - overlap * stage_layers * (backward + recompute_time))",
-        "s",
-        "exposed",
-    )
-    lines.formula("weights_per_step", "all_gather" if plan.zero in (1, 2) else "0", "s", "updated weights, per step")
-    lines.formula("weights_exposed", "max(0, weights_per_step - overlap * stage_layers * forward)", "s", "exposed")
-    lines.formula("weights_per_pass", "all_gather" if plan.zero == 3 else "0", "s", "weights, per pass")
-    lines.formula("grad_per_batch", "grad_exchange" if per_micro_batch else "0", "s", "gradients, per micro-batch")
-    lines.formula(
-        "exposed_per_batch",
-        "max(0, grad_per_batch + weights_per_pass - overlap * stage_layers * (backward + recompute_time))"
-        " + max(0, weights_per_pass - overlap * stage_layers * forward)",
-        "s",
-        "exposed, per micro-batch",
-    )
-    lines.formula(
-        "data_time",
-        "grad_exposed + weights_exposed + micro_batches * exposed_per_batch",
-        "s",
-        "exposed data-parallel communication",
-    )
-
-
-def _add_optimizer(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
+def _add_optimizer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     engine, machines = setup.engine, setup.machines
-    lines.formula("updated", "parameters / data" if plan.zero else "parameters", "", "weights updated by this GPU")
+    divisor = replicas(plan).replace(" * ", " / ")
+    sharded = f"parameters / {divisor}"
+    if setup.model.routed_parameters:
+        sharded = f"(parameters - routed) / {divisor} + routed / {divisor} * expert"
+    lines.formula("updated", sharded if plan.zero else "parameters", "", "weights updated by this GPU")
     fixed = engine.step_seconds
     if plan.offload:
         pcie = machines.gpu.pcie_gigabytes_per_second * 1e9 * machines.gpu.efficiency.pcie
@@ -355,7 +233,7 @@ def _add_optimizer(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula("offload", "0", "s", "no offload")
 
 
-def _add_memory(lines: _Lines, setup: TrainingSetup, plan: Plan) -> None:
+def _add_memory(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     """Add the memory footprint of the fullest stage by component."""
     needs = memory_model.plan_memory_footprint(setup, plan)
     lines.section("Memory of the fullest GPU")

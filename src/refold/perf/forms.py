@@ -147,7 +147,7 @@ class RubickForm:
         slices = plans.tensor * plans.pipeline
         sliced, offload, recomputes = slices > 1, plans.offload > 0, plans.recompute > 0
         weights = self._shape.parameters / MIB / slices
-        forward = self._forward_ms * batch / (plans.data * plans.accumulation * slices)
+        forward = self._forward_ms * batch / (plans.replicas * plans.accumulation * slices)
         forward = forward * np.where(sliced, (plans.accumulation + plans.pipeline - 1) / plans.accumulation, 1.0)
         backward = k_bwd * forward
         payload = 8 * weights * (plans.data - 1) / plans.data

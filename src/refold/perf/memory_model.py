@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refold.model import Plan
 from refold.perf.columns import FULL, SELECTIVE, Column, PlanColumns, plans_to_columns
-from refold.perf.compute import inner_width
+from refold.perf.communication import key_value_bytes
+from refold.perf.compute import imbalance, inner_width
 from refold.perf.training_setup import TrainingSetup
 
 GIB = 2.0**30
@@ -72,13 +74,35 @@ def plan_memory_footprint(setup: TrainingSetup, plan: Plan) -> dict[str, float]:
     }
 
 
-def stage_parameters_of(setup: TrainingSetup, plan: Plan, *, is_last: bool) -> float:
+class PlanParameters(NamedTuple):
+    """Weights of a stage on one GPU, for one plan: all, and those of experts."""
+
+    total: float
+    routed: float
+
+
+def stage_parameters_of(setup: TrainingSetup, plan: Plan, *, is_last: bool) -> PlanParameters:
     """Return the number of weights of the first or last stage on one GPU, for one plan."""
-    return float(stage_parameters(setup, plans_to_columns([plan]), is_last=is_last)[0])
+    total, routed = stage_parameters(setup, plans_to_columns([plan]), is_last=is_last)
+    return PlanParameters(float(total[0]), float(routed[0]))
 
 
-def stage_parameters(setup: TrainingSetup, plans: PlanColumns, *, is_last: bool) -> Column:
-    """Return the number of weights of the first or last stage on one GPU, after tensor parallelism.
+class StageParameters(NamedTuple):
+    """Weights of a stage on one GPU: all, and those of experts, of which fewer GPUs have a copy."""
+
+    total: Column
+    routed: Column
+
+
+def shard_of(parameters: StageParameters, plans: PlanColumns, is_sharded: NDArray[np.bool_]) -> Column:
+    """Return how many of a stage's weights a GPU keeps or updates where they are sharded over their copies."""
+    total, routed = parameters
+    sharded = (total - routed) / plans.replicas + routed / (plans.replicas / plans.expert)
+    return np.where(is_sharded, sharded, total)
+
+
+def stage_parameters(setup: TrainingSetup, plans: PlanColumns, *, is_last: bool) -> StageParameters:
+    """Return the number of weights of the first or last stage on one GPU, after tensor and expert parallelism.
 
     Without a pipeline the last stage is the only one.
     """
@@ -88,20 +112,23 @@ def stage_parameters(setup: TrainingSetup, plans: PlanColumns, *, is_last: bool)
     embedding = max(model.embedding_parameters, ends - model.head_parameters)
     tied_copy = model.vocabulary * model.hidden if model.tied and model.predicts_tokens else 0
     end_parameters = model.head_parameters + tied_copy if is_last else embedding
-    layers = np.ceil(setup.stage_blocks(plans)) * (model.stack_parameters / model.blocks)
-    return (layers + np.where(only, ends, end_parameters)) / plans.tensor
+    layers = np.ceil(setup.stage_blocks(plans))
+    common = layers * ((model.stack_parameters - model.routed_parameters) / model.blocks)
+    common = (common + np.where(only, ends, end_parameters)) / plans.tensor
+    routed = layers * (model.routed_parameters / model.blocks) / plans.tensor / plans.expert
+    return StageParameters(common + routed, routed)
 
 
 def _stage(setup: TrainingSetup, plans: PlanColumns, *, is_last: bool) -> MemoryFootprint:
     engine, model = setup.engine, setup.model
     parameters = stage_parameters(setup, plans, is_last=is_last)
     on_host = plans.offload > 0
-    share = 1 / plans.data
-    gathered = np.where(plans.zero == 3, 2 * model.stack_parameters / model.blocks / plans.tensor * (1 - share), 0.0)
-    weights = engine.weight_bytes * (parameters * np.where(plans.zero == 3, share, 1.0) + gathered)
-    gradients = engine.gradient_bytes * parameters * np.where(plans.zero >= 2, share, 1.0)
+    one_layer = (model.stack_parameters - model.routed_parameters * (1 - 1 / plans.expert)) / model.blocks
+    gathered = np.where(plans.zero == 3, 2 * one_layer / plans.tensor * (1 - 1 / plans.replicas), 0.0)
+    weights = engine.weight_bytes * (shard_of(parameters, plans, plans.zero == 3) + gathered)
+    gradients = engine.gradient_bytes * shard_of(parameters, plans, plans.zero >= 2)
     accumulated = np.where(plans.accumulation > 1, engine.weight_bytes / engine.gradient_bytes * gradients, 0.0)
-    optimizer = engine.optimizer_bytes * parameters * np.where(plans.zero >= 1, share, 1.0)
+    optimizer = engine.optimizer_bytes * shard_of(parameters, plans, plans.zero >= 1)
     tokens = setup.micro_tokens(plans)
     logits = engine.logit_activation_bytes * tokens * model.vocabulary / plans.tensor
     in_flight = _micro_batches_in_flight(plans, is_last=is_last)
@@ -146,11 +173,22 @@ def _activations(setup: TrainingSetup, plans: PlanColumns, tokens: Column, in_fl
     scores = SCORE_BYTES * model.heads * setup.sequence / plans.tensor * model.attentions / model.blocks
     if engine.fused_attention:
         scores = np.zeros(len(plans))
-    layer = outside + inside + scores
+    layer = outside + inside + scores + _dispatched_bytes(setup, plans)
     selected = engine.selective_activation_share * (outside + inside)
     checkpoint = engine.value_bytes * model.hidden / split  # of a recomputed layer only the input is saved
     blocks = np.ceil(setup.stage_blocks(plans))
     full, selective = plans.recompute == FULL, plans.recompute == SELECTIVE
     saved = np.where(full, checkpoint, np.where(selective, selected, layer)) * blocks * in_flight
     working = np.where(full | selective, layer, 0.0)  # of the layer that is being recomputed
-    return tokens * (saved + working)
+    present = 2 / plans.context if engine.overlap_context else 1.0  # in a ring, the present block and the next one
+    keys_and_values = np.where(plans.context > 1, present * key_value_bytes(setup, plans), 0.0)
+    return tokens * (saved + working) + keys_and_values
+
+
+def _dispatched_bytes(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the bytes saved per token and average layer of what experts get and return: a copy for each expert."""
+    model = setup.model
+    if model.experts == 1:
+        return np.zeros(len(plans))
+    copies = 2 * model.experts_per_token * imbalance(setup, plans) * model.expert_layers / model.blocks
+    return copies * setup.engine.value_bytes * model.hidden / plans.tensor

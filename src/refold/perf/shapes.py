@@ -18,9 +18,14 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     `layers` counts those of the decoder, or of the only stack; an encoder-decoder also has `encoder_layers`. `gated`:
     the feed-forward block has three matrices (SwiGLU, GEGLU) instead of two. Each token uses `experts_per_token` of
-    `experts` feed-forward blocks. `parameters_stated` is a published count, where the shapes do not give it exactly.
-    `sequence` and `batch` are the defaults of commands. An opaque model has `parameters_stated`, `sample_gflop`
-    (forward pass) and `sample_mib` (saved activations).
+    `experts` feed-forward blocks of width `ffn`, and one of width `shared_ffn`, if there is one; `dense_layers` have
+    no experts but one block of width `dense_ffn`. With latent attention (MLA), keys and values are computed from
+    `key_rank` numbers per token, and queries from `query_rank`, if given; `rope_size` is the part of a head that has
+    positions, besides `head_size`, and `value_size` the width of its values.
+
+    `parameters_stated` is a published count, where the shapes do not give it exactly. `sequence` and `batch` are the
+    defaults of commands. An opaque model has `parameters_stated`, `sample_gflop` (forward pass) and `sample_mib` (saved
+    activations). `not_modelled`: parts of a model that estimates leave out.
     """
 
     name: str
@@ -39,12 +44,20 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     encoder_layers: int = 0
     experts: int = 1
     experts_per_token: int = 1
+    shared_ffn: int = 0
+    dense_layers: int = 0
+    dense_ffn: int = 0
+    query_rank: int = 0
+    key_rank: int = 0
+    rope_size: int = 0
+    value_size: int = 0
     sequence: int = 2048
     batch: int = 256
     parameters_stated: int = 0
     sample_gflop: float = 0.0
     sample_mib: float = 0.0
     source: str = ""
+    not_modelled: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         positive = {
@@ -63,6 +76,13 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             "vocabulary": self.vocabulary,
             "positions": self.positions,
             "encoder_layers": self.encoder_layers,
+            "shared_ffn": self.shared_ffn,
+            "dense_layers": self.dense_layers,
+            "dense_ffn": self.dense_ffn,
+            "query_rank": self.query_rank,
+            "key_rank": self.key_rank,
+            "rope_size": self.rope_size,
+            "value_size": self.value_size,
             "parameters_stated": self.parameters_stated,
             "sample_gflop": self.sample_gflop,
             "sample_mib": self.sample_mib,
@@ -82,6 +102,13 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             raise BadValue(
                 f"model {self.name!r}: experts_per_token is {self.experts_per_token}, expected ≤ {self.experts}"
             )
+        if self.dense_layers and (self.experts == 1 or self.dense_layers >= self.layers):
+            raise BadValue(
+                f"model {self.name!r}: dense_layers is {self.dense_layers}, expected fewer than the {self.layers} "
+                "layers of a model with experts"
+            )
+        if self.key_rank and not (self.head_size and self.value_size):
+            raise BadValue(f"model {self.name!r}: latent attention (key_rank) needs head_size and value_size")
         if (self.kind == "encoder-decoder") != bool(self.encoder_layers):
             raise BadValue(f"model {self.name!r}: encoder_layers is required for kind 'encoder-decoder', and only then")
 
@@ -112,11 +139,18 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     @property
     def query_width(self) -> int:
         """Width of all queries of a token."""
-        return self.heads * self.head_width
+        return self.heads * (self.head_width + self.rope_size)
+
+    @property
+    def value_width(self) -> int:
+        """Width of the results of all heads for a token."""
+        return self.heads * (self.value_size or self.head_width)
 
     @property
     def key_width(self) -> int:
-        """Width of all keys of a token, and of all values; less than the queries if heads share them."""
+        """Width of all keys of a token, and of all values, on average; less than the queries if heads share them."""
+        if self.key_rank:
+            return (self.query_width + self.value_width) // 2
         return (self.kv_heads or self.heads) * self.head_width
 
     @property
@@ -124,35 +158,69 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         """Width of one feed-forward block; four times the hidden width by default."""
         return self.ffn or 4 * self.hidden
 
+    @property
+    def active_ffn_width(self) -> float:
+        """Width of all feed-forward blocks that a token uses in a layer, on average."""
+        dense = self.dense_layers / self.blocks
+        with_experts = self.experts_per_token * self.ffn_width + self.shared_ffn
+        return dense * self.dense_ffn + (1 - dense) * with_experts
+
     @cached_property
     def attention_parameters(self) -> int:
         """Weights of one attention block: queries, keys, values, output."""
+        if self.key_rank:
+            return self._latent_attention_parameters()
         weights = 2 * self.hidden * (self.query_width + self.key_width)
         biases = self.query_width + 2 * self.key_width + self.hidden
         return weights + (biases if self.bias else 0)
 
+    def _latent_attention_parameters(self) -> int:
+        """Count projections down to the ranks and their norms, up to the heads, and the output."""
+        queries = self.query_rank * (self.hidden + 1 + self.query_width) or self.hidden * self.query_width
+        keys_and_values = self.heads * self.head_width + self.value_width
+        latent = self.hidden * (self.key_rank + self.rope_size) + self.key_rank * (1 + keys_and_values)
+        return queries + latent + self.value_width * self.hidden
+
     @cached_property
     def expert_parameters(self) -> int:
-        """Weights of one feed-forward block."""
+        """Weights of one feed-forward block, of one expert."""
+        return self._feed_forward_parameters(self.ffn_width)
+
+    def _feed_forward_parameters(self, width: int) -> int:
         matrices = 3 if self.gated else 2
-        biases = (matrices - 1) * self.ffn_width + self.hidden
-        return matrices * self.hidden * self.ffn_width + (biases if self.bias else 0)
+        biases = (matrices - 1) * width + self.hidden
+        return matrices * self.hidden * width + (biases if self.bias and width else 0)
 
     @cached_property
     def stack_parameters(self) -> int:
         """Weights of all layers, without embeddings."""
         if self.opaque:
             return self.parameters_stated
-        router = self.hidden * self.experts if self.experts > 1 else 0
         norms = 2 * self.hidden * (2 if self.bias else 1)
-        each = self.experts * self.expert_parameters + router + norms
-        return self.blocks * each + self.attentions * self.attention_parameters
+        everywhere = self.blocks * norms + self.attentions * self.attention_parameters
+        dense = self.dense_layers * self._feed_forward_parameters(self.dense_ffn)
+        return everywhere + dense + self.expert_layers * self._expert_layer_parameters(self.experts)
+
+    @property
+    def routed_parameters(self) -> int:
+        """Weights of all experts in all layers, which expert parallelism divides."""
+        return self.expert_layers * self.experts * self.expert_parameters if self.experts > 1 else 0
+
+    @property
+    def expert_layers(self) -> int:
+        """Number of layers with experts; all layers if there is only one."""
+        return self.blocks - self.dense_layers
+
+    def _expert_layer_parameters(self, experts: int) -> int:
+        """Weights of the feed-forward part of a layer, if it had so many experts: with the router and a shared one."""
+        router = self.hidden * self.experts if self.experts > 1 else 0
+        return experts * self.expert_parameters + router + self._feed_forward_parameters(self.shared_ffn)
 
     @cached_property
     def active_parameters(self) -> int:
         """Weights of all layers that are active for one token."""
         unused = self.experts - self.experts_per_token
-        return self.stack_parameters - (0 if self.opaque else self.blocks * unused * self.expert_parameters)
+        return self.stack_parameters - (0 if self.opaque else self.expert_layers * unused * self.expert_parameters)
 
     @property
     def embedding_parameters(self) -> int:

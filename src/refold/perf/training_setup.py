@@ -35,8 +35,8 @@ class TrainingSetup(msgspec.Struct, frozen=True):
         return 1 if self.model.opaque else self.sequence
 
     def micro_tokens(self, plans: PlanColumns) -> Column:
-        """Return the tokens per micro-batch; the global batch is the same for all plans."""
-        return self.tokens / (plans.data * plans.accumulation)
+        """Return the tokens of a micro-batch that one GPU has; the global batch is the same for all plans."""
+        return self.tokens / (plans.replicas * plans.accumulation)
 
     def stage_blocks(self, plans: PlanColumns) -> Column:
         """Return the average number of layers per pipeline stage."""

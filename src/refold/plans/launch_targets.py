@@ -151,6 +151,8 @@ def _megatron(request: LaunchRequest) -> LaunchSettings:
     options: dict[str, Any] = {
         "--tensor-model-parallel-size": plan.tensor,
         "--pipeline-model-parallel-size": plan.pipeline,
+        "--context-parallel-size": plan.context if plan.context > 1 else None,
+        "--expert-model-parallel-size": plan.expert if plan.expert > 1 else None,
         "--num-virtual-stages-per-pipeline-rank": plan.interleave if plan.interleave > 1 else None,
         "--sequence-parallel": plan.sequence_parallel,
         "--micro-batch-size": request.micro_batch or None,
@@ -283,6 +285,8 @@ def _stages_of(allowed: Sequence[int], reason: str) -> Unsupported:
 
 _NO_PIPELINE = _more_than("pipeline", 1, "it has no setting for pipeline stages")
 _NO_TENSOR = _more_than("tensor", 1, "it has no setting for tensor parallelism")
+_NO_EXPERT = _more_than("expert", 1, "it has no setting for expert parallelism")
+_NO_CONTEXT = _more_than("context", 1, "it has no setting for context parallelism")
 _NO_SEQUENCE = _more_than("sequence_parallel", 0, "it has no setting for sequence parallelism")
 _NO_SELECTIVE = Unsupported(lambda plans: plans.recompute == SELECTIVE, "it recomputes whole layers or nothing")
 _NO_ZERO_1 = _stages_of((0, 2, 3), "FSDP2 shards gradients too: ZeRO-2 or ZeRO-3, or none")
@@ -304,6 +308,8 @@ LAUNCH_TARGETS: dict[LaunchEngine, LaunchTarget] = {
         _deepspeed,
         (
             _NO_PIPELINE,
+            _NO_CONTEXT,
+            _NO_EXPERT,
             Unsupported(
                 lambda plans: (plans.tensor > 1) & (plans.zero == 3), "tensor parallelism needs at most ZeRO-2"
             ),
@@ -311,12 +317,14 @@ LAUNCH_TARGETS: dict[LaunchEngine, LaunchTarget] = {
             _NO_SELECTIVE,
         ),
     ),
-    "fsdp": LaunchTarget("fsdp", _fsdp, (_NO_PIPELINE, _NO_ZERO_1, _NO_SELECTIVE)),
+    "fsdp": LaunchTarget("fsdp", _fsdp, (_NO_PIPELINE, _NO_CONTEXT, _NO_EXPERT, _NO_ZERO_1, _NO_SELECTIVE)),
     "accelerate": LaunchTarget(
         "fsdp",
         _accelerate,
         (
             _NO_PIPELINE,
+            _NO_CONTEXT,
+            _NO_EXPERT,
             _NO_ZERO_1,
             _OFFLOADS_SHARDS,
             Unsupported(
@@ -328,7 +336,9 @@ LAUNCH_TARGETS: dict[LaunchEngine, LaunchTarget] = {
         ),
     ),
     "trainer": LaunchTarget(
-        "fsdp", _trainer, (_NO_PIPELINE, _NO_TENSOR, _NO_ZERO_1, _OFFLOADS_SHARDS, _NO_SEQUENCE, _NO_SELECTIVE)
+        "fsdp",
+        _trainer,
+        (_NO_PIPELINE, _NO_CONTEXT, _NO_EXPERT, _NO_TENSOR, _NO_ZERO_1, _OFFLOADS_SHARDS, _NO_SEQUENCE, _NO_SELECTIVE),
     ),
 }
 """All frameworks."""

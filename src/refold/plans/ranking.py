@@ -27,6 +27,8 @@ SIMPLEST_FIRST = (
     "offload",
     "pipeline",
     "tensor",
+    "context",
+    "expert",
     "zero",
     "recompute",
     "interleave",

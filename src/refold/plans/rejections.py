@@ -110,20 +110,21 @@ def plans_breaking_rules(setup: TrainingSetup, limits: PlanLimits) -> tuple[Reje
 
 
 def _simple_candidates(setup: TrainingSetup, limits: PlanLimits) -> PlanColumns:
-    """Return every way to write the GPUs as data × tensor × pipeline, with the simplest other choices.
+    """Return every way to write the GPUs as data × tensor × pipeline × context, with the simplest other choices.
 
     If pins allow no such way, ways that use as many GPUs as the pins allow.
     """
     gpus, pins, simplest = setup.machines.gpus, limits.pinned, limits.simplest()
     degrees = [
-        (pins.data or max(1, gpus // (tensor * pipeline)), tensor, pipeline)
+        (pins.data or max(1, gpus // (tensor * pipeline * context)), tensor, pipeline, context)
         for tensor in ([pins.tensor] if pins.tensor else divisors(gpus))
         for pipeline in ([pins.pipeline] if pins.pipeline else divisors(gpus))
+        for context in ([pins.context] if pins.context else divisors(gpus) if limits.max_context > 1 else [1])
     ]
     exact = [item for item in degrees if prod(item) == gpus]
     return plans_to_columns(
         [
-            msgspec.structs.replace(simplest, data=data, tensor=tensor, pipeline=pipeline)
-            for data, tensor, pipeline in exact or degrees
+            msgspec.structs.replace(simplest, data=data, tensor=tensor, pipeline=pipeline, context=context)
+            for data, tensor, pipeline, context in exact or degrees
         ]
     )

@@ -140,7 +140,16 @@ def _interleave_text(single: SinglePlan) -> str:
 def _sequence_text(single: SinglePlan) -> str:
     if single.plan.tensor == 1:
         return "sequence parallelism needs tensor parallelism, and tensor is 1"
-    return f"sequence {single.setup.sequence} is not divisible by tensor {single.plan.tensor}"
+    context = f" × context {single.plan.context}" if single.plan.context > 1 else ""
+    return f"sequence {single.setup.sequence} is not divisible by tensor {single.plan.tensor}{context}"
+
+
+def _expert_text(single: SinglePlan) -> str:
+    experts, degree = single.setup.model.experts, single.plan.expert
+    if experts % degree:
+        return f"{experts} experts are not divisible among {degree} GPUs" if experts > 1 else "the model has no experts"
+    replicas = single.plan.data * single.plan.context
+    return f"experts are divided among replicas, but {replicas} (data × context) is not divisible by expert {degree}"
 
 
 def _differs_from_pins(group: PlanBatch) -> Any:
@@ -191,17 +200,14 @@ def _engine_text(single: SinglePlan) -> str:
 RULES: tuple[Rule, ...] = (
     Rule(
         "gpus",
-        lambda group: group.plans.data * group.plans.tensor * group.plans.pipeline != group.setup.machines.gpus,
+        lambda group: group.plans.gpus != group.setup.machines.gpus,
         lambda single: f"the plan uses {single.plan.gpus} GPUs, but the machines have {single.setup.machines.gpus}",
     ),
     Rule("pinned", _differs_from_pins, _pins_text),
     Rule("limits", _outside_limits, _limits_text),
     Rule(
         "opaque",
-        lambda group: (
-            group.setup.model.opaque
-            & ((group.plans.tensor > 1) | (group.plans.pipeline > 1) | (group.plans.recompute > 0))
-        ),
+        lambda group: group.setup.model.opaque & ((group.plans.gpus > group.plans.data) | (group.plans.recompute > 0)),
         lambda single: (
             f"{single.setup.model.name!r} is an opaque model: only data parallelism without recomputation is possible"
         ),
@@ -250,9 +256,40 @@ RULES: tuple[Rule, ...] = (
         "sequence",
         lambda group: (
             (group.plans.sequence_parallel > 0)
-            & ((group.plans.tensor == 1) | _not_divisible(group, group.setup.sequence))
+            & (
+                (group.plans.tensor == 1)
+                | (np.mod(group.setup.sequence, group.plans.tensor * group.plans.context) != 0)
+            )
         ),
         _sequence_text,
+    ),
+    Rule(
+        "expert",
+        lambda group: (
+            (group.plans.expert > 1)
+            & (
+                (np.mod(group.setup.model.experts, group.plans.expert) != 0)
+                | (np.mod(group.plans.replicas, group.plans.expert) != 0)
+            )
+        ),
+        _expert_text,
+    ),
+    Rule(
+        "offload-experts",
+        lambda group: (group.plans.expert > 1) & (group.plans.offload > 0),
+        lambda single: "offload is not possible with expert parallelism",  # noqa: ARG005
+    ),
+    Rule(
+        "context",
+        lambda group: (
+            (not group.setup.model.opaque)
+            & (group.plans.context > 1)
+            & (np.mod(group.setup.sequence, 2 * group.plans.context) != 0)
+        ),
+        lambda single: (
+            f"sequence {single.setup.sequence} is not divisible by {2 * single.plan.context}: with context "
+            f"{single.plan.context}, each GPU has two parts of it"
+        ),
     ),
     Rule(
         "selective",
@@ -271,7 +308,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "zero-data",
-        lambda group: (group.plans.zero >= 1) & (group.plans.data == 1) & (group.plans.offload == 0),
+        lambda group: (group.plans.zero >= 1) & (group.plans.replicas == 1) & (group.plans.offload == 0),
         lambda single: f"ZeRO-{single.plan.zero} shards states across replicas, but data is 1",
     ),
     Rule(
@@ -283,8 +320,10 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "offload-slices",
-        lambda group: (group.plans.offload > 0) & ((group.plans.tensor > 1) | (group.plans.pipeline > 1)),
-        lambda single: "offload is possible with data parallelism only, not with tensor or pipeline parallelism",  # noqa: ARG005
+        lambda group: (group.plans.offload > 0) & (group.plans.gpus > group.plans.data),
+        lambda single: (  # noqa: ARG005
+            "offload is possible with data parallelism only, not with tensor, pipeline or context parallelism"
+        ),
     ),
     Rule(
         "engine",

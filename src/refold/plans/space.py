@@ -22,7 +22,7 @@ Table = dict[str, Ints]
 CHOICE_FIELDS = ("zero", "offload", "recompute", "sequence_parallel")
 """Fields of a plan for which limits list the allowed choices."""
 
-BOUNDED_FIELDS = ("tensor", "interleave")
+BOUNDED_FIELDS = ("tensor", "interleave", "context", "expert")
 """Fields of a plan for which limits have a maximum degree."""
 
 
@@ -38,6 +38,8 @@ class Pins(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     accumulation: int | None = None
     interleave: int | None = None
     sequence_parallel: bool | None = None
+    context: int | None = None
+    expert: int | None = None
 
     def __post_init__(self) -> None:
         Plan(**self.to_dict())  # raises BadValue for invalid values
@@ -56,6 +58,8 @@ class PlanLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     max_tensor: int = MAX_DEGREE
     max_interleave: int = 8
+    max_context: int = 1
+    max_expert: int = 1
     tensor_across_nodes: bool = False
     zero: tuple[int, ...] = (0, 1, 2, 3)
     offload: bool = True
@@ -66,11 +70,9 @@ class PlanLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     pinned: Pins = Pins()
 
     def __post_init__(self) -> None:
-        if min(self.max_tensor, self.max_interleave) < 1:
-            raise BadValue(
-                f"max_tensor is {self.max_tensor} and max_interleave is {self.max_interleave}, expected at least 1 "
-                "(which disables it)"
-            )
+        for name in BOUNDED_FIELDS:
+            if (maximum := getattr(self, f"max_{name}")) < 1:
+                raise BadValue(f"max_{name} is {maximum}, expected at least 1, which disables it")
         if not (self.zero and self.recompute and self.sequence_parallel):
             raise BadValue("zero, recompute and sequence_parallel must each allow at least one choice")
         if not set(self.zero) <= {0, 1, 2, 3}:
@@ -132,10 +134,10 @@ def plans_on(setups: Iterable[TrainingSetup], limits: PlanLimits) -> tuple[PlanC
     """Return the plans of several setups that differ only in their machines, and the index of the setup of each."""
     setups = tuple(setups)
     rows = [(index, *degrees) for index, setup in enumerate(setups) for degrees in valid_degrees(setup, limits)]
-    setup_index, data, tensor, pipeline = np.array(rows, np.int64).reshape(len(rows), 4).T
-    table = {"setup_index": setup_index, "data": data, "tensor": tensor, "pipeline": pipeline}
+    columns = np.array(rows, np.int64).reshape(len(rows), 5).T
+    table = dict(zip(("setup_index", "data", "tensor", "pipeline", "context"), columns, strict=True))
     table = _sharding(table, limits)
-    for choose in (_sequence_parallel, _recompute, _accumulation, _interleave):
+    for choose in (_expert, _sequence_parallel, _recompute, _accumulation, _interleave):
         table = choose(table, setups[0], limits)
     setup_index = table.pop("setup_index")
     table["zero"], table["offload"] = np.divmod(table.pop("sharding"), 2)
@@ -146,8 +148,8 @@ def plans_on(setups: Iterable[TrainingSetup], limits: PlanLimits) -> tuple[PlanC
     return plans.rows(can_run), setup_index[can_run]
 
 
-def valid_degrees(setup: TrainingSetup, limits: PlanLimits) -> list[tuple[int, int, int]]:
-    """Return every (data, tensor, pipeline) that uses all GPUs and divides heads, widths, layers and batch."""
+def valid_degrees(setup: TrainingSetup, limits: PlanLimits) -> list[tuple[int, int, int, int]]:
+    """Return every (data, tensor, pipeline, context) that uses all GPUs and divides what it splits."""
     gpus, pins = setup.machines.gpus, limits.pinned
     all_divisors = divisors(gpus)
     pipelines = [
@@ -155,13 +157,19 @@ def valid_degrees(setup: TrainingSetup, limits: PlanLimits) -> list[tuple[int, i
         for divisor in all_divisors
         if pins.pipeline in (None, divisor) and can_split_layers(setup, limits, divisor)
     ]
+    contexts = [
+        divisor
+        for divisor in all_divisors
+        if pins.context in (None, divisor) and can_split_sequences(setup, limits, divisor)
+    ]
     return [
-        (data, tensor, pipeline)
+        (data, tensor, pipeline, context)
         for tensor in all_divisors
         if pins.tensor in (None, tensor) and can_split_tensors(setup, limits, tensor)
         for pipeline in pipelines
-        if gpus % (tensor * pipeline) == 0
-        and setup.batch % (data := gpus // (tensor * pipeline)) == 0
+        for context in contexts
+        if gpus % (tensor * pipeline * context) == 0
+        and setup.batch % (data := gpus // (tensor * pipeline * context)) == 0
         and pins.data in (None, data)
     ]
 
@@ -190,6 +198,13 @@ def can_split_layers(setup: TrainingSetup, limits: PlanLimits, pipeline: int) ->
     return pipeline <= blocks if limits.uneven else blocks % pipeline == 0
 
 
+def can_split_sequences(setup: TrainingSetup, limits: PlanLimits, context: int) -> bool:
+    """Whether sequences can be divided among so many GPUs: each has two parts, so that all have as much attention."""
+    if context == 1 or setup.model.opaque:
+        return context == 1
+    return context <= limits.maximum("context") and setup.sequence % (2 * context) == 0
+
+
 def divisors(number: int) -> list[int]:
     """Return the divisors of a number up to `MAX_DEGREE`, in order."""
     small = np.arange(1, min(isqrt(number), MAX_DEGREE) + 1)
@@ -210,16 +225,26 @@ def _sharding(table: Table, limits: PlanLimits) -> Table:
     stages = limits.choices("zero")
     pairs = np.array([2 * stage + offload for offload in limits.choices("offload") for stage in stages], np.int64)
     stage, offload = np.divmod(pairs, 2)
-    data, tensor, pipeline = (table[name][:, None] for name in ("data", "tensor", "pipeline"))
-    on_gpu = (stage == 0) | ((data > 1) & ((stage == 1) | (pipeline == 1)))
-    on_host = (tensor * pipeline == 1) & np.where(data > 1, stage >= 1, stage == stages[0])
+    data, tensor, pipeline, context = (table[name][:, None] for name in ("data", "tensor", "pipeline", "context"))
+    on_gpu = (stage == 0) | ((data * context > 1) & ((stage == 1) | (pipeline == 1)))
+    on_host = (tensor * pipeline * context == 1) & np.where(data > 1, stage >= 1, stage == stages[0])
     return _cross(table, "sharding", pairs, np.where(offload > 0, on_host, on_gpu))
+
+
+def _expert(table: Table, setup: TrainingSetup, limits: PlanLimits) -> Table:
+    experts, maximum = setup.model.experts, limits.maximum("expert")
+    pinned = limits.pinned.expert
+    choices = np.array([one for one in divisors(experts) if one <= maximum] if pinned is None else [pinned], np.int64)
+    replicas = (table["data"] * table["context"])[:, None]
+    on_host = (table["sharding"] % 2 == 1)[:, None]
+    divided = (experts % choices == 0) & (replicas % choices == 0) & ~on_host
+    return _cross(table, "expert", choices, (choices == 1) | divided)
 
 
 def _sequence_parallel(table: Table, setup: TrainingSetup, limits: PlanLimits) -> Table:
     choices = np.array(limits.choices("sequence_parallel"), np.int64)
-    tensor = table["tensor"][:, None]
-    split = (tensor > 1) & (setup.sequence % tensor == 0)
+    tensor, context = table["tensor"][:, None], table["context"][:, None]
+    split = (tensor > 1) & (setup.sequence % (tensor * context) == 0)
     return _cross(table, "sequence_parallel", choices, (choices == 0) | split)
 
 

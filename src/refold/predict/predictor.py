@@ -82,6 +82,9 @@ class Predictor:
         self._tick = 0
         self._unfinished: dict[str, _Submitted] = {}
         self._static_hashes: dict[tuple[object, ...], Hashes] = {}
+        self._expected: dict[tuple[object, ...], DurationDistribution] = {}
+        """Expectations of jobs that are not recorded, by kind, at a time: equal jobs have equal ones."""
+        self._expected_at: Seconds = math.nan
 
     def submitted(self, job: Job, now: Seconds) -> None:
         """Record the submission of a job. Further calls for the same job have no effect."""
@@ -89,11 +92,24 @@ class Predictor:
             return
         record = self._record(job, now)
         self._unfinished[job.id] = record
+        self._expected.clear()
         self._tick += 1
         kernels.count_arrival(record.keys, now, self._tables, self._tick)
 
     def expect(self, job: Job, now: Seconds) -> DurationDistribution:
         """Return the run-time distribution of a job that has not started."""
+        if job.id in self._unfinished:
+            return self._expect(job, now)
+        if self._expected_at != now:
+            self._expected.clear()
+            self._expected_at = now
+        kind = (*_kind(job), job.time_limit, self._modelled_seconds(job) if self._modelled_seconds else None)
+        found = self._expected.get(kind)
+        if found is None:
+            found = self._expected[kind] = self._expect(job, now)
+        return found
+
+    def _expect(self, job: Job, now: Seconds) -> DurationDistribution:
         keys, hints = self._context_keys(job, now)
         survival = kernels.predict_survival(
             keys, hints, _variant(hints), self._tables, _prior(), _ratio_priors(), self._weights
@@ -124,6 +140,7 @@ class Predictor:
         else:
             kernels.count_departure(record.keys, self._tables)
         predicted_survival = min(max(1.0 - record.prediction.probability(seconds), 0.0), 1.0)
+        self._expected.clear()
         variant = _variant(record.hints)
         kernels.update_weights(
             record.inputs.astype(np.float32), variant, record.experience, predicted_survival, seconds, self._weights
@@ -135,6 +152,7 @@ class Predictor:
         """Drop a job that will not finish, without learning from it."""
         record = self._unfinished.pop(job_id, None)
         if record is not None:
+            self._expected.clear()
             kernels.count_departure(record.keys, self._tables)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -149,7 +167,7 @@ class Predictor:
             tables.examples[rows],
             tables.recent[rows],
         )
-        return {**self.__dict__, "_tables": (used, used_rows)}
+        return {**self.__dict__, "_tables": (used, used_rows), "_expected": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         used, stored = state["_tables"]
@@ -187,13 +205,18 @@ class Predictor:
 
     def _static_hashes_of(self, job: Job) -> Hashes:
         """Return the hashes of the static contexts; cached, since there are few kinds of jobs."""
-        kind = (job.tenant, job.user, job.group, job.workload, job.demand, job.job_class, job.steps, job.batch)
+        kind = _kind(job)
         static = self._static_hashes.get(kind)
         if static is None:
             if len(self._static_hashes) >= MAX_CACHED_JOB_KINDS:
                 self._static_hashes.clear()
             static = self._static_hashes[kind] = _hash_fields(job)
         return static
+
+
+def _kind(job: Job) -> tuple[object, ...]:
+    """Return the fields of a job on which its contexts depend."""
+    return job.tenant, job.user, job.group, job.workload, job.demand, job.job_class, job.steps, job.batch
 
 
 def _hash_fields(job: Job) -> Hashes:

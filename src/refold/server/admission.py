@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from refold.api import Caller, JobStatus, Submission
 from refold.catalogue import gpu_names, matching_gpu_names
 from refold.core import Entry, Event, JobHeld, JobSubmitted
-from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, UnknownName
+from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, Unavailable, UnknownName
 from refold.jobspec import array_jobs, check_patterns
 from refold.model import (
     Cluster,
@@ -27,8 +27,10 @@ from refold.model import (
 )
 from refold.packing import FreeResources, Power
 from refold.plans import launch_problem
+from refold.server.auto_requests import choose_requests
 from refold.server.environments import Environments
 from refold.server.inbox import Inbox
+from refold.server.job_limits import JobLimits
 from refold.server.live_state import LiveState
 from refold.server.notify import check_address
 from refold.server.start_conditions import first_condition
@@ -61,6 +63,7 @@ class Admission:
         environments: Environments,
         find_job: Callable[[str], str],
         preemption: Preemption,
+        limits: JobLimits,
     ) -> None:
         self._state = state
         self._inbox = inbox
@@ -68,6 +71,7 @@ class Admission:
         self._environments = environments
         self._find_job = find_job
         self.preemption = preemption
+        self._limits = limits
         self._empty_cluster = FreeResources(state.header.cluster)
         self._power = _limited_power(state.header.cluster)
         self._number = reader.last_numbers()[0]
@@ -108,7 +112,12 @@ class Admission:
                 if reason := self.hold_reason(submission, job.job):
                     events.append(JobHeld(job.job.id, reason))
         if new:
-            committed = self._inbox.enqueue(events, new)
+            reserved = self._limits.reserve(job.job for job in new)
+            try:
+                committed = self._inbox.enqueue(events, new)
+            except Unavailable:
+                self._limits.cancel(reserved)
+                raise
             self._number += len(new)
             self._track_requests(committed, new)
             await self._inbox.wait_until_committed(committed)
@@ -155,6 +164,8 @@ class Admission:
             raise BadInput(
                 f"{problem}; to submit it for nodes that will be added, set allow_impossible (--allow-impossible)"
             )
+        if submission.array:
+            self._limits.check_array(job.tenant, _job_count(submission))
         jobs = array_jobs(job, parse_array(submission.array), number) if submission.array else [job]
         size = len(msgspec.json.encode(job))
         if len(jobs) > 1 and len(jobs) * size > MAX_ARRAY_BYTES:
@@ -177,6 +188,7 @@ class Admission:
         job_id = f"{submission.name}-{number}"
         job = submission.to_job(job_id, tenant, caller.user, self._state.now(), self.preemption)
         self._check_tenant_limit(job)
+        job = self._limits.apply(choose_requests(job, self._state.header.cluster, self._reader.group_usage))
         _check_engine(job)
         unmet = dict.fromkeys(str(unmet) for text in submission.after for unmet in self._resolve_dependency(text))
         begin = None if submission.begin is None else self._state.journal_time(submission.begin)
@@ -197,8 +209,8 @@ class Admission:
 
     def _tenant(self, caller: Caller, submission: Submission) -> str:
         tenant = submission.tenant or caller.tenant
-        if not caller.can_read(tenant):
-            raise Forbidden(f"a token of tenant {caller.tenant!r} cannot submit jobs for tenant {tenant!r}")
+        if not caller.can_submit_for(tenant):
+            raise Forbidden(f"{caller.label} of tenant {caller.tenant!r} cannot submit jobs for tenant {tenant!r}")
         known = [configured.name for configured in self._state.header.cluster.tenants]
         if known and tenant not in known and tenant != "default":
             raise BadInput(f"unknown tenant {tenant!r}; known tenants: {', '.join(known)}")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,20 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from refold.api import MAX_BUFFERED_EVENTS, AllowedHosts, Api, EventStream, StoredToken, TokenAuthenticator
-from refold.backends.local import LocalBackend
-from refold.client import read_address, write_address
+from refold.api import (
+    MAX_BUFFERED_EVENTS,
+    AllowedHosts,
+    Api,
+    EventStream,
+    Page,
+    Session,
+    Sessions,
+    StoredToken,
+    TokenAuthenticator,
+)
+from refold.backends.local import GpuLocks, LocalBackend, ProcessHost, raise_descriptor_limit
+from refold.client import local_url, read_address, write_address
 from refold.core import Header, PastJob, Policy, Scheduler
-from refold.errors import BadInput
 from refold.model import MINUTE, Seconds
 from refold.registry import make_policy, queue_order
 from refold.server.backoff import Backoff
@@ -29,30 +39,53 @@ from refold.server.drain import DrainManager
 from refold.server.environments import ENVIRONMENT_SWEEP_SECONDS, Environments
 from refold.server.fallback import FallbackPolicy, log_rejection
 from refold.server.inbox import Inbox
+from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries
 from refold.server.job_table import Notice
+from refold.server.listeners import Listeners, format_address, open_listeners
 from refold.server.live_state import LiveState
+from refold.server.local_engine import LOGS_FOLDER, describe_limits, describe_user, make_local_backend, user_check
 from refold.server.log_copies import is_up_to_date
+from refold.server.log_format import EventLog
 from refold.server.log_retention import SWEEP_INTERVAL_SECONDS, LogRetention
 from refold.server.loop import Loop, PolicyChange
-from refold.server.monitor import OUTPUT_POLL_SECONDS, GpuPoller, Layout, Machine, OutputFollower, OutputWatch
+from refold.server.metrics import Metrics
+from refold.server.monitor import (
+    OUTPUT_POLL_SECONDS,
+    GpuPoller,
+    GpuUseWatch,
+    Layout,
+    Machine,
+    OutputFollower,
+    OutputWatch,
+)
+from refold.server.network import ConnectionTable, LoopLag, limits_for, make_http_server
 from refold.server.notify import JobMessages, Notifier
 from refold.server.periodic import log_task_failure, run_every
+from refold.server.probes import make_pages
 from refold.server.recovery import past_jobs, recover
 from refold.server.retries import Retries
 from refold.server.service import SchedulerService
 from refold.server.start_conditions import StartConditions
 from refold.server.start_forecasts import StartForecasts
 from refold.server.store import Store
+from refold.server.store_upkeep import UPKEEP_INTERVAL_SECONDS, StoreUpkeep
 from refold.server.tokens import TokenStore, create_owner_token
+from refold.server.unix_users import UserDirectory
 from refold.server.warm_up import CachedKernels, Kernels
 from refold.server.writer import Writer
+from refold.web import WebFiles
 
 CLOCK_KEY = "clock"
 """Key in the store's `meta` table: when the journal began."""
 
-LOGS_FOLDER = "logs"
+SESSIONS_KEY = "web sessions"
+"""Key in the store's `meta` table: the sessions of the web UI."""
+
 LONG_WAIT_CHECK_SECONDS: Seconds = MINUTE
+PURGE_SECONDS: Seconds = 10.0
+"""How often it is tried to empty the write-ahead log of deleted secrets, if that was not possible at once."""
+
 PROGRESS_INTERVAL: Seconds = 5.0
 """How often the output of pods that report progress in it is copied."""
 
@@ -68,13 +101,17 @@ log = logging.getLogger("refold")
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """Start-up report, made once the API answers. `token` is set only if it is new; `notes` are for the operator."""
+    """Start-up report, made once the API answers. `token` is set only if it is new; `notes` are for the operator.
+
+    `socket`: the path of the Unix socket, if there is one.
+    """
 
     address: str
     token: str
     running: int
     waiting: int
     notes: list[str]
+    socket: Path | None = None
 
 
 class Daemon:
@@ -90,11 +127,13 @@ class Daemon:
         new_token: bool = False,
         kernels: Kernels | None = None,
         engine: ClusterEngine | None = None,
+        host: ProcessHost | None = None,
     ) -> None:
         """`new_token`: create a new owner token, because the old one was lost or leaked.
 
-        `engine`: that of the cluster to schedule, instead of this machine.
+        `engine`: that of the cluster to schedule, instead of this machine. `host`: what starts processes on this one.
         """
+        self._host = host
         self._engine = engine
         self._new_token = new_token
         self._kernels = kernels or CachedKernels()
@@ -111,12 +150,10 @@ class Daemon:
 
     async def serve(self, ready: Callable[[Ready], None]) -> None:
         """Serve until `end` is called; call `ready` once the API answers."""
-        with Store(self._folder) as store:
-            listener = _open_listener(self._config.serve.host, self._config.serve.port)
-            with listener:
-                await self._serve(store, listener, ready)
+        with Store(self._folder) as store, open_listeners(self._config, self._folder) as listeners:
+            await self._serve(store, listeners, ready)
 
-    async def _serve(self, store: Store, listener: socket.socket, ready: Callable[[Ready], None]) -> None:
+    async def _serve(self, store: Store, listeners: Listeners, ready: Callable[[Ready], None]) -> None:
         config, layout, logs = self._config, self._layout, self._folder / LOGS_FOLDER
 
         # The state, the input, and where steps are written.
@@ -134,7 +171,9 @@ class Daemon:
         notifier = Notifier(config.notify)
         messages = JobMessages(state, writer, store, notifier, config.notify.waiting_long_after, logs)
         output = OutputWatch(logs, inbox.report, config.watch.output, partial(_add_note, state, inbox))
-        gpus = GpuPoller(state, inbox, self._machine, layout, config.watch, messages)
+        use = GpuUseWatch(layout, config, GpuLocks())
+        gpus = GpuPoller(state, inbox, self._machine, layout, config.watch, messages, use)
+        await gpus.claim()
         drains = DrainManager(state, inbox)
         engine = self._engine
         copier = engine.make_output(state, logs, config.serve.max_output) if engine is not None else None
@@ -146,10 +185,12 @@ class Daemon:
         order = queue_order(self._header.policy, self._header.settings)
         forecasts = StartForecasts(state, order, past, enabled=compiled)
         retention = LogRetention(store.reader, logs, config.serve.keep_logs_for)
+        upkeep = StoreUpkeep(state, writer, store, config.serve)
 
         # The API and the loop.
         event_stream = _restore_event_stream(store)
-        backend = self._make_backend(retries, store, environments)
+        limits = JobLimits(config.limits, state.job_table.records.values(), user_check(config))
+        backend = self._make_backend(retries, store, environments, limits)
         tokens, token = _load_tokens(store, self._new_token)
         queries = JobQueries(state, writer, store.reader, logs, forecasts, refresh_log)
         service = SchedulerService(
@@ -166,10 +207,15 @@ class Daemon:
             event_stream=event_stream,
             kill=backend.kill,
             preemption=config.preemption,
+            limits=limits,
+            node_limits=backend.limits_text if isinstance(backend, LocalBackend) else "",
         )
         parts = None
         if engine is not None:
             parts = engine.make_parts(state, inbox, service.admission, queries.status, self.end)
+        connection_limits, lag = limits_for(raise_descriptor_limit()), LoopLag()
+        connections = ConnectionTable(connection_limits)
+        metrics = Metrics(state, inbox, gpus, event_stream, connections, lag, store.path)
         subscribers = [
             drains,
             Backoff(state),
@@ -178,27 +224,36 @@ class Daemon:
             messages,
             forecasts,
             ChangeCosts(inbox),
+            limits,
+            metrics,
+            EventLog(),
             *(parts.subscribers if parts is not None else ()),
         ]
         loop = Loop(state, inbox, writer, event_stream, subscribers)
-        server = self._make_server(service, TokenAuthenticator(tokens), listener)
-        address = _format_address(listener)
-        write_address(self._folder, address, token or _saved_token(self._folder))
+        sessions = _restore_sessions(store, writer)
+        api = self._make_api(service, TokenAuthenticator(tokens), listeners.tcp, make_pages(inbox, metrics), sessions)
+        server = make_http_server(api, connection_limits, connections)
+        address = format_address(listeners.tcp)
+        write_address(self._folder, address, token or _saved_token(self._folder), listeners.path)
+        notes = [recovered.note, *self._notes(backend)]
 
         # Run all of it.
         try:
             await self._until_ended(
                 loop.run(backend),
-                server.serve([listener]),
+                server.serve(listeners.all),
                 run_every(lambda: asyncio.to_thread(output.poll), OUTPUT_POLL_SECONDS),
                 gpus.run(),
+                lag.run(),
+                run_every(lambda: writer.write(store.purge_log), PURGE_SECONDS),
                 run_every(messages.notify_long_waits, LONG_WAIT_CHECK_SECONDS),
                 run_every(lambda: asyncio.to_thread(retention.sweep), SWEEP_INTERVAL_SECONDS),
                 run_every(environments.sweep, ENVIRONMENT_SWEEP_SECONDS),
+                run_every(upkeep.run, UPKEEP_INTERVAL_SECONDS),
                 *(parts.tasks if parts is not None else ()),
                 *([run_every(copier.copy_progress, PROGRESS_INTERVAL)] if copier is not None else []),
                 *([] if compiled else [self._compile_policy(state, loop, store, forecasts, history)]),
-                _once_started(server, lambda: ready(_make_ready(address, token, state, backend, recovered.note))),
+                _once_started(server, lambda: ready(_make_ready(address, listeners.path, token, state, notes))),
                 inbox=inbox,
                 server=server,
                 event_stream=event_stream,
@@ -208,6 +263,7 @@ class Daemon:
             retention.close()
             await backend.detach()
             notifier.close()
+            use.close()
             self._machine.close()
 
     async def _compile_policy(
@@ -270,13 +326,37 @@ class Daemon:
     async def _wait_for_end(self) -> None:
         await self._ended.wait()
 
-    def _make_server(
-        self, service: SchedulerService, tokens: TokenAuthenticator, listener: socket.socket
-    ) -> uvicorn.Server:
+    def _make_api(
+        self,
+        service: SchedulerService,
+        tokens: TokenAuthenticator,
+        listener: socket.socket,
+        pages: Mapping[str, Page],
+        sessions: Sessions,
+    ) -> Api:
         hosts = AllowedHosts(self._config.serve.host, listener.getsockname()[0], self._config.serve.allowed_hosts)
-        return uvicorn.Server(_uvicorn_config(Api(service, tokens, hosts=hosts)))
+        users = UserDirectory(self._config.users, os.geteuid())
+        return Api(
+            service,
+            tokens,
+            hosts=hosts,
+            users=users,
+            pages=pages,
+            sessions=sessions,
+            files=WebFiles(),
+            address=local_url(format_address(listener)),
+        )
 
-    def _make_backend(self, retries: Retries, store: Store, environments: Environments) -> ServedBackend:
+    def _notes(self, backend: ServedBackend) -> list[str]:
+        """Return what the operator should know about runs."""
+        notes = [backend.enforcement()]
+        if isinstance(backend, LocalBackend):
+            notes += [describe_limits(backend.limits_text, self._config), describe_user(self._config)]
+        return notes
+
+    def _make_backend(
+        self, retries: Retries, store: Store, environments: Environments, limits: JobLimits
+    ) -> ServedBackend:
         options = BackendOptions(
             retries.report,
             self._folder / LOGS_FOLDER,
@@ -287,18 +367,7 @@ class Daemon:
         )
         if self._engine is not None:
             return self._engine.make_backend(options)
-        return LocalBackend(
-            options.report,
-            options.logs,
-            options.grace,
-            exported=options.exported,
-            secrets=options.secrets,
-            devices=self._layout.devices,
-            device_memory_mib=self._layout.device_memory_mib,
-            gpus=self._layout.devices is not None,
-            private_folders=True,
-            max_output_bytes=options.max_output_bytes,
-        )
+        return make_local_backend(options, self._layout, limits, self._host)
 
 
 def _uncompiled(header: Header) -> Header:
@@ -316,42 +385,8 @@ def _make_scheduler(header: Header) -> Scheduler:
     return Scheduler(header.cluster, _make_policy(header), on_rejection=log_rejection)
 
 
-def _make_ready(address: str, token: str, state: LiveState, backend: ServedBackend, note: str) -> Ready:
-    notes = [*filter(None, [note, backend.enforcement()])]
-    return Ready(address, token, len(state.view.active), len(state.view.waiting), notes)
-
-
-def _open_listener(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise BadInput(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another port with --port"
-        ) from None
-    return listener
-
-
-def _format_address(listener: socket.socket) -> str:
-    host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _uvicorn_config(api: Api) -> uvicorn.Config:
-    return uvicorn.Config(
-        api,
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        ws="none",
-        proxy_headers=False,
-        server_header=False,
-        timeout_graceful_shutdown=3,
-        backlog=1024,
-    )
+def _make_ready(address: str, path: Path | None, token: str, state: LiveState, notes: Sequence[str]) -> Ready:
+    return Ready(address, token, len(state.view.active), len(state.view.waiting), [*filter(None, notes)], path)
 
 
 def _make_clock(store: Store, last: Seconds) -> WallClock:
@@ -367,6 +402,15 @@ def _restore_event_stream(store: Store) -> EventStream:
     event_stream = EventStream()
     event_stream.publish(store.reader.latest_events(MAX_BUFFERED_EVENTS))
     return event_stream
+
+
+def _restore_sessions(store: Store, writer: Writer) -> Sessions:
+    """Return the sessions of the web UI, so that nobody has to sign in again after a restart."""
+
+    async def save(sessions: dict[str, Session]) -> None:
+        await writer.write(lambda: store.write_meta(SESSIONS_KEY, sessions))
+
+    return Sessions(store.reader.read_meta(SESSIONS_KEY, dict[str, Session]), save)
 
 
 def _load_tokens(store: Store, renew: bool) -> tuple[dict[str, StoredToken], str]:

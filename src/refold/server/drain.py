@@ -33,6 +33,15 @@ class DrainManager(Subscriber):
         await self._inbox.commit([NodeDrained(index, why), *recalls])
         return index
 
+    def jobs_on(self, node: int, gpu: int | None) -> list[str]:
+        """Return the jobs that run on a node, or on one GPU of it."""
+        return [
+            run.job
+            for run in self._state.view.runs.values()
+            for share in run.allocation.placement
+            if share.node == node and (gpu is None or gpu in share.gpus)
+        ]
+
     async def resume(self, node: str, gpu: int | None) -> int:
         """Accept work again on a node, or on one GPU of it; return the node's index."""
         view, index = self._state.view, self._node_index(node, gpu)

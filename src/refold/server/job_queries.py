@@ -14,7 +14,7 @@ from refold.errors import BadInput, Conflict, Forbidden, NotFound
 from refold.server.live_state import LiveState
 from refold.server.log_copies import RefreshLog, is_up_to_date
 from refold.server.start_forecasts import StartForecasts
-from refold.server.status import JobStates
+from refold.server.status import JobStates, wire_estimate
 from refold.server.store import StoreReader
 from refold.server.writer import Writer
 
@@ -86,17 +86,17 @@ class JobQueries:
         """Return the status and the event history of a job."""
         status = self.status(caller, self.find(job))
         events = self._reader.job_events(status.id)
-        if not caller.can_read(status.tenant):
-            events = [msgspec.structs.replace(event, text="") for event in events]
-        return JobExplanation(status, events)
+        if not caller.can_read(status.tenant, status.user):
+            events = [msgspec.structs.replace(event, text="", user="") for event in events]
+        first, state = self._forecasts.first_estimate(status.id), self._state
+        held = state.view.gpu_seconds(status.id) if status.id in state.job_table.records else None
+        return JobExplanation(status, events, None if first is None else wire_estimate(first, state.wall_time), held)
 
     def readable(self, caller: Caller, job: str) -> JobStatus:
         """Return a job of a tenant whose output and environment the caller may read; raises Forbidden for others."""
         status = self.status(caller, self.find(job))
-        if not caller.can_read(status.tenant):
-            raise Forbidden(
-                f"job {status.id!r} belongs to tenant {status.tenant!r}; tenant {caller.tenant!r} may not read it"
-            )
+        if not caller.can_read(status.tenant, status.user):
+            raise Forbidden(refusal(caller, status, "read"))
         return status
 
     async def read_logs(self, caller: Caller, job: str, query: LogsQuery) -> Logs:
@@ -121,16 +121,23 @@ class JobQueries:
         return Logs(chunk.text, number, instance, chunk.next, ended and at_end)
 
 
+def refusal(caller: Caller, status: JobStatus, action: str) -> str:
+    """Say why the caller may not do something to a job."""
+    if caller.tenant == status.tenant:
+        return f"job {status.id!r} belongs to another user; {caller.user!r} may not {action} it"
+    return f"job {status.id!r} belongs to tenant {status.tenant!r}; tenant {caller.tenant!r} may not {action} it"
+
+
 def _redact_all(caller: Caller, page: Jobs) -> Jobs:
     return msgspec.structs.replace(page, jobs=[_redact(caller, job) for job in page.jobs])
 
 
 def _redact(caller: Caller, status: JobStatus) -> JobStatus:
-    """Remove what only the job's tenant may see: user, failure message, warning and progress.
+    """Remove what only those who may read the job may see: user, failure message, warning and progress.
 
     That a job exists and why it waits is visible to all tenants.
     """
-    if caller.can_read(status.tenant):
+    if caller.can_read(status.tenant, status.user):
         return status
     message = "" if status.state in ENDED_STATES else status.message
     return msgspec.structs.replace(

@@ -29,6 +29,7 @@ from refold.journal import (
 )
 from refold.model import MINUTE, Allocation, Cluster, Job, Reason, Seconds, format_duration
 from refold.packing import FreeResources
+from refold.server.auto_requests import describe_choices
 
 NoticeKind = Literal[
     "submitted",
@@ -106,7 +107,8 @@ class JobTable:
     def _notices(self, change: Change, view: View, stopped: set[str]) -> Iterable[Notice]:
         match change:
             case Submitted(record):
-                yield Notice("submitted", record.job, text=str(record.job.demand))
+                request = [str(record.job.demand), *describe_choices(record.job)]
+                yield Notice("submitted", record.job, text="; ".join(request))
                 if record.job.id in view.infeasible:
                     text = "it does not fit the cluster even when all nodes are empty"
                     yield Notice("infeasible", record.job, text=text)

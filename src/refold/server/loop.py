@@ -1,7 +1,7 @@
 """The live loop, of the daemon and of `refold run`. Each step:
 
 1. gather: take client requests, reports and due wakes from the inbox, and events of the subscribers;
-2. decide: let the scheduler apply the events and the policy decide;
+2. decide: let the scheduler apply the events and the policy decide, unless it has just taken long (`DecisionPace`);
 3. commit: write the journal entry, new and ended jobs and notices in one transaction;
 4. acknowledge: answer the client requests and publish the notices;
 5. act: let the backend carry out the orders, then call the subscribers.
@@ -34,6 +34,7 @@ from refold.core import (
 )
 from refold.errors import Unavailable
 from refold.model import Seconds
+from refold.server.decision_pace import DecisionPace
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
 from refold.server.status import ended_status
@@ -76,6 +77,7 @@ class Loop:
         self._subscribers = subscribers
         self._reissue_at: Seconds = 0.0
         self._policy_change: PolicyChange | None = None
+        self._pace = DecisionPace()
 
     async def run(self, backend: Backend) -> None:
         """Restore the runs of the previous daemon, then take a step whenever input arrives, until the inbox stops."""
@@ -161,7 +163,11 @@ class Loop:
 
         # 2. Decide.
         changing = _runs_to_be_followed(events, state.view)
-        entry = state.scheduler.step(now, events)
+        decide_at = None if snapshot or epoch else self._pace.decide_at(now, events, bool(given.requests))
+        began = state.now()
+        entry = state.scheduler.step(now, events, decide_at)
+        if decide_at is None:
+            self._pace.note(began, state.now())
         changes, notices = state.job_table.apply(entry, state.view)
         if snapshot:
             lost = state.job_table.lose_runs_except(state.view.runs, now)
@@ -201,6 +207,7 @@ class Loop:
                 notice.run,
                 notice.text,
                 "" if notice.job is None else notice.job.tenant,
+                "" if notice.job is None else notice.job.user,
             )
             for number, notice in enumerate(step.notices, start=self._event_stream.last + 1)
         ]

@@ -18,6 +18,7 @@ from refold.core import JobSubmitted, Scheduler, StartRun
 from refold.errors import Unavailable
 from refold.model import Job
 from refold.server.admission import Admission
+from refold.server.auto_requests import describe_choices
 from refold.server.job_table import HOLD_TEXTS
 from refold.server.live_state import LiveState
 from refold.server.start_forecasts import JobForecast, StartForecasts
@@ -47,6 +48,7 @@ class Previewer:
         fits, notes = not infeasibility, [infeasibility] * bool(infeasibility)
         if held:
             notes.append(f"it is held {HOLD_TEXTS[held]}")
+        notes += describe_choices(job)
         plan, estimate = await self._try_policy(job) if fits and not held else ("", None)
         consent = submission.consent(self._admission.preemption)
         notes += _notes_on_plan(submission, state.header.policy, plan)

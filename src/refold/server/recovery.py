@@ -1,9 +1,9 @@
 """Recovery: restore the state after a restart.
 
 An epoch is a part of the journal that replays on its own. Normally the current epoch is replayed with the policy, which
-rebuilds its internal state. If the epoch is too long, or the policy, its settings or the cluster changed, the recorded
-decisions are applied instead and a new epoch begins: its first entry is a snapshot, the state as events, and the policy
-starts from the snapshot, without internal state from before.
+rebuilds its internal state. If that would take too long, or the policy, its settings or the cluster changed, the
+recorded decisions are applied instead and a new epoch begins: its first entry is a snapshot, the state as events, and
+the policy starts from the snapshot, without internal state from before.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ from refold.simulator import RecordedDecisions
 
 MAX_REPLAYED_ENTRIES = 5_000
 """Maximum length, in journal entries, of an epoch that is replayed with the policy."""
+
+MAX_REPLAYED_DECISIONS = 100_000
+"""Maximum of its entries times jobs that wait or run: a policy may look at every job at each entry."""
 
 MAX_PAST_JOBS = 5_000
 """Maximum number of ended jobs in a snapshot, from which a new policy learns run times."""
@@ -74,7 +77,7 @@ def recover(
             snapshot=tuple(history),
         )
     last = reader.journal.last_entry()
-    why = _reason_for_new_epoch(epoch, header, last)
+    why = _reason_for_new_epoch(epoch, header, last, reader.active_jobs())
     if not why:
         replayed = _replay(reader.journal, epoch, Scheduler(header.cluster, policy(), on_rejection=on_rejection))
         if replayed is not None:
@@ -155,13 +158,17 @@ def _move_to_cluster(event: Event, new_index: Mapping[int, int | None], cluster:
     return event
 
 
-def _reason_for_new_epoch(epoch: Epoch, header: Header, last: int) -> str:
+def _reason_for_new_epoch(epoch: Epoch, header: Header, last: int, jobs: int) -> str:
     if epoch.header.cluster != header.cluster:
         return "the cluster changed"
     if (epoch.header.policy, epoch.header.settings) != (header.policy, header.settings):
         return f"the policy or its settings changed (before: {epoch.header.policy})"
     length = last - epoch.first_entry + 1
-    return f"the previous one has {length:,} entries, too many to replay" if length > MAX_REPLAYED_ENTRIES else ""
+    if length > MAX_REPLAYED_ENTRIES:
+        return f"the previous one has {length:,} entries, too many to replay"
+    if length * jobs > MAX_REPLAYED_DECISIONS:
+        return f"the previous one has {length:,} entries, too many to replay with {jobs:,} jobs"
+    return ""
 
 
 def _replay(journal: JournalReader, epoch: Epoch, scheduler: Scheduler) -> RecoveredState | None:
@@ -170,7 +177,7 @@ def _replay(journal: JournalReader, epoch: Epoch, scheduler: Scheduler) -> Recov
     assert after_first is not None, "every epoch begins with a checkpoint"
     state = RecoveredState(scheduler, JobTable(epoch.header.cluster, after_first.records), epoch.first_entry - 1)
     for entry in journal.entries(epoch.first_entry):
-        if orders_as_recorded(scheduler.step(entry.now, entry.events).orders, entry.orders) != entry.orders:
+        if orders_as_recorded(scheduler.repeat(entry).orders, entry.orders) != entry.orders:
             return None
         _advance(state, entry, already_applied=state.entry < epoch.first_entry)
     return state

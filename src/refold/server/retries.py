@@ -8,10 +8,12 @@ from contextlib import suppress
 
 import msgspec
 
-from refold.core import Event, JobHeld, NodeDrained, RunFailed, RunFinished, RunProgressed, RunStopped
+from refold.core import Event, JobHeld, MemoryRaised, NodeDrained, RunFailed, RunFinished, RunProgressed, RunStopped
 from refold.errors import Refused
 from refold.journal import JobRecord
-from refold.model import Reason
+from refold.model import MiB, Reason, format_memory
+from refold.packing import FreeResources
+from refold.server.auto_requests import raised_memory
 from refold.server.inbox import Inbox
 from refold.server.job_table import Notice
 from refold.server.live_state import LiveState
@@ -92,6 +94,12 @@ class Retries:
         if decided.retry and self._is_current(event):
             # In the same step as the failure, so that the policy cannot start the job in between.
             self._inbox.report(JobHeld(event.job, Reason.BACKOFF))
+            if (memory := self._raised_memory(event)) is not None:
+                self._inbox.report(MemoryRaised(event.job, memory))
+                job = self._state.job_table.records[event.job].job
+                before = format_memory(job.demand.memory_mib)
+                text = f"memory: auto is {format_memory(memory)} for the next run: {before} was not enough"
+                self._inbox.add_notice(Notice("note", job, event.run, text))
 
     async def _decide_retry(self, event: RunFailed) -> RunFailed:
         if not self._is_current(event):
@@ -100,12 +108,25 @@ class Retries:
         no_retry, drain_pattern = await asyncio.to_thread(self._match_output, event)
         if drain_pattern:
             self._drain(record, drain_pattern)
-        may_retry = _may_retry(event, record) or self._state.view.is_profiling(event.job)
+        may_retry = (
+            _may_retry(event, record)
+            or self._state.view.is_profiling(event.job)
+            or self._raised_memory(event) is not None
+        )
         return msgspec.structs.replace(event, retry=not no_retry and may_retry)
 
     def _is_current(self, event: RunFailed) -> bool:
         record = self._state.job_table.records.get(event.job)
         return record is not None and record.run == event.run
+
+    def _raised_memory(self, event: RunFailed) -> MiB | None:
+        """Return how much memory the job gets next, if it ran out of it and left the amount to the scheduler."""
+        record, cluster = self._state.job_table.records[event.job], self._state.header.cluster
+        memory = raised_memory(record.job, cluster, event.usage, record.failures)
+        if memory is None:
+            return None
+        demand = msgspec.structs.replace(record.job.demand, memory_mib=memory)
+        return memory if FreeResources(cluster).fits_when_empty(demand) else None
 
     def _match_output(self, event: RunFailed) -> tuple[bool, str]:
         return self._output.matches_no_retry(event.job, event.run), self._output.drain_pattern(event.job, event.run)

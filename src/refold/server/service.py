@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from time import time
 
+from msgspec.structs import replace
+
 from refold import __version__
 from refold.api import (
     ENDED_STATES,
+    Alert,
     Caller,
     CancelQuery,
+    Catalogue,
     CreatedToken,
     DaemonInfo,
     DrainQuery,
@@ -27,11 +31,15 @@ from refold.api import (
     NewEnvironment,
     NewToken,
     NodeStatus,
+    PlanAnswer,
+    PlanQuestion,
     Preview,
     SnapshotQuery,
     StoredEnvironment,
     Submission,
     TenantStatus,
+    Timeline,
+    TimelineQuery,
     TokenStatus,
     UserStatus,
     WhatIf,
@@ -39,20 +47,26 @@ from refold.api import (
 )
 from refold.core import Event, JobCancelled, JobHeld, JobReleased
 from refold.errors import BadInput, Conflict, Forbidden
-from refold.model import Preemption
+from refold.model import Job, Preemption
 from refold.server.admission import Admission
+from refold.server.alerts import find_alerts
+from refold.server.config import LimitsConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
 from refold.server.inbox import Inbox
-from refold.server.job_queries import JobQueries
+from refold.server.job_limits import JobLimits
+from refold.server.job_queries import JobQueries, refusal
 from refold.server.live_state import LiveState
 from refold.server.monitor import GpuPoller
+from refold.server.planner import Planner
 from refold.server.preview import Previewer
+from refold.server.run_log import RunLog
 from refold.server.snapshot import journal_lines, snapshot_lines
 from refold.server.start_conditions import StartConditions
 from refold.server.start_forecasts import StartForecasts
 from refold.server.status import node_statuses, tenant_statuses
 from refold.server.store import Store
+from refold.server.timeline import make_timeline
 from refold.server.tokens import TokenStore
 from refold.server.users import user_statuses
 
@@ -78,14 +92,24 @@ class SchedulerService:
         event_stream: EventStream,
         kill: Callable[[str], None],
         preemption: Preemption = "by-consent",
+        limits: JobLimits | None = None,
+        node_limits: str = "",
     ) -> None:
-        """`kill`: kills the run of a job without a grace period."""
+        """`kill`: kills the run of a job without a grace period. `limits`: those of the owner.
+
+        `node_limits`: whether CPUs and memory that jobs request are enforced or counted.
+        """
+        self._node_limits = node_limits
         self.event_stream = event_stream
         self._state = state
         self._inbox = inbox
         self._reader = store.reader
         self._jobs = jobs
-        self.admission = Admission(state, inbox, store.reader, environments, jobs.find, preemption)
+        self.admission = Admission(
+            state, inbox, store.reader, environments, jobs.find, preemption, limits or JobLimits(LimitsConfig())
+        )
+        self._planner = Planner()
+        self._run_log = RunLog(store.reader)
         self._previewer = Previewer(state, self.admission, forecasts)
         self._environments = environments
         self._conditions = conditions
@@ -117,8 +141,10 @@ class SchedulerService:
             role=caller.role,
             tenant=caller.tenant,
             user=caller.user,
+            own_jobs_only=caller.own_jobs_only,
             forecasts_starts=self._forecasts.makes_estimates,
             start_accuracy=self._forecasts.accuracy,
+            last_event=self.event_stream.last,
         )
 
     # Jobs.
@@ -151,6 +177,14 @@ class SchedulerService:
         """Return the expected outcome of several variants of a submission, without submitting any."""
         return await self._previewer.compare(caller, question)
 
+    def catalogue(self, caller: Caller) -> Catalogue:
+        """Return the names that a question about plans may use."""
+        return self._planner.catalogue()
+
+    async def plan(self, caller: Caller, question: PlanQuestion) -> PlanAnswer:
+        """Return the best plans of a model on given GPUs."""
+        return await self._planner.plan(question)
+
     async def jobs(self, caller: Caller, query: JobsQuery) -> Jobs:
         """Return a page of active jobs in queue order, or of ended jobs, latest first."""
         return await self._jobs.ended_page(caller, query) if query.ended else self._jobs.active_page(caller, query)
@@ -168,10 +202,12 @@ class SchedulerService:
         return await self._jobs.read_logs(caller, job, query)
 
     async def cancel(self, caller: Caller, job: str, query: CancelQuery = WITH_GRACE) -> JobStatus:
-        """Cancel a job."""
+        """Cancel a job. Its run is stopped; it is killed at once if the job was cancelled before."""
         status = await self._check_changeable(caller, job)
+        record = self._state.job_table.records.get(status.id)
+        was_cancelled = record is not None and record.end_reason is not None
         await self._inbox.commit([JobCancelled(status.id)])
-        if query.now:
+        if query.now or was_cancelled:
             self._kill(status.id)
         return self._jobs.status(caller, status.id)
 
@@ -195,10 +231,8 @@ class SchedulerService:
 
     async def _check_changeable(self, caller: Caller, job: str) -> JobStatus:
         status = await self.job(caller, job)
-        if not caller.can_read(status.tenant):
-            raise Forbidden(
-                f"job {status.id!r} belongs to tenant {status.tenant!r}; your token is for tenant {caller.tenant!r}"
-            )
+        if not caller.can_read(status.tenant, status.user):
+            raise Forbidden(refusal(caller, status, "change"))
         if status.state in ENDED_STATES:
             raise Conflict(f"job {status.id!r} has already {_past_participle(status.state)}")
         return status
@@ -211,11 +245,14 @@ class SchedulerService:
 
     def nodes(self, caller: Caller) -> list[NodeStatus]:
         """Return all nodes."""
-        return node_statuses(self._state.view)
+        return node_statuses(self._state.view, self._node_limits)
 
     async def drain(self, caller: Caller, node: str, query: DrainQuery) -> NodeStatus:
         """Drain a node, or one GPU of it."""
-        index = await self._drains.drain(node, query.gpu, query.reason or f"by {caller.name}", query.move)
+        index = await self._drains.drain(node, query.gpu, query.reason or f"by {caller.name}", query.move or query.now)
+        if query.now:
+            for job in self._drains.jobs_on(index, query.gpu):
+                self._kill(job)
         return self.nodes(caller)[index]
 
     async def resume(self, caller: Caller, node: str, query: GpuQuery) -> NodeStatus:
@@ -225,8 +262,20 @@ class SchedulerService:
         return self.nodes(caller)[index]
 
     async def gpus(self, caller: Caller) -> list[GpuStatus]:
-        """Return all GPUs."""
-        return await self._gpus.statuses()
+        """Return all GPUs, with the owners of their jobs as far as the caller may know them."""
+        active = self._state.view.active
+        return [
+            _with_owner(caller, gpu, active.get(gpu.jobs[0])) if gpu.jobs else gpu
+            for gpu in await self._gpus.statuses()
+        ]
+
+    def alerts(self, caller: Caller) -> list[Alert]:
+        """Return what needs attention now."""
+        return find_alerts(caller, self._state, self._inbox.problem, self._forecasts.late_jobs())
+
+    async def timeline(self, caller: Caller, query: TimelineQuery) -> Timeline:
+        """Return what ran where in the recent past."""
+        return await make_timeline(caller, self._state, self._run_log, query.seconds, self._gpus.busy)
 
     def tenants(self, caller: Caller) -> list[TenantStatus]:
         """Return all tenants."""
@@ -261,6 +310,12 @@ class SchedulerService:
     def journal(self, caller: Caller) -> AsyncIterator[bytes]:
         """Yield the current epoch of the journal."""
         return journal_lines(self._reader.journal)
+
+
+def _with_owner(caller: Caller, gpu: GpuStatus, job: Job | None) -> GpuStatus:
+    if job is None:
+        return gpu
+    return replace(gpu, tenant=job.tenant, user=job.user if caller.can_read(job.tenant, job.user) else "")
 
 
 def _past_participle(state: JobState) -> str:

@@ -19,7 +19,7 @@ from refold.model import Job, Seconds, StartEstimate
 from refold.policies import QueueOrder
 from refold.server.live_state import LiveState
 from refold.server.subscribers import LoopStep, Subscriber
-from refold.simulator import RunTimes, StartSimulator, StartTimes
+from refold.simulator import RunTimes, StartSimulator, StartTimes, estimate_end
 
 MAX_FUTURES, MIN_FUTURES = 40, 8
 MAX_SIMULATED_JOBS = 100_000
@@ -30,6 +30,13 @@ MAX_AGE_SECONDS: Seconds = 1.0
 
 IDLE_FACTOR = 20
 """Estimates are made again at the earliest after this many times as long as making them took."""
+
+MAX_END_AGE_SECONDS: Seconds = 10.0
+"""End estimates of running jobs are made again after this time."""
+
+MAX_END_ESTIMATES = 4096
+MAX_KEPT_ESTIMATES = 10_000
+"""Number of jobs that have started whose first estimate is kept."""
 
 MAX_SCORED_JOBS = 1_000
 """Number of latest starts from which the accuracy is computed."""
@@ -76,11 +83,15 @@ class StartForecasts(Subscriber):
         for ended in past:
             self._run_times.learn(ended.job, ended.run_time, 0.0)
         self._estimates: dict[str, StartEstimate] = {}
+        self._planned_ends: dict[str, StartEstimate] = {}
         self._made_at, self._made_entry, self._cost = -inf, -1, 0.0
         self._first: dict[str, StartEstimate] = {}
+        self._first_of_started: dict[str, StartEstimate] = {}
         self._scores: deque[tuple[Seconds, bool | None]] = deque(maxlen=MAX_SCORED_JOBS)
         """Error of the first estimate of each job that has started, and whether its bound was met (None: no bound)."""
         self._unknown = 0
+        self._ends: dict[tuple[str, int], tuple[Seconds, StartEstimate | None]] = {}
+        """End estimates by job and run, and when they were made."""
 
     def after_step(self, step: LoopStep) -> None:
         """Learn from jobs that have ended, score the estimates of those that start, and make new ones."""
@@ -97,6 +108,9 @@ class StartForecasts(Subscriber):
         """Compare the first estimate of a job with its start. Jobs that start at once need no estimate."""
         first = self._first.pop(job_id, None)
         if first is not None:
+            self._first_of_started[job_id] = first
+            if len(self._first_of_started) > MAX_KEPT_ESTIMATES:
+                del self._first_of_started[next(iter(self._first_of_started))]
             met = None if first.latest is None else now <= first.latest + TIME_TOLERANCE_SECONDS
             self._scores.append((now - first.at, met))
         elif now > self._state.view.active[job_id].submitted + TIME_TOLERANCE_SECONDS:
@@ -128,6 +142,38 @@ class StartForecasts(Subscriber):
         latest = None if estimate.latest is None else max(estimate.latest, now)
         return StartEstimate(job_id, max(estimate.at, now), max(estimate.soonest or now, now), latest)
 
+    def end_estimate(self, job_id: str) -> StartEstimate | None:
+        """Return when a running or waiting job ends if it is not stopped or reshaped; None: it is not known."""
+        run = self._state.view.runs.get(job_id)
+        if run is None and job_id in self._state.view.waiting:
+            return self._planned_ends.get(job_id)
+        if run is None or run.stopping or not self.enabled:
+            return None
+        now, key = self._state.now(), (job_id, run.number)
+        made_at, estimate = self._ends.get(key, (-inf, None))
+        if now > made_at + MAX_END_AGE_SECONDS:
+            if len(self._ends) >= MAX_END_ESTIMATES:
+                self._ends.clear()
+            estimate = estimate_end(self._state.view, job_id, self._run_times, now)
+            self._ends[key] = now, estimate
+        if estimate is None:
+            return None
+        latest = None if estimate.latest is None else max(estimate.latest, now)
+        return StartEstimate(job_id, max(estimate.at, now), max(estimate.soonest or now, now), latest)
+
+    def first_estimate(self, job_id: str) -> StartEstimate | None:
+        """Return the first estimate of a job's first start, if it waits or is one of the latest that have started."""
+        return self._first.get(job_id) or self._first_of_started.get(job_id)
+
+    def late_jobs(self) -> list[str]:
+        """Return the waiting jobs that should have started by now, according to the first estimate of each."""
+        now, waiting = self._state.now() - TIME_TOLERANCE_SECONDS, self._state.view.waiting
+        return [
+            job_id
+            for job_id, first in self._first.items()
+            if first.latest is not None and first.latest < now and job_id in waiting
+        ]
+
     def _refresh(self) -> None:
         """Make new estimates, unless nothing has changed, or making them would take a large part of the time."""
         state, now = self._state, self._state.now()
@@ -137,7 +183,8 @@ class StartForecasts(Subscriber):
         if is_current or now < self._made_at + IDLE_FACTOR * self._cost:
             return
         begun = self._stopwatch()
-        self._estimates = self._simulator.simulate(now, self._futures(), state.entry).start_estimates()
+        simulated = self._simulator.simulate(now, self._futures(), state.entry)
+        self._estimates, self._planned_ends = simulated.start_estimates(), simulated.end_estimates()
         self._made_at, self._made_entry, self._cost = now, state.entry, self._stopwatch() - begun
         for job_id, estimate in self._estimates.items():
             self._first.setdefault(job_id, estimate)

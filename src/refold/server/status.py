@@ -27,10 +27,12 @@ from refold.model import (
     run_plan,
 )
 from refold.packing import Power
+from refold.server.auto_requests import describe_choices
 from refold.server.job_selector import JobSelector
 from refold.server.start_forecasts import StartForecasts
 
 MAX_LISTED_DEPENDENCIES = 3
+UNKNOWN_POWER = (None, None)
 
 WallTime = Callable[[Seconds], float]
 """Converts journal seconds to Unix seconds."""
@@ -101,6 +103,7 @@ class JobStates:
         run = view.runs.get(job.id)
         wait = None if run is not None else self._reason(job.id, position)
         estimate = self._forecasts.estimate(job.id)
+        end = self._forecasts.end_estimate(job.id)
         return replace(
             _base_status(job, state, self._wall_time, None if run is None else run.allocation),
             started=_optional_time(record.first_started, self._wall_time),
@@ -109,12 +112,15 @@ class JobStates:
             reason="" if wait is None else wait.reason.value,
             message=record.why if wait is None else wait.text(job.demand) or self._condition_text(wait.reason, job),
             start_estimate=None if estimate is None else wire_estimate(estimate, self._wall_time),
+            end_estimate=None if end is None else wire_estimate(end, self._wall_time),
             steps_done=view.steps_done(job.id)[0],
             loss=view.loss(job.id),
             samples_per_second=view.samples_per_second(job.id),
             position=position,
             warning=record.warning,
             instances=job.demand.instances if run is None else len(run.allocation.placement),
+            cpu_seconds=record.cpu_seconds,
+            peak_memory_mib=record.peak_memory_mib,
         )
 
     def _condition_text(self, reason: Reason, job: Job) -> str:
@@ -161,6 +167,8 @@ def ended_status(record: JobRecord, wall_time: WallTime) -> JobStatus:
         steps_done=record.steps,
         loss=record.loss,
         exit_code=record.exit_code,
+        cpu_seconds=record.cpu_seconds,
+        peak_memory_mib=record.peak_memory_mib,
     )
 
 
@@ -186,6 +194,9 @@ def _base_status(job: Job, state: JobState, wall_time: WallTime, allocation: All
         preemptible=job.preemptible,
         consent=consent_of(job).why,
         requested_gpus=job.demand.total_gpus,
+        requested_cpus=job.demand.cpu_milli / WHOLE,
+        requested_memory_mib=job.demand.memory_mib,
+        auto=describe_choices(job),
     )
 
 
@@ -208,8 +219,8 @@ def wire_placement(allocation: Allocation, cluster: Cluster) -> list[NodeGpus]:
     ]
 
 
-def node_statuses(view: View) -> list[NodeStatus]:
-    """Return the status of every node."""
+def node_statuses(view: View, limits: str = "") -> list[NodeStatus]:
+    """Return the status of every node. `limits`: whether CPUs and memory that jobs request are enforced there."""
     jobs: dict[int, list[str]] = {}
     for run in view.runs.values():
         for node in sorted(run.allocation.nodes):
@@ -230,7 +241,9 @@ def node_statuses(view: View) -> list[NodeStatus]:
             view.down_reason(index) or "; ".join(gpu_reasons.get(index, ())),
             view.is_drained(index),
             node.rack,
-            *racks.get(node.rack, (None, None)),
+            racks.get(node.rack, UNKNOWN_POWER)[0],
+            racks.get(node.rack, UNKNOWN_POWER)[1],
+            limits,
         )
         for index, node in enumerate(view.cluster.nodes)
     ]

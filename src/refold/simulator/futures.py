@@ -48,7 +48,7 @@ def continue_with_own_policy(
         own_policy = policy()
         scheduler = Scheduler(cluster, own_policy, on_rejection=lambda _: None)
         for entry in islice(entries(), state.entries):
-            scheduler.step(entry.now, entry.events)
+            scheduler.repeat(entry)
         if isinstance(own_policy, RunWatch):
             own_policy.disable()
         return scheduler

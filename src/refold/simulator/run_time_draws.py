@@ -52,13 +52,21 @@ class RunTimes:
 
     def draws(self, futures: int, seed: int) -> RunTimeDraws:
         """Return the random run times of a number of futures. The same seed gives the same ones."""
+        self._update_predictor()
+        return RunTimeDraws(self, futures, seed)
+
+    def _update_predictor(self) -> None:
         if self._unlearned:
             self._tables.clear()
         for job, run_time, now in self._unlearned:
             self._predictor.submitted(job, now)
             self._predictor.finished(job, run_time, now)
         self._unlearned.clear()
-        return RunTimeDraws(self, futures, seed)
+
+    def remaining_quantiles(self, started: StartedJob, shares: Sequence[float], now: Seconds) -> list[Seconds]:
+        """Return quantiles of the remaining run time of a job; infinite if nothing is known."""
+        self._update_predictor()
+        return [float(seconds) for seconds in self.remaining(started, np.array(shares), now)]
 
     @cached_property
     def _predictor(self) -> Predictor:

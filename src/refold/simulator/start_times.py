@@ -38,6 +38,10 @@ class StartTimes:
         """Return the start estimates of all jobs whose start is known."""
         return _estimates(self.job_ids, self.starts, self.latest)
 
+    def end_estimates(self) -> dict[str, StartEstimate]:
+        """Return when all jobs end whose end is known."""
+        return _estimates(self.job_ids, self.starts + self.durations, np.full(len(self.job_ids), inf))
+
     def end_estimate(self, job_id: str) -> StartEstimate | None:
         """Return when a job ends; None if it is not known."""
         column = [self.job_ids.index(job_id)]
@@ -54,6 +58,21 @@ def _estimates(job_ids: Sequence[str], times: Floats, latest: Floats) -> dict[st
         for job_id, (soonest, at, end) in zip(job_ids, bounded, strict=True)
         if at < inf
     }
+
+
+def started_job(view: View, job_id: str, now: Seconds) -> StartedJob:
+    """Return how far a running job is by now."""
+    computing = view.computing_since(job_id) is not None
+    done = view.done(job_id) + (now - view.now if computing else 0.0)
+    return StartedJob(view.active[job_id], done, view.share_done(view.active[job_id]))
+
+
+def estimate_end(view: View, job_id: str, run_times: RunTimes, now: Seconds) -> StartEstimate | None:
+    """Return when a running job ends unless it is stopped; None if nothing is known."""
+    soonest, at, latest = run_times.remaining_quantiles(started_job(view, job_id, now), ESTIMATE_SHARES, now)
+    if at == inf:
+        return None
+    return StartEstimate(job_id, now + max(0.0, at), now + max(0.0, soonest), None if latest == inf else now + latest)
 
 
 def compile_start_simulator(cluster: Cluster) -> None:
@@ -79,7 +98,7 @@ class StartSimulator:
         """
         view = self._view
         runs = list(view.runs.values())
-        started = [StartedJob(view.active[run.job], self._done(run.job, now), self._share(run.job)) for run in runs]
+        started = [started_job(view, run.job, now) for run in runs]
         draws = self._run_times.draws(futures, seed)
         remaining = draws.remaining(started, now)
         jobs = list(view.waiting.values())
@@ -104,14 +123,6 @@ class StartSimulator:
         work = self._run_times.work(job, now) if self._order == "least-work" else 0.0
         waited = max(0.0, now - job.submitted)
         return -job.priority, work / (1.0 + waited / WAIT_DOUBLING_SECONDS), job.submitted
-
-    def _done(self, job_id: str, now: Seconds) -> Seconds:
-        """Return the work of a job done by now, in seconds."""
-        computing = self._view.computing_since(job_id) is not None
-        return self._view.done(job_id) + (now - self._view.now if computing else 0.0)
-
-    def _share(self, job_id: str) -> float | None:
-        return self._view.share_done(self._view.active[job_id])
 
     def _free(self) -> FreeResources:
         view, free = self._view, self._empty.copy()

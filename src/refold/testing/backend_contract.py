@@ -16,9 +16,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
+
 from refold.backends import Backend, Report
 from refold.core import Event, Order, RunFailed, RunFinished, RunStarted, RunStopped, StartRun, StopRun
-from refold.model import Allocation, Demand, Job, Share
+from refold.model import Allocation, Demand, Job, RunUsage, Share
 
 T = TypeVar("T")
 
@@ -39,6 +41,8 @@ class BackendHarness:
 
     def __init__(self, make: Callable[[Report], Backend], folder: Path) -> None:
         self.reports: list[Event] = []
+        """All reports. What runs have used is in `usage`."""
+        self.usage: dict[tuple[str, int], RunUsage] = {}
         self.folder = folder
         self._reported = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -50,6 +54,9 @@ class BackendHarness:
         self._loop.call_soon_threadsafe(self._add_report, event)
 
     def _add_report(self, event: Event) -> None:
+        if isinstance(event, RunFinished | RunFailed | RunStopped) and event.usage is not None:
+            self.usage[event.job, event.run] = event.usage
+            event = replace(event, usage=None)
         self.reports.append(event)
         self._reported.set()
 

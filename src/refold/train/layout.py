@@ -113,6 +113,8 @@ def check_batch(plan: Plan, batch: int) -> None:
         raise BadInput(f"a batch of {batch} samples cannot be divided into {parts} micro-batches ({plan})")
     if plan.sequence_parallel:
         raise BadInput(f"refold.train does not support sequence parallelism ({plan})")
+    if max(plan.context, plan.expert) > 1:
+        raise BadInput(f"refold.train does not support context or expert parallelism ({plan})")
     if plan.pipeline > 1 and plan.accumulation < plan.pipeline:
         raise BadInput(
             f"{plan.pipeline} pipeline stages need at least as many micro-batches, the plan has {plan.accumulation}"

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_api_server import FakeApiServer
-from kubernetes_daemon import PODS, daemon_of
+from kubernetes_daemon import PODS, daemon_of, wait_for
 from kubernetes_objects import Json, pod_json
 from training_operators import JOBSETS
 
@@ -45,7 +45,9 @@ def test_jobs_that_depend_on_the_end_of_others_are_a_gang_of_their_own(
         set_status(fake_server, data={"succeeded": 1})
         create_pods(fake_server, jobset, "node", 2, seconds=1000)
         daemon.wait_for_state("set", "running")
-        assert all(pod["spec"].get("nodeName") for pod in fake_server.pods("set-node-"))
+        wait_for(
+            lambda: all(pod["spec"].get("nodeName") for pod in fake_server.pods("set-node-")), "both pods are bound"
+        )
 
 
 def test_pods_that_come_when_others_are_ready_start_beside_these(fake_server: FakeApiServer, tmp_path: Path) -> None:

@@ -14,12 +14,15 @@ import pytest
 
 from refold.backends.local.process import Process, is_alive
 from refold.backends.ray.guard import InstanceSpec
-from refold.backends.ray.rank_actor import RankActor
+from refold.backends.ray.rank_actor import ALL_OUTPUT, RankActor
+
+LIMIT = 2**20
+"""How much output is kept."""
 
 
 @pytest.fixture
 def actor() -> Iterator[RankActor]:
-    found = RankActor()
+    found = RankActor(LIMIT)
     yield found
     found.close()
 
@@ -38,7 +41,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 def ended(actor: RankActor) -> tuple[int | None, str, bytes]:
     while not (found := actor.poll(0, 1.0))[0]:
         pass
-    return found[1:]
+    return found[1], found[2], found[4]
 
 
 def test_exit_code_and_output(actor: RankActor, tmp_path: Path) -> None:
@@ -64,8 +67,20 @@ def test_the_gpus_are_those_that_ray_has_assigned(
 def test_output_is_read_from_an_offset(actor: RankActor, tmp_path: Path) -> None:
     actor.start(spec(tmp_path, "echo 0123456789"))
     assert ended(actor)[2] == b"0123456789\n"
-    assert actor.poll(5, 0.0) == (True, 0, "", b"56789\n")
-    assert actor.poll(500, 0.0) == (True, 0, "", b"")
+    assert actor.poll(5, 0.0) == (True, 0, "", 5, b"56789\n")
+    assert actor.poll(ALL_OUTPUT, 0.0) == (True, 0, "", 11, b"")
+
+
+def test_the_end_of_long_output_is_kept_and_its_offsets_stay(actor: RankActor, tmp_path: Path) -> None:
+    actor.start(spec(tmp_path, f"yes 0123456 | head -c {10 * LIMIT}; echo end"))
+    while not actor.poll(ALL_OUTPUT, 1.0)[0]:
+        pass
+    kept, position = b"", 0
+    while (found := actor.poll(position, 0.0))[4]:
+        kept, position = kept + found[4], found[3] + len(found[4])
+    assert (found[0], position) == (True, 10 * LIMIT + 4)
+    assert LIMIT // 2 <= len(kept) <= LIMIT
+    assert kept.endswith(b"0123456\nend\n")
 
 
 def test_why_a_command_cannot_be_started(actor: RankActor, tmp_path: Path) -> None:
@@ -94,7 +109,7 @@ def test_a_second_order_ends_the_grace_period(actor: RankActor, tmp_path: Path) 
 DRIVER = """
 import os, sys, time
 from refold.backends.ray.rank_actor import RankActor
-actor = RankActor()
+actor = RankActor(1000)
 actor.start(sys.argv[1].encode())
 while True:
     time.sleep(1)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from refold.backends.ray.backend import resources_of
 from refold.backends.ray.cluster import map_nodes, read_nodes
+from refold.core import Event, NodeLost, NodeReturned, NodeUsed, Scheduler
 from refold.errors import BadValue
 from refold.model import Share
+from refold.registry import make_policy
+from refold.server.ray.node_reports import RayNodeReports, Use, others_use
 
 
 def entry(name: str, host: str, gpus: float = 8.0, alive: bool = True, other: str = "x") -> dict[str, Any]:
@@ -56,3 +60,35 @@ def test_what_ray_reserves_for_an_instance() -> None:
     }
     assert resources_of(Share(0, (3,), gpu_milli=250)) == {"GPU": 0.25}
     assert resources_of(Share(0, ())) == {"CPU": 0.001}
+
+
+def test_what_others_use_is_what_is_reserved_and_not_for_runs() -> None:
+    (node,) = read_nodes([entry("1", "a")])
+    free = {"GPU": 2.5, "CPU": 60.0, "memory": 500 * 2.0**30}
+    shares = [Share(0, (0, 1, 2), cpu_milli=1000, memory_mib=2048), Share(0, (3,), gpu_milli=500)]
+    assert others_use(node, free, shares) == Use(2.0, 3.0, 10 * 1024.0)
+    assert others_use(node, {"GPU": 8.0, "CPU": 63.999, "memory": 512 * 2.0**30}, shares) == Use(0.0, 0.0, 0.0)
+
+
+def test_nodes_and_use_become_events_once() -> None:
+    """What others use counts when it was read twice: Ray releases what a run had a moment after its end."""
+    nodes = map_nodes(read_nodes([entry("1", "a"), entry("2", "b")]))
+    scheduler = Scheduler(nodes.cluster, make_policy("fifo"))
+    state: Any = SimpleNamespace(view=scheduler.view)
+    reports = RayNodeReports(state, nodes.nodes)
+
+    def read(present: str, **free_gpus: float) -> tuple[Event, ...]:
+        free = {
+            node.id: {"GPU": free_gpus.get(node.name, 8.0), "CPU": 64.0, "memory": 512 * 2.0**30}
+            for node in nodes.nodes
+        }
+        events = tuple(reports.events(set(present), free, []))
+        scheduler.step(scheduler.view.now + 1.0, events)
+        return events
+
+    assert read("ab") == ()
+    assert read("ab", a=5.0) == ()
+    assert read("ab", a=5.5) == (NodeUsed(0, (5, 6, 7)),)
+    assert read("b", a=5.0, b=7.0) == (NodeLost(0, "ray: it is gone"),)
+    assert read("ab") == (NodeReturned(0), NodeUsed(0))
+    assert reports.lost("no head") == [NodeLost(0, "ray: no head"), NodeLost(1, "ray: no head")]

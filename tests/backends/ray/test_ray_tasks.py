@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ray_cluster import RayCluster, die, die_first, double, fail
+from ray_cluster import RayCluster, die, die_first, double, fail, fail_beside
 
 from refold.backends.ray import RayTasks, WorkersLost, connected
 from refold.backends.ray.tasks import MAX_RETRIES
@@ -42,6 +43,14 @@ def test_work_that_kills_its_worker_every_time_is_given_up(tasks: RayTasks) -> N
 def test_errors_of_the_work_are_raised_at_once(tasks: RayTasks) -> None:
     with pytest.raises(ValueError, match="3 is bad"):
         tasks.map(fail, None, [3])
+
+
+def test_other_work_ends_with_the_connection_after_an_error(cluster: RayCluster, tmp_path: Path) -> None:
+    with connected(cluster.ray, cluster.address), pytest.raises(ValueError, match="0 is bad"):
+        RayTasks(cluster.ray).map(fail_beside, str(tmp_path), [0, 1])
+    (worker,) = tmp_path.iterdir()
+    while (Path("/proc") / worker.name).exists():
+        time.sleep(0.02)
 
 
 def compare(folder: Path, cluster: RayCluster, *options: str) -> subprocess.CompletedProcess[str]:

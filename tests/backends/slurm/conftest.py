@@ -41,7 +41,7 @@ def slurm() -> Iterator[SlurmServers]:
 def no_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
     """End the jobs of a test."""
     yield
-    for name in ("slurm", "slurm_with_accounting"):
+    for name in ("slurm", "slurm_with_accounting", "slurm_with_preemption"):
         if name in request.fixturenames:
             request.getfixturevalue(name).cancel_all()
 
@@ -51,6 +51,23 @@ def slurm_with_accounting() -> Iterator[slurm_accounting.SlurmWithAccounting]:
     """Two nodes with four GPUs each, whose jobs are recorded."""
     need(*slurm_servers.PROGRAMS, *slurm_accounting.PROGRAMS)
     found = slurm_accounting.SlurmWithAccounting(2, 4)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()
+
+
+@pytest.fixture(scope="session")
+def slurm_with_preemption() -> Iterator[SlurmServers]:
+    """One node with a partition whose jobs preempt those of the other."""
+    need(*slurm_servers.PROGRAMS)
+    partitions = [
+        "PartitionName=gpu Nodes=n0 Default=YES PriorityTier=1 MaxTime=INFINITE State=UP",
+        "PartitionName=urgent Nodes=n0 PriorityTier=9 MaxTime=INFINITE State=UP",
+    ]
+    settings = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
+    found = SlurmServers(nodes=1, partitions=partitions, settings=settings)
     try:
         found.start()
         yield found

@@ -47,7 +47,7 @@ def daemon(served: SlurmDaemon) -> Iterator[SlurmDaemon]:
     served.wait_until(lambda: not {"running", "waiting"} & {*served.states().values()}, "all jobs have ended")
 
 
-def test_a_submitted_job_runs_in_slurm_and_its_output_is_shown(daemon: SlurmDaemon) -> None:
+def test_a_submitted_job_runs_in_slurm_and_its_output_is_shown(daemon: SlurmDaemon, slurm: SlurmServers) -> None:
     with daemon.client() as client:
         job = client.submit(command=["sh", "-c", "echo on $SLURMD_NODENAME as $REFOLD_JOB; echo $MINE"],
                             name="hello", gpus=2, environment={"MINE": "yes"})  # fmt: skip
@@ -55,10 +55,12 @@ def test_a_submitted_job_runs_in_slurm_and_its_output_is_shown(daemon: SlurmDaem
         text = "".join(client.logs(job.id))
         (node,) = [node.name for node in client.nodes() if f"on {node.name} as" in text]
     assert text == f"on {node} as {job.id}\nyes\n"
+    comments = slurm.run("squeue", "--noheader", "--states=all", f"--name={job.id}", "--format=%k").split()
+    assert [comment.split("/")[2:] for comment in comments] == [["1", job.id, "owner"]]
 
 
 def test_the_daemon_says_as_whom_jobs_run(daemon: SlurmDaemon) -> None:
-    assert f"; jobs run as {getuser()}" in daemon.log()
+    assert f". All jobs run as {getuser()}. To run them as their users, start the daemon as root" in daemon.log()
 
 
 def test_a_failed_job_says_why(daemon: SlurmDaemon) -> None:
@@ -178,6 +180,47 @@ def test_a_pool_that_is_cancelled_is_renewed_and_the_job_runs_again(
         (tmp_path / "go").touch()
         assert client.wait(job.id, timeout=60).state == "finished"
     assert not {*first} & {*job_ids(slurm, "refold-pool")}
+
+
+def test_a_job_is_stopped_before_the_time_limit_of_its_node_in_the_pool_and_continues_on_another(
+    pooled: SlurmDaemon, slurm: SlurmServers, tmp_path: Path
+) -> None:
+    shell = (
+        f"trap 'echo saved >>{tmp_path}/saved; exit 0' TERM; echo $SLURM_JOB_ID >>{tmp_path}/starts; "
+        f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    )
+    with pooled.client() as client:
+        job = client.submit(command=["sh", "-c", shell], name="long", gpus=8, grace=1.0)
+    pooled.wait_until((tmp_path / "starts").exists, "the job runs")
+    first = (tmp_path / "starts").read_text().strip()
+    slurm.run("scontrol", "update", f"JobId={first}", "TimeLimit=1")
+    pooled.wait_until(lambda: len((tmp_path / "starts").read_text().split()) == 2, "the job runs again")
+    assert (tmp_path / "saved").read_text() == "saved\n"
+    assert first not in (tmp_path / "starts").read_text().split()[1:]
+    assert any(f"the time limit of its allocation, job {first} of Slurm, is near" in e for e in pooled.events(job.id))
+    (tmp_path / "go").touch()
+    pooled.wait_for_state(job.id, "finished")
+
+
+def test_a_node_of_the_pool_that_a_higher_partition_takes_is_requested_again(
+    slurm_with_preemption: SlurmServers, tmp_path: Path
+) -> None:
+    slurm = slurm_with_preemption
+    pooled = SlurmDaemon(slurm, tmp_path / "state", "--policy", "fifo", "--pool", "1")
+    shell = f"echo $SLURM_JOB_ID >>{tmp_path}/starts; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
+    try:
+        pooled.start()
+        with pooled.client() as client:
+            job = client.submit(command=["sh", "-c", shell], name="long", gpus=8)
+        pooled.wait_until((tmp_path / "starts").exists, "the job runs")
+        first = (tmp_path / "starts").read_text().strip()
+        slurm.run("sbatch", "--partition=urgent", "--gres=gpu:8", "--output=/dev/null", "--wrap", "true")
+        pooled.wait_until(lambda: len((tmp_path / "starts").read_text().split()) == 2, "the job runs again")
+        assert any(f"job {first} of Slurm, has ended (PREEMPTED)" in event for event in pooled.events(job.id))
+        (tmp_path / "go").touch()
+        pooled.wait_for_state(job.id, "finished")
+    finally:
+        pooled.kill(signal.SIGTERM)
 
 
 def test_a_daemon_without_a_pool_takes_over_its_runs_and_releases_it(

@@ -22,15 +22,9 @@ POOL_TIMES = {**TIMES, "slurmctld killed": 1, "allocation cancelled": 2}
 
 
 CASES = [*((fault, False) for fault in TIMES), *((fault, True) for fault in POOL_TIMES)]
-SOMETIMES_LATE = pytest.mark.xfail(
-    strict=False, reason="a gang may wait for minutes after slurmctld was killed (docs/slurm.md, Measurements)"
-)
 
 
-@pytest.mark.parametrize(
-    ("fault", "pool"),
-    [pytest.param(*case, marks=SOMETIMES_LATE if case == ("slurmctld killed", False) else ()) for case in CASES],
-)
+@pytest.mark.parametrize(("fault", "pool"), CASES)
 def test_no_job_is_lost_and_no_run_starts_twice(fault: str, pool: bool, need_programs: Callable[..., None]) -> None:
     need_programs(*slurm_servers.PROGRAMS, *(slurm_accounting.PROGRAMS if "slurmdbd" in fault else ()))
     found = measure_fault(fault, (POOL_TIMES if pool else TIMES)[fault], pool=pool)

@@ -66,6 +66,8 @@ def waiting(number: int) -> PoolJob:
         ([held(1, "n0", ends=10 * HOUR)], 1, 9.6 * HOUR, ["n0"], PoolChange(1)),
         ([held(1, "n0", ends=10 * HOUR), waiting(2)], 1, 9.6 * HOUR, [], PoolChange(0, (1,))),
         ([held(1, "n0", ends=300.0)], 1, 239.0, [], PoolChange()),
+        ([held(1, "n0")._replace(is_abandoned=True)], 1, 0.0, ["n0"], PoolChange(1)),
+        ([held(1, "n0")._replace(is_abandoned=True), held(2, "n1")], 1, 0.0, [], PoolChange(0, (1,))),
         ([held(1, "n0", ends=300.0)], 1, 241.0, [], PoolChange(1, (1,))),
     ],
 )  # fmt: skip
@@ -123,7 +125,7 @@ def test_allocations_are_recognised_by_their_comment_or_number() -> None:
 
 def test_steps_are_recognised_by_their_name() -> None:
     odd = ("a/b ü", 2)
-    mark = run_mark("d1", odd)
+    mark = run_mark("d1", odd, "ada")
     text = f"1.2 {mark}\n1.3 part.{mark}\n1.batch batch\n9.0 {run_mark('d2', odd)}\n\n"
     assert read_run_steps(lambda *_: text, "d1") == {odd: RunSteps(["1.2"], ["1.3"])}
 
@@ -151,7 +153,7 @@ def test_a_step_is_a_job_whose_end_may_be_that_of_its_allocation(
 ) -> None:
     key = ("job", 1)
     queue = QueuedRuns({}, {key: steps}, {"1": allocation} if allocation else {})
-    assert queue.jobs_of(key, claim, status) == expected
+    assert queue.jobs_of(key, 1000, claim, status) == expected
 
 
 # On a real Slurm.

@@ -164,3 +164,19 @@ def test_programs_say_what_is_wrong(tmp_path: object) -> None:
     with pytest.raises(SlurmError, match=r"^sh: broken$"):
         Programs().run("sh", "-c", "echo 'sh: error: first' >&2; echo 'sh: fatal: broken' >&2; exit 1")
     assert Programs({"PATH": "/bin:/usr/bin", "SQUEUE_FORMAT": "%i"}).run("sh", "-c", "echo $SQUEUE_FORMAT.") == ".\n"
+
+
+@pytest.mark.parametrize(
+    ("used", "gpus"),
+    [
+        ("gpu:a100:0(IDX:N/A),shard:a100:0(IDX:N/A)", {}),
+        ("gpu:a100:1(IDX:2),shard:a100:2(IDX:0-1)", {"a100": 3}),
+        ("gpu:a100:1(IDX:2),shard:a100:3(2/4,1/4,0/4,0/4)", {"a100": 3}),
+        ("gpu:a100:4(IDX:0-3),shard:4(IDX:0-3)", {"a100": 4}),
+        ("shard:a100:x", {}),
+    ],
+)
+def test_gpus_of_which_parts_are_used_are_used(used: str, gpus: dict[str, int]) -> None:
+    lines = [node_line("n0", "gpu:a100:4(S:0-1),shard:a100:16(S:0-1)", GresUsed=used)]
+    (node,) = read_nodes(FakePrograms([], lines).run)
+    assert (node.gpus, node.shards, node.used_gpus) == ({"a100": 4}, 16, gpus)

@@ -19,9 +19,11 @@ from refold.backends.slurm.requests import (
 )
 from refold.backends.slurm.run_jobs import RunJob, read_runs, run_mark
 from refold.backends.slurm.run_state import (
+    GHOST_SECONDS,
     REPEAT_SECONDS,
     SETTLE_SECONDS,
     START_TIMEOUT,
+    Abandon,
     Cancel,
     Ended,
     Facts,
@@ -139,6 +141,47 @@ def test_the_word_of_slurm_is_not_enough(job: RunJob, claim: str | None, why: st
     assert state.next_steps(Facts((job,), claim, None, SETTLE_SECONDS)) == [failed(why, retry=True)]
 
 
+def test_a_run_continues_when_a_controller_with_an_old_state_lets_its_job_wait() -> None:
+    """The job is cancelled, since Slurm would start it again. That is not the end of the run, nor a user's wish."""
+    state, cancelled = RunState(KEY, 10.0), (RunJob("5", "CANCELLED", had_nodes=False),)
+    assert state.next_steps(Facts((RunJob("5", "PENDING", had_nodes=False),), "5", None, 0.0, True)) == [Cancel("5")]
+    assert state.next_steps(Facts(cancelled, "5", None, 1.0)) == []
+    assert state.next_steps(Facts(cancelled, "5", 0, 2.0)) == [Started(), FINISHED]
+    why = "a controller of Slurm with an old state has ended it"
+    assert RunState(KEY, 10.0).next_steps(Facts(cancelled, "5", 143, 2.0)) == [Started(), lost(why)]
+    (end,) = state.next_steps(Facts(cancelled, "5", None, 1.0 + SETTLE_SECONDS))
+    assert end == lost("lost: Slurm has no record of its job, which has left no exit status")
+
+
+def test_a_step_that_slurm_keeps_after_its_end_is_not_waited_for() -> None:
+    """A controller with an old state has steps that ended while it was dead."""
+    ghost, wait = (RunJob("5.0", "RUNNING"),), GHOST_SECONDS + 10.0
+    state = RunState(KEY, 10.0)
+    assert state.next_steps(Facts(ghost, "5.0", 0, 0.0)) == [Started()]
+    assert state.next_steps(Facts(ghost, "5.0", 0, wait - 1)) == []
+    assert state.next_steps(Facts(ghost, "5.0", 0, wait)) == [Abandon("5.0"), FINISHED]
+    job = RunState(KEY, 10.0)
+    for now in (0.0, wait):
+        assert job.next_steps(Facts((RunJob("5", "RUNNING"),), "5", 0, now))[1:] == [], "Slurm looks after jobs itself"
+
+
+def test_a_step_that_cannot_be_cancelled_is_not_waited_for() -> None:
+    ghost, wait = (RunJob("5.0", "RUNNING"),), GHOST_SECONDS + 10.0
+    state = RunState(KEY, 10.0, stop=True, kill=True)
+    assert state.next_steps(Facts(ghost, "5.0", None, 1.0)) == [Signal("5.0", kill=True)]
+    assert state.next_steps(Facts(ghost, "5.0", None, 1.0 + REPEAT_SECONDS)) == [Cancel("5.0")]
+    assert state.next_steps(Facts(ghost, "5.0", None, 2.0 + REPEAT_SECONDS)) == []
+    assert state.next_steps(Facts(ghost, "5.0", None, 2.0 + REPEAT_SECONDS + wait)) == [Abandon("5.0"), STOPPED]
+    part = RunState(KEY, 10.0)
+    assert part.next_steps(Facts(ghost, "4.0", None, 0.0)) == [Cancel("5.0")]
+    assert part.next_steps(Facts(ghost, "4.0", None, 1.0)) == [Cancel("5.0")]
+    (abandon, end) = part.next_steps(Facts(ghost, "4.0", None, 1.0 + wait))
+    assert (abandon, end) == (
+        Abandon("5.0"),
+        lost("lost: Slurm has no record of its job, which has left no exit status"),
+    )
+
+
 def test_a_job_that_waits_for_long_is_given_up() -> None:
     state, jobs = RunState(KEY, 10.0), (RunJob("5", "PENDING", reason="Resources"),)
     assert state.next_steps(Facts(jobs, None, None, 0.0)) == []
@@ -170,8 +213,16 @@ def test_a_kill_does_not_wait_for_the_grace_period_of_an_earlier_stop() -> None:
 # What squeue prints.
 
 
-def row(number: str, comment: str, state: str = "RUNNING", status: str = "0", offset: str = "N/A") -> str:
-    cells = ((number, 16), (offset, 12), (state, 24), (status, 16), ("0", 12), ("None", 64))
+def row(
+    number: str,
+    comment: str,
+    state: str = "RUNNING",
+    status: str = "0",
+    offset: str = "N/A",
+    nodes: str = "n0",
+    owner: str = "1000",
+) -> str:
+    cells = ((number, 16), (offset, 12), (state, 24), (status, 16), ("0", 12), ("None", 64), (nodes, 8), (owner, 12))
     return "".join(text.ljust(width) for text, width in cells) + comment
 
 
@@ -180,7 +231,7 @@ def test_jobs_are_recognised_by_their_comment() -> None:
     text = "\n".join(
         [
             row("1", run_mark("d1", KEY), "FAILED", "1792"),
-            row("2", run_mark("d1", odd), "FAILED", "9"),
+            row("2", run_mark("d1", odd, "ada/b ü"), "FAILED", "9", nodes=""),
             row("3", run_mark("d2", KEY)),
             row("4", "(null)"),
             row("5", "refold/d1/x/job"),
@@ -189,10 +240,17 @@ def test_jobs_are_recognised_by_their_comment() -> None:
             "",
         ]
     )
-    assert read_runs(lambda *_: text, "d1", with_steps=False).jobs == {
-        KEY: [RunJob("1", "FAILED", 7, reason="None")],
-        odd: [RunJob("2", "FAILED", 137, reason="None")],
+    assert read_runs(lambda *_: text, "d1", with_steps=False, selection=()).jobs == {
+        KEY: [RunJob("1", "FAILED", 7, reason="None", owner=1000)],
+        odd: [RunJob("2", "FAILED", 137, reason="None", had_nodes=False, owner=1000)],
     }
+
+
+def test_jobs_of_others_with_the_comment_of_a_run_do_not_belong_to_it() -> None:
+    text = "\n".join([row("1", run_mark("d1", KEY, "ann")), row("2", run_mark("d1", KEY, "ann"), owner="1001")])
+    found = read_runs(lambda *_: text, "d1", with_steps=False, selection=())
+    assert [job.id for job in found.jobs_of(KEY, 1000, None, None)] == ["1"]
+    assert [job.id for job in found.jobs_of(KEY, 1001, None, None)] == ["2"]
 
 
 @pytest.mark.parametrize(
@@ -234,7 +292,15 @@ def test_requests_of_a_run() -> None:
     assert partitions_of(CLUSTER, requests) == "gpu"
     with pytest.raises(BadInput, match="no partition has all of n1, n2"):
         partitions_of(CLUSTER, [requests[1], NodeRequest("n2", "", 1, 1)])
-    with pytest.raises(BadInput, match="whole GPUs"):
+
+
+def test_parts_of_a_gpu_are_shards() -> None:
+    cluster = map_nodes(read_nodes(FakePrograms([], [node_line("n0", "gpu:a100:8,shard:a100:32")]).run))
+    (request,) = node_requests(cluster, Job("job"), Allocation((Share(0, (3,), 300),)))
+    assert request == NodeRequest("n0", "shard:a100:2", 2, 2457)
+    with pytest.raises(BadInput, match="job has several instances on n0; Slurm gives a job parts of one GPU"):
+        node_requests(cluster, Job("job"), Allocation((Share(0, (3,), 300), Share(0, (3,), 300))))
+    with pytest.raises(BadInput, match=r"n0 has no shards: add GresTypes=gpu,shard and Gres=shard:NUMBER"):
         node_requests(CLUSTER, Job("job"), Allocation((Share(0, (0,), 500),)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -111,7 +111,7 @@ def test_commands_and_environments_are_not_interpreted(made: Made, slurm: SlurmS
     ("job", "why"),
     [
         (Job("job"), "no command"),
-        (Job("job", command=("true",), demand=Demand(gpu_milli=500)), "whole GPUs"),
+        (Job("job", command=("true",), demand=Demand(gpu_milli=500)), "a part of a GPU"),
     ],
 )
 def test_what_slurm_cannot_run_fails(made: Made, slurm: SlurmServers, tmp_path: Path, job: Job, why: str) -> None:
@@ -256,22 +256,6 @@ def test_of_two_jobs_for_a_run_only_one_starts_it(slurm: SlurmServers, tmp_path:
         assert record_of(harness, "starts") == [""]
 
     on_slurm(slurm).run_test(tmp_path, check)
-
-
-@pytest.fixture
-def slurm_with_preemption(slurm: SlurmServers) -> Iterator[SlurmServers]:
-    del slurm  # skips the test if there is no Slurm
-    partitions = [
-        "PartitionName=gpu Nodes=n0 Default=YES PriorityTier=1 MaxTime=INFINITE State=UP",
-        "PartitionName=urgent Nodes=n0 PriorityTier=9 MaxTime=INFINITE State=UP",
-    ]
-    settings = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
-    found = SlurmServers(nodes=1, partitions=partitions, settings=settings)
-    try:
-        found.start()
-        yield found
-    finally:
-        found.stop()
 
 
 def test_a_run_that_slurm_preempts_is_queued_again(slurm_with_preemption: SlurmServers, tmp_path: Path) -> None:

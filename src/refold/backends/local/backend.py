@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from refold.backends import Report
 from refold.backends.local.environment import (
@@ -22,8 +24,10 @@ from refold.backends.local.environment import (
 from refold.backends.local.gang import Gang
 from refold.backends.local.log_files import DEFAULT_MAX_OUTPUT_BYTES, LogRotator
 from refold.backends.local.process import has_proc
+from refold.backends.local.process_host import ProcessHost
 from refold.backends.local.process_tree import ProcessScanner, ProcessTree, find_strays
 from refold.backends.local.run_files import RunFiles, mark_prefix, new_mark
+from refold.backends.local.run_groups import describe_limits
 from refold.backends.local.safe_files import retry_on_shortage
 from refold.core import Order, StartRun, StopRun
 from refold.model import Allocation, Cluster, Job, MiB, Node, Seconds
@@ -35,6 +39,21 @@ NO_GRACE: Seconds = 0.0
 """Grace period of runs that the scheduler does not know: their checkpoints would not be used."""
 
 SLOT = "slot"
+
+
+class RunLimits(msgspec.Struct, frozen=True):
+    """Limits of a run: its grace period, and the stored output of each instance. None: no limit of its own."""
+
+    grace: Seconds | None = None
+    output_bytes: int | None = None
+
+
+LimitsOf = Callable[[Job], RunLimits]
+
+
+def no_limits(_: Job) -> RunLimits:
+    """Return no limits."""
+    return RunLimits()
 
 
 def local_cluster(slots: int) -> Cluster:
@@ -49,7 +68,8 @@ class LocalBackend:
     `devices`: the GPU of each slot per node; None: slots are indices
     into the GPUs that are visible to the daemon. `device_memory_mib`: memory of a GPU per node. `gpus`: whether slots
     are GPUs. `private_folders`: a job without a folder runs in one of its own instead of the daemon's.
-    `max_output_bytes`: stored output per instance.
+    `max_output_bytes`: stored output per instance. `limits_of`: further limits of a job's runs.
+    `host`: what starts processes; None: this process.
     """
 
     def __init__(
@@ -66,16 +86,19 @@ class LocalBackend:
         gpus: bool = True,
         private_folders: bool = False,
         max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
+        limits_of: LimitsOf = no_limits,
+        host: ProcessHost | None = None,
     ) -> None:
         inherited = os.environ if environment is None else environment
         self._report = report
         self._out = out.absolute()
         self._grace = grace
+        self._limits_of = limits_of
         self._default_folder = None if private_folders else Path.cwd()
         self._devices = Devices(inherited, devices, device_memory_mib, gpus)
         self._environment = RunEnvironment(inherited, self._devices, exported, secrets)
         self._rotator = LogRotator(max_output_bytes)
-        self._scanner = ProcessScanner()
+        self._scanner = ProcessScanner(host)
         self._gangs: dict[tuple[str, int], Gang] = {}
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._prepared: dict[tuple[str, int], Gang] = {}
@@ -86,6 +109,11 @@ class LocalBackend:
     def enforcement(self) -> str:
         """Describe which limits on GPUs and GPU shares are enforced."""
         return self._devices.enforcement()
+
+    @property
+    def limits_text(self) -> str:
+        """Whether requests of CPUs and memory are enforced."""
+        return describe_limits(self._scanner.host.groups)
 
     async def carry_out(self, orders: Sequence[Order], jobs: Mapping[str, Job]) -> None:
         """Start or adopt processes, or request their stop; then return."""
@@ -107,6 +135,7 @@ class LocalBackend:
         for job_id, number in list(self._prepared):
             self._discard(job_id, number, NO_GRACE)
         await asyncio.gather(*self._tasks.values(), *self._discards)
+        self._scanner.host.groups.close()
 
     def kill(self, job_id: str) -> None:
         """Kill the run of a job without a grace period, if there is one."""
@@ -120,6 +149,7 @@ class LocalBackend:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._scanner.host.groups.close()
 
     async def stop_all_except(self, runs: Collection[tuple[str, int]]) -> None:
         """Kill all other runs started with this folder. Without /proc, runs of earlier daemons are not found."""
@@ -130,14 +160,15 @@ class LocalBackend:
         for run in unwanted:
             self._gangs[run].stop()
         processes = await self._scanner.scan() if has_proc() else []
-        strays = find_strays(processes, mark_prefix(self._out), known_marks, self._scanner)
-        await asyncio.gather(*(tree.end(NO_GRACE) for tree in strays), *(self._tasks[run] for run in unwanted))
+        groups = await retry_on_shortage(self._scanner.host.groups.runs)
+        strays = find_strays(processes, mark_prefix(self._out), known_marks, self._scanner, groups)
+        await asyncio.gather(*(_end_stray(tree) for tree in strays), *(self._tasks[run] for run in unwanted))
 
     def _start(self, job: Job, order: StartRun) -> None:
         run = (job.id, order.run)
         files = RunFiles(self._out, *run)
         tree = ProcessTree(new_mark(self._out), self._scanner)
-        gang = Gang(job, order, files, tree, self._grace, self._folder_of(job, files))
+        gang = Gang(job, order, files, tree, self._grace_of(job), self._folder_of(job, files))
         self._gangs[run] = gang
         prepared = self._prepared.get(run)
         if prepared is not None and prepared.next_allocation != order.allocation:
@@ -154,6 +185,11 @@ class LocalBackend:
         self._discards[task] = _gpus(gang.next_allocation)
         task.add_done_callback(self._discards.pop)
 
+    def _grace_of(self, job: Job) -> Seconds:
+        grace, limit = job.launch.grace, self._limits_of(job).grace
+        grace = self._grace if grace is None else grace
+        return grace if limit is None else min(grace, limit)
+
     def _folder_of(self, job: Job, files: RunFiles) -> Path:
         return (self._default_folder or files.checkpoint_folder) / job.launch.folder
 
@@ -164,13 +200,18 @@ class LocalBackend:
             await asyncio.wait(discards)
         logs = [gang.files.log(instance) for instance in range(gang.instances)]
         try:
-            async with self._rotator.watch(logs):
+            async with self._rotator.watch(logs, self._limits_of(gang.job).output_bytes):
                 end = await gang.supervise(self._report, self._environment)
         finally:
             del self._gangs[run], self._tasks[run]
         if gang.next_allocation is not None:
             self._prepared[gang.job.id, gang.run + 1] = gang
         self._report(end)
+
+
+async def _end_stray(tree: ProcessTree) -> None:
+    await tree.end(NO_GRACE)
+    await tree.release()
 
 
 def _gpus(allocation: Allocation | None) -> frozenset[tuple[int, int]]:

@@ -11,7 +11,7 @@ from zlib import crc32
 import msgspec
 
 from refold.backends.local.process import Process, is_alive
-from refold.backends.local.process_tree import MARK_VARIABLE
+from refold.backends.local.process_host import MARK_VARIABLE
 from refold.backends.local.run_files import RunFiles, StartRecord
 from refold.catalogue import known_model
 from refold.core import StartRun

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from refold.backends import Report
 from refold.backends.local.environment import LOOPBACK_ADDRESS, RunEnvironment
@@ -23,10 +26,14 @@ from refold.backends.local.live_change import (
 )
 from refold.backends.local.process_tree import ProcessTree
 from refold.backends.local.run_files import RunEnd, RunFiles, StartRecord
+from refold.backends.local.run_groups import InstanceUsage, limits_of, out_of_memory_text, total_usage
 from refold.backends.local.safe_files import SHORTAGE_ERRNOS, ResourceShortage, retry_on_shortage
-from refold.backends.local.shim import find_start_problem, output_copies
+from refold.backends.local.shim import output_copies
 from refold.core import ChangeMeasured, RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.model import Allocation, ChangeRequest, Job, Seconds, run_plan
+
+KILLED = 128 + signal.SIGKILL
+"""Exit code of a process that was killed, as a shell reports it."""
 
 
 class Gang:
@@ -47,7 +54,7 @@ class Gang:
         self._change_requested: asyncio.Future[Allocation] = asyncio.get_running_loop().create_future()
         self._order = order
         self._tree = tree
-        self._grace = grace if job.launch.grace is None else job.launch.grace
+        self._grace = grace
         self._folder = folder
         self._instances: list[Instance] = []
         self._is_taken_over = False
@@ -78,6 +85,9 @@ class Gang:
         start_failure = None if end else self._start(environment)
         if end:
             self._adopt_claimed()
+        if self._is_taken_over and self._instances:
+            with suppress(OSError):  # a process may have more memory than its new limit
+                self._tree.host.groups.limit(self._instances[0].place)
         exits = {asyncio.create_task(instance.wait()) for instance in self._instances}
         try:
             if end is None:
@@ -87,9 +97,11 @@ class Gang:
                     await self._wait_for_end_or_stop(exits)
                     if self._is_change_possible() and (next_record := await self._change(environment, exits)):
                         return self._hand_over(next_record)
-                end = self._record_end(start_failure)
+                end = self._record_end(start_failure or self._end(await self._tree.usage()))
             await self._tree.end(self._grace, self._first_signal())
             await asyncio.gather(*exits)
+            end = self._with_usage(end, await self._tree.usage())
+            await self._tree.release()
         finally:
             for task in exits:
                 task.cancel()
@@ -101,15 +113,18 @@ class Gang:
             return self._start_failure("the job has no command")
         program = self.job.command[0]
         try:
+            self._tree.host.prepare(self.job.user, *self.files.place)
             record = self.files.record_start(StartRecord(self._tree.mark, *_find_ports(self.instances)))
             self._tree.mark = record.mark
             environments = environment.build(self.job, self._order, self.files, record, self._grace)
             copies = [output_copies(self.job, self.run, self._folder, number) for number in range(self.instances)]
-            if problem := find_start_problem(program, self._folder, environments[0], sum(copies, ())):
+            if problem := self._tree.host.find_start_problem(
+                self.job.user, program, self._folder, environments[0], sum(copies, ())
+            ):
                 return self._start_failure(problem)
             for number, variables in enumerate(environments):
-                instance = Instance(self.files, number, self._tree)
-                instance.start(self._folder, self.job.command, variables, copies[number])
+                instance = self._instance(number)
+                instance.start(self.job, self._folder, variables, copies[number])
                 self._instances.append(instance)
         except Exception as error:  # including errors of `secrets`: instances that have started must be ended
             problem = f"cannot start {program!r}: {getattr(error, 'strerror', None) or error}"
@@ -117,12 +132,15 @@ class Gang:
             return self._start_failure(problem, retry=shortage)
         return None
 
+    def _instance(self, number: int) -> Instance:
+        return Instance(self.files, number, self._tree, limits_of(self._order.allocation.placement[number]))
+
     def _start_failure(self, why: str, retry: bool = False) -> RunFailed:
         return RunFailed(self.job.id, self.run, why, retry=retry)
 
     def _adopt_claimed(self) -> None:
         """Adopt the started instances of a run whose end is recorded, in order to end them."""
-        instances = [Instance(self.files, number, self._tree) for number in range(self.instances)]
+        instances = [self._instance(number) for number in range(self.instances)]
         self._instances = [instance for instance in instances if instance.is_claimed()]
 
     async def _wait_for_end_or_stop(self, exits: set[asyncio.Task[None]]) -> None:
@@ -202,29 +220,44 @@ class Gang:
         """End the processes after a live change: the next run was not started on the allocation that they use."""
         await discard(self._next_files, self._tree, self._grace if grace is None else grace, self._stop_signal)
 
-    def _record_end(self, start_failure: RunFailed | None) -> RunEnd:
-        """Determine how the run ends, and write it to disk before its processes are signalled."""
-        end = start_failure or self._end()
+    def _record_end(self, end: RunEnd) -> RunEnd:
+        """Write how the run ends to disk, before its processes are signalled."""
         with suppress(OSError):  # without the file, the next daemon derives the end from the instances' exit statuses
             self.files.record_end(end)
         return end
 
-    def _end(self) -> RunEnd:
+    def _end(self, usage: Sequence[InstanceUsage]) -> RunEnd:
         """Return how the run ended. A failure during a change is not one of the job: it continues as the next run."""
         failed = self._first_failed()
         if failed is not None and not self._change_requested.done():
-            lost = any(instance.lost for instance in self._instances)
-            return RunFailed(self.job.id, self.run, self._failure_text(failed), retry=lost, exit_code=failed.exit_code)
+            return self._failure(failed, usage)
         if all(instance.failure == "" for instance in self._instances):
             return RunFinished(self.job.id, self.run)
         return RunStopped(self.job.id, self.run)
 
+    def _failure(self, failed: Instance, usage: Sequence[InstanceUsage]) -> RunFailed:
+        """Return the failure of the run. If an instance ran out of memory, that is the reason, whatever failed then."""
+        for used in usage:
+            if used.oom_kills and used.instance < self.instances:
+                failed = self._instances[used.instance]
+                why = self._failure_text(failed, out_of_memory_text(failed.limits))
+                return RunFailed(self.job.id, self.run, why, exit_code=failed.exit_code or KILLED)
+        why = self._failure_text(failed, failed.failure or "")
+        lost = any(instance.lost for instance in self._instances)
+        return RunFailed(self.job.id, self.run, why, retry=lost, exit_code=failed.exit_code)
+
+    def _with_usage(self, end: RunEnd, usage: Sequence[InstanceUsage]) -> RunEnd:
+        """Add what a run has used, and write it to disk: it is lost when the cgroups are removed."""
+        if not usage or end.usage is not None:
+            return end
+        return self._record_end(replace(end, usage=total_usage(usage)))
+
     def _first_failed(self) -> Instance | None:
         return next((instance for instance in self._instances if instance.failure), None)
 
-    def _failure_text(self, failed: Instance) -> str:
+    def _failure_text(self, failed: Instance, text: str) -> str:
         prefix = f"instance {self._instances.index(failed)}: " if self.instances > 1 else ""
-        return prefix + (failed.failure or "")
+        return prefix + text
 
     def _first_signal(self) -> signal.Signals:
         """Return the job's stop signal for a requested stop; SIGTERM for processes that outlive their instance."""

@@ -9,17 +9,18 @@ from pathlib import Path
 from refold.backends.local.process import Process, boot_id, wait_for_exit
 from refold.backends.local.process_tree import ProcessTree
 from refold.backends.local.run_files import RunFiles
+from refold.backends.local.run_groups import GroupPlace, ResourceLimits
 from refold.backends.local.safe_files import regular_size, retry_on_shortage
 from refold.backends.local.shim import (
     CLAIM_FAILED,
     Claim,
-    OutputCopy,
     describe_exit,
     read_claim,
     read_exit_status,
     start_shim,
 )
-from refold.model import Seconds
+from refold.backends.local.start_check import OutputCopy
+from refold.model import Job, Seconds
 
 CLAIM_TIMEOUT: Seconds = 1.0
 """How long to wait for a shim to write the claim file that it has created."""
@@ -28,7 +29,8 @@ CLAIM_TIMEOUT: Seconds = 1.0
 class Instance:
     """An instance. `failure`: None while it runs, empty if it succeeded. `lost`: not the job but the machine failed."""
 
-    def __init__(self, files: RunFiles, number: int, tree: ProcessTree) -> None:
+    def __init__(self, files: RunFiles, number: int, tree: ProcessTree, limits: ResourceLimits) -> None:
+        self.limits = limits
         self.failure: str | None = None
         self.exit_code: int | None = None
         self.lost = False
@@ -37,14 +39,27 @@ class Instance:
         self._tree = tree
         self._shim: Process | None = None
 
-    def start(
-        self, folder: Path, command: Sequence[str], environment: Mapping[str, str], copies: Sequence[OutputCopy]
-    ) -> None:
-        """Run the command behind a shim, unless the instance was started before."""
+    def start(self, job: Job, folder: Path, environment: Mapping[str, str], copies: Sequence[OutputCopy]) -> None:
+        """Run the job's command behind a shim, unless the instance was started before."""
         if self.is_claimed():
             return
-        self._shim = start_shim(self._files, self._number, folder, command, environment, copies)
+        self._shim = start_shim(
+            self._files,
+            self._number,
+            folder,
+            job.command,
+            environment,
+            copies,
+            user=job.user,
+            host=self._tree.host,
+            place=self.place,
+        )
         self._tree.add_leader(self._shim)
+
+    @property
+    def place(self) -> GroupPlace:
+        """The cgroup of the instance, and its limits there."""
+        return GroupPlace(self._tree.group, self._number, self.limits)
 
     def is_claimed(self) -> bool:
         """Whether the instance was started, by this daemon or an earlier one."""
@@ -74,11 +89,15 @@ class Instance:
         if status is None and claim.boot not in ("", boot_id()):
             self.lost = True
             return "lost: the machine was restarted"
+        exit_file = self._files.exit(self._number)
+        if status is None and exit_file.exists() and not regular_size(exit_file):
+            self.lost = True  # there was no space for its exit status, so the command was not run
+            return "lost: the disk was full when it was to start"
         return self._describe_failure(status)
 
     def _describe_failure(self, status: int | None) -> str:
         if status is None or status < 0:
-            return "lost: its supervising shell (shim) was killed"
+            return "lost: its supervising shell (shim) was killed, or could not record its exit status"
         self.exit_code = status
         return describe_exit(status) if status else ""
 

@@ -23,7 +23,13 @@ import msgspec
 from refold.backends.local.log_files import continue_log
 from refold.backends.local.process_tree import ProcessTree
 from refold.backends.local.run_files import UNREADABLE, RunFiles
-from refold.backends.local.safe_files import ResourceShortage, raise_if_shortage, read_regular, write_atomically
+from refold.backends.local.safe_files import (
+    SHARED_FILE,
+    ResourceShortage,
+    raise_if_shortage,
+    read_regular,
+    write_atomically,
+)
 from refold.backends.local.shim import read_claim
 from refold.core import RunStopped
 from refold.model import WHOLE, Allocation, ChangeAnswer, ChangeRequest, Seconds
@@ -51,7 +57,7 @@ async def change_live(files: RunFiles, request: ChangeRequest) -> ChangeAnswer |
     content = msgspec.json.encode(request)
     if _read(files, files.change.name) != content:
         try:
-            write_atomically(files.change, content)
+            write_atomically(files.change, content, SHARED_FILE)
         except OSError:
             return None
     with suppress(TimeoutError):
@@ -106,6 +112,7 @@ async def discard(files: RunFiles, tree: ProcessTree, grace: Seconds, first: sig
     if claim is not None and claim.is_alive():
         tree.add_leader(claim.process)
     await tree.end(grace, first)
+    await tree.release()
 
 
 def _read(files: RunFiles, name: str) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -120,6 +121,7 @@ def rotate_log(path: Path, keep: int) -> None:
     """Copy the last `keep` bytes of the log to the second file, and truncate the log."""
     copy, record = _sibling(path, "1.new"), _sibling(path, "gone.new")
     with _lock_of(path), open_regular(path, os.O_RDWR) as log, create_regular(copy) as older:
+        os.fchmod(older.fileno(), stat.S_IMODE(os.fstat(log.fileno()).st_mode))
         remaining = min(keep, os.fstat(log.fileno()).st_size)
         log.seek(-remaining, os.SEEK_END)
         _copy(log, older, remaining)
@@ -173,13 +175,16 @@ class LogRotator:
     """Keeps the logs of watched runs within a limit of bytes each."""
 
     def __init__(self, limit: int) -> None:
-        self._half = max(1, limit // 2)
+        self._limit = limit
+        self._halves: dict[Path, int] = {}
         self._sizes: dict[Path, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     @asynccontextmanager
-    async def watch(self, logs: Sequence[Path]) -> AsyncIterator[None]:
-        """Rotate these logs while the context is open."""
+    async def watch(self, logs: Sequence[Path], limit: int | None = None) -> AsyncIterator[None]:
+        """Rotate these logs while the context is open. `limit`: theirs, if it is lower than that of all."""
+        half = max(1, (self._limit if limit is None else min(limit, self._limit)) // 2)
+        self._halves.update((path, half) for path in logs)
         self._sizes.update((path, regular_size(path)) for path in logs)
         if self._task is None:
             self._task = asyncio.create_task(self._check_periodically())
@@ -188,7 +193,7 @@ class LogRotator:
         finally:
             await self._rotate_large(logs)
             for path in logs:
-                del self._sizes[path]
+                del self._sizes[path], self._halves[path]
             if not self._sizes and self._task is not None:
                 self._task.cancel()
                 self._task = None
@@ -203,22 +208,23 @@ class LogRotator:
 
     async def _rotate_large(self, logs: Sequence[Path]) -> None:
         for path in logs:
-            if regular_size(path) > self._half:
+            if regular_size(path) > self._halves[path]:
                 await asyncio.to_thread(self._rotate_if_large, path)
 
     async def _check(self, path: Path, elapsed: Seconds) -> Seconds:
         """Rotate the log if it is too large, and return the seconds until the next check."""
-        length = regular_size(path)
+        length, half = regular_size(path), self._halves.get(path, self._limit)
         growth = max(0, length - self._sizes.get(path, 0)) / elapsed
-        if length > self._half:
+        if length > half:
             await asyncio.to_thread(self._rotate_if_large, path)
             length = 0
         if path in self._sizes:
             self._sizes[path] = length
-        remaining = max(1, self._half - length)
+        remaining = max(1, half - length)
         return max(MIN_CHECK_INTERVAL, min(MAX_CHECK_INTERVAL, remaining / growth if growth else MAX_CHECK_INTERVAL))
 
     def _rotate_if_large(self, path: Path) -> None:
+        half = self._halves.get(path)  # None: no longer watched
         with _lock_of(path), suppress(OSError):
-            if regular_size(path) > self._half:  # another thread may have just rotated it
-                rotate_log(path, self._half)
+            if half is not None and regular_size(path) > half:  # another thread may have just rotated it
+                rotate_log(path, half)

@@ -20,19 +20,24 @@ from refold.errors import UnknownName
 from refold.model import MiB
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+NO_INDEX = -1
 _MIB = 2**20
 _MAX_EVENTS_PER_POLL = 100
 """Maximum number of events read per poll: a faulty GPU may report errors continuously."""
 
 
 class DetectedGpu(msgspec.Struct, frozen=True):
-    """A usable GPU. `name`: from the driver; `gpu_type`: from the catalogue, if it is listed there."""
+    """A usable GPU. `name`: from the driver; `gpu_type`: from the catalogue, if it is listed there.
+
+    `mig_parent`: for a MIG instance, the UUID of its GPU.
+    """
 
     index: int
     uuid: str
     name: str
     gpu_type: str
     memory_mib: MiB | None = None
+    mig_parent: str = ""
 
 
 class GpuReading(msgspec.Struct, frozen=True):
@@ -75,7 +80,7 @@ class NvidiaDriver:
         self._library = library
         self._handles: list[Any] = []
         self.gpus: list[DetectedGpu] = []
-        for handle, gpu in select_visible(list(self._whole_gpus()), visible):
+        for handle, gpu in select_visible(list(self._usable_gpus()), visible):
             self._handles.append(handle)
             self.gpus.append(msgspec.structs.replace(gpu, index=len(self.gpus)))
         self._ecc_errors = [self._uncorrectable_errors(handle) for handle in self._handles]
@@ -89,20 +94,44 @@ class NvidiaDriver:
                 self._library.nvmlEventSetFree(self._events)
             self._library.nvmlShutdown()
 
-    def _whole_gpus(self) -> Iterator[tuple[Any, DetectedGpu]]:
-        """Yield all GPUs except those in MIG mode, which are not supported."""
+    def _usable_gpus(self) -> Iterator[tuple[Any, DetectedGpu]]:
+        """Yield all GPUs; of a GPU in MIG mode its instances, since CUDA can use only these."""
         for index in range(self._library.nvmlDeviceGetCount()):
             handle = self._query("nvmlDeviceGetHandleByIndex", index)
-            uuid = self._query("nvmlDeviceGetUUID", handle)
-            mig = self._query("nvmlDeviceGetMigMode", handle)
-            if handle is None or uuid is None or (mig and mig[0]):
+            gpu = None if handle is None else self._describe(handle, index)
+            if gpu is None:
                 continue
-            name = _text(self._query("nvmlDeviceGetName", handle) or "GPU")
-            memory = self._query("nvmlDeviceGetMemoryInfo", handle)
-            yield (
-                handle,
-                DetectedGpu(index, _text(uuid), name, gpu_type_from_name(name), memory and memory.total // _MIB),
-            )
+            mig = self._query("nvmlDeviceGetMigMode", handle)
+            if mig and mig[0]:
+                yield from self._mig_instances(handle, gpu)
+            else:
+                yield handle, gpu
+
+    def _describe(self, handle: Any, index: int) -> DetectedGpu | None:
+        uuid = self._query("nvmlDeviceGetUUID", handle)
+        if uuid is None:
+            return None
+        name = _text(self._query("nvmlDeviceGetName", handle) or "GPU")
+        memory = self._query("nvmlDeviceGetMemoryInfo", handle)
+        return DetectedGpu(index, _text(uuid), name, gpu_type_from_name(name), memory and memory.total // _MIB)
+
+    def _mig_instances(self, handle: Any, parent: DetectedGpu) -> Iterator[tuple[Any, DetectedGpu]]:
+        """Yield the MIG instances of a GPU. Their index is not one of the driver: they are selected by UUID."""
+        for number in range(self._query("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+            instance = self._query("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
+            found = None if instance is None else self._describe(instance, NO_INDEX)
+            if found is not None:
+                profile = self._mig_profile(instance, found)
+                kind = f"{gpu_type_from_name(parent.name)}-MIG-{profile}"
+                yield instance, msgspec.structs.replace(found, gpu_type=kind, mig_parent=parent.uuid)
+
+    def _mig_profile(self, instance: Any, gpu: DetectedGpu) -> str:
+        """Return the profile of an instance, such as 1g.10gb: from its name, or by its slices and its memory."""
+        if found := re.search(r"MIG (\S+)$", gpu.name):
+            return found[1]
+        attributes = self._query("nvmlDeviceGetAttributes_v2", instance)
+        slices = "?" if attributes is None else attributes.gpuInstanceSliceCount
+        return f"{slices}g.{round((gpu.memory_mib or 0) / 1024)}gb"
 
     def read(self) -> list[GpuReading]:
         """Read all GPUs."""
@@ -143,15 +172,17 @@ class NvidiaDriver:
     def _new_xids(self) -> Iterator[GpuProblem]:
         if self._events is None:
             return
-        index_of = {gpu.uuid: gpu.index for gpu in self.gpus}
+        indices_of: dict[str, list[int]] = {}
+        for gpu in self.gpus:
+            indices_of.setdefault(gpu.mig_parent or gpu.uuid, []).append(gpu.index)
         for _ in range(_MAX_EVENTS_PER_POLL):
             event = self._query("nvmlEventSetWait_v2", self._events, 0)
             if event is None:
                 return
-            index = index_of.get(_text(self._query("nvmlDeviceGetUUID", event.device) or ""))
             xid = describe_xid(int(event.eventData))
-            if index is not None and xid.verdict != "application":
-                yield GpuProblem(index, f"XID {int(event.eventData)}: {xid.text}", xid.verdict == "bad")
+            for index in indices_of.get(_text(self._query("nvmlDeviceGetUUID", event.device) or ""), ()):
+                if xid.verdict != "application":
+                    yield GpuProblem(index, f"XID {int(event.eventData)}: {xid.text}", xid.verdict == "bad")
 
     def _new_ecc_errors(self) -> Iterator[GpuProblem]:
         for index, handle in enumerate(self._handles):
@@ -207,7 +238,7 @@ def select_visible(detected: Sequence[tuple[Any, DetectedGpu]], visible: str | N
 def _matches(word: str, gpu: DetectedGpu) -> bool:
     if word.isdecimal():
         return int(word) == gpu.index
-    return word.startswith("GPU-") and gpu.uuid.startswith(word)
+    return word.startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(word)
 
 
 def gpu_type_from_name(name: str) -> str:

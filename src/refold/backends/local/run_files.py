@@ -12,11 +12,19 @@ from uuid import uuid4
 
 import msgspec
 
-from refold.backends.local.safe_files import OWNER_ONLY_FOLDER, ResourceShortage, read_regular, write_atomically
+from refold.backends.local.safe_files import (
+    OWNER_ONLY_FOLDER,
+    SHARED_FILE,
+    ResourceShortage,
+    read_regular,
+    write_atomically,
+)
 from refold.core import RunFailed, RunFinished, RunStopped
 from refold.model import Allocation
 
 MAX_FOLDER_NAME_CHARS = 200
+
+RECORD_SUFFIXES = (".start", ".claim", ".exit", ".end", ".progress", ".pipe", ".change", ".done", ".agent")
 
 UNREADABLE = (OSError, msgspec.DecodeError, UnicodeError, RecursionError)
 
@@ -109,6 +117,16 @@ class RunFiles:
                 self.read_start()
         return self._origin or self.run
 
+    @property
+    def place(self) -> tuple[Path, str]:
+        """Where the job's folder is, and its name there."""
+        return self._out, self.folder.name
+
+    @staticmethod
+    def is_record(path: Path) -> bool:
+        """Return whether a file of a run serves to find the run again, and is of no use once its job has ended."""
+        return path.suffix in RECORD_SUFFIXES
+
     def of_run(self, run: int) -> RunFiles:
         """Return the files of another run of the job."""
         return RunFiles(self._out, self.job, run)
@@ -141,10 +159,17 @@ class RunFiles:
         self._origin = None
 
     def write_launch_files(self, files: Mapping[str, str]) -> None:
-        """Write configuration files, given by path, into the launch folder."""
-        for path, text in files.items():
-            self.launch_folder.mkdir(mode=OWNER_ONLY_FOLDER, exist_ok=True)
-            write_atomically(Path(path), text.encode())
+        """Write configuration files, given by path, into the launch folder, which must not be a link of a job."""
+        if not files:
+            return
+        self.launch_folder.mkdir(mode=0o755, exist_ok=True)
+        folder = os.open(self.launch_folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            place = Path(f"/proc/self/fd/{folder}") if Path("/proc/self/fd").exists() else self.launch_folder
+            for path, text in files.items():
+                write_atomically(place / Path(path).relative_to(self.launch_folder), text.encode(), SHARED_FILE)
+        finally:
+            os.close(folder)
 
     def read_start(self) -> StartRecord | None:
         """Return the start record, or None."""

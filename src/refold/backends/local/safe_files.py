@@ -18,6 +18,8 @@ from refold.model import Seconds
 
 OWNER_ONLY_FILE = 0o600
 OWNER_ONLY_FOLDER = 0o700
+SHARED_FILE = 0o644
+"""Mode of files in a job's folder that the job reads. The folder is private; the job's user may be another one."""
 
 SHORTAGE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
 """Errors of a machine short of file descriptors, processes, memory or disk space: not the job's fault."""
@@ -81,10 +83,11 @@ async def retry_on_shortage(read: Callable[[], Result]) -> Result:
             await asyncio.sleep(RETRY_SECONDS)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, mode: int = OWNER_ONLY_FILE) -> None:
     """Write a file atomically: after a crash it has the old or the new content."""
     temporary = path.with_name(path.name + ".new")
     with create_regular(temporary) as file:
+        os.fchmod(file.fileno(), mode)
         file.write(content)
     temporary.replace(path)
 

@@ -7,19 +7,21 @@ processes are gone too.) No part of a job is interpolated into the shell's text.
 
 from __future__ import annotations
 
-import errno
 import os
-import shutil
+import re
 import signal
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from refold.backends.local.descriptors import job_descriptor_limit
 from refold.backends.local.environment import output_path
 from refold.backends.local.process import Process, boot_id, identify_process, is_alive, parse_stat
+from refold.backends.local.process_host import GATE, OwnProcesses, ProcessHost
 from refold.backends.local.run_files import RunFiles
+from refold.backends.local.run_groups import GroupPlace
 from refold.backends.local.safe_files import open_regular, read_regular
+from refold.backends.local.start_check import NO_COPIES, OutputCopy
 from refold.model import Job
 
 CLAIM_FAILED = 97
@@ -27,12 +29,15 @@ CLAIM_FAILED = 97
 
 SHELL = "/bin/sh"
 MAX_STATUS_BYTES = 4
+LINKER_VARIABLE = re.compile(r"(LD|DYLD)_[A-Za-z0-9_]*|GLIBC_TUNABLES|GCONV_PATH", re.ASCII)
 
 # Stop signals go to the whole process group; the shell survives them to record the exit status of the command. In the
 # subshell the traps are back at their defaults. The end of a run is recorded in a file before it is signalled: a shim
 # that starts too late to receive the signal finds the file. The shell's stderr is redirected so that it does not print
 # "Killed" to the log. Output is copied to files of the job by `tee`, which survives stop signals too and ends when all
-# processes have closed their output. These files are not rotated, as the log is.
+# processes have closed their output. These files are not rotated, as the log is. Space for the exit status is written
+# before the command starts, so that it can be recorded if the disk is full by then. Variables of the dynamic linker are
+# exported last: the shell and `tee` must not load what a job preloads.
 SCRIPT = """\
 trap : HUP INT TERM USR1 USR2
 exec 9>&2 2>/dev/null
@@ -41,6 +46,7 @@ _refold_boot=
 set -C
 printf '%s %s\\n' "$_refold_stat" "$_refold_boot" >"$1" || exit 97
 set +C
+printf '   \\n' >"$2" || exit 97
 _refold_copy() {
     [ -z "$3" ] || printf '' >"$1"
     (trap '' HUP INT TERM USR1 USR2; command -p tee -a "$1" <"$2" 2>&9 8>&- 9>&-) &
@@ -54,22 +60,15 @@ if [ -n "$8" ]; then _refold_copy "$8" "$9" "${10}"; exec 7>"$9"; command -p rm 
     [ -z "$5" ] || exec >&8 2>&8 8>&-
     [ -z "$8" ] || exec 2>&7 7>&-
     shift 10
+    while [ "$1" != -- ]; do export "$1"; shift; done
+    shift
     exec "$@"
 )
 _refold_status=$?
 exec 7>&- 8>&-
-printf '%s\\n' "$_refold_status" >"$2"
+printf '%-3s\\n' "$_refold_status" 1<>"$2"
 exit "$_refold_status"
 """
-
-
-@dataclass(frozen=True, slots=True)
-class OutputCopy:
-    """A file that receives a copy of a stream. `replace`: whether to empty the file first."""
-
-    stream: str
-    path: Path | None = None
-    replace: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +83,6 @@ class Claim:
         return self.boot in ("", boot_id()) and is_alive(self.process)
 
 
-NO_COPIES = (OutputCopy("output"), OutputCopy("error"))
-
-
 def start_shim(
     files: RunFiles,
     instance: int,
@@ -94,30 +90,52 @@ def start_shim(
     command: Sequence[str],
     environment: Mapping[str, str],
     copies: Sequence[OutputCopy] = NO_COPIES,
+    *,
+    user: str = "",
+    host: ProcessHost | None = None,
+    place: GroupPlace | None = None,
 ) -> Process:
-    """Start a command behind a shim, in its own session, with its output appended to the log, and copied to files."""
-    words = shim_command(files, instance, folder, command, copies)
+    """Start a command behind a shim, in its own session, with its output appended to the log, and copied to files.
+
+    `host`: what starts it, as `user`; None: this process. `place`: the cgroup in which it runs, if there are any.
+    """
+    host = host or OwnProcesses()
+    if not host.groups.usable:
+        place = None
+    words = shim_command(files, instance, folder, host.command(command), copies, linker_variables(environment))
+    words[2] = f"{GATE * (place is not None)}ulimit -S -n {job_descriptor_limit()} 2>/dev/null\n{words[2]}"
+    variables = without_linker_variables(environment)
     with open_regular(files.log(instance), os.O_WRONLY | os.O_CREAT | os.O_APPEND) as output:
-        shell = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=environment,
-        )
-    shell.returncode = 0  # the process is reaped by `wait_for_exit`, not by this object
-    return identify_process(shell.pid)
+        return identify_process(host.start(user, words, variables, output.fileno(), place))
 
 
 def shim_command(
-    files: RunFiles, instance: int, folder: Path, command: Sequence[str], copies: Sequence[OutputCopy] = NO_COPIES
+    files: RunFiles,
+    instance: int,
+    folder: Path,
+    command: Sequence[str],
+    copies: Sequence[OutputCopy] = NO_COPIES,
+    exports: Mapping[str, str] | None = None,
 ) -> list[str]:
-    """Return the command line of a shim, and create the pipes that it needs."""
+    """Return the command line of a shim, and create the pipes that it needs.
+
+    `exports`: variables that only the command gets.
+    """
     paths = [str(path) for path in (files.claim(instance), files.exit(instance), files.end, folder)]
     for copy in copies:
         paths += _make_pipe(copy, files.pipe(instance, copy.stream))
-    return [SHELL, "-c", SCRIPT, "refold-shim", *paths, *command]
+    assignments = [f"{name}={value}" for name, value in (exports or {}).items()]
+    return [SHELL, "-c", SCRIPT, "refold-shim", *paths, *assignments, "--", *command]
+
+
+def linker_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that change how programs are loaded, such as LD_PRELOAD."""
+    return {name: value for name, value in environment.items() if LINKER_VARIABLE.fullmatch(name)}
+
+
+def without_linker_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return all other variables."""
+    return {name: value for name, value in environment.items() if not LINKER_VARIABLE.fullmatch(name)}
 
 
 def output_copies(job: Job, run: int, folder: Path, instance: int) -> tuple[OutputCopy, ...]:
@@ -137,6 +155,7 @@ def _make_pipe(copy: OutputCopy, pipe: Path) -> list[str]:
         return ["", "", ""]
     pipe.unlink(missing_ok=True)
     os.mkfifo(pipe, 0o600)
+    pipe.chmod(0o666)  # the folder is private; the job's user may be another one
     return [str(copy.path), str(pipe), "replace" if copy.replace else ""]
 
 
@@ -161,7 +180,8 @@ def read_exit_status(path: Path) -> int | None:
         line = read_regular(path, MAX_STATUS_BYTES + 1)
     except OSError:
         return None
-    return int(line) if line.endswith(b"\n") and line[:-1].isdigit() and len(line) <= MAX_STATUS_BYTES else None
+    is_recorded = line.endswith(b"\n") and line.strip().isdigit() and len(line) <= MAX_STATUS_BYTES
+    return int(line) if is_recorded else None
 
 
 def describe_exit(status: int) -> str:
@@ -172,19 +192,3 @@ def describe_exit(status: int) -> str:
         return f"killed by {signal.Signals(number).name}"
     except ValueError:
         return f"exit {status}{meaning.get(status, '')}"
-
-
-def find_start_problem(
-    program: str, folder: Path, environment: Mapping[str, str], copies: Sequence[OutputCopy] = NO_COPIES
-) -> str:
-    """Return why the program cannot be started, or "". Checked first, since the shim cannot report why exec failed."""
-    if not folder.is_dir():
-        return f"folder {str(folder)!r} does not exist"
-    for file in filter(None, (copy.path for copy in copies)):
-        if file.is_dir() or not file.parent.is_dir():
-            return f"{file} cannot be written: {os.strerror(errno.EISDIR if file.is_dir() else errno.ENOENT)}"
-    path = str(folder / program) if "/" in program else program
-    if shutil.which(path, path=environment.get("PATH", os.defpath)):
-        return ""
-    exists = "/" in program and Path(path).exists()
-    return f"cannot start {program!r}: {os.strerror(errno.EACCES if exists else errno.ENOENT)}"

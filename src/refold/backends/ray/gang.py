@@ -17,7 +17,7 @@ import msgspec
 
 from refold.backends.local import append_log, describe_exit
 from refold.backends.ray.guard import InstanceSpec
-from refold.backends.ray.rank_actor import RankActor
+from refold.backends.ray.rank_actor import ALL_OUTPUT, RankActor
 from refold.backends.ray.run_files import RayRunFiles
 from refold.core import RunFailed, RunFinished, RunStarted, RunStopped
 from refold.model import Seconds
@@ -172,7 +172,7 @@ class RayGang:
         resources = {"num_cpus": rank.resources.get("CPU", 0.0), "num_gpus": rank.resources.get("GPU", 0.0)}
         actor = self._ray.remote(max_restarts=0, max_concurrency=8, memory=rank.resources.get("memory"), **resources)
         options = {"name": self._actor_name(index), "lifetime": "detached", "get_if_exists": True}
-        return actor(RankActor).options(scheduling_strategy=strategy, **options).remote()
+        return actor(RankActor).options(scheduling_strategy=strategy, **options).remote(self._max_output_bytes)
 
     def _find_actors(self) -> list[Any | None]:
         found: list[Any | None] = []
@@ -201,24 +201,25 @@ class RayGang:
             offset = await asyncio.to_thread(self._files.copied, index)
             try:
                 answer = self._actors[index].poll.remote(offset, POLL_WAIT)
-                ended, code, problem, output = await asyncio.wrap_future(answer.future())
+                ended, code, problem, begin, output = await asyncio.wrap_future(answer.future())
             except self._ray.exceptions.ActorUnavailableError:
                 await asyncio.sleep(POLL_WAIT)
                 continue
             except self._ray.exceptions.RayError as error:
-                ended, code, problem, output = True, None, f"its node or actor was lost: {_first_line(error)}", b""
+                problem = f"its node or actor was lost: {_first_line(error)}"
+                ended, code, begin, output = True, None, offset, b""
                 self._fail(index, problem, lost=True)
             if output:
-                await asyncio.to_thread(self._copy, index, offset, output)
+                await asyncio.to_thread(self._copy, index, begin, output)
             if ended:
                 self._codes[index], self._is_over[index] = code, True
                 if code != 0:
                     self._fail(index, problem or describe_exit(code or 0), code=code)
 
-    def _copy(self, index: int, offset: int, output: bytes) -> None:
+    def _copy(self, index: int, begin: int, output: bytes) -> None:
         with suppress(OSError):
             append_log(self._files.common.log(index), output, self._max_output_bytes)
-            self._files.note_copied(index, offset + len(output))
+            self._files.note_copied(index, begin + len(output))
 
     def _fail(self, index: int, why: str, *, code: int | None = None, lost: bool = False) -> None:
         """Take note of the first failure. Instances that end because they were told to have not failed."""
@@ -241,7 +242,7 @@ class RayGang:
         self._send_stop(self._actors)
         for actor in self._actors:
             with suppress(self._ray.exceptions.RayError):
-                while not (await asyncio.wrap_future(actor.poll.remote(0, POLL_WAIT).future()))[0]:
+                while not (await asyncio.wrap_future(actor.poll.remote(ALL_OUTPUT, POLL_WAIT).future()))[0]:
                     await asyncio.sleep(0.05)
 
 

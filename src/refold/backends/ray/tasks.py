@@ -43,6 +43,7 @@ class WorkersLost(RefoldError):
 def load_ray(feature: str) -> Any:
     """Import Ray. Raises MissingExtra if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would report usage of clusters that it starts
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # a call without a connection would start a cluster
     try:
         return import_module("ray")
     except ImportError:
@@ -55,6 +56,15 @@ def connected(ray: Any, address: str | None = None, python_path: Path | None = N
 
     `python_path`: a folder from which workers import modules, besides their own.
     """
+    connect_ray(ray, address, python_path)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def connect_ray(ray: Any, address: str | None, python_path: Path | None = None) -> None:
+    """Connect to a cluster. Raises RefoldError."""
     variables = {} if python_path is None else {"env_vars": {"PYTHONPATH": str(python_path)}}
     try:
         ray.init(
@@ -66,10 +76,6 @@ def connected(ray: Any, address: str | None = None, python_path: Path | None = N
         )
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise RefoldError(f"cannot connect to Ray: {error}") from None
-    try:
-        yield
-    finally:
-        ray.shutdown()
 
 
 class RayTasks:
@@ -81,7 +87,11 @@ class RayTasks:
     def map(
         self, work: Work[S, T, R], shared: S, items: Sequence[T], advance: Callable[[float], None] = lambda _: None
     ) -> list[R]:
-        """Return the results in the order of the items. `advance` is called with the progress of all of them."""
+        """Return the results in the order of the items. `advance` is called with the progress of all of them.
+
+        After an error the other items go on until the connection ends. They are not cancelled: Ray 2.60 aborts a
+        process that cancels a task at the moment of its end ("Tried to complete task that was not pending").
+        """
         ray = self._ray
         counter = ray.remote(num_cpus=0, max_restarts=-1)(_Counter).remote()
         task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES, retry_exceptions=False)(_work_for)
@@ -90,15 +100,10 @@ class RayTasks:
             task.remote(version("refold"), work, data, pickle.dumps(item), counter, number)
             for number, item in enumerate(items)
         ]
-        try:
-            reported = self._wait(found, counter, advance)
-            results = [self._get(ref) for ref in found]
-            advance(sum(done for _, done in results) - reported)
-            return [pickle.loads(result) for result, _ in results]
-        except BaseException:
-            for ref in found:
-                ray.cancel(ref, force=True)
-            raise
+        reported = self._wait(found, counter, advance)
+        results = [self._get(ref) for ref in found]
+        advance(sum(done for _, done in results) - reported)
+        return [pickle.loads(result) for result, _ in results]
 
     def _wait(self, found: Sequence[Any], counter: Any, advance: Callable[[float], None]) -> float:
         """Wait until all work is done or some of it has failed; return the progress that was shown.

@@ -7,6 +7,11 @@ from .cluster import (
 )
 from .held_pool import Pool as Pool
 from .hostlist import expand_hosts as expand_hosts, expand_tasks as expand_tasks
+from .job_owners import (
+    DaemonOwner as DaemonOwner,
+    JobOwners as JobOwners,
+    SubmitterOwners as SubmitterOwners,
+)
 from .job_records import QueueRecords as QueueRecords, SlurmJob as SlurmJob, read_queue as read_queue
 from .node_records import SlurmNode as SlurmNode, read_nodes as read_nodes
 from .pool import PoolSettings as PoolSettings

@@ -16,11 +16,13 @@ from refold.backends import Report
 from refold.backends.local import ExportedOf, LogRotator, SecretsOf, no_exported_environment, no_secrets
 from refold.backends.slurm.cluster import SlurmCluster
 from refold.backends.slurm.held_pool import Pool
+from refold.backends.slurm.job_owners import DaemonOwner, JobOwners, Uid
 from refold.backends.slurm.programs import Programs, SlurmError
 from refold.backends.slurm.requests import DEFAULT_SETTINGS, SlurmSettings
 from refold.backends.slurm.run_files import SlurmRunFiles
 from refold.backends.slurm.run_jobs import QueuedRuns, RunKey, RunSteps, SlurmId, read_runs
 from refold.backends.slurm.run_state import (
+    Abandon,
     Cancel,
     Ended,
     Ending,
@@ -64,7 +66,7 @@ class SlurmBackend:
 
     `out`: the folder of output and records, which all nodes must see under the same path. `daemon`: tells the runs of
     this daemon from those of others. `grace`: the grace period of runs. `pool`: where runs are started as steps, if it
-    is used.
+    is used. `owners`: as whom jobs run; by default, as this user.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class SlurmBackend:
         settings: SlurmSettings = DEFAULT_SETTINGS,
         *,
         pool: Pool | None = None,
+        owners: JobOwners | None = None,
         grace: Seconds = 10.0,
         exported: ExportedOf = no_exported_environment,
         secrets: SecretsOf = no_secrets,
@@ -90,11 +93,12 @@ class SlurmBackend:
         self._grace = grace
         self._poll = poll
         self._pool = pool
-        self._instances = InstanceWriter(nodes, os.environ, exported, secrets)
+        self._owners = owners or DaemonOwner(programs)
+        self._instances = InstanceWriter(nodes, self._owners, exported, secrets)
         self._submitter: Submitter = (
             StepSubmitter(programs, nodes, daemon, pool, self._instances)
             if pool is not None and pool.is_used
-            else JobSubmitter(programs, nodes, daemon, settings, self._instances)
+            else JobSubmitter(self._owners, nodes, daemon, settings, self._instances)
         )
         self._rotator = LogRotator(max_output_bytes)
         self._runs: dict[RunKey, SupervisedRun] = {}
@@ -139,9 +143,9 @@ class SlurmBackend:
         """Kill the runs of this daemon in Slurm, except these, and wait until they have ended."""
         wanted = set(runs)
         found = await self._read_jobs_at_last()
-        for key in found.unended():
+        for key, owner in found.unended().items():
             if key not in wanted and key not in self._runs:
-                self._runs[key] = self._stray(key)
+                self._runs[key] = self._stray(key, owner)
         await self._end_runs([run for key, run in self._runs.items() if key not in wanted])
 
     def enforcement(self) -> str:
@@ -157,10 +161,10 @@ class SlurmBackend:
         if end := self._ends.get(key):
             self._report(end)
             return
-        files = SlurmRunFiles(self._out, *key)
+        files, owner = SlurmRunFiles(self._out, *key), self._owners.uid_of(job.user)
         grace = self._grace if job.launch.grace is None else job.launch.grace
         has_step = self._instances.has_step(order.allocation)
-        run = self._runs[key] = SupervisedRun(job, order.allocation, files, RunState(key, grace), has_step)
+        run = self._runs[key] = SupervisedRun(job, order.allocation, files, RunState(key, grace), owner, has_step)
         logs = [files.common.log(instance) for instance in range(len(order.allocation.placement))]
         await run.stack.enter_async_context(self._rotator.watch(logs))
         if recorded := files.common.read_end():
@@ -180,7 +184,16 @@ class SlurmBackend:
 
     def _record_stop(self, run: SupervisedRun) -> None:
         if not run.is_stop_recorded:
-            run.is_stop_recorded = run.files.record_end(run.state.given_up or RunStopped(*run.state.key))
+            run.is_stop_recorded = self._record_end(run, run.state.given_up or RunStopped(*run.state.key))
+
+    def _record_end(self, run: SupervisedRun, end: RunStopped | RunFailed) -> bool:
+        """Record how a run ends; return whether that was possible. A stray of another user is not what it seems."""
+        try:
+            if not run.is_stray:
+                self._owners.prepare(run.owner, *run.files.common.place)
+        except (OSError, RefoldError):
+            return False
+        return run.files.are_of(run.owner) and run.files.record_end(end)
 
     async def _end_runs(self, runs: Iterable[SupervisedRun]) -> None:
         ending = list(runs)
@@ -189,10 +202,10 @@ class SlurmBackend:
         for run in ending:
             await run.ended.wait()
 
-    def _stray(self, key: RunKey) -> SupervisedRun:
+    def _stray(self, key: RunKey, owner: Uid) -> SupervisedRun:
         """Return a run that the scheduler does not know. Its end is not reported."""
         files = SlurmRunFiles(self._out, *key)
-        return SupervisedRun(Job(key[0]), Allocation(()), files, RunState(key, 0.0), is_stray=True)
+        return SupervisedRun(Job(key[0]), Allocation(()), files, RunState(key, 0.0), owner, is_stray=True)
 
     # Following.
 
@@ -229,14 +242,14 @@ class SlurmBackend:
                 for key, run in runs.items()
                 if run.submission is None and run.submitted_at < began
             ),
-            *(self._cancel(each) for each in self._late_jobs(found)),
+            *(self._cancel(owner, each) for each, owner in self._late_jobs(found)),
         )
 
     async def _advance(self, run: SupervisedRun, found: QueuedRuns, was_claimed: bool) -> None:
         key, claim, status = run.state.key, run.files.claim(), run.files.status()
         run.parts = tuple(found.steps.get(key, RunSteps([], [])).parts)
         self._evict_in_time(run, claim)
-        facts = Facts(found.jobs_of(key, claim, status), claim, status, monotonic(), was_claimed)
+        facts = Facts(found.jobs_of(key, run.owner, claim, status), claim, status, monotonic(), was_claimed)
         for step in run.state.next_steps(facts):
             await self._take(run, step)
 
@@ -256,15 +269,18 @@ class SlurmBackend:
             case Signal(number, kill):
                 await self._signal(run, number, KILL_SIGNAL if kill else STOP_SIGNAL)
             case Cancel(number):
-                await self._cancel(number)
+                await self._cancel(run.owner, number)
             case GiveUp(end, number):
-                run.files.record_end(end)
-                await self._cancel(number)
+                self._record_end(run, end)
+                await self._cancel(run.owner, number)
+            case Abandon(number):
+                assert self._pool is not None, "only a pool has steps"
+                self._pool.abandon(number)
             case Started():
                 self._report_of(run, RunStarted(*key))
             case Ended(end, cancelled):
                 if isinstance(end, RunFailed):
-                    run.files.record_end(end)  # no job that is still unknown can start it
+                    self._record_end(run, end)  # no job that is still unknown can start it
                 if cancelled:
                     self._report_of(run, JobCancelled(key[0], cancelled))
                 await self._finish(run, end)
@@ -312,12 +328,16 @@ class SlurmBackend:
         if not run.is_stray:
             self._report(event)
 
-    def _late_jobs(self, found: QueuedRuns) -> list[SlurmId]:
-        """Return what belongs to runs that have ended: its start was thought to have failed. It would do nothing."""
+    def _late_jobs(self, found: QueuedRuns) -> list[tuple[SlurmId, Uid]]:
+        """Return what belongs to runs that have ended, and its owners: its start was thought to have failed."""
         ended = self._ends.keys() - self._runs.keys()
         jobs = [job for key in found.jobs.keys() & ended for job in found.jobs[key]]
         steps = [each for key in found.steps.keys() & ended for kind in found.steps[key] for each in kind]
-        return [*(job.id for job in jobs if not job.has_ended and job.state != "COMPLETING"), *steps]
+        pool = self._pool
+        return [
+            *((job.id, job.owner) for job in jobs if not job.has_ended and job.state != "COMPLETING"),
+            *((step, os.getuid()) for step in steps if pool is None or not pool.is_abandoned(step)),
+        ]
 
     # Calls.
 
@@ -325,7 +345,9 @@ class SlurmBackend:
         """Return what Slurm has of this daemon; None if it does not answer."""
         with_steps = self._pool is not None and bool(self._pool.is_used or self._pool.jobs)
         try:
-            found = await asyncio.to_thread(read_runs, self._programs.run, self._daemon, with_steps)
+            found = await asyncio.to_thread(
+                read_runs, self._programs.run, self._daemon, with_steps, self._owners.selection
+            )
         except SlurmError as error:
             if self._is_reachable:
                 log.warning("Slurm does not answer; runs continue: %s", error)
@@ -349,13 +371,13 @@ class SlurmBackend:
         calls = [batch, steps] if is_job_of_stray else [steps if run.has_step or "." in number else batch]
         for arguments in calls:
             try:
-                await asyncio.to_thread(self._programs.run, "scancel", *arguments)
+                await asyncio.to_thread(self._owners.run, run.owner, "scancel", *arguments)
             except SlurmError as error:
                 log.info("run %d of %s: %s", run.state.key[1], run.job.id, error)
                 run.state.ask_again()
 
-    async def _cancel(self, number: SlurmId) -> None:
+    async def _cancel(self, owner: Uid, number: SlurmId) -> None:
         try:
-            await asyncio.to_thread(self._programs.run, "scancel", "--quiet", number)
+            await asyncio.to_thread(self._owners.run, owner, "scancel", "--quiet", number)
         except SlurmError as error:
             log.info("job %s of Slurm cannot be cancelled: %s", number, error)

@@ -46,6 +46,7 @@ class Pool:
         self._requested_at: Seconds | None = None
         self._closing: set[int] = set()
         self._was_closing: set[int] = set()
+        self._abandoned: set[int] = set()
         self.jobs: list[PoolJob] = []
 
     @property
@@ -55,13 +56,25 @@ class Pool:
 
     def read(self, now: Seconds) -> None:
         """Read the allocations. Raises SlurmError."""
-        found = read_pool(self._programs.run, self._daemon, self._pool.jobs, self.jobs)
+        read = read_pool(self._programs.run, self._daemon, self._pool.jobs, self.jobs)
+        found = [job._replace(is_abandoned=job.number in self._abandoned) for job in read]
         held = {job.number for job in found if job.is_held}
         for job in self.jobs:
             if job.is_held and job.number not in held:
                 log.warning("allocation %d of the pool has ended", job.number)
         self._was_closing = self._closing
         self.jobs, self._closing = found, closing_jobs(found, self._pool.nodes, now)
+
+    def abandon(self, step: SlurmId) -> None:
+        """Start nothing more in the allocation of a step, and release it when its runs have ended."""
+        number = int(step.partition(".")[0])
+        if number not in self._abandoned:
+            log.warning("Slurm keeps step %s, which has ended; its allocation is released when it is idle", step)
+        self._abandoned.add(number)
+
+    def is_abandoned(self, step: SlurmId) -> bool:
+        """Whether a step is in an allocation that is used no more."""
+        return step.partition(".")[0] in map(str, self._abandoned)
 
     def missing_jobs(self) -> list[int]:
         """Return the given allocations that Slurm does not know, or that are of others."""

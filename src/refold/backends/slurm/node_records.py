@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 
+from refold.backends.slurm.hostlist import expand_tasks
 from refold.backends.slurm.programs import Run
 from refold.errors import BadValue
 from refold.traces import BadCell, GpuAmount, parse_gpus
@@ -19,12 +21,14 @@ _FIELD = re.compile(r"\s+(?=[A-Z][A-Za-z_]*=)")
 _IDLE_SIGNS = "*~#!%$@^-"
 """Signs after a state: `*` does not respond, the others are about power saving and reboots."""
 
+_SHARDS = re.compile(r"(?:^|,)shard:(?:(?P<kind>[^:,()]+):)?(?P<count>[0-9]+)(?:\((?P<where>[^)]*)\))?")
 _MANY_TYPES = re.compile(r",(?![^(]*\))")
 
 
 class SlurmNode(msgspec.Struct, frozen=True):
     """A node. `gpus`: how many of each type; `used_gpus`, `used_cpus`, `used_memory_mib`: allocated to jobs.
 
+    A GPU of which a part is allocated is used. `shards`: in how many parts all of its GPUs can be allocated; 0: none.
     `address`: its network address; '' if unknown.
     """
 
@@ -40,6 +44,7 @@ class SlurmNode(msgspec.Struct, frozen=True):
     used_cpus: int
     used_memory_mib: int
     address: str = ""
+    shards: int = 0
 
     @property
     def down_reason(self) -> str:
@@ -79,20 +84,39 @@ def _make_node(fields: dict[str, str]) -> SlurmNode:
             raise BadCell(name, text, "a number")
         return int(text)
 
+    gpus = gpus_by_type(fields.get("Gres", ""), "Gres")
     return SlurmNode(
         name=fields["NodeName"],
-        gpus=gpus_by_type(fields.get("Gres", ""), "Gres"),
+        gpus=gpus,
         cpus=number("CPUEfctv") or number("CPUTot"),
         memory_mib=max(0, number("RealMemory") - number("MemSpecLimit")),
         states=_states(fields.get("State", "")),
         reason=re.sub(r"\s*\[[^\]]*\]$", "", fields.get("Reason", "")),
         partitions=tuple(name for name in fields.get("Partitions", "").split(",") if name),
         features=frozenset(name for name in fields.get("ActiveFeatures", "").split(",") if name),
-        used_gpus=gpus_by_type(fields.get("GresUsed", ""), "GresUsed"),
+        used_gpus=_used_gpus(fields.get("GresUsed", ""), gpus),
         used_cpus=number("CPUAlloc"),
         used_memory_mib=number("AllocMem"),
         address=fields.get("NodeAddr", ""),
+        shards=sum(int(found["count"]) for found in _SHARDS.finditer(fields.get("Gres", ""))),
     )
+
+
+def _used_gpus(text: str, gpus: Mapping[str, int]) -> dict[str, int]:
+    """Return the GPUs that are used, by type. Slurm lists those of which parts are used apart from the others."""
+    found = gpus_by_type(text, "GresUsed")
+    for item in _SHARDS.finditer(text):
+        kind = item["kind"] or next(iter(gpus), "")
+        found[kind] = found.get(kind, 0) + _shared_gpus(item["where"] or "")
+    return {kind: min(count, gpus.get(kind, count)) for kind, count in found.items() if count}
+
+
+def _shared_gpus(where: str) -> int:
+    """Return of how many GPUs parts are used: 'IDX:0-1' in Slurm 22.05; in newer versions '2/4,0/4', for each GPU."""
+    if each := re.findall(r"([0-9]+)/[0-9]+", where):
+        return sum(count != "0" for count in each)
+    indices = where.removeprefix("IDX:")
+    return len(expand_tasks(indices)) if re.fullmatch(r"[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*", indices) else 0
 
 
 def gpus_by_type(text: str, column: str) -> dict[str, int]:

@@ -16,7 +16,7 @@ from refold.backends.slurm.cluster import GpuGroup, SlurmCluster
 from refold.backends.slurm.hostlist import expand_hosts, expand_tasks
 from refold.backends.slurm.node_records import gpus_by_type
 from refold.backends.slurm.programs import Run
-from refold.backends.slurm.run_jobs import ENDED, WAITING, daemon_jobs
+from refold.backends.slurm.run_jobs import ENDED, WAITING, own_jobs, queued_jobs
 from refold.errors import BadValue
 from refold.model import HOUR, MINUTE, Seconds
 
@@ -55,7 +55,10 @@ class PoolNode(NamedTuple):
 
 
 class PoolJob(NamedTuple):
-    """An allocation. `ends_at`: by its time limit; None: never. `is_own`: requested by this daemon."""
+    """An allocation. `ends_at`: by its time limit; None: never. `is_own`: requested by this daemon.
+
+    `is_abandoned`: nothing is started in it any more.
+    """
 
     number: int
     state: str
@@ -63,6 +66,7 @@ class PoolJob(NamedTuple):
     started_at: Seconds | None = None
     ends_at: Seconds | None = None
     is_own: bool = True
+    is_abandoned: bool = False
 
     @property
     def is_waiting(self) -> bool:
@@ -75,8 +79,8 @@ class PoolJob(NamedTuple):
         return not self.is_waiting and self.state not in ENDED and self.state != "COMPLETING"
 
     def is_ending(self, now: Seconds) -> bool:
-        """Whether its time limit is so near that nothing is started in it any more."""
-        return self.ends_at is not None and now > self.ends_at - self._lead()
+        """Whether nothing is started in it any more, as when its time limit is near."""
+        return self.is_abandoned or (self.ends_at is not None and now > self.ends_at - self._lead())
 
     def _lead(self) -> Seconds:
         length = (self.ends_at or 0.0) - (self.started_at or 0.0)
@@ -123,7 +127,7 @@ def read_pool(run: Run, daemon: str, others: Collection[int], known: Iterable[Po
     """Read the allocations. What `known` ones have on their nodes is not read again."""
     nodes_of = {(job.number, job.started_at): job.nodes for job in known}
     found = []
-    for cells, comment in daemon_jobs(run, COLUMNS):
+    for cells, comment in queued_jobs(run, COLUMNS, own_jobs()):
         number, _, state, start, end, nodes = cells
         is_own = comment == pool_comment(daemon)
         if not number.isdecimal() or not (is_own or int(number) in others):

@@ -54,26 +54,51 @@ def node_requests(nodes: SlurmCluster, job: Job, allocation: Allocation) -> list
     """
     shares: dict[str, list[tuple[GpuGroup, Share]]] = {}
     for share in allocation.placement:
-        if share.gpus and share.gpu_milli < WHOLE:
-            raise BadInput(f"{job.id} requests a part of a GPU; Slurm gives whole GPUs only")
         group = nodes.groups[share.node]
         shares.setdefault(group.node.name, []).append((group, share))
-    return [_node_request(name, found) for name, found in shares.items()]
+    return [_node_request(job, name, found) for name, found in shares.items()]
 
 
-def _node_request(name: str, shares: list[tuple[GpuGroup, Share]]) -> NodeRequest:
-    gpus: dict[str, int] = {}
-    for group, share in shares:
-        gpus[group.slurm_type] = gpus.get(group.slurm_type, 0) + len(share.gpus)
-    gres = ",".join(f"gpu:{kind}:{count}" if kind else f"gpu:{count}" for kind, count in gpus.items() if count)
+def _node_request(job: Job, name: str, shares: list[tuple[GpuGroup, Share]]) -> NodeRequest:
+    gres = _shard(job, name, shares) if any(map(is_part, (share for _, share in shares))) else _gpus(shares)
     cpus = sum(ceil(share.cpu_milli / WHOLE) or _part(group.node.cpus, group, share) for group, share in shares)
     memory = sum(share.memory_mib or _part(group.node.memory_mib, group, share) for group, share in shares)
     return NodeRequest(name, gres, max(1, cpus), max(1, memory))
 
 
+def is_part(share: Share) -> bool:
+    """Whether an instance has a part of a GPU."""
+    return bool(share.gpus) and share.gpu_milli < WHOLE
+
+
+def _gpus(shares: list[tuple[GpuGroup, Share]]) -> str:
+    gpus: dict[str, int] = {}
+    for group, share in shares:
+        gpus[group.slurm_type] = gpus.get(group.slurm_type, 0) + len(share.gpus)
+    return ",".join(_typed("gpu", kind, count) for kind, count in gpus.items() if count)
+
+
+def _shard(job: Job, name: str, shares: list[tuple[GpuGroup, Share]]) -> str:
+    """Return a part of a GPU, rounded up to Slurm's shards. Raises BadInput if there are none."""
+    group, share = shares[0]
+    shards = group.node.shards // sum(group.node.gpus.values())
+    if not shards:
+        raise BadInput(
+            f"{job.id} requests a part of a GPU, and {name} has no shards: add GresTypes=gpu,shard and "
+            "Gres=shard:NUMBER to slurm.conf (docs/slurm.md)"
+        )
+    if len(shares) > 1:
+        raise BadInput(f"{job.id} has several instances on {name}; Slurm gives a job parts of one GPU of a node only")
+    return _typed("shard", group.slurm_type, ceil(shards * share.gpu_milli / WHOLE))
+
+
+def _typed(name: str, kind: str, count: int) -> str:
+    return f"{name}:{kind}:{count}" if kind else f"{name}:{count}"
+
+
 def _part(total: int, group: GpuGroup, share: Share) -> int:
     """Return the part of a node's CPUs or memory that belongs to some of its GPUs."""
-    return total * len(share.gpus) // sum(group.node.gpus.values())
+    return total * len(share.gpus) * share.gpu_milli // (WHOLE * sum(group.node.gpus.values()))
 
 
 def components(requests: list[NodeRequest]) -> list[list[NodeRequest]]:

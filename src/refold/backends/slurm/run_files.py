@@ -9,7 +9,7 @@ from pathlib import Path
 from zlib import crc32
 
 from refold.backends.local import (
-    OWNER_ONLY_FOLDER,
+    SHARED_FILE,
     ResourceShortage,
     RunFiles,
     StartRecord,
@@ -60,21 +60,27 @@ class SlurmRunFiles:
     def record_end(self, end: RunStopped | RunFailed) -> bool:
         """Write how the run ends, and whether that was possible: from then on no job starts it."""
         try:
-            self.common.folder.mkdir(mode=OWNER_ONLY_FOLDER, parents=True, exist_ok=True)
             self.common.record_end(end)
         except OSError:
             return False
         return True
 
+    def are_of(self, owner: int) -> bool:
+        """Whether the folder of the job exists and belongs to a user."""
+        try:
+            return self.common.folder.lstat().st_uid == owner
+        except OSError:
+            return False
+
     def write_scripts(self, scripts: Sequence[str]) -> None:
-        """Write the scripts of the instances, which contain their environment, for their owner only."""
+        """Write the scripts of the instances. They contain their environment; the folder is private."""
         for instance, text in enumerate(scripts):
-            write_atomically(self._path(f"{instance}.sh"), text.encode(errors="surrogateescape"))
+            write_atomically(self._path(f"{instance}.sh"), text.encode(errors="surrogateescape"), SHARED_FILE)
 
     def write_launcher(self, script: str) -> Path:
-        """Write the script that a step runs; return its path."""
+        """Write the script that a job or a step runs; return its path."""
         path = self._path("slurm.sh")
-        write_atomically(path, script.encode(errors="surrogateescape"))
+        write_atomically(path, script.encode(errors="surrogateescape"), SHARED_FILE)
         return path
 
     def _path(self, suffix: str) -> Path:

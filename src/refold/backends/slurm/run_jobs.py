@@ -6,8 +6,7 @@ Jobs are recognised by a comment and steps by a name, not by their ids: Slurm ma
 from __future__ import annotations
 
 import os
-import pwd
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -21,7 +20,16 @@ RunKey = tuple[str, int]
 SlurmId = str
 """The id of a job, such as '12', or of a step, such as '12.3'."""
 
-COLUMNS = {"JobID": 16, "HetJobOffset": 12, "State": 24, "exit_code": 16, "RestartCnt": 12, "Reason": 64}
+COLUMNS = {
+    "JobID": 16,
+    "HetJobOffset": 12,
+    "State": 24,
+    "exit_code": 16,
+    "RestartCnt": 12,
+    "Reason": 64,
+    "NodeList": 8,
+    "UserID": 12,
+}
 COMMENT_WIDTH = 2048
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
@@ -45,7 +53,8 @@ ENDED = frozenset(
 class RunJob(msgspec.Struct, frozen=True):
     """A job or a step of Slurm for a run. `exit_code`: as a shell reports it. `restarts`: how often it was requeued.
 
-    `lost`: why the run ended without fault of its own, if its allocation has ended.
+    `lost`: why the run ended without fault of its own, if its allocation has ended. `had_nodes`: whether it has, or had
+    nodes, as far as the controller knows. `owner`: the uid of its user.
     """
 
     id: SlurmId
@@ -54,6 +63,8 @@ class RunJob(msgspec.Struct, frozen=True):
     restarts: int = 0
     reason: str = ""
     lost: str = ""
+    had_nodes: bool = True
+    owner: int = -1
 
     @property
     def has_ended(self) -> bool:
@@ -70,9 +81,10 @@ PART = "part."
 """Begins the names of steps that a launcher has started."""
 
 
-def run_mark(daemon: str, key: RunKey) -> str:
-    """Return the comment of the jobs of a run, and the name of its steps."""
-    return f"refold/{daemon}/{key[1]}/{quote(key[0], safe='', errors='surrogatepass')}"
+def run_mark(daemon: str, key: RunKey, user: str = "") -> str:
+    """Return the comment of the jobs of a run, and the name of its steps. `user`: who has submitted the job."""
+    names = [quote(name, safe="", errors="surrogatepass") for name in (key[0], user) if name]
+    return f"refold/{daemon}/{key[1]}/{'/'.join(names)}"
 
 
 class RunSteps(NamedTuple):
@@ -83,23 +95,27 @@ class RunSteps(NamedTuple):
 
 
 class QueuedRuns(NamedTuple):
-    """What Slurm has of the runs of a daemon. `states`: those of all jobs of the user, for allocations of pools."""
+    """What Slurm has of the runs of a daemon. `states`: those of all jobs that were read, for allocations of pools.
+
+    Every user can give a job the comment of another's run: what belongs to a run is of its owner.
+    """
 
     jobs: dict[RunKey, list[RunJob]]
     steps: dict[RunKey, RunSteps]
     states: dict[SlurmId, str]
 
-    def unended(self) -> set[RunKey]:
-        """Return all runs of which something has not ended."""
-        return {*self.steps, *(key for key, jobs in self.jobs.items() if not all(job.has_ended for job in jobs))}
+    def unended(self) -> dict[RunKey, int]:
+        """Return all runs of which something has not ended, with their owners."""
+        owners = {key: job.owner for key, jobs in self.jobs.items() for job in jobs if not job.has_ended}
+        return {**dict.fromkeys(self.steps, os.getuid()), **owners}
 
-    def jobs_of(self, key: RunKey, claim: SlurmId | None, status: int | None) -> list[RunJob]:
+    def jobs_of(self, key: RunKey, owner: int, claim: SlurmId | None, status: int | None) -> list[RunJob]:
         """Return the jobs of a run, and its steps as if they were jobs."""
         steps = self.steps.get(key, RunSteps([], []))
         found = [RunJob(each, "RUNNING") for each in steps.launchers or steps.parts]
         if not found and claim is not None and "." in claim:
             found = _ended_step(claim, status, self.states.get(claim.partition(".")[0]))
-        return [*self.jobs.get(key, []), *found]
+        return [*(job for job in self.jobs.get(key, []) if job.owner == owner), *found]
 
 
 def _ended_step(claim: SlurmId, status: int | None, allocation: str | None) -> list[RunJob]:
@@ -119,25 +135,33 @@ def _ended_step(claim: SlurmId, status: int | None, allocation: str | None) -> l
     return []
 
 
-def read_runs(run: Run, daemon: str, with_steps: bool) -> QueuedRuns:
-    """Read what belongs to this daemon. Steps are read first: if one is gone, the state of its allocation is newer."""
+def read_runs(run: Run, daemon: str, with_steps: bool, selection: Sequence[str]) -> QueuedRuns:
+    """Read what belongs to this daemon. `selection`: options of squeue by which it finds all its jobs.
+
+    Steps are read first: if one is gone, the state of its allocation is newer.
+    """
     steps = read_run_steps(run, daemon) if with_steps else {}
     found = QueuedRuns({}, steps, {})
-    for cells, comment in daemon_jobs(run, COLUMNS):
-        number, component, state, status, restarts, reason = cells
+    for cells, comment in queued_jobs(run, COLUMNS, selection):
+        number, component, state, status, restarts, reason, nodes, owner = cells
         if component not in ("", "0", "N/A") or not number.isdecimal():  # the other components end with the first
             continue
         found.states[number] = state
         if key := _parse_mark(comment, daemon):
-            job = RunJob(number, state, _exit_code(status), int(restarts) if restarts.isdecimal() else 0, reason)
+            count = int(restarts) if restarts.isdecimal() else 0
+            uid = int(owner) if owner.isdecimal() else -1
+            job = RunJob(number, state, _exit_code(status), count, reason, had_nodes=bool(nodes), owner=uid)
             found.jobs.setdefault(key, []).append(job)
     return found
 
 
-def daemon_jobs(run: Run, columns: Mapping[str, int]) -> Iterator[tuple[list[str], str]]:
-    """Yield the columns and the comment of all jobs of this user, also, for some minutes, of those that have ended."""
+def queued_jobs(run: Run, columns: Mapping[str, int], selection: Sequence[str]) -> Iterator[tuple[list[str], str]]:
+    """Yield the columns and the comment of jobs, also, for some minutes, of those that have ended.
+
+    `selection`: options of squeue.
+    """
     words = ",".join(f"{name}:{width}" for name, width in {**columns, "Comment": COMMENT_WIDTH}.items())
-    text = run("squeue", "--all", f"--user={_user()}", "--states=all", "--noheader", f"--Format={words}")
+    text = run("squeue", "--all", *selection, "--states=all", "--noheader", f"--Format={words}")
     for line in text.splitlines():
         cells, position = [], 0
         for width in columns.values():
@@ -146,9 +170,14 @@ def daemon_jobs(run: Run, columns: Mapping[str, int]) -> Iterator[tuple[list[str
         yield cells, line[position:].strip()
 
 
+def own_jobs() -> tuple[str, ...]:
+    """Return the options of squeue for the jobs of this user."""
+    return (f"--user={os.getuid()}",)
+
+
 def read_run_steps(run: Run, daemon: str) -> dict[RunKey, RunSteps]:
     """Read the steps of this daemon, which are known to Slurm until they have ended."""
-    text = run("squeue", "--all", f"--user={_user()}", "--steps", "--noheader", "--format=%i %j")
+    text = run("squeue", "--all", *own_jobs(), "--steps", "--noheader", "--format=%i %j")
     found: dict[RunKey, RunSteps] = {}
     for line in text.splitlines():
         number, _, name = line.partition(" ")
@@ -159,13 +188,10 @@ def read_run_steps(run: Run, daemon: str) -> dict[RunKey, RunSteps]:
     return found
 
 
-def _user() -> str:
-    return pwd.getpwuid(os.getuid()).pw_name
-
-
 def _parse_mark(text: str, daemon: str) -> RunKey | None:
     prefix, _, rest = text.partition(f"refold/{daemon}/")
-    number, _, job = rest.partition("/")
+    number, _, names = rest.partition("/")
+    job = names.partition("/")[0]
     return (unquote(job), int(number)) if not prefix and number.isdecimal() and job else None
 
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from refold.backends.slurm.run_jobs import RunJob, RunKey, SlurmId
 from refold.backends.slurm.scripts import CLAIM_FAILED, STEP_FAILED, STOPPED
 from refold.core import RunFailed, RunFinished, RunStopped
@@ -28,6 +30,13 @@ START_TIMEOUT: Seconds = 120.0
 REPEAT_SECONDS: Seconds = 15.0
 """After how long Slurm is asked again to end a job that has not ended."""
 
+GHOST_SECONDS: Seconds = 30.0
+"""How long, besides the grace period, a step may be in the queue after its run has ended, or Slurm was asked to end it.
+
+A controller that was killed and comes back with an old state may have steps that ended meanwhile. It keeps them, and
+what they had, until their allocation ends.
+"""
+
 Ending = RunFinished | RunFailed | RunStopped
 
 NO_FAULT_OF_THE_JOB = {
@@ -41,6 +50,7 @@ FAULTS = {
     "OUT_OF_MEMORY": "out of memory",
 }
 CANCELLED = "cancelled in Slurm"
+OLD_STATE = "a controller of Slurm with an old state has ended it"
 NOT_WRITABLE = "its folder cannot be written on the node: is the state folder on a shared file system?"
 
 
@@ -81,6 +91,12 @@ class GiveUp(NamedTuple):
     job: SlurmId
 
 
+class Abandon(NamedTuple):
+    """Use the allocation of a step no more: Slurm keeps a step there that has ended."""
+
+    step: SlurmId
+
+
 class Started(NamedTuple):
     """Report that the run has started."""
 
@@ -92,7 +108,7 @@ class Ended(NamedTuple):
     cancelled: str = ""
 
 
-Step = Submit | Signal | Cancel | GiveUp | Started | Ended
+Step = Submit | Signal | Cancel | GiveUp | Abandon | Started | Ended
 
 
 @dataclass(slots=True)
@@ -109,6 +125,8 @@ class RunState:
     _missing_since: Seconds | None = None
     _ask_again_at: Seconds = 0.0
     _was_killed: bool = False
+    _was_cancelled: bool = False
+    _over_since: Seconds | None = None
 
     def next_steps(self, facts: Facts) -> list[Step]:
         """Return what is to be done now."""
@@ -116,9 +134,12 @@ class RunState:
         if not active:
             return self._without_job(facts)
         self._missing_since = None
+        if self._are_ghosts(active, facts):
+            return [*(Abandon(job.id) for job in active), *self._ghost_end(facts)]
         chosen, others = _choose(active, facts)
         steps: list[Step] = [Cancel(job.id) for job in others if job.state != "COMPLETING"]
         if chosen is None:
+            self._was_cancelled |= bool(steps)
             return steps
         if not chosen.is_waiting:
             self._waiting_since = None
@@ -148,7 +169,9 @@ class RunState:
             self._ask_again_at = 0.0
         first = self._ask_again_at == 0.0
         pause = REPEAT_SECONDS + (0.0 if self.kill else self.grace)
-        return self._ask(facts.now, [Signal(job.id, self.kill) if first else Cancel(job.id)], pause)
+        asked = self._ask(facts.now, [Signal(job.id, self.kill) if first else Cancel(job.id)], pause)
+        self._was_cancelled |= bool(asked) and (self.kill or not first)
+        return asked
 
     def _ask(self, now: Seconds, steps: list[Step], pause: Seconds) -> list[Step]:
         if now < self._ask_again_at:
@@ -174,6 +197,23 @@ class RunState:
         return [Started()]
 
     # The end.
+
+    def _are_ghosts(self, active: Sequence[RunJob], facts: Facts) -> bool:
+        """Whether all that Slurm has of the run are steps that ended long ago."""
+        is_over = facts.status is not None or self._was_cancelled
+        if not is_over or any("." not in job.id for job in active):
+            self._over_since = None
+            return False
+        if self._over_since is None:
+            self._over_since = facts.now
+        return facts.now - self._over_since >= GHOST_SECONDS + self.grace
+
+    def _ghost_end(self, facts: Facts) -> list[Step]:
+        if facts.status is None:
+            stopped = RunStopped(*self.key) if self.stop else self.given_up
+            return [Ended(stopped or self._lost(_lost_reason(facts.claim is not None, None)))]
+        end = self._end("", None, facts)
+        return [*([] if isinstance(end.end, RunStopped) else self._start()), end]
 
     def _without_job(self, facts: Facts) -> list[Step]:
         """No job of the run is in the queue: it has ended, was lost, or was not submitted yet."""
@@ -245,12 +285,23 @@ def _choose(active: Sequence[RunJob], facts: Facts) -> tuple[RunJob | None, list
 def _last_ended(facts: Facts) -> RunJob | None:
     """Return the job that has ended the run: that with the claim, or else the last."""
     if facts.claim is not None:
-        return next((job for job in facts.jobs if job.id == facts.claim), None)
+        job = next((job for job in facts.jobs if job.id == facts.claim), None)
+        return _as_unknown(job) if job is not None and _is_outdated(job) else job
     return max(facts.jobs, key=_age, default=None)
 
 
+def _is_outdated(job: RunJob) -> bool:
+    """Whether a job that has begun was cancelled by this back end, since a controller with an old state had it wait."""
+    return job.state == "CANCELLED" and not job.had_nodes and not job.restarts
+
+
+def _as_unknown(job: RunJob) -> RunJob:
+    """Return a job of which the state says nothing about its run. Slurm may end what still runs of it."""
+    return msgspec.structs.replace(job, state="", lost=OLD_STATE)
+
+
 def _lost_reason(began: bool, job: RunJob | None) -> str:
-    if job is None:
+    if job is None or not job.state:
         return "lost: Slurm has no record of its job, which has left no exit status"
     if not began:
         return f"its job in Slurm has ended before it began ({job.state})"

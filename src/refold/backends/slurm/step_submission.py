@@ -18,7 +18,7 @@ from refold.backends.slurm.detached_process import DetachedProcess
 from refold.backends.slurm.held_pool import Pool
 from refold.backends.slurm.pool import PoolNode, narrowed
 from refold.backends.slurm.programs import Programs, SlurmError, program_message
-from refold.backends.slurm.requests import NodeRequest, node_requests, resource_arguments
+from refold.backends.slurm.requests import NodeRequest, is_part, node_requests, resource_arguments
 from refold.backends.slurm.run_jobs import PART, run_mark
 from refold.backends.slurm.run_state import NOT_WRITABLE, START_TIMEOUT
 from refold.backends.slurm.scripts import CLAIM_FAILED, step_script
@@ -98,7 +98,7 @@ class StepSubmitter:
         """Write the files of a run; return the command that starts it."""
         steps = self._steps(run)
         call = self._instances.write(run)
-        mark = run_mark(self._daemon, run.state.key)
+        mark = run_mark(self._daemon, run.state.key, run.job.user)
         parts = [[*step.arguments(), f"--job-name={PART}{mark}"] for step in steps] if run.has_step else []
         script = run.files.write_launcher(step_script(call, parts))
         return [
@@ -115,6 +115,8 @@ class StepSubmitter:
         ]
 
     def _steps(self, run: SupervisedRun) -> list[_Step]:
+        if any(map(is_part, run.allocation.placement)):
+            raise BadInput(f"{run.job.id} requests a part of a GPU; a pool in Slurm has whole GPUs only")
         places: dict[str, tuple[int, PoolNode]] = {}
         for share in run.allocation.placement:
             name = self._nodes.groups[share.node].node.name

@@ -17,13 +17,15 @@ from refold.backends.local import (
     RunEnvironment,
     SecretsOf,
     describe_exit,
+    linker_variables,
     new_mark,
     output_copies,
     read_exit_status,
     shim_command,
+    without_linker_variables,
 )
 from refold.backends.slurm.cluster import SlurmCluster
-from refold.backends.slurm.programs import Programs
+from refold.backends.slurm.job_owners import JobOwners, Uid
 from refold.backends.slurm.requests import (
     NodeRequest,
     SlurmSettings,
@@ -52,14 +54,16 @@ GIVEN_BY_REFOLD = ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_SUBMIT_DIR")
 class SupervisedRun:
     """A run and what belongs to it. `submission`: the task that submits it, while it does.
 
-    `submitted_at`: when that has ended. `has_step`: whether its agents are tasks of a step, because it has several
-    nodes. `parts`: steps that another one has started. `is_stray`: the scheduler does not know the run.
+    `owner`: the uid of its jobs. `submitted_at`: when its submission has ended. `has_step`: whether its agents are
+    tasks of a step, because it has several nodes. `parts`: steps that another one has started. `is_stray`: the
+    scheduler does not know the run.
     """
 
     job: Job
     allocation: Allocation
     files: SlurmRunFiles
     state: RunState
+    owner: Uid
     has_step: bool = False
     is_stray: bool = False
     is_stop_recorded: bool = False
@@ -71,13 +75,13 @@ class SupervisedRun:
 
 
 class InstanceWriter:
-    """Writes the scripts of the instances of runs. `inherited`: the environment of the daemon."""
+    """Writes the scripts of the instances of runs."""
 
-    def __init__(
-        self, nodes: SlurmCluster, inherited: Mapping[str, str], exported: ExportedOf, secrets: SecretsOf
-    ) -> None:
+    def __init__(self, nodes: SlurmCluster, owners: JobOwners, exported: ExportedOf, secrets: SecretsOf) -> None:
         self._nodes = nodes
-        self._environment = RunEnvironment(inherited, Devices({}, None, (), are_gpus=False), exported, secrets)
+        self._owners = owners
+        devices = Devices({}, None, (), are_gpus=False)
+        self._environment = RunEnvironment(owners.inherited, devices, exported, secrets)
 
     def has_step(self, allocation: Allocation) -> bool:
         """Whether a run has several nodes of Slurm."""
@@ -88,6 +92,7 @@ class InstanceWriter:
         if not run.job.command:
             raise BadInput("the job has no command")
         files, placement = run.files.common, run.allocation.placement
+        self._owners.prepare(run.owner, *files.place)
         record = run.files.record_start(new_mark(files.folder.parent), len(placement))
         addresses = [self._address(share.node) for share in placement]
         order = StartRun(run.job.id, run.state.key[1], run.allocation)
@@ -96,7 +101,8 @@ class InstanceWriter:
         run.files.write_scripts(
             [
                 instance_script(
-                    _without_given(variables, run.job, len(share.gpus)), self._command(run, instance, folder)
+                    _without_given(without_linker_variables(variables), run.job, len(share.gpus)),
+                    self._command(run, instance, folder, linker_variables(variables)),
                 )
                 for instance, (variables, share) in enumerate(zip(environments, placement, strict=True))
             ]
@@ -104,9 +110,9 @@ class InstanceWriter:
         places = [(self._node(share.node), len(share.gpus)) for share in placement]
         return AgentCall(str(run.files.prefix), run.job.launch.stop_signal, run.state.grace, places)
 
-    def _command(self, run: SupervisedRun, instance: int, folder: Path) -> list[str]:
+    def _command(self, run: SupervisedRun, instance: int, folder: Path, exports: Mapping[str, str]) -> list[str]:
         copies = output_copies(run.job, run.state.key[1], folder, instance)
-        return shim_command(run.files.common, instance, folder, run.job.command, copies)
+        return shim_command(run.files.common, instance, folder, self._owners.command(run.job.command), copies, exports)
 
     def _node(self, index: int) -> str:
         return self._nodes.groups[index].node.name
@@ -127,9 +133,9 @@ class JobSubmitter:
     """Starts each run as a job."""
 
     def __init__(
-        self, programs: Programs, nodes: SlurmCluster, daemon: str, settings: SlurmSettings, instances: InstanceWriter
+        self, owners: JobOwners, nodes: SlurmCluster, daemon: str, settings: SlurmSettings, instances: InstanceWriter
     ) -> None:
-        self._programs = programs.without_user_environment()
+        self._owners = owners
         self._nodes = nodes
         self._daemon = daemon
         self._settings = settings
@@ -143,8 +149,8 @@ class JobSubmitter:
         requests = node_requests(self._nodes, run.job, run.allocation)
         parts = components(requests)
         call = self._instances.write(run)
-        script = batch_script(call, len(parts) if run.has_step else 0)
-        self._programs.run("sbatch", *self._arguments(run, requests, parts), stdin=script)
+        script = run.files.write_launcher(batch_script(call, len(parts) if run.has_step else 0))
+        self._owners.run(run.owner, "sbatch", *self._arguments(run, requests, parts), str(script))
 
     def _arguments(self, run: SupervisedRun, requests: list[NodeRequest], parts: list[list[NodeRequest]]) -> list[str]:
         common = [
@@ -155,7 +161,7 @@ class JobSubmitter:
         output = str(run.files.output).replace("%", "%%")
         words = [
             "--parsable",
-            f"--comment={run_mark(self._daemon, run.state.key)}",
+            f"--comment={run_mark(self._daemon, run.state.key, run.job.user)}",
             f"--job-name={run.job.id}",
             f"--output={output}",
             f"--chdir={run.files.common.folder}",

@@ -35,7 +35,7 @@ def cancel(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel jobs. Running jobs are signalled to stop, and killed after their grace period.
+    """Cancel jobs. Running jobs are signalled to stop, and killed after their grace period, or when cancelled again.
 
     Give jobs, arrays or patterns; or select all jobs of a tenant or user, or all jobs, after a confirmation.
 

@@ -114,7 +114,7 @@ def curve(
     _check_chart_path(out)
     shape = read_model(model)
     samples, tokens, notes = training.resolve_sizes(shape)
-    plan_limits = limits.parse({"--cpus-at": cpus_at})
+    plan_limits = limits.parse(tokens, {"--cpus-at": cpus_at})
     setup = _CurveSetup(model, shape, find_engine(training.engine), samples, tokens, plan_limits)
     pools, pool_notes = parse_gpu_pools(cluster, gpu, gpus_up_to, network)
     with progress(f"curves of {shape.name}"):

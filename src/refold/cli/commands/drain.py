@@ -15,14 +15,20 @@ def drain(
     gpu: GpuIndex = None,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to users.")] = "",
     move: Annotated[bool, typer.Option("--move", help="Preempt the jobs that run on the node.")] = False,
+    now: Annotated[
+        bool,
+        typer.Option("--now", help="Kill the jobs that run there, without a grace period, and queue them again."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Stop scheduling jobs on a node or GPU.
 
-    Jobs that run on the node continue unless --move is given; jobs on a drained GPU are always moved.
+    Jobs that run on the node continue unless --move or --now is given; jobs on a drained GPU are always moved.
 
     Example: refold drain n0 --gpu 3 --reason 'broken fan'
     """
-    drained = make_client().drain(node, reason, gpu, move)
-    running = f"; still running: {', '.join(drained.jobs)}" if drained.jobs and gpu is None and not move else ""
+    drained = make_client().drain(node, reason, gpu, move, now)
+    running = (
+        f"; still running: {', '.join(drained.jobs)}" if drained.jobs and gpu is None and not (move or now) else ""
+    )
     print_node_change(drained, gpu, f"drained{running}", as_json)

@@ -13,6 +13,7 @@ from refold.cli.views import (
     Table,
     format_clock_near,
     format_elapsed,
+    format_peak,
     plural,
     print_json,
     print_line,
@@ -75,7 +76,8 @@ def history(
         print_line("no matching jobs have ended")
         return
     footer = [f"… and {plural(omitted, 'more job')} (--all)"] if omitted else []
-    print_tables(Table("", _columns(now), jobs, footer))
+    is_measured = any(job.cpu_seconds is not None for job in jobs)
+    print_tables(Table("", [*_columns(now), *(_usage_columns() if is_measured else []), _REASON], jobs, footer))
 
 
 def _list_ended(
@@ -93,6 +95,9 @@ def _list_ended(
     return jobs, 0
 
 
+_REASON: Column[JobStatus] = Column("reason", lambda job: job.message)
+
+
 def _columns(now: float) -> list[Column[JobStatus]]:
     colours = {"failed": "red", "cancelled": "yellow"}
     return [
@@ -105,7 +110,13 @@ def _columns(now: float) -> list[Column[JobStatus]]:
         Column("waiting time", lambda job: _format_span(job.submitted, job.started), number=True),
         Column("run time", lambda job: _format_span(job.started, job.ended), number=True),
         Column("runs", lambda job: f"{job.runs}", number=True),
-        Column("reason", lambda job: job.message),
+    ]
+
+
+def _usage_columns() -> list[Column[JobStatus]]:
+    return [
+        Column("CPU time", lambda job: _format_span(0.0, job.cpu_seconds), number=True),
+        Column("peak memory", lambda job: format_peak(job.peak_memory_mib), number=True),
     ]
 
 

@@ -20,12 +20,14 @@ def nodes(as_json: AsJson = False) -> None:
     if as_json:
         print_json(found)
         return
+    limits: list[Column[NodeStatus]] = [Column("CPUs, memory", lambda node: node.limits, whole=True)]
     columns: list[Column[NodeStatus]] = [
         Column("node", lambda node: node.name, whole=True),
         Column("state", _format_state, style=lambda node: "" if _format_state(node) == "up" else "yellow"),
         Column("free GPUs", lambda node: f"{node.free_gpus:g} of {node.gpus}", number=True),
         Column("GPU type", lambda node: node.gpu_type, whole=True),
         *([Column("rack", format_rack, whole=True)] if any(node.rack for node in found) else []),
+        *(limits if any(node.limits for node in found) else []),
         Column("jobs", lambda node: ", ".join(node.jobs)),
     ]
     print_tables(Table("", columns, found))

@@ -59,6 +59,7 @@ def plan(
 
     from refold.catalogue import find_engine, read_model
     from refold.errors import BadInput
+    from refold.model import MAX_DEGREE
     from refold.perf import TrainingSetup, apply_corrections
     from refold.plans import LAUNCH_TARGETS, best_plans
 
@@ -77,14 +78,15 @@ def plan(
     if fitted is not None:
         setup = apply_corrections(setup, fitted.values)
         notes += [f"estimates are corrected with {fit}, fitted to {fitted.model} with {framework.name}"]
-    plan_limits = limits.parse({"--cpus": hardware.cpus, "--host-memory": hardware.host_memory})
+    plan_limits = limits.parse(setup.sequence, {"--cpus": hardware.cpus, "--host-memory": hardware.host_memory})
     plan_limits = replace(plan_limits, engine=target)
     search = best_plans(setup, plan_limits, top)
     notes += _assumption_notes(setup, search, hardware.network)
+    possible = replace(plan_limits, max_context=MAX_DEGREE)  # one that was not tried may be asked for
     if explain is not None:
-        _print_explanation(setup, plan_limits, _find_plan(explain, search), notes, as_json)
+        _print_explanation(setup, possible, _find_plan(explain, search), notes, as_json)
     elif why is not None:
-        _print_comparison(setup, plan_limits, _find_plan(why, search), search, notes, as_json)
+        _print_comparison(setup, possible, _find_plan(why, search), search, notes, as_json)
     else:
         settings = _launch_settings(target, setup, search.best[0].plan) if target and search.best else None
         _print_best(setup, search, notes, _accuracy_note(fitted), as_json, settings)
@@ -125,7 +127,7 @@ def _assumption_notes(setup: TrainingSetup, search: PlanSearch, network: str | N
     from refold.perf import DEFAULT_CPUS_PER_GPU
 
     machines, found = setup.machines, (*search.best, *search.misses[:1])
-    notes = []
+    notes = [f"not modelled: {', '.join(setup.model.not_modelled)}"] if setup.model.not_modelled else []
     if machines.nodes > 1 and network is None:
         notes += plan_request.default_network_note(machines.gpu)
     if any(one.plan.offload for one in found):

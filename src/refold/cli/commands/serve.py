@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Coroutine
 
+    from refold.backends.local import ProcessHost
     from refold.server import ClusterEngine, Daemon, Ready
     from refold.server.config import Config, SlurmConfig
     from refold.server.kubernetes import KubernetesEngine
@@ -38,6 +39,13 @@ class Engine(StrEnum):
     KUBERNETES = "kubernetes"
     SLURM = "slurm"
     RAY = "ray"
+
+
+class LogFormat(StrEnum):
+    """How the log is written."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 @dataclass(frozen=True)
@@ -114,6 +122,9 @@ def serve(
     new_token: Annotated[
         bool, typer.Option("--new-token", help="Create a new owner token and revoke the old one.")
     ] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", metavar="FORMAT", help="Format of the log: text or json.")
+    ] = LogFormat.TEXT,
 ) -> None:
     """Start the scheduler daemon: detect the GPUs of this machine, or schedule CPU slots.
 
@@ -128,31 +139,31 @@ def serve(
 
     from refold.client import state_folder
     from refold.errors import BadInput, MissingExtra
+    from refold.server import PRIVILEGED_STATE, log_to_stderr
 
     try:
         import uvicorn as _uvicorn  # noqa: F401
     except ImportError:
         raise MissingExtra("refold serve", "serve") from None
+    log_to_stderr(as_json=log_format is LogFormat.JSON)
     configuration = _override(_read_config(config), slots, policy, settings, placement, host, port)
     configuration = replace(configuration, slurm=pool.override(configuration.slurm))
-    folder = (state or state_folder()).expanduser()
+    folder = (state or (PRIVILEGED_STATE if configuration.serve.user else state_folder())).expanduser()
     if pool.are_given and on is not Engine.SLURM:
         raise BadInput("--pool, --pool-time and --pool-job need --on slurm")
+    if configuration.serve.user and (on not in (Engine.LOCAL, Engine.SLURM) or kubeconfig is not None):
+        raise BadInput("serve.user, by which jobs run as their users, needs --on local or --on slurm")
     if on is Engine.KUBERNETES or kubeconfig is not None:
-        _log_to_stderr()
         _fastest_loop(asyncio)(_serve_kubernetes(configuration, folder, kubeconfig, new_token, standby))
         return
     if on is Engine.SLURM:
-        _log_to_stderr()
-        _fastest_loop(asyncio)(_serve_slurm(configuration, folder, new_token))
+        processes = _split_without_cgroups(configuration, folder.absolute()) if configuration.serve.user else None
+        _fastest_loop(asyncio)(_serve_slurm(configuration, folder, new_token, processes))
         return
     if on is Engine.RAY:
-        _log_to_stderr()
         _serve_ray(asyncio, configuration, folder, new_token)
         return
-    configuration, machine = _open_machine(configuration)
-    _log_to_stderr()
-    _run(asyncio, configuration, folder, machine, new_token)
+    _serve_machine(asyncio, configuration, folder, new_token)
 
 
 async def _serve_kubernetes(
@@ -186,13 +197,21 @@ async def _serve_kubernetes(
     print_line("stopped; pods continue, and `refold serve --on kubernetes` takes control of them again")
 
 
-async def _serve_slurm(config: Config, folder: Path, new_token: bool) -> None:
+def _split_without_cgroups(config: Config, folder: Path) -> ProcessHost:
+    """Continue as `serve.user` beside a helper. Runs are not on this machine."""
+    from msgspec.structs import replace
+
+    from refold.server import split_privileges
+
+    return split_privileges(replace(config, serve=replace(config.serve, cgroup="off")), folder)
+
+
+async def _serve_slurm(config: Config, folder: Path, new_token: bool, host: ProcessHost | None) -> None:
     """Serve a Slurm cluster: each run is a job of Slurm, or a step in the pool."""
     import asyncio
-    from getpass import getuser
 
     from refold.backends.slurm import PoolSettings, Programs, SlurmSettings
-    from refold.server import TERMINATION_SIGNALS, load_daemon_id
+    from refold.server import TERMINATION_SIGNALS, describe_user, load_daemon_id
     from refold.server.slurm import DAEMON_KEY, SlurmEngine
 
     ended = asyncio.Event()
@@ -202,15 +221,15 @@ async def _serve_slurm(config: Config, folder: Path, new_token: bool) -> None:
     settings = SlurmSettings(given.partition, given.account, given.qos, given.options)
     daemon_id = await asyncio.to_thread(load_daemon_id, folder, DAEMON_KEY)
     pool = PoolSettings(given.pool, given.pool_time, given.pool_jobs)
-    engine = SlurmEngine(Programs(), daemon_id, settings, config.tenants, pool)
-    print_line(f"{await engine.connect()}; jobs run as {getuser()}")
+    engine = SlurmEngine(Programs(), daemon_id, settings, config.tenants, pool, host)
+    print_line(f"{await engine.connect()}. {describe_user(config)}")
     await _end_in_time(_serve_epochs(config, folder, engine, new_token, ended), ended)
     print_line("stopped; running jobs continue, and `refold serve --on slurm` takes control of them again")
 
 
 def _serve_ray(asyncio: Any, config: Config, folder: Path, new_token: bool) -> None:
     """Serve a Ray cluster: each instance of a run is an actor."""
-    from refold.backends.ray import connected, load_ray
+    from refold.backends.ray import RayConnection, connected, load_ray
     from refold.server import TERMINATION_SIGNALS, load_daemon_id
     from refold.server.ray import DAEMON_KEY, RayEngine
 
@@ -221,7 +240,7 @@ def _serve_ray(asyncio: Any, config: Config, folder: Path, new_token: bool) -> N
         for number in TERMINATION_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, ended.set)
         daemon_id = await asyncio.to_thread(load_daemon_id, folder, DAEMON_KEY)
-        engine = RayEngine(ray, daemon_id, config.tenants)
+        engine = RayEngine(RayConnection(ray), daemon_id, config.tenants)
         print_line(await engine.connect())
         await _end_in_time(_serve_epochs(config, folder, engine, new_token, ended), ended)
 
@@ -288,16 +307,18 @@ async def _end_with(daemon: Daemon, ended: asyncio.Event) -> None:
     daemon.end()
 
 
-def _run(asyncio: Any, config: Config, folder: Path, machine: Machine, new_token: bool) -> None:
-    from refold.server import TERMINATION_SIGNALS, Daemon
+def _serve_machine(asyncio: Any, config: Config, folder: Path, new_token: bool) -> None:
+    from refold.server import TERMINATION_SIGNALS, Daemon, split_privileges
     from refold.server.monitor import build_layout
 
+    host = split_privileges(config, folder.absolute())
+    config, machine = _open_machine(config)
     layout = build_layout(machine, config)
     device = "slot" if layout.devices is None else layout.cluster.nodes[0].gpu_type
     print_line(f"{plural(layout.cluster.gpus, device)}, policy {config.policy.name}")
 
     async def serve() -> None:
-        daemon = Daemon(config, folder, machine, layout, new_token=new_token)
+        daemon = Daemon(config, folder, machine, layout, new_token=new_token, host=host)
         for number in TERMINATION_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, daemon.end)
         await daemon.serve(lambda ready: _print_ready(ready, folder))
@@ -366,13 +387,6 @@ def _open_machine(config: Config) -> tuple[Config, Machine]:
     return config, open_machine(config.cluster)
 
 
-def _log_to_stderr() -> None:
-    import logging
-
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("refold").setLevel(logging.INFO)
-
-
 def _print_ready(ready: Ready, folder: Path) -> None:
     import shlex
 
@@ -380,9 +394,12 @@ def _print_ready(ready: Ready, folder: Path) -> None:
 
     print_notes(ready.notes)
     print_line(f"serving on {ready.address}   (API: {ready.address}/docs)")
+    if ready.socket is not None and ready.socket.parent != folder.absolute():
+        print_line(f"other users: export REFOLD_ADDRESS=unix:{shlex.quote(str(ready.socket))}")
+    stored = read_address(folder)
     if ready.token:
         print_line(f"owner token: {ready.token}")
-    elif read_address(folder) is None:
+    elif stored is None or not stored.token:
         print_line("the owner token is not stored here: create a new one with `refold serve --new-token`")
     print_line(f"state: {folder}   {ready.running:,} running, {ready.waiting:,} waiting")
     print_line()
@@ -392,3 +409,4 @@ def _print_ready(ready: Ready, folder: Path) -> None:
     print_line("  refold submit -- python -c 'print(\"hello\")'")
     print_line("  refold queue --watch")
     print_line("  refold top")
+    print_line("  refold open")

@@ -86,11 +86,11 @@ def submit(
         typer.Option("--instances", metavar="N", min=1, help="Number of processes, started as a gang (default: 1)."),
     ] = None,
     cpus: Annotated[
-        float | None, typer.Option("--cpus", metavar="N", min=0, help="CPUs per instance (default: none requested).")
+        str | None, typer.Option("--cpus", metavar="N", help="CPUs per instance, or auto (default: none requested).")
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option("--memory", metavar="SIZE", help="Memory per instance, such as 32 (GiB), 32GB or 512MB."),
+        typer.Option("--memory", metavar="SIZE", help="Memory per instance: 32 (GiB), 32GB, 512MB or auto."),
     ] = None,
     tenant: TenantOption = None,
     job_class: ClassName = None,

@@ -82,7 +82,17 @@ def new(
         return
     print_line(f"token {created.name} (shown only once):")
     print(created.token)
-    print_line(f"to use it: export REFOLD_ADDRESS={client.address} REFOLD_TOKEN=…", err=True)
+    print_line(f"to use it: export REFOLD_ADDRESS={_network_address(client.address)} REFOLD_TOKEN=…", err=True)
+
+
+def _network_address(address: str) -> str:
+    """Return the address for users of tokens: not that of the Unix socket, which needs none."""
+    from refold.client import read_address, state_folder
+
+    if not address.startswith("unix:"):
+        return address
+    stored = read_address(state_folder())
+    return stored.address if stored is not None else "http://HOST:PORT"
 
 
 @app.command()

@@ -114,6 +114,8 @@ def _format_jobs(gpu: GpuStatus, jobs: dict[str, JobStatus]) -> str:
     parts = [f"{job} ({_owner(jobs[job])})" if job in jobs and _owner(jobs[job]) else job for job in gpu.jobs]
     if gpu.drain_reason:
         parts.append(f"drained: {gpu.drain_reason}")
+    elif gpu.used_by:
+        parts.append(gpu.used_by)
     if not parts:
         return "free"
     return ", ".join(parts) + (f", {gpu.free:g} free" if 0 < gpu.free < 1 and not gpu.drain_reason else "")

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refold.cli import LIVE_STATES, complete_jobs, format_placement, format_reason, make_client
-from refold.cli.views import AsJson, Column, Table, format_clock, format_elapsed, print_json, print_tables, progress
+from refold.cli.views import (
+    AsJson,
+    Column,
+    Table,
+    format_clock,
+    format_elapsed,
+    format_peak,
+    print_json,
+    print_tables,
+    progress,
+)
 
 if TYPE_CHECKING:
     from refold.api import TimeEstimate
@@ -75,6 +85,10 @@ def _print_from_daemon(job: str, as_json: bool) -> None:
         waiting = [f"start estimate: {_format_estimate(status.start_estimate)}"] if status.state == "waiting" else []
         consent = f"preemptible: {Consent(status.preemptible, status.consent)}"
         after = [f"{status.state} {now}".rstrip(), *waiting, consent]
+    after += status.auto
+    if status.cpu_seconds is not None:
+        peak = format_peak(status.peak_memory_mib)
+        after.append(f"used so far: {format_elapsed(status.cpu_seconds)} of CPU time, peak memory {peak}")
     title = f"{status.id}, {status.demand}, {status.job_class}, tenant {status.tenant}"
     print_tables(_event_table(title, events, after))
 

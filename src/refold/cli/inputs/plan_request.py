@@ -181,6 +181,11 @@ class TrainingOptions:
         return batch or shape.batch, sequence or shape.sequence, notes
 
 
+LONG_SEQUENCE = 16_384
+MAX_CONTEXT = 256
+"""Context parallelism is tried from this sequence length on, up to this degree; for shorter ones, if it is pinned."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlanLimitOptions:
     """Limits on the plans to search."""
@@ -194,9 +199,10 @@ class PlanLimitOptions:
     ] = False
     uneven: Annotated[bool, typer.Option("--uneven", help="Allow pipeline stages that differ by one layer.")] = False
 
-    def parse(self, for_offload: Mapping[str, object]) -> PlanLimits:
+    def parse(self, sequence: int, for_offload: Mapping[str, object]) -> PlanLimits:
         """Return the limits. `for_offload`: options with their values that matter only to plans with offload."""
         from refold.errors import BadInput
+        from refold.model import MAX_DEGREE
         from refold.plans import Pins, PlanLimits
 
         for option, value in for_offload.items():
@@ -206,7 +212,12 @@ class PlanLimitOptions:
         if self.no_offload and pinned.offload:
             raise BadInput(f"--pin {self.pin} requires offload, which --no-offload excludes: leave one of them out")
         return PlanLimits(
-            offload=not self.no_offload, tensor_across_nodes=self.tensor_across_nodes, uneven=self.uneven, pinned=pinned
+            max_context=MAX_CONTEXT if sequence >= LONG_SEQUENCE else 1,
+            max_expert=MAX_DEGREE,
+            offload=not self.no_offload,
+            tensor_across_nodes=self.tensor_across_nodes,
+            uneven=self.uneven,
+            pinned=pinned,
         )
 
 

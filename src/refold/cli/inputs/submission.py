@@ -62,7 +62,7 @@ def read_submissions(
 
 def _overrides(given: Submission, options: SubmitOptions) -> dict[str, Any]:
     """Return the fields set by the options. Some depend on other options and on the file."""
-    from refold.jobspec import parse_gib
+    from refold.jobspec import parse_cpus, parse_gib
 
     fields = {name: value for name, value in options.fields.items() if value is not None}
     instances = fields.get("instances", given.instances)
@@ -71,7 +71,10 @@ def _overrides(given: Submission, options: SubmitOptions) -> dict[str, Any]:
     if options.gpu_types is not None:
         fields["gpu_types"] = [name.strip() for name in options.gpu_types.split(",") if name.strip()]
     if options.memory is not None:
-        fields["memory_gib"] = _parse_amount("--memory", options.memory, parse_gib, "memory such as 32 or 512MB")
+        expected = "memory such as 32 or 512MB, or auto"
+        fields["memory_gib"] = _parse_resource("--memory", options.memory, parse_gib, expected)
+    if isinstance(cpus := fields.get("cpus"), str):
+        fields["cpus"] = _parse_resource("--cpus", cpus, parse_cpus, "a number such as 4, or auto")
     durations = {
         "time_limit": ("--time", options.time_limit),
         "estimate": ("--estimate", options.estimate),
@@ -152,6 +155,13 @@ def _parse_seconds(option: str, text: str) -> float:
     from refold.model import parse_duration
 
     return _parse_amount(option, text, parse_duration, "a duration such as 90s, 15m, 1h30m or 2d")
+
+
+def _parse_resource(option: str, text: str, read: Any, expected: str) -> float | str:
+    """Parse an amount that may be left to the scheduler."""
+    from refold.model import AUTO
+
+    return AUTO if text == AUTO else _parse_amount(option, text, read, expected)
 
 
 def _parse_amount(option: str, text: str, read: Any, expected: str) -> float:

@@ -39,4 +39,5 @@ from .times import (
     format_gpus as format_gpus,
     format_interval as format_interval,
     format_moment as format_moment,
+    format_peak as format_peak,
 )

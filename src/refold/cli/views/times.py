@@ -53,6 +53,13 @@ def format_elapsed(seconds: float) -> str:
     return format_duration(seconds)
 
 
+def format_peak(mib: int | None) -> str:
+    """Format an amount of memory, '512 MiB' or '4 GiB'; '–' if it is not known."""
+    from refold.model import format_memory
+
+    return "–" if mib is None else format_memory(mib)
+
+
 def format_gpus(gpus: float) -> str:
     """Format '2 GPUs', '1 GPU', '0.5 GPU'."""
     return f"{gpus:g} GPU{'' if 0 < gpus <= 1 else 's'}"

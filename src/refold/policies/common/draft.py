@@ -73,6 +73,11 @@ class Draft:
             if held is not None and job_id not in runs:
                 yield job_id, held
 
+    def starting(self) -> set[str]:
+        """Return the jobs without a run that have an allocation."""
+        runs = self._view.runs
+        return {job_id for job_id, held in self._allocations.items() if held is not None and job_id not in runs}
+
     def may_change(self, job_id: str) -> bool:
         """Return whether a job may be changed: it is not running, or preemptible on nodes and GPUs that are up."""
         run = self._view.runs.get(job_id)

@@ -49,6 +49,11 @@ class Options(tuple[Option, ...]):
         return min(option.gpus for option in self)
 
     @cached_property
+    def most_gpus(self) -> int:
+        """GPUs of the largest shape."""
+        return max(option.gpus for option in self)
+
+    @cached_property
     def _hash(self) -> int:
         return super().__hash__()
 

@@ -107,12 +107,13 @@ class ProgressEstimator:
         """Return the steps last reported plus those assumed since; for a job without steps, estimated from its work."""
         if job.steps is None:
             return view.done(job.id) * self.speeds.requested_speed(job).steps_per_second
-        run = view.runs.get(job.id)
         steps, reported_at = view.steps_done(job.id)
+        run = view.runs.get(job.id)
         if run is None or run.stopping:
-            return float(steps)
-        computing = max(0.0, view.now - max(reported_at, self._computing_since(view, run)))
-        return steps + computing * self.speed(job, run.allocation)
+            return steps
+        since = self._computing_since(view, run)
+        computing = view.now - (since if since > reported_at else reported_at)
+        return steps + computing * self.speed(job, run.allocation) if computing > 0 else steps
 
     def restart_cost(self, view: View, job: Job, demand: Demand | None = None) -> Seconds:
         """Return the cost of changing the run of a job: in the cheapest way, as measured, else as assumed.

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from math import inf, nan
 
 import numpy as np
 
 from refold.core import View
-from refold.model import HOUR, WHOLE, Cluster, Demand, Job, Milli, Placement, Seconds
+from refold.model import HOUR, WHOLE, Cluster, Job, Milli, Placement, Seconds
 from refold.packing import Floats, Ints
 from refold.policies.common.durations import RemainingTime
 from refold.policies.common.queue_futures import SHARES, HeldColumns, JobColumns, NodeColumns, Scene
@@ -64,28 +64,30 @@ class QueueModel:
                 self._remove(run.job)
         for job_id in changes.removed:
             self._remove(job_id)
-        for job in changes.submitted:
-            self._add(view, job)
-            if job.demand.gpus:  # others need none of what is simulated
-                self._note_arrival(view, job)
-        for job in changes.requeued:
-            self._add(view, job)
-        for run in changes.started:
-            if view.runs.get(run.job) is run:
-                self.start(view, run.job, run.allocation.placement, run.since)
+        arrivals = [job for job in changes.submitted if job.demand.gpus]  # others need none of what is simulated
+        recent = {job.id: job for job in arrivals[-MAX_RECENT:]}
+        new = [job for job in changes.submitted if job.id in recent or job.id not in view.runs]  # runs: see below
+        self._add_all(view, [*new, *changes.requeued])
+        if len(arrivals) > MAX_RECENT:
+            self._last_arrival = view.now
+        for job in recent.values():
+            self._note_arrival(view, job)
+        started = [run for run in changes.started if view.runs.get(run.job) is run]
+        self.start_all(view, [(run.job, run.allocation.placement, run.since) for run in started])
         for node in changes.nodes:
             self._nodes.units[node] = _usable_gpus(view, node) * WHOLE // UNIT
 
-    def start(self, view: View, job_id: str, placement: Placement, since: Seconds) -> None:
-        """Note that a job runs, or will run, on a placement."""
-        job = view.active.get(job_id) or view.waiting[job_id]
-        row = self._add(view, job)
-        self._held.release(row)
-        for share in placement:
-            units = _units(len(share.gpus) * share.gpu_milli)
-            if units:
-                self._held.add(row, share.node, units)
-        self._jobs.columns.since[row] = since
+    def start_all(self, view: View, starts: Sequence[tuple[str, Placement, Seconds]]) -> None:
+        """Note that jobs run, or will run: each with its placement and the time of its start."""
+        jobs = [view.active.get(job_id) or view.waiting[job_id] for job_id, _, _ in starts]
+        rows = self._add_all(view, jobs)
+        for row, (_, placement, since) in zip(rows, starts, strict=True):
+            self._jobs.columns.since[row] = since
+            self._held.release(row)
+            for share in placement:
+                units = _units(len(share.gpus) * share.gpu_milli)
+                if units:
+                    self._held.add(row, share.node, units)
 
     def stop(self, job_id: str, now: Seconds) -> None:
         """Note that a run is being stopped."""
@@ -120,27 +122,34 @@ class QueueModel:
         columns.gap[self._recent[0]] = now - self._last_arrival
         return np.array(self._recent, np.int64)
 
-    def _add(self, view: View, job: Job) -> int:
-        """Add a job that waits, or describe it again; return its row."""
-        row = self._row_of.get(job.id)
+    def _add_all(self, view: View, jobs: Sequence[Job]) -> list[int]:
+        """Add jobs that wait and hold nothing, or describe them again; return their rows."""
+        rows = [self._row_for(job.id) for job in jobs]
+        if not rows:
+            return rows
+        remaining, columns = [self._remaining_time(view, job) for job in jobs], self._jobs.columns
+        columns.quantiles[rows] = [total_quantiles(one) for one in remaining]
+        columns.elapsed[rows] = [one.elapsed for one in remaining]
+        columns.speed[rows] = 1.0
+        columns.instances[rows] = [job.demand.instances for job in jobs]
+        columns.units[rows] = [_units(job.demand.gpus * job.demand.gpu_milli) for job in jobs]
+        columns.type_bits[rows] = [self._type_bits(job.demand.gpu_types) for job in jobs]
+        columns.priority[rows] = [job.priority for job in jobs]
+        columns.since[rows], columns.queued[rows] = inf, view.now
+        self._jobs.ends[:, rows] = nan
+        return rows
+
+    def _row_for(self, job_id: str) -> int:
+        row = self._row_of.get(job_id)
         if row is None:
-            row = self._row_of[job.id] = self._jobs.new_row()
+            row = self._row_of[job_id] = self._jobs.new_row()
             self._jobs.columns.number[row] = self._added
             self._added += 1
-        self._held.release(row)
-        self._describe(row, job.demand, self._remaining_time(view, job))
-        columns = self._jobs.columns
-        columns.since[row], columns.queued[row], columns.priority[row] = inf, view.now, job.priority
         return row
 
-    def _describe(self, row: int, demand: Demand, remaining: RemainingTime) -> None:
-        columns = self._jobs.columns
-        columns.quantiles[row] = total_quantiles(remaining)
-        self._jobs.ends[:, row] = nan
-        columns.elapsed[row], columns.speed[row] = remaining.elapsed, 1.0
-        columns.instances[row], columns.units[row] = demand.instances, _units(demand.gpus * demand.gpu_milli)
-        types = demand.gpu_types or self._type_number
-        columns.type_bits[row] = sum(1 << self._type_number[one] for one in types if one in self._type_number)
+    def _type_bits(self, gpu_types: Collection[str]) -> int:
+        """Return the GPU types as bits; all types if none is given."""
+        return sum(1 << self._type_number[one] for one in gpu_types or self._type_number if one in self._type_number)
 
     def _note_arrival(self, view: View, job: Job) -> None:
         row = self._recent.pop(0) if len(self._recent) == MAX_RECENT else self._jobs.new_row()

@@ -35,6 +35,9 @@ If it is not known, it is tried again after this share of the time that the job 
 together, at most once in this time.
 """
 
+MANY_JOBS = 2_000
+"""With more jobs waiting and running, new ones get their first estimate when others are renewed: it takes long."""
+
 MIN_EXTENSION: Seconds = 30 * MINUTE
 """The new bound of a job whose bound has passed is at least this far away."""
 
@@ -86,12 +89,12 @@ class StartEstimator:
         self._model.rank_arrivals(queue.arrival_rank)
         starting = self._apply(view, queue)
         order = [job_id for job_id in queue.order if job_id not in starting] if starting else queue.order
-        due = self._pop_due(view.now, order)
+        jobs = len(order) + len(view.runs)
+        due = self._pop_due(view.now, order, all_together=jobs > MANY_JOBS)
         if not due:
             return ()
         targets = [position for position, job_id in enumerate(order) if job_id in due]
         scene = self._model.scene(view.now, order, queue.ranks)
-        jobs = len(order) + len(view.runs)
         futures = min(max(MAX_SIMULATED_JOBS // max(jobs, 1), MIN_FUTURES), MAX_FUTURES)
         starts = simulate_starts(scene, view.now, np.array(targets, np.int64), futures, self._rule)
         waits = np.sort(starts - view.now, axis=0)[int(BASE_SHARE * futures)].tolist()
@@ -101,16 +104,18 @@ class StartEstimator:
     def _apply(self, view: View, queue: QueueState) -> set[str]:
         """Update the model by the decision; return the jobs that start."""
         assert self._model is not None
-        for start in queue.starts:
-            self._model.start(view, start.job, start.allocation.placement, view.now)
+        self._model.start_all(view, [(start.job, start.allocation.placement, view.now) for start in queue.starts])
         for stop in queue.stops:
             self._model.stop(stop.job, view.now)
         return {start.job for start in queue.starts}
 
-    def _pop_due(self, now: Seconds, order: Iterable[str]) -> set[str]:
-        """Return the waiting jobs that need an estimate."""
+    def _pop_due(self, now: Seconds, order: Iterable[str], *, all_together: bool) -> set[str]:
+        """Return the waiting jobs that need an estimate. `all_together`: new ones when others are renewed."""
+        may_renew = now >= self._renewed_at + MIN_REFRESH
+        if all_together and not may_renew:
+            return set()
         due = {job_id for job_id in order if job_id not in self._refresh_at}
-        if now < self._renewed_at + MIN_REFRESH:
+        if not may_renew:
             return due
         self._renewed_at = now
         while self._due and self._due[0][0] <= now:

@@ -32,7 +32,7 @@ from typing import Any
 import msgspec
 
 from refold.core import View
-from refold.errors import BadValue, UnknownName
+from refold.errors import UnknownName
 from refold.model import NO_CHANGE, Decision, Demand, Job, Seconds
 from refold.packing import Placer
 from refold.plans import CATALOGUE_ONLY, Knowledge
@@ -80,7 +80,7 @@ class Refold:
         gpu_price: float = 4.0,
         weight_doubling_seconds: float = 14_400.0,
         delay_doubling_seconds: float = 3600.0,
-        starvation_seconds: float = 12 * 3600.0,
+        starvation_seconds: float = 24 * 3600.0,
         wide_weight: float = 8.0,
         wide_share: float = 0.55,
         preemption_margin: float = 3.0,
@@ -113,25 +113,6 @@ class Refold:
         """
         if goal not in GOALS:
             raise UnknownName("goal of refold", goal, GOALS)
-        for setting, value, least in (
-            ("restart_seconds", restart_seconds, 0),
-            ("gpu_price", gpu_price, 0),
-            ("wide_weight", wide_weight, 0),
-            ("max_restarts", max_restarts, 0),
-            ("max_preemptors", max_preemptors, 0),
-            ("preemption_margin", preemption_margin, 1),
-        ):
-            if not least <= value < inf:
-                raise BadValue(f"{setting} is {value}, expected a number ≥ {least}")
-        for setting, seconds in (
-            ("weight_doubling_seconds", weight_doubling_seconds),
-            ("delay_doubling_seconds", delay_doubling_seconds),
-            ("starvation_seconds", starvation_seconds),
-        ):
-            if not seconds > 0:
-                raise BadValue(f"{setting} is {seconds}, expected a number > 0")
-        if not 0 <= wide_share <= 1:
-            raise BadValue(f"wide_share is {wide_share}, expected a number from 0 to 1")
         self._settings = RefoldSettings(
             restart_seconds,
             gpu_price,
@@ -188,12 +169,12 @@ class Refold:
         if self._goal == "time":
             starter = Starter(jobs, draft, self._placer, self._settings.max_preemptors, self._reservation)
             starter.place_waiting()
-            self._reservation = starter.reservation
             wake_at = Growth(jobs, draft, self._placer).grow()
         else:
             wake_at = maximise_throughput(jobs, draft, self._placer)
-            starter = Starter(jobs, draft, self._placer, max_preemptors=0)
+            starter = Starter(jobs, draft, self._placer, 0, self._reservation)
             starter.place_waiting()  # jobs outside the optimisation get free GPUs only
+        self._reservation = starter.reservation
         self._overtaken = starter.overtaken_by_fair_share()
         self._wake_at = min(wake_at, starter.next_starvation(), view.next_preemptible_at())
         if starter.is_review_useful():

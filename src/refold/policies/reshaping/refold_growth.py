@@ -39,11 +39,13 @@ class Growth:
     def grow(self) -> Seconds:
         """Give free GPUs to the jobs that save the most time per GPU; return when another attempt is worthwhile."""
         jobs, draft = self._jobs, self._draft
+        if not self._free:
+            return inf
         self._rate = jobs.delay_per_gpu_second(sum(draft.allocation_of(job_id) is None for job_id in jobs.view.waiting))
         heap = [
             larger
             for job_id, held in draft.allocations()
-            if draft.may_change(job_id) and jobs.has_other_shapes(job_id) and (larger := self._best(job_id, held))
+            if self._may_grow(job_id, held) and (larger := self._best(job_id, held))
         ]
         heapify(heap)
         while heap and self._free:
@@ -57,6 +59,13 @@ class Growth:
             if following is not None:
                 heappush(heap, following)
         return self._wake_at
+
+    def _may_grow(self, job_id: str, held: Allocation) -> bool:
+        jobs, gpus = self._jobs, held.gpu_milli // WHOLE
+        options = jobs.options[job_id]
+        if options.most_gpus <= gpus or options.fewest_gpus > gpus + self._free:
+            return False
+        return jobs.has_other_shapes(job_id) and self._draft.may_change(job_id)
 
     def _best(self, job_id: str, held: Allocation) -> _Larger | None:
         """Return the larger shape that saves the most time per GPU; None if no other is worthwhile."""

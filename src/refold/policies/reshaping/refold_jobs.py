@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import NamedTuple
 
+import msgspec
+
 from refold.core import Account, View
+from refold.errors import BadValue
 from refold.model import Allocation, Job, Seconds
 from refold.policies.common import ExpectedService, FairShare, GuaranteeRules, Option, OptionCache, ProgressEstimator
 from refold.policies.reshaping.arrivals import ArrivalSummary, is_wide
@@ -15,7 +18,7 @@ FREQUENT_WIDE_JOBS = 18.0
 """Wide jobs are frequent if at least one of so many jobs is wide: `wide_weight` is the weight of each of them."""
 
 
-class RefoldSettings(NamedTuple):
+class RefoldSettings(msgspec.Struct, frozen=True):
     """The settings of the policy that a round uses."""
 
     restart_seconds: Seconds
@@ -28,6 +31,18 @@ class RefoldSettings(NamedTuple):
     preemption_margin: float
     max_restarts: int
     max_preemptors: int
+
+    def __post_init__(self) -> None:
+        """Reject values that are out of range."""
+        at_least_0 = ("restart_seconds", "gpu_price", "wide_weight", "max_restarts", "max_preemptors")
+        for name, least in (*((name, 0) for name in at_least_0), ("preemption_margin", 1)):
+            if not least <= getattr(self, name) < inf:
+                raise BadValue(f"{name} is {getattr(self, name)}, expected a number ≥ {least}")
+        for name in ("weight_doubling_seconds", "delay_doubling_seconds", "starvation_seconds"):
+            if not getattr(self, name) > 0:
+                raise BadValue(f"{name} is {getattr(self, name)}, expected a number > 0")
+        if not 0 <= self.wide_share <= 1:
+            raise BadValue(f"wide_share is {self.wide_share}, expected a number from 0 to 1")
 
 
 class JobSources(NamedTuple):
@@ -81,17 +96,20 @@ class RoundJobs:
             job_id: guarantees.sufficient_options(self.by_id[job_id]) for job_id in self.guaranteed
         }
         self._remaining_times: dict[str, tuple[Allocation, Seconds]] = {}
-        self._unknown = {job.id for job in self.by_id.values() if not estimator.knows_work(job)}
+        self.unknown = {job.id for job in self.by_id.values() if not estimator.knows_work(job)}
         self._remaining = {job.id: estimator.remaining_work(view, job) for job in self.by_id.values()}
         self._fair_weights = fair_share.weights(view, self.by_id.values())
         self._work = {
-            job_id: self._remaining[job_id] * options.gpu_seconds_per_step / self._fair_weight(self.by_id[job_id])
-            for job_id, options in self.options.items()
+            job_id: self._remaining[job_id] * options.gpu_seconds_per_step for job_id, options in self.options.items()
         }
+        if self.uses_fair_share:
+            self._work = {job_id: work / self._fair_weight(job_id) for job_id, work in self._work.items()}
         self._preferred_wide_jobs = self._choose_wide_jobs()
         weights = {job.id: self._weight_of(job) for job in self.by_id.values()}
-        self.weight = {job_id: weight * self._fair_weight(self.by_id[job_id]) for job_id, weight in weights.items()}
         self.weighted_work = {job_id: work / weights[job_id] for job_id, work in self._work.items()}
+        self.weight = weights
+        if self.uses_fair_share:
+            self.weight = {job_id: weight * self._fair_weight(job_id) for job_id, weight in weights.items()}
 
     def _choose_wide_jobs(self) -> set[str]:
         """Return the wide jobs of unknown length that have the weight of many.
@@ -99,7 +117,7 @@ class RoundJobs:
         These are running ones first, then those with the least work, until they use `wide_share` of the GPUs: under
         overload, all of them together would leave little for other jobs.
         """
-        wide = [self.by_id[job_id] for job_id in self._unknown if self._may_have_wide_weight(job_id)]
+        wide = [self.by_id[job_id] for job_id in self.unknown if self._may_have_wide_weight(job_id)]
         wide.sort(key=lambda job: (job.id not in self.view.runs, self._work[job.id], job.id))
         chosen: set[str] = set()
         left = self.settings.wide_share * self.view.cluster.gpus
@@ -118,7 +136,7 @@ class RoundJobs:
         many, or 1.
         """
         age = self.view.now - job.submitted
-        if job.id not in self._unknown:
+        if job.id not in self.unknown:
             full_speed = self._remaining[job.id] / self.options[job.id].top_speed
             return 1 + (age + full_speed) / self.settings.weight_doubling_seconds
         if self._may_have_wide_weight(job.id) and self.settings.wide_weight:
@@ -129,7 +147,7 @@ class RoundJobs:
     def _may_have_wide_weight(self, job_id: str) -> bool:
         """Return whether a job is wide, of unknown length, and can be stopped again for jobs that turn out shorter."""
         job = self.by_id[job_id]
-        return job_id in self._unknown and job.preemptible and is_wide(job)
+        return job_id in self.unknown and job.preemptible and is_wide(job)
 
     def _wide_weight(self) -> float:
         """Return the weight of a preferred wide job, which grows with the third power of how rare wide jobs are.
@@ -139,12 +157,13 @@ class RoundJobs:
         rarity = max(1.0, self.arrivals.jobs_per_wide_job / FREQUENT_WIDE_JOBS)
         return max(1.0, self.settings.wide_weight * rarity**3)
 
-    def _fair_weight(self, job: Job) -> float:
-        return self._fair_weights.get(Account(job.tenant, job.user), 1.0) if self._fair_weights else 1.0
+    def _fair_weight(self, job_id: str) -> float:
+        job = self.by_id[job_id]
+        return self._fair_weights.get(Account(job.tenant, job.user), 1.0)
 
     def knows_work(self, job_id: str) -> bool:
         """Return whether the remaining work of a job is known, not predicted."""
-        return job_id not in self._unknown
+        return job_id not in self.unknown
 
     def is_wide_beyond_share(self, job_id: str) -> bool:
         """Return whether a wide job of unknown length does not have the weight of many."""
@@ -178,7 +197,7 @@ class RoundJobs:
         """Return whether a job has less weighted work than another only because its user has used less."""
         if not self._fair_weights or self.weighted_work[job_id] >= self.weighted_work[other]:
             return False
-        unfair = [self.weighted_work[one] * self._fair_weight(self.by_id[one]) for one in (job_id, other)]
+        unfair = [self.weighted_work[one] * self._fair_weight(one) for one in (job_id, other)]
         return unfair[0] >= unfair[1]
 
     def has_other_shapes(self, job_id: str) -> bool:
@@ -242,9 +261,11 @@ class RoundJobs:
             return False
         return self._guarantees.is_fast_enough(job, self.speed(job_id, held))
 
-    def starves_at(self, job_id: str) -> Seconds:
-        """Return when a waiting job will be starving."""
-        return self._waiting_since.get(job_id, inf) + self.settings.starvation_seconds
+    def next_starvation(self, waiting: Iterable[str]) -> Seconds:
+        """Return when the next of these waiting jobs will be starving."""
+        latest = self.view.now - self.settings.starvation_seconds  # those that wait since then are starving already
+        since = (self._waiting_since.get(job_id, inf) for job_id in waiting)
+        return min((moment for moment in since if moment > latest), default=inf) + self.settings.starvation_seconds
 
     def is_starving(self, job_id: str) -> bool:
         """Return whether a job has waited so long that it goes first."""

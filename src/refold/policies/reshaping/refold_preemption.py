@@ -68,11 +68,13 @@ class Preemptor:
         without_preemption = costs[placed] if placed is not None else self._cost_of_waiting(job_id, ranked, costs)
         best = _Preemption(without_preemption, None)
         for option in ranked if guaranteed else ranked[:MAX_SHAPES_TRIED]:
-            draft.restore(without_job)
-            harm = self._place_by_displacing(job_id, option, victims)
-            cost = costs[option] + harm / self._jobs.weight[job_id]
+            cost = costs[option]
             if placed is None and without_preemption < inf:  # arrivals that do not wait with this job wait for it
                 cost += self._delay_of_arrivals(self._jobs.run_time(job_id, option))
+            if cost >= best.cost:  # even if nobody is delayed
+                continue
+            draft.restore(without_job)
+            cost += self._place_by_displacing(job_id, option, victims) / self._jobs.weight[job_id]
             if cost < best.cost:
                 best = _Preemption(cost, draft.snapshot())
         if guaranteed and best.draft is None:
@@ -81,8 +83,19 @@ class Preemptor:
         draft.restore(best.draft or before)
         if best.draft is None:
             return False
-        self._estimated_ends = None
+        self._update_estimated_ends({*before.changed, *draft.changed})
         return True
+
+    def _update_estimated_ends(self, changed: set[str]) -> None:
+        """Estimate the ends of these jobs again: of thousands, a preemption changes few."""
+        if self._estimated_ends is None:
+            return
+        ends = [end for end in self._estimated_ends if end[1] not in changed]
+        for job_id in changed:
+            held = self._draft.allocation_of(job_id)
+            if held is not None:
+                ends.append((self._jobs.remaining_time(job_id, held), job_id))
+        self._estimated_ends = sorted(ends)
 
     def _make_room(self, job_id: str, ranked: list[Option], victims: Sequence[str]) -> _Preemption:
         """Place a guaranteed job in the first of its shapes, smallest first, for which there can be room."""
@@ -116,10 +129,13 @@ class Preemptor:
         if self._estimated_ends is None:
             ends = ((jobs.remaining_time(other, held), other) for other, held in draft.allocations())
             self._estimated_ends = sorted(ends)
+        fewest_gpus = min(option.gpus for option in ranked)
         try:
             for seconds, other in self._estimated_ends:
                 draft.release(other)
                 available = draft.free.whole_gpus - self.gpus_ahead
+                if available < fewest_gpus:
+                    continue
                 placed = draft.place_first(job_id, self._placer, (o for o in ranked if o.gpus <= available))
                 if placed is not None:
                     return seconds + costs[placed] + self._delay_of_arrivals(seconds)
@@ -217,7 +233,7 @@ class _Victims:
             return sorted(held, key=lambda other: other in jobs.guaranteed)  # other guaranteed jobs last
         margin = 1.0 if jobs.knows_work(job_id) else jobs.settings.preemption_margin
         work = 0.0 if jobs.is_starving(job_id) else margin * jobs.weighted_work[job_id]
-        longer = bisect_left(self._ranks, (jobs.by_id[job_id].priority, -work))
+        longer = bisect_left(self._ranked, (jobs.by_id[job_id].priority, -work, ""))
         if not jobs.is_wide_beyond_share(job_id):
             return movable[:longer]
         return [*movable[:longer], *(other for other in movable[longer:] if jobs.is_shorter_wide_job(job_id, other))]
@@ -231,20 +247,16 @@ class _Victims:
 
     @cached_property
     def _movable(self) -> list[str]:
-        """The runs that may be changed; guaranteed ones only if they have another shape."""
+        return [other for _, _, other in self._ranked]
+
+    @cached_property
+    def _ranked(self) -> list[tuple[int, float, str]]:
+        """The runs that may be changed, by priority and work; guaranteed ones only if they have another shape."""
         jobs, draft = self._jobs, self._draft
-        movable = [
-            other
+        return sorted(
+            (jobs.by_id[other].priority, -jobs.weighted_work[other], other)
             for other in jobs.view.runs
             if draft.allocation_of(other) is not None
             and draft.may_change(other)
             and (other not in jobs.guaranteed or jobs.has_other_shapes(other))
-        ]
-        return sorted(movable, key=lambda other: (*self._rank(other), other))
-
-    @cached_property
-    def _ranks(self) -> list[tuple[int, float]]:
-        return [self._rank(other) for other in self._movable]
-
-    def _rank(self, job_id: str) -> tuple[int, float]:
-        return self._jobs.by_id[job_id].priority, -self._jobs.weighted_work[job_id]
+        )

@@ -5,8 +5,6 @@ The first starving job that cannot start gets a reservation.
 
 from __future__ import annotations
 
-from math import inf
-
 from refold.model import Seconds
 from refold.packing import Placer
 from refold.policies.common import Draft, Options, Sharing
@@ -82,19 +80,18 @@ class Starter:
 
     def is_review_useful(self) -> bool:
         """Return whether a job still waits that may preempt others later, because their predictions change."""
-        return any(not self._jobs.knows_work(job_id) for job_id in self._unplaced())
+        return not self._jobs.unknown.isdisjoint(self._unplaced())
 
     def next_starvation(self) -> Seconds:
         """Return when the next job that still waits will be starving."""
-        times = (self._jobs.starves_at(job_id) for job_id in self._unplaced())
-        return min((time for time in times if time > self._jobs.view.now), default=inf)
+        return self._jobs.next_starvation(self._unplaced())
 
     def overtaken_by_fair_share(self) -> dict[str, int]:
         """Return how many jobs have got GPUs before each job that still waits, by fair share alone."""
         jobs = self._jobs
         if not jobs.uses_fair_share:
             return {}
-        placed = [job_id for job_id in jobs.view.waiting if not self._has_no_gpus(job_id)]
+        placed = self._draft.starting()
         counts = {
             job_id: sum(
                 self._order(other)[:3] == self._order(job_id)[:3] and jobs.is_ahead_by_fair_share(other, job_id)
@@ -105,7 +102,8 @@ class Starter:
         return {job_id: count for job_id, count in counts.items() if count}
 
     def _unplaced(self) -> list[str]:
-        return [job_id for job_id in self._jobs.view.waiting if self._has_no_gpus(job_id)]
+        starting = self._draft.starting()
+        return [job_id for job_id in self._jobs.view.waiting if job_id not in starting]
 
     def _has_no_gpus(self, job_id: str) -> bool:
         return self._draft.allocation_of(job_id) is None

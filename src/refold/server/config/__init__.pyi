@@ -1,3 +1,4 @@
+from .limits import LimitsConfig as LimitsConfig, TenantLimits as TenantLimits
 from .reader import read_config as read_config
 from .settings import (
     POWER_PLACEMENT as POWER_PLACEMENT,
@@ -14,7 +15,10 @@ from .settings import (
     PolicyConfig as PolicyConfig,
     PowerConfig as PowerConfig,
     PowerRange as PowerRange,
+    ServeConfig as ServeConfig,
     SlurmConfig as SlurmConfig,
+    UsersConfig as UsersConfig,
     WatchConfig as WatchConfig,
 )
 from .template import write_template as write_template
+from .values import AUTO as AUTO, OFF as OFF

@@ -9,7 +9,8 @@ import msgspec
 
 from refold.documents import Part, convert, load_yaml, read_text
 from refold.errors import BadValue
-from refold.server.config.settings import Config, PolicyConfig, Quantile, WatchConfig
+from refold.server.config.settings import Config, PolicyConfig, WatchConfig
+from refold.server.config.values import Quantile
 
 
 class PredictionConfig(msgspec.Struct, frozen=True):
@@ -38,6 +39,9 @@ def parse_config(text: str, source: str) -> Config:
     _check_cluster(root.at("cluster"))
     _check_watch(root.at("watch"), file.watch)
     _check_power(root.at("power"), file)
+    _check_users(root.at("users"), file)
+    for tenant in file.limits.tenants:
+        _check_tenant(root.at("limits", "tenants", tenant), tenant, file)
     sections = {name: getattr(file, name) for name in Config.__struct_fields__}
     return Config(**sections | {"policy": _apply_prediction(root, file)})
 
@@ -62,6 +66,18 @@ def _check_power(part: Part, file: ConfigFile) -> None:
             if node in rack_of:
                 raise part.at("racks", name, "nodes").error(f"node {node!r} is already in rack {rack_of[node]!r}")
             rack_of[node] = name
+
+
+def _check_users(part: Part, file: ConfigFile) -> None:
+    """Check that the tenants of users exist."""
+    for entry, tenant in file.users.tenants.items():
+        _check_tenant(part.at("tenants", entry), tenant, file)
+
+
+def _check_tenant(part: Part, tenant: str, file: ConfigFile) -> None:
+    known = {"default", *(known.name for known in file.tenants)}
+    if file.tenants and tenant not in known:
+        raise part.error(f"unknown tenant {tenant!r}; known tenants: {', '.join(sorted(known))}")
 
 
 def _check_watch(part: Part, watch: WatchConfig) -> None:

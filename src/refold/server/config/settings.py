@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, Literal, get_args
 
 import msgspec
@@ -10,69 +9,30 @@ from msgspec import Meta
 
 from refold.documents import Duration, Part, PositiveDuration, ReadBy, convert
 from refold.errors import BadValue, RefoldError
-from refold.model import DAY, HOUR, MAX_GPUS_PER_NODE, MINUTE, Preemption, Tenant
+from refold.model import DAY, HOUR, MINUTE, Preemption, Tenant
+from refold.server.config.limits import LimitsConfig
+from refold.server.config.values import (
+    AUTO,
+    MAX_AMOUNT,
+    Addresses,
+    CgroupPath,
+    GpuIndex,
+    Gpus,
+    Name,
+    OutputPattern,
+    Percent,
+    Size,
+    Slots,
+    SocketPath,
+    UserEntry,
+)
 
 MAX_NODES = 256
 """Maximum number of simulated nodes on one machine."""
 
-MAX_AMOUNT = 2**20
-"""Maximum number of GPUs or CPUs, or GiB of memory."""
-
 POWER_PLACEMENT = "genetic-power"
 POWER_POLICIES = ("fifo", "fifo-skip", "sjf", "srtf", "las", "drf", "tiresias", "easy", "conservative", "refold")
 """Policies that place all jobs by their placement rule, so that they can keep racks within their power limits."""
-
-_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?) ?(?:([KMGT])(i?)B?|B)?", re.ASCII)
-_POWER_OF_UNIT = {"K": 1, "M": 2, "G": 3, "T": 4}
-
-
-# Values.
-
-
-def _read_size(part: Part) -> int:
-    expected = "a size such as 64MiB"
-    match = _SIZE.fullmatch(part.text(expected))
-    if match is None:
-        raise part.unexpected(expected)
-    number, unit, binary = match.groups()
-    size = float(number) * (1024 if binary else 1000) ** _POWER_OF_UNIT.get(unit or "", 0)
-    if not 4096 <= size <= 2**50:
-        raise part.unexpected(f"{expected}, 4KiB to 1024TiB")
-    return int(size)
-
-
-def _read_pattern(part: Part) -> str:
-    from refold.jobspec import Pattern
-
-    pattern = part.text("a regular expression", maximum=512)
-    try:
-        Pattern(pattern)
-    except BadValue as error:
-        raise part.unexpected(f"a regular expression: {error}") from None
-    return pattern
-
-
-def _read_addresses(part: Part) -> list[str]:
-    """Read an address or a list of addresses."""
-    return [convert(entry, _Address) for entry in (part.entries() if isinstance(part.value, list) else [part])]
-
-
-Name = Annotated[
-    str, Meta(pattern=r"^[\w.-]{1,64}\Z", description="a name of up to 64 letters, digits, '.', '_' and '-'")
-]
-Slots = Annotated[int, Meta(ge=1, le=MAX_GPUS_PER_NODE, description=f"a number of slots from 1 to {MAX_GPUS_PER_NODE}")]
-GpuIndex = Annotated[int, Meta(ge=0, le=1023, description="a GPU number from 0 to 1023")]
-Gpus = Annotated[float, Meta(ge=0, le=MAX_AMOUNT, description="GPUs ≥ 0")]
-Percent = Annotated[float, Meta(ge=0, le=100, description="a percentage from 0 to 100")]
-Quantile = Annotated[float, Meta(ge=0, le=1, description="a quantile from 0 to 1")]
-Size = Annotated[int, ReadBy(_read_size)]
-_Address: Any = Annotated[
-    str, Meta(pattern="^[a-z0-9]+://.", description="an Apprise URL such as ntfys://ntfy.sh/our-gpus")
-]
-Addresses = Annotated[tuple[str, ...], ReadBy(_read_addresses)]
-
-
-# Sections.
 
 
 NotificationKind = Literal[
@@ -92,6 +52,7 @@ NotificationKind = Literal[
 
 OutputAction = Literal["no-retry", "drain-node"]
 BadGpuRule = Literal["drain", "warn", "off"]
+UsedGpuRule = Literal["avoid", "show", "off"]
 
 
 class ClusterConfig(msgspec.Struct, frozen=True):
@@ -206,7 +167,7 @@ class IdleRule(msgspec.Struct, frozen=True):
 class OutputRule(msgspec.Struct, frozen=True):
     """What to do if a run fails and its output matches a pattern."""
 
-    pattern: Annotated[str, ReadBy(_read_pattern)]
+    pattern: OutputPattern
     action: OutputAction
 
 
@@ -243,6 +204,7 @@ class WatchConfig(msgspec.Struct, frozen=True):
     """Not 0: after a restart of the daemon, the ends of runs meanwhile are reported first."""
     idle: Annotated[IdleRule | None, ReadBy(_read_idle)] = IdleRule()
     bad_gpus: BadGpuRule = "drain"
+    used_gpus: UsedGpuRule = "avoid"
     output: tuple[OutputRule, ...] = ()
 
     @property
@@ -268,7 +230,11 @@ class NotifyConfig(msgspec.Struct, frozen=True):
 class ServeConfig(msgspec.Struct, frozen=True):
     """Listen address, grace period of runs, and limits for their output.
 
+    `socket`: path of the Unix socket; auto: in the state folder or, if other users are allowed, where they find it.
+    `user`: started by root, the daemon runs as this user, and jobs run as those who submit them.
+    Ended jobs are kept for `keep_jobs_for`, at most `keep_jobs` of them. `keep_backups`: number of automatic backups.
     `allowed_hosts`: host names under which clients may call the daemon, in addition to the machine's own.
+    `cgroup`: the cgroup in which those of runs are created; auto: that of the daemon.
     """
 
     host: Annotated[str, Meta(min_length=1, max_length=255, description="a listen address")] = "127.0.0.1"
@@ -277,6 +243,26 @@ class ServeConfig(msgspec.Struct, frozen=True):
     max_output: Size = 64 * 2**20
     keep_logs_for: PositiveDuration = 30 * DAY
     allowed_hosts: Annotated[tuple[Name, ...], Meta(description="a list of host names such as [gpus.lab]")] = ()
+    socket: SocketPath = AUTO
+    user: Annotated[str, Meta(pattern=r"^[\w.-]{0,64}\Z", description="the name of an account for the daemon")] = ""
+    keep_jobs_for: PositiveDuration = 365 * DAY
+    keep_jobs: Annotated[int, Meta(ge=1000, description="a number of jobs from 1000")] = 200_000
+    backup_every: PositiveDuration = DAY
+    keep_backups: Annotated[int, Meta(ge=0, le=1000, description="a number from 0 to 1000")] = 3
+    cgroup: CgroupPath = AUTO
+
+
+class UsersConfig(msgspec.Struct, frozen=True):
+    """Users of this machine who may use the daemon at its Unix socket, besides its own user and root.
+
+    `allow`: all, or names of users and, after '@', of groups. `tenants`: tenants of users and groups; the first that
+    matches counts.
+    """
+
+    allow: Annotated[
+        Literal["all"] | tuple[UserEntry, ...], Meta(description="all, or a list of users and groups: [ann, '@lab']")
+    ] = ()
+    tenants: dict[UserEntry, Name] = {}
 
 
 class KubernetesConfig(msgspec.Struct, frozen=True):
@@ -323,6 +309,8 @@ class Config(msgspec.Struct, frozen=True):
     watch: WatchConfig = WatchConfig()
     notify: NotifyConfig = NotifyConfig()
     serve: ServeConfig = ServeConfig()
+    users: UsersConfig = UsersConfig()
+    limits: LimitsConfig = LimitsConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
     slurm: SlurmConfig = SlurmConfig()
 

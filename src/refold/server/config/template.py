@@ -61,6 +61,7 @@ watch:
 #  grace: 5m
 #  idle: {{utilisation_below: 5, for: 30m}}   # percent; idle runs are reported once; off: never
 #  bad_gpus: drain       # action on GPU hardware errors (XID, ECC): drain, warn or off
+#  used_gpus: avoid      # GPUs with processes that no daemon has started: avoid, show or off
 #  output:               # action if a run fails and its output matches a pattern
 #    - {{pattern: 'CUDA error: uncorrectable ECC', action: drain-node}}
 #    - {{pattern: 'ModuleNotFoundError', action: no-retry}}
@@ -80,10 +81,34 @@ notify:
 serve:
 #  host: 127.0.0.1       # 0.0.0.0: listen on all interfaces
 #  port: 7170            # 0: any free port
+#  socket: auto          # Unix socket for users of this machine: auto, off or a path
+#  user: ''              # an account such as refold, if root starts the daemon: jobs run as those who submit them
 #  allowed_hosts: []     # host names of this daemon besides the machine's own, such as [gpus.lab]
 #  grace: 10s            # time between the stop signal and SIGKILL, unless the job sets its own
 #  max_output: 64MiB     # maximum log size per process
 #  keep_logs_for: 30d    # how long logs are kept after the job has ended
+#  keep_jobs_for: 365d   # how long ended jobs, their events and the journal are kept
+#  keep_jobs: 200000     # maximum number of ended jobs that are kept
+#  backup_every: 1d      # how often the store is backed up, to backups/ in the state folder
+#  keep_backups: 3       # number of these backups that are kept; 0: none is made
+#  cgroup: auto          # where the cgroups of runs are created: auto (in the daemon's own), off, or a cgroup: /refold
+
+# Users of this machine who may use the daemon without a token, besides its own user and root: names, '@' and a group,
+# or all. They are members, who can read and change their own jobs only. Jobs run as the daemon's user: allow only
+# people to whom you would give the owner token.
+users:
+#  allow: [ann, '@lab']  # default: none
+#  tenants: {{'@vision': vision, ann: language}}   # the first match counts; others have the tenant default
+
+# Limits of the jobs of every tenant, and of single tenants. A job that exceeds one is rejected.
+limits:
+#  grace: 1h             # maximum time between the stop signal and SIGKILL
+#  priority: 0           # maximum priority
+#  time: 2d              # maximum time limit, which is also that of jobs without one
+#  array: 1000           # maximum number of tasks of an array
+#  jobs: 5000            # maximum number of jobs that have not ended
+#  output: 16MiB         # maximum log size per process, below serve.max_output
+#  tenants: {{language: {{jobs: 10, time: 4h}}}}
 
 # Jobs that `refold serve --on kubernetes` creates for submitted commands.
 kubernetes:

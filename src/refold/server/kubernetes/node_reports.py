@@ -18,10 +18,10 @@ from refold.backends.kubernetes import (
     parse_amount,
     pod_requests,
 )
-from refold.core import Event, NodeDrained, NodeLost, NodeReturned, NodeUsed
+from refold.core import Event, NodeDrained, NodeLost, NodeReturned
 from refold.errors import BadValue
 from refold.model import WHOLE
-from refold.server import Inbox, LiveState
+from refold.server import Inbox, LiveState, UseByOthers
 
 PREFIX = "kubernetes: "
 """Nodes that are down for a reason that begins so return when Kubernetes says so; others when an operator does."""
@@ -35,7 +35,7 @@ class NodeReports:
         self._inbox = inbox
         self._mirror = mirror
         self._nodes = nodes
-        self._reported: dict[int, NodeUsed] = {}
+        self._use_by_others = UseByOthers(state)
 
     def report(self, names: Iterable[str]) -> None:
         """Report what has changed on these nodes."""
@@ -63,16 +63,12 @@ class NodeReports:
             if not pod.has_ended and not self._is_of_current_run(pod):
                 for resource, amount in used_by(pod).items():
                     total[resource] = total.get(resource, Decimal(0)) + amount
-        used = NodeUsed(
+        return self._use_by_others.change(
             index,
-            self._choose_gpus(index, int(total.get(group.resource, 0)) + self._unhealthy(group, name)),
+            int(total.get(group.resource, 0)) + self._unhealthy(group, name),
             ceil(total.get("cpu", 0) * group.share * WHOLE),
             ceil(total.get("memory", 0) * group.share / 2**20),
         )
-        if used == self._reported.get(index, NodeUsed(index)):
-            return None
-        self._reported[index] = used
-        return used
 
     def _is_of_current_run(self, pod: Pod) -> bool:
         key = self._mirror.run_of(pod)
@@ -85,16 +81,6 @@ class NodeReports:
         if node is None or not group.gpus:
             return 0
         return max(0, group.gpus - int(parse_amount(node.status.allocatable.get(group.resource, 0))))
-
-    def _choose_gpus(self, index: int, count: int) -> tuple[int, ...]:
-        """Return GPUs that no run has: those that were reported before, then the last ones.
-
-        Which GPU a container gets is decided by the device plug-in; the scheduler only counts them.
-        """
-        before = self._reported.get(index, NodeUsed(index)).gpus
-        free = [gpu for gpu, milli in enumerate(self._state.view.free_gpu_milli(index)) if milli == WHOLE]
-        candidates = [*before, *(gpu for gpu in reversed(free) if gpu not in before)]
-        return tuple(sorted(candidates[:count]))
 
 
 def used_by(pod: Pod) -> dict[str, Decimal]:

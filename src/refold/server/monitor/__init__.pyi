@@ -1,4 +1,5 @@
 from .gpu_poller import GpuPoller as GpuPoller
+from .gpu_use import GpuUseWatch as GpuUseWatch
 from .machine import (
     Layout as Layout,
     Machine as Machine,

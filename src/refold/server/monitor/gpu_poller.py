@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, time
 
 from refold.api import GpuStatus
 from refold.backends.local import GpuReading
@@ -14,6 +15,7 @@ from refold.model import WHOLE, Seconds
 from refold.server import Inbox, LiveState, Notice
 from refold.server.config import WatchConfig
 from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleWatch, RunGpus
+from refold.server.monitor.gpu_use import GpuUseWatch
 from refold.server.monitor.machine import GpuPosition, Layout, Machine
 from refold.server.notify import JobMessages
 
@@ -23,6 +25,9 @@ DRIVER_TIMEOUT_SECONDS: Seconds = 2.0
 
 READING_MAX_AGE_SECONDS: Seconds = 0.5
 """A reading that is younger is returned again."""
+
+MAX_BUSY_READINGS = 24 * 360
+"""A day of readings."""
 
 log = logging.getLogger("refold")
 
@@ -38,14 +43,19 @@ class GpuPoller:
         layout: Layout,
         config: WatchConfig,
         messages: JobMessages,
+        use: GpuUseWatch | None = None,
     ) -> None:
+        """`use`: finds out which GPUs others use; None: no GPU is used by others."""
         self._state, self._inbox, self._messages = state, inbox, messages
         self._machine, self._layout = machine, layout
         self._idle = IdleWatch(config.idle) if config.idle is not None else None
         self._bad = BadGpuWatch(config.bad_gpus)
+        self._use = use
         self._readings: dict[int, GpuReading] = {}
         self._read_at = float("-inf")
         self._read_task: asyncio.Task[None] | None = None
+        self.busy: deque[tuple[float, float]] = deque(maxlen=MAX_BUSY_READINGS)
+        """Sum of the utilisation of all GPUs that report one, at Unix times."""
 
     async def run(self, every: Seconds = GPU_POLL_SECONDS) -> None:
         """Poll periodically until cancelled."""
@@ -57,14 +67,32 @@ class GpuPoller:
                 log.exception("cannot read the GPUs")
 
     async def poll(self) -> None:
-        """Read the GPUs once and handle problems and idle runs."""
+        """Read the GPUs once and handle problems, idle runs, and GPUs that others use."""
         await self._read()
+        measured = [value for value in self._utilisation().values() if value is not None]
+        if measured:
+            self.busy.append((time(), sum(measured) / 100))
+        await self._check_use()
         problems = await asyncio.to_thread(self._machine.problems)
         for bad in self._bad.check(problems):
             self._handle_bad_gpu(bad)
         if self._idle is not None:
             for idle in self._idle.check(self._state.now(), self._run_gpus(), self._utilisation()):
                 self._inbox.add_notice(Notice("idle", self._state.view.active[idle.job], idle.run, idle.text))
+
+    async def claim(self) -> None:
+        """Lock the GPUs before the first run is started, and drain those of other daemons. Raises if none is free."""
+        if self._use is not None:
+            self._use.claim()
+            await self._check_use()
+
+    async def _check_use(self) -> None:
+        if self._use is None:
+            return
+        busy = {gpu for run in self._run_gpus() for gpu in run.gpus}
+        down = self._state.view.down_gpus
+        for event in await asyncio.to_thread(self._use.check, self._readings, busy, down):
+            self._inbox.report(event)
 
     def mark_healthy(self, node: int, gpu: int | None) -> None:
         """Forget the problems of a resumed GPU or node, so that new ones are handled again."""
@@ -163,4 +191,5 @@ class GpuPoller:
             values.utilisation,
             values.celsius,
             values.watts,
+            "" if self._use is None else self._use.reasons.get(position, ""),
         )

@@ -126,7 +126,7 @@ def build_layout(machine: Machine, config: Config) -> Layout:
     }
     cluster = Cluster(
         tuple(_node(cluster_config, name, gpus) for name, gpus in groups),
-        () if cluster_config.slots_by_node else tuple(_gpu_type(gpus[0]) for _, gpus in groups),
+        () if cluster_config.slots_by_node else _gpu_types(groups),
         name=cluster_config.name,
         cpus_known=cluster_config.cpus > 0,
         memory_known=cluster_config.memory_gib > 0,
@@ -167,15 +167,18 @@ def _select(gpus: Sequence[DetectedGpu], cluster_config: ClusterConfig) -> Seque
 
 
 def _group_by_type(gpus: Sequence[DetectedGpu]) -> list[tuple[str, Sequence[DetectedGpu]]]:
-    """Group GPUs by type: a node has GPUs of one type only."""
-    types = list(dict.fromkeys(gpu.gpu_type for gpu in gpus))
-    return [
-        (
-            LOCAL_NODE_NAME if len(types) == 1 else f"{LOCAL_NODE_NAME}-{name}",
-            [gpu for gpu in gpus if gpu.gpu_type == name],
-        )
-        for name in types
+    """Group GPUs by type: a node has GPUs of one type only. A MIG instance is a node of its own.
+
+    Of several MIG instances, a process can use only the first; on nodes with one, it gets no more.
+    """
+    whole = [gpu for gpu in gpus if not gpu.mig_parent]
+    types = list(dict.fromkeys(gpu.gpu_type for gpu in whole))
+    names = {name: f"{LOCAL_NODE_NAME}-{name}" if len(types) > 1 else LOCAL_NODE_NAME for name in types}
+    groups: list[tuple[str, Sequence[DetectedGpu]]] = [
+        (names[name], [gpu for gpu in whole if gpu.gpu_type == name]) for name in types
     ]
+    instances = [gpu for gpu in gpus if gpu.mig_parent]
+    return [*groups, *((f"{LOCAL_NODE_NAME}-mig{number}", [gpu]) for number, gpu in enumerate(instances))]
 
 
 def _node(cluster_config: ClusterConfig, name: str, gpus: Sequence[DetectedGpu]) -> Node:
@@ -186,6 +189,11 @@ def _node(cluster_config: ClusterConfig, name: str, gpus: Sequence[DetectedGpu])
         link = PCIE
     cpus, memory = milli_from_number(cluster_config.cpus), mib_from_gib(cluster_config.memory_gib)
     return Node(name, len(gpus), gpu_type, cpus, memory, inside=link)
+
+
+def _gpu_types(groups: Sequence[tuple[str, Sequence[DetectedGpu]]]) -> tuple[GpuType, ...]:
+    first_of = {gpus[0].gpu_type: gpus[0] for _, gpus in reversed(groups)}
+    return tuple(_gpu_type(first_of[name]) for name in dict.fromkeys(gpus[0].gpu_type for _, gpus in groups))
 
 
 def _gpu_type(gpu: DetectedGpu) -> GpuType:

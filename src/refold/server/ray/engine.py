@@ -4,41 +4,58 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from time import monotonic
 
-from refold.backends.ray import RayBackend, RayNode, RayNodes, map_nodes, read_nodes
-from refold.core import Event, NodeLost, NodeReturned, PastJob
-from refold.errors import BadInput, BadValue
+from refold.backends.ray import (
+    DisconnectedBackend,
+    RayBackend,
+    RayConnection,
+    RayNode,
+    RayNodes,
+    map_nodes,
+    read_nodes,
+)
+from refold.core import PastJob
+from refold.errors import BadInput, BadValue, RefoldError
 from refold.model import Cluster, Seconds, Tenant
-from refold.server import Admission, BackendOptions, EngineParts, Inbox, LiveState, StatusOf
+from refold.server import Admission, BackendOptions, EngineParts, Inbox, LiveState, ServedBackend, StatusOf
+from refold.server.ray.node_reports import FreeResources, RayNodeReports
 
 DAEMON_KEY = "ray-daemon"
 """Key in the store's `meta` table: the id of the daemon."""
 
 NODE_POLL: Seconds = 2.0
-LOST = "ray: it is gone"
-"""Why a node is down. It returns when Ray has it again; a node that an operator has drained does not."""
+MAX_SILENCE: Seconds = 8.0
+"""How long the head node may not answer before the daemon disconnects. Ray would end the daemon later."""
+
+NO_HEAD = "the head node does not answer"
 
 log = logging.getLogger("refold")
 
 
 class RayEngine:
-    """The nodes of a cluster that Ray is connected to. `daemon`: tells the runs of this daemon from those of others."""
+    """The nodes of a Ray cluster. `daemon`: tells the runs of this daemon from those of others.
 
-    def __init__(self, ray: Any, daemon: str, tenants: tuple[Tenant, ...] = ()) -> None:
-        self._ray = ray
+    When the head node is lost, the daemon continues without a connection, with the same nodes, all of which are down;
+    when one is back, with the nodes that it has then.
+    """
+
+    def __init__(self, connection: RayConnection, daemon: str, tenants: tuple[Tenant, ...] = ()) -> None:
+        self._connection = connection
         self._daemon = daemon
         self._tenants = tenants
         self._known: dict[str, RayNode] = {}
         self._nodes: RayNodes | None = None
+        self._is_connected = True
+        self._is_lost = False
 
     async def connect(self) -> str:
         """Read the nodes; return the version of Ray."""
-        self._known = {node.name: node for node in await asyncio.to_thread(self._read)}
+        self._known = await asyncio.to_thread(self._read_nodes)
         self.rebuild()
-        return f"Ray {self._ray.__version__}, {len(self._known)} nodes with GPUs"
+        return f"Ray {self._connection.ray.__version__}, {len(self._known)} nodes with GPUs"
 
     @property
     def nodes(self) -> RayNodes:
@@ -52,7 +69,10 @@ class RayEngine:
         return self.nodes.cluster
 
     def rebuild(self) -> None:
-        """Take the nodes as they were last read."""
+        """Take the nodes as they were last read. Nothing uses the connection: give it up if the head node is lost."""
+        if self._is_lost and self._is_connected:
+            self._connection.disconnect()
+            self._is_connected = False
         try:
             self._nodes = map_nodes(list(self._known.values()), self._tenants)
         except BadValue as error:
@@ -62,11 +82,13 @@ class RayEngine:
         """Return nothing: Ray does not tell what jobs have used."""
         return []
 
-    def make_backend(self, options: BackendOptions) -> RayBackend:
+    def make_backend(self, options: BackendOptions) -> ServedBackend:
         """Return a back end for the cluster as it is."""
+        if not self._is_connected:
+            return DisconnectedBackend()
         return RayBackend(
             options.report,
-            self._ray,
+            self._connection.ray,
             self.nodes,
             options.logs,
             self._daemon,
@@ -84,19 +106,56 @@ class RayEngine:
     ) -> EngineParts:
         """Return what follows the nodes. `end`: ends the daemon, if they have changed."""
         del admission, status_of
-        return EngineParts([], [self._follow_nodes(state, inbox, end)])
+        reports = RayNodeReports(state, self.nodes.nodes)
+        follow = self._follow_nodes if self._is_connected else self._wait_for_head
+        return EngineParts([], [follow(reports, inbox, end)])
 
-    async def _follow_nodes(self, state: LiveState, inbox: Inbox, end: Callable[[], None]) -> None:
-        """Report changes of nodes; end the daemon when the cluster is no longer the one that it schedules."""
-        while True:
-            found = {node.name: node for node in await asyncio.to_thread(self._read)}
-            if self._has_changed(found):
-                log.info("the nodes of Ray have changed: continuing with the new cluster")
-                end()
-                return
-            for event in node_events(state, self.nodes.nodes, found.keys()):
-                inbox.report(event)
+    async def _follow_nodes(self, reports: RayNodeReports, inbox: Inbox, end: Callable[[], None]) -> None:
+        """Report changes of nodes; end the daemon when the cluster is no longer the one that it schedules, or lost."""
+        answered_at = monotonic()
+        while monotonic() < answered_at + MAX_SILENCE:
+            before = reports.current_runs()
+            read = await self._read()
+            if read is not None:
+                answered_at = monotonic()
+                found, free = read
+                if self._has_changed(found):
+                    log.info("the nodes of Ray have changed: continuing with the new cluster")
+                    end()
+                    return
+                for event in reports.events(found.keys(), free, (before | reports.current_runs()).values()):
+                    inbox.report(event)
             await asyncio.sleep(NODE_POLL)
+        log.warning("Ray does not answer at %s: its head node is lost; waiting for it", self._connection.address)
+        self._is_lost = True
+        end()
+
+    async def _wait_for_head(self, reports: RayNodeReports, inbox: Inbox, end: Callable[[], None]) -> None:
+        """Connect again as soon as there is a head node, and end the daemon when it has nodes with GPUs."""
+        for event in reports.lost(NO_HEAD):
+            inbox.report(event)
+        while not (found := await self._reconnect()):
+            await asyncio.sleep(NODE_POLL)
+        log.info("Ray answers again: continuing with its nodes. Runs that it does not have any more are lost")
+        self._known, self._is_lost = found, False
+        end()
+
+    async def _reconnect(self) -> dict[str, RayNode]:
+        """Connect if that is possible; return the nodes with GPUs. Without a head node, give the connection up."""
+        if not self._is_connected:
+            if not await asyncio.to_thread(self._connection.is_reachable):
+                return {}
+            try:
+                await asyncio.to_thread(self._connection.connect)
+            except RefoldError as error:
+                log.warning("%s", error)
+                return {}
+            self._is_connected = True
+        read = await self._read()
+        if read is None:
+            await asyncio.to_thread(self._connection.disconnect)
+            self._is_connected = False
+        return read[0] if read is not None else {}
 
     def _has_changed(self, found: dict[str, RayNode]) -> bool:
         """Whether there are new nodes, or nodes that were started again. Those that are missing are down."""
@@ -106,16 +165,16 @@ class RayEngine:
         self._known = {name: node for name, node in self._known.items() if name not in replaced} | found
         return True
 
-    def _read(self) -> Sequence[RayNode]:
-        return read_nodes(self._ray.nodes())
+    async def _read(self) -> tuple[dict[str, RayNode], FreeResources] | None:
+        """Return the nodes by name, and what is free on them; None if the head node does not answer."""
+        if not await asyncio.to_thread(self._connection.is_reachable):
+            return None
+        try:
+            async with asyncio.timeout(MAX_SILENCE):
+                nodes = await asyncio.to_thread(self._read_nodes)
+                return nodes, await asyncio.to_thread(self._connection.free_resources)
+        except TimeoutError:
+            return None
 
-
-def node_events(state: LiveState, nodes: Sequence[RayNode], present: Any) -> list[Event]:
-    """Return what has happened to the nodes, given those that Ray has now."""
-    events: list[Event] = []
-    for index, node in enumerate(nodes):
-        if node.name not in present and state.view.is_up(index):
-            events.append(NodeLost(index, LOST))
-        elif node.name in present and not state.view.is_up(index) and state.view.down_reason(index) == LOST:
-            events.append(NodeReturned(index))
-    return events
+    def _read_nodes(self) -> dict[str, RayNode]:
+        return {node.name: node for node in read_nodes(self._connection.ray.nodes())}

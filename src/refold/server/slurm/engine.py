@@ -10,7 +10,10 @@ from time import time
 
 from msgspec.structs import replace
 
+from refold.backends.local import ProcessHost
 from refold.backends.slurm import (
+    DaemonOwner,
+    JobOwners,
     Pool,
     PoolSettings,
     Programs,
@@ -19,6 +22,7 @@ from refold.backends.slurm import (
     SlurmError,
     SlurmNode,
     SlurmSettings,
+    SubmitterOwners,
     map_nodes,
     read_nodes,
 )
@@ -47,7 +51,10 @@ log = logging.getLogger("refold")
 
 
 class SlurmEngine:
-    """Slurm, and the nodes of its partitions. `daemon`: tells the runs of this daemon from those of others."""
+    """Slurm, and the nodes of its partitions. `daemon`: tells the runs of this daemon from those of others.
+
+    `host`: starts processes as users, whose jobs are then their own; None: all jobs are of this user.
+    """
 
     def __init__(
         self,
@@ -56,8 +63,15 @@ class SlurmEngine:
         settings: SlurmSettings,
         tenants: tuple[Tenant, ...] = (),
         pool: PoolSettings = NO_POOL,
+        host: ProcessHost | None = None,
     ) -> None:
+        if host is not None and pool.is_used:
+            raise BadInput(
+                "serve.user is set, so that jobs run as their users: that is not possible in a pool, where all runs are"
+                " of the user who holds it"
+            )
         self._programs = programs
+        self._owners: JobOwners = DaemonOwner(programs) if host is None else SubmitterOwners(programs, host)
         self._daemon = daemon
         self._settings = settings
         self._pool = Pool(programs, daemon, settings, pool)
@@ -71,6 +85,7 @@ class SlurmEngine:
         try:
             version = await asyncio.to_thread(self._programs.run, "sinfo", "--version")
             self._known = await asyncio.to_thread(self._read_nodes)
+            await asyncio.to_thread(self._owners.check)
             await asyncio.to_thread(self._hold_pool)
         except (SlurmError, BadValue) as error:
             raise BadInput(str(error)) from None
@@ -112,6 +127,7 @@ class SlurmEngine:
             self._daemon,
             self._settings,
             pool=self._pool,
+            owners=self._owners,
             grace=options.grace,
             exported=options.exported,
             secrets=options.secrets,

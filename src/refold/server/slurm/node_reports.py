@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from refold.backends.slurm import GpuGroup, Pool, SlurmCluster, SlurmNode
-from refold.core import Event, NodeDrained, NodeLost, NodeReturned, NodeUsed
+from refold.core import Event, NodeDrained, NodeLost, NodeReturned
 from refold.model import WHOLE, Allocation
-from refold.server import Inbox, LiveState
+from refold.server import Inbox, LiveState, UseByOthers
 
 PREFIX = "slurm: "
 """Nodes that are down for a reason that begins so return when Slurm says so; others when an operator does."""
@@ -21,7 +21,7 @@ class SlurmNodeReports:
         self._inbox = inbox
         self._nodes = nodes
         self._pool = pool
-        self._reported: dict[int, NodeUsed] = {}
+        self._use_by_others = UseByOthers(state)
 
     def current_runs(self) -> dict[tuple[str, int], Allocation]:
         """Return what the runs hold now."""
@@ -36,14 +36,17 @@ class SlurmNodeReports:
                     self._inbox.report(event)
 
     def _availability(self, index: int, node: SlurmNode | None) -> Event | None:
+        """Return whether a node can be used, and why not, if that has changed and no operator of Refold decides it."""
         view = self._state.view
         down = node.down_reason if node is not None else "it is not configured any more"
-        is_ours = view.down_reason(index).startswith(PREFIX)
-        if down:
-            return NodeLost(index, PREFIX + down) if view.is_up(index) or (is_ours and view.is_drained(index)) else None
-        if node is not None and (reason := self._drain_reason(node)):
-            return NodeDrained(index, PREFIX + reason) if view.is_up(index) else None
-        return NodeReturned(index) if is_ours and not view.is_up(index) else None
+        why = down or (self._drain_reason(node) if node is not None else "")
+        is_up, known = view.is_up(index), (view.down_reason(index), view.is_drained(index))
+        if not is_up and not known[0].startswith(PREFIX):
+            return None
+        if not why:
+            return None if is_up else NodeReturned(index)
+        event = (NodeLost if down else NodeDrained)(index, PREFIX + why)
+        return event if is_up or known != (event.why, not down) else None
 
     def _use(self, index: int, group: GpuGroup, node: SlurmNode | None, runs: Iterable[Allocation]) -> Event | None:
         """Return what others use on a node, if that is not what was reported last.
@@ -54,14 +57,10 @@ class SlurmNodeReports:
             return None
         gpus, cpus, memory_mib = self._allocated(group, node)
         shares = [] if self._pool is not None else [s for run in runs for s in run.placement if s.node == index]
-        gpus -= sum(len(share.gpus) for share in shares)
+        gpus -= len({gpu for share in shares for gpu in share.gpus})  # several runs may have parts of one
         cpu = int(cpus * WHOLE * group.share) - sum(share.cpu_milli for share in shares)
         memory = int(memory_mib * group.share) - sum(share.memory_mib for share in shares)
-        used = NodeUsed(index, self._choose_gpus(index, max(0, gpus)), max(0, cpu), max(0, memory))
-        if used == self._reported.get(index, NodeUsed(index)):
-            return None
-        self._reported[index] = used
-        return used
+        return self._use_by_others.change(index, gpus, cpu, memory)
 
     def _drain_reason(self, node: SlurmNode) -> str:
         return node.drain_reason or (self._pool.drain_reason(node) if self._pool is not None else "")
@@ -76,10 +75,3 @@ class SlurmNodeReports:
         held = place[1]
         gpus = node.gpus.get(group.slurm_type, 0) - held.gpus.get(group.slurm_type, 0)
         return gpus, node.cpus - held.cpus, node.memory_mib - (held.memory_mib or node.memory_mib)
-
-    def _choose_gpus(self, index: int, count: int) -> tuple[int, ...]:
-        """Return GPUs that no run has: those that were reported before, then the last ones. Slurm chooses GPUs."""
-        before = self._reported.get(index, NodeUsed(index)).gpus
-        free = [gpu for gpu, milli in enumerate(self._state.view.free_gpu_milli(index)) if milli == WHOLE]
-        candidates = [*before, *(gpu for gpu in reversed(free) if gpu not in before)]
-        return tuple(sorted(candidates[:count]))

@@ -1,9 +1,19 @@
+from .backups import (
+    BACKUPS_FOLDER as BACKUPS_FOLDER,
+    backup_name as backup_name,
+    copy_database as copy_database,
+    list_backups as list_backups,
+    remove_old_backups as remove_old_backups,
+    restore_database as restore_database,
+)
 from .journal_reader import Checkpoint as Checkpoint, Epoch as Epoch, JournalReader as JournalReader
-from .reader import ACTIVE as ACTIVE, EndedRow as EndedRow, StoreReader as StoreReader
+from .reader import ACTIVE as ACTIVE, EndedRow as EndedRow, GroupUsage as GroupUsage, StoreReader as StoreReader
 from .store import (
+    FILE_NAME as FILE_NAME,
     Commit as Commit,
     EndedJob as EndedJob,
     FolderInUse as FolderInUse,
+    FolderLock as FolderLock,
     NewJob as NewJob,
     Store as Store,
 )

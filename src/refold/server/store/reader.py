@@ -9,7 +9,7 @@ import msgspec
 
 from refold.api import Event, Jobs, JobsQuery, JobStatus, StoredToken
 from refold.core import PastJob
-from refold.model import MAX_ARRAY_TASKS, Job, task_id
+from refold.model import MAX_ARRAY_TASKS, Job, MiB, Seconds, task_id
 from refold.server.store.connections import ReadConnections
 from refold.server.store.journal_reader import JournalReader
 
@@ -42,6 +42,17 @@ class EndedRow(msgspec.Struct, frozen=True):
     number: int
 
 
+class GroupUsage(NamedTuple):
+    """What one ended job has used. `run_time`: of all its runs; None: not known."""
+
+    workload: str
+    runs: int
+    instances: int
+    peak_memory_mib: MiB | None
+    cpu_seconds: Seconds | None
+    run_time: Seconds | None
+
+
 class StoreReader:
     """Queries on the store, from any thread. Each query sees one consistent state.
 
@@ -63,6 +74,11 @@ class StoreReader:
         query = "SELECT (SELECT coalesce(max(number), 0) FROM jobs), (SELECT coalesce(max(number), 0) FROM events)"
         job, event = self._fast.execute(query).fetchone()
         return job, event
+
+    def active_jobs(self) -> int:
+        """Return the number of jobs that have not ended."""
+        query = "SELECT (SELECT count(*) FROM jobs) - (SELECT coalesce(sum(jobs), 0) FROM ended_counts)"
+        return int(self._fast.execute(query).fetchone()[0])
 
     def job_of_request(self, request: str) -> str | None:
         """Return the id of the job that a request created, or None."""
@@ -150,6 +166,15 @@ class StoreReader:
         (rows,) = self._query_slow((query, (limit,)))
         return [PastJob(_JOB.decode(job), run_time) for job, run_time in rows]
 
+    def group_usage(self, job: Job, limit: int) -> list[GroupUsage]:
+        """Return what the latest ended jobs with the name, tenant and user of a job have used."""
+        query = (
+            "SELECT job, status, run_time FROM jobs WHERE name=? AND tenant=? AND user=? AND ended IS NOT NULL"
+            " ORDER BY ended DESC LIMIT ?"
+        )
+        rows = self._fast.execute(query, (job.group, job.tenant, job.user, limit)).fetchall()
+        return [_group_usage(_JOB.decode(stored), _STATUS.decode(status), time) for stored, status, time in rows]
+
     def job_events(self, job_id: str, limit: int = 1000) -> list[Event]:
         """Return the latest events of a job, in order."""
         rows = self._fast.execute(
@@ -178,6 +203,11 @@ class StoreReader:
         """Return all stored tokens."""
         rows = self._fast.execute("SELECT name, role, tenant, user, created, hash FROM tokens ORDER BY created, name")
         return [StoredToken(*row) for row in rows.fetchall()]
+
+
+def _group_usage(job: Job, status: JobStatus, run_time: Seconds | None) -> GroupUsage:
+    instances = job.demand.instances
+    return GroupUsage(job.workload, status.runs, instances, status.peak_memory_mib, status.cpu_seconds, run_time)
 
 
 def _array_values(array_id: str) -> tuple[int, int, int, str]:

@@ -1,0 +1,49 @@
+"""Unix accounts under which jobs run."""
+
+from __future__ import annotations
+
+import os
+import pwd
+
+import msgspec
+
+from refold.errors import BadInput
+
+MIN_UID = 1000
+"""The lowest uid under which jobs run: those below are of root and of system accounts."""
+
+MAX_UID = 2**31 - 2
+
+
+class Account(msgspec.Struct, frozen=True):
+    """A user with its groups and home folder."""
+
+    name: str
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+    home: str
+    shell: str
+
+
+def find_account(name: str) -> Account:
+    """Return an account by name. A number is a uid, which needs no entry in the account database."""
+    try:
+        entry = pwd.getpwuid(int(name)) if name.isdecimal() and len(name) < 11 else pwd.getpwnam(name)
+    except (KeyError, ValueError):
+        if not (name.isascii() and name.isdecimal() and 0 <= int(name) <= MAX_UID):
+            raise BadInput(f"this machine has no account {name!r}") from None
+        return Account(name, int(name), int(name), (), "/", "/bin/sh")
+    groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
+    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir, entry.pw_shell or "/bin/sh")
+
+
+def find_job_account(name: str, daemon_uid: int) -> Account:
+    """Return the account under which the jobs of a user run; not root, a system account or the daemon's user."""
+    account = find_account(name)
+    if account.uid < MIN_UID or account.uid == daemon_uid:
+        raise BadInput(
+            f"user {name!r} cannot run jobs here: jobs run as their users, but not as root, a system account (uid below"
+            f" {MIN_UID}) or the daemon's user"
+        )
+    return account

@@ -1,0 +1,47 @@
+"""`refold restore`: restore the daemon's store from a backup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from refold.cli.views import AsJson, print_json, print_line
+
+
+def restore(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="BACKUP", help="A backup (default: the latest).", show_default=False)
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", metavar="FOLDER", help="State folder (default: ~/.refold).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Restore the daemon's store from a backup. The daemon must not be running.
+
+    The present file is kept under another name. Jobs that were submitted after the backup are forgotten; those of them
+    that still run are stopped when the daemon starts.
+
+    Example: refold restore --state /var/lib/refold
+    """
+    from contextlib import closing
+    from datetime import UTC, datetime
+
+    from refold.client import state_folder
+    from refold.errors import BadFile
+    from refold.server.store import FILE_NAME, FolderLock, list_backups, restore_database
+
+    folder = (state or state_folder()).expanduser()
+    chosen = file or next(iter(list_backups(folder)), None)
+    if chosen is None:
+        raise BadFile(folder, "has no backups; name a file")
+    if not folder.is_dir():
+        raise BadFile(folder, "is not a folder; choose another one with --state")
+    with closing(FolderLock(folder)):
+        kept = restore_database(chosen, folder / FILE_NAME, datetime.now(UTC))
+    if as_json:
+        print_json({"restored": str(chosen), "kept": None if kept is None else str(kept)})
+        return
+    print_line(f"restored {chosen}" + (f"; the file before is {kept}" if kept is not None else ""))

@@ -1,0 +1,50 @@
+"""The limits that the owner sets for the jobs of tenants (`limits` in `refold.yaml`)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from refold.documents import Duration, PositiveDuration
+from refold.model import HOUR, Seconds
+from refold.server.config.values import Name, Size
+
+DEFAULT_MAX_GRACE: Seconds = HOUR
+"""Maximum grace period of a job, if the owner sets none: time to save the largest checkpoint, and no more."""
+
+Priority = Annotated[int, Meta(ge=-(2**31), le=2**31, description="a priority such as 0")]
+JobCount = Annotated[int, Meta(ge=1, le=10**9, description="a number of jobs ≥ 1")]
+
+
+class TenantLimits(msgspec.Struct, frozen=True):
+    """Limits of a tenant; None: the general one applies, or there is none.
+
+    `grace`, `priority`, `time`: of each job. `array`: tasks of an array. `jobs`: jobs that have not ended. `output`:
+    bytes of stored output of each process.
+    """
+
+    grace: Duration | None = None
+    priority: Priority | None = None
+    time: PositiveDuration | None = None
+    array: JobCount | None = None
+    jobs: JobCount | None = None
+    output: Size | None = None
+
+    def over(self, general: TenantLimits) -> TenantLimits:
+        """Return these limits, and the general ones where this tenant has none of its own."""
+        values = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(general), strict=True)
+        return TenantLimits(*(other if own is None else own for own, other in values))
+
+
+class LimitsConfig(TenantLimits, frozen=True):
+    """Limits of every tenant, and those of single tenants, which override them."""
+
+    tenants: dict[Name, TenantLimits] = {}
+
+    def of(self, tenant: str) -> TenantLimits:
+        """Return the limits of a tenant. The grace period always has one."""
+        general = TenantLimits(self.grace, self.priority, self.time, self.array, self.jobs, self.output)
+        limits = self.tenants.get(tenant, TenantLimits()).over(general)
+        return limits if limits.grace is not None else msgspec.structs.replace(limits, grace=DEFAULT_MAX_GRACE)

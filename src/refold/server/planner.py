@@ -1,0 +1,69 @@
+"""The planner as the API offers it: the best plans of a model of the catalogue on given GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+
+from refold.api import Catalogue, PlanAnswer, PlanQuestion, PlanRejection, PlanRow
+from refold.catalogue import engines, find_engine, find_gpu, find_model, gpu_names, model_names
+from refold.errors import BadInput
+from refold.perf import Estimate, TrainingSetup, build_machines
+from refold.plans import PlanLimits, best_plans
+
+SHOWN_PLANS = 10
+LONG_SEQUENCE, MAX_CONTEXT = 16_384, 256
+"""Context parallelism is tried from this sequence length on, up to this degree, as in `refold plan`."""
+
+
+class Planner:
+    """Searches plans in a thread, one search at a time."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Semaphore(1)
+
+    def catalogue(self) -> Catalogue:
+        """Return the names that a question may use."""
+        return Catalogue(list(model_names()), list(gpu_names()), [engine.name for engine in engines()])
+
+    async def plan(self, question: PlanQuestion) -> PlanAnswer:
+        """Return the best plans, and why others were rejected."""
+        async with self._lock:
+            return await asyncio.to_thread(search_plans, question)
+
+
+def search_plans(question: PlanQuestion) -> PlanAnswer:
+    """Search the best plans. Only models of the catalogue can be named: no file is read."""
+    shape, gpu = find_model(question.model), find_gpu(question.gpu)
+    if question.nodes > question.gpus:
+        raise BadInput(f"nodes is {question.nodes}, expected at most {question.gpus} for {question.gpus} GPUs")
+    machines = build_machines(gpu, question.gpus, nodes=question.nodes)
+    batch, sequence = question.batch or shape.batch, question.sequence or shape.sequence
+    setup = TrainingSetup(shape, machines, find_engine(question.engine), batch, sequence)
+    context = MAX_CONTEXT if sequence >= LONG_SEQUENCE else 1
+    search = best_plans(setup, PlanLimits(max_context=context, offload=question.offload), SHOWN_PLANS)
+    return PlanAnswer(
+        shape.name,
+        gpu.name,
+        question.gpus,
+        machines.nodes,
+        batch,
+        sequence,
+        [_row(found) for found in search.best],
+        search.considered,
+        search.out_of_memory,
+        [PlanRejection(one.name, one.plans, one.explanation, str(one.example)) for one in search.rejected],
+        list(search.advice),
+    )
+
+
+def _row(found: Estimate) -> PlanRow:
+    return PlanRow(
+        str(found.plan),
+        found.step_seconds,
+        found.samples_per_second,
+        found.tokens_per_second,
+        found.mfu,
+        found.memory_gib,
+        found.seconds,
+        found.memory,
+    )

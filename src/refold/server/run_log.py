@@ -1,0 +1,116 @@
+"""The runs of the recent past, read from the journal in the store: what ran where, and when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+import msgspec
+
+from refold.core import (
+    Entry,
+    JobSubmitted,
+    RunAdopted,
+    RunFailed,
+    RunFinished,
+    RunStopped,
+    StartRun,
+)
+from refold.model import Allocation, Seconds
+from refold.server.store import StoreReader
+
+MAX_ENTRIES = 20_000
+"""Entries of the journal that are read at most, from its end."""
+
+MAX_RUNS = 20_000
+"""Ended runs that are kept."""
+
+
+MAX_OWNERS = 100_000
+"""Jobs whose tenant and user are kept; those of others are looked up."""
+
+
+class LoggedRun(msgspec.Struct):
+    """A run. Times are seconds since the start of the journal; `end` is None while it runs."""
+
+    job: str
+    number: int
+    tenant: str
+    user: str
+    start: Seconds
+    allocation: Allocation
+    end: Seconds | None = None
+    ending: str = ""
+
+
+class RunLog:
+    """The latest runs of the current epoch of the journal, as far as its last entries reach."""
+
+    def __init__(self, reader: StoreReader) -> None:
+        self._reader = reader
+        self._next = 0
+        self._epoch = -1
+        self._owners: dict[str, tuple[str, str]] = {}
+        self._open: dict[str, LoggedRun] = {}
+        self._ended: list[LoggedRun] = []
+        self._lock = asyncio.Lock()
+
+    async def ended_since(self, since: Seconds) -> list[LoggedRun]:
+        """Return the runs that have ended since a time, in the order of their end."""
+        async with self._lock:
+            await asyncio.to_thread(self._read)
+            return [run for run in self._ended if run.end is not None and run.end >= since]
+
+    def _read(self) -> None:
+        """Read what the journal has gained."""
+        journal = self._reader.journal
+        epoch = journal.last_epoch()
+        if epoch is None:
+            return
+        if epoch.number != self._epoch:  # nodes may have other numbers from now on
+            self._epoch = epoch.number
+            self._open, self._ended = {}, []
+            self._next = max(epoch.first_entry, journal.last_entry() - MAX_ENTRIES + 1)
+        last = journal.last_entry()
+        if last >= self._next:
+            self._fold(journal.entries(self._next))
+            self._next = last + 1
+        del self._ended[:-MAX_RUNS]
+
+    def _fold(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            for event in entry.events:
+                match event:
+                    case JobSubmitted(job):
+                        self._owners[job.id] = job.tenant, job.user
+                        if len(self._owners) > MAX_OWNERS:
+                            del self._owners[next(iter(self._owners))]
+                    case RunAdopted():
+                        self._begin(event.job, event.run, event.since, event.allocation)
+                    case RunFinished():
+                        self._end(event.job, event.run, entry.now, "finished")
+                    case RunStopped():
+                        self._end(event.job, event.run, entry.now, "stopped")
+                    case RunFailed():
+                        self._end(event.job, event.run, entry.now, "failed")
+                    case _:
+                        pass
+            for order in entry.orders:
+                if isinstance(order, StartRun):
+                    self._begin(order.job, order.run, entry.now, order.allocation)
+
+    def _begin(self, job: str, number: int, start: Seconds, allocation: Allocation) -> None:
+        tenant, user = self._owners.get(job) or self._read_owner(job)
+        self._open[job] = LoggedRun(job, number, tenant, user, start, allocation)
+
+    def _end(self, job: str, number: int, now: Seconds, ending: str) -> None:
+        run = self._open.get(job)
+        if run is not None and run.number == number:
+            del self._open[job]
+            run.end, run.ending = now, ending
+            self._ended.append(run)
+
+    def _read_owner(self, job: str) -> tuple[str, str]:
+        """Return tenant and user of a job that was submitted before the entries that are read."""
+        ended = self._reader.ended_job(job)
+        return ("", "") if ended is None else (ended.tenant, ended.user)

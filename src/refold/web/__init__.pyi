@@ -1,0 +1,1 @@
+from .files import WebFiles as WebFiles

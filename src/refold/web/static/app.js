@@ -1,0 +1,122 @@
+/** The start of the web UI: sign in, then show the page that the address names. */
+
+import { DaemonSource } from "./api.js";
+import { errorBox } from "./controls.js";
+import { fill, h } from "./dom.js";
+import { LiveEvents } from "./live.js";
+import { Shell } from "./shell.js";
+import { applyTheme } from "./theme.js";
+import { texts } from "./texts.js";
+
+/** Pages by name: modules are loaded when they are first shown. Each exports a class with `element`, `stop()`. */
+const PAGES = {
+  overview: () => import("./pages/overview.js"),
+  jobs: () => import("./pages/jobs.js"),
+  job: () => import("./pages/job.js"),
+  timeline: () => import("./pages/timeline.js"),
+  nodes: () => import("./pages/nodes.js"),
+  tenants: () => import("./pages/tenants.js"),
+  whatif: () => import("./pages/whatif.js"),
+  plan: () => import("./pages/plan.js"),
+};
+const NAVIGATION = ["overview", "jobs", "timeline", "nodes", "tenants", "whatif", "plan"];
+
+/** Events before the page was opened that the list of activity shows. */
+const EARLIER_EVENTS = 12;
+
+const root = document.getElementById("app");
+const source = new DaemonSource();
+/** @type {{live: LiveEvents, shell: Shell, page: any}|null} */
+let view = null;
+let shown = 0;
+
+/** @returns {{name: string, argument: string, query: URLSearchParams}} */
+function readAddress() {
+  const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name = "", argument = ""] = path.split("/");
+  const page = name === "" ? "overview" : name === "jobs" && argument ? "job" : name;
+  return { name: page, argument: decode(argument), query: new URLSearchParams(query) };
+}
+
+function decode(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
+}
+
+async function showPage() {
+  if (!view) return;
+  const turn = ++shown;
+  const { name, argument, query } = readAddress();
+  const load = Object.hasOwn(PAGES, name) ? PAGES[name] : null;
+  try {
+    if (!load) throw new Error(texts.error.notFound);
+    const { default: Page } = await load();
+    if (turn !== shown || !view) return;
+    view.page?.stop();
+    view.page = new Page({ source, live: view.live, shell: view.shell, argument, query });
+    fill(view.shell.main, view.page.element);
+    view.shell.show(name === "job" ? "jobs" : name, argument && name === "job" ? argument : texts.pages[name]);
+  } catch (error) {
+    view.page?.stop();
+    view.page = null;
+    fill(view.shell.main, h("h1", { text: texts.error.title }), errorBox(error, showPage));
+  }
+  window.scrollTo(0, 0);
+}
+
+function showShell() {
+  const live = new LiveEvents(source);
+  const shell = new Shell(NAVIGATION, source, live, async () => {
+    await source.signOut().catch(() => {});
+    showSignIn();
+  });
+  view = { live, shell, page: null };
+  fill(root, shell.element);
+  showPage();
+  source.info().then((info) => {
+    shell.showInfo(info);
+    live.start(Math.max(0, info.last_event - EARLIER_EVENTS));
+  }).catch(() => live.start());
+}
+
+async function showSignIn(message = "") {
+  view?.page?.stop();
+  view?.live.stop();
+  view?.shell.stop();
+  view = null;
+  const { signInPage } = await import("./pages/signin.js");
+  document.title = `${texts.pages.signin} · ${texts.product}`;
+  fill(root, signInPage(source, message, showShell));
+}
+
+/** The code of a one-time link is after '#', so that it is in no log; it is removed from the address at once. */
+function takeLinkCode() {
+  const match = location.hash.match(/^#open=([\w-]+)$/);
+  if (match) history.replaceState(null, "", `${location.pathname}#/`);
+  return match?.[1] ?? "";
+}
+
+async function start() {
+  applyTheme();
+  source.onSignedOut = () => view && showSignIn(texts.signIn.ended);
+  window.addEventListener("hashchange", showPage);
+  const code = takeLinkCode();
+  try {
+    if (code) await source.signIn({ code });
+    else await source.loadSession();
+  } catch (error) {
+    if (error.status === 0) {
+      fill(root, h("div", { class: "centre" }, errorBox(error, () => location.reload())));
+      return;
+    }
+    showSignIn(error.message);
+    return;
+  }
+  if (source.session?.signed_in) showShell();
+  else showSignIn();
+}
+
+start();

@@ -1,0 +1,170 @@
+/** A job: what it is, why it waits or where it runs, its history, output and figures; cancel, hold, release. */
+
+import { card, confirmDialog, emptyNote, errorBox, estimate, moment, progressBar, stateBadge, toast } from "../controls.js";
+import { fill, h, icon } from "../dom.js";
+import { formatDuration, formatFull, formatGib, formatMoment, formatNumber, formatPercent, formatPlacement, formatRange, formatWhole } from "../format.js";
+import { reasonText, shareDone } from "../job_rows.js";
+import { Refresher } from "../live.js";
+import { LogView } from "../log_view.js";
+import { SparkLine } from "../spark_line.js";
+import { eventTexts, texts } from "../texts.js";
+
+const labels = texts.job;
+const ENDED = ["finished", "failed", "cancelled"];
+
+export default class JobPage {
+  constructor({ source, live, argument }) {
+    this._source = source;
+    this._id = argument;
+    this._head = h("div", { class: "job-head" }, h("h1", { text: argument }));
+    this._now = h("div", { class: "job-now" });
+    this._facts = h("dl", { class: "facts" });
+    this._history = h("div", {});
+    this._log = new LogView(source, argument);
+    this._throughput = new SparkLine(labels.throughput, " /s");
+    this._loss = new SparkLine(labels.loss);
+    const facts = card(labels.details);
+    facts.body.append(this._facts, h("div", { class: "sparks" }, this._throughput.element, this._loss.element));
+    const history = card(labels.history);
+    history.body.append(this._history);
+    const output = card(labels.output);
+    output.body.append(this._log.element);
+    this._problem = h("div", {});
+    this.element = h(
+      "div", { class: "page" }, h("a", { class: "back", href: "#/jobs" }, icon("back", 16), texts.pages.jobs), this._problem, this._head, this._now,
+      h("div", { class: "columns job-columns" }, h("div", { class: "stack" }, facts.element, history.element), output.element),
+    );
+    this._refresher = new Refresher(live, (signal) => this._load(signal), { every: 5000, pause: 500, matches: (event) => event.job === this._shownId });
+  }
+
+  stop() {
+    this._refresher.stop();
+    this._log.stop();
+  }
+
+  async _load(signal) {
+    try {
+      this._show(await this._source.why(this._id, signal));
+      fill(this._problem);
+    } catch (error) {
+      if (error.name !== "AbortError") fill(this._problem, errorBox(error, () => this._refresher.now()));
+    }
+  }
+
+  _show(found) {
+    const { job, events } = found;
+    this._shownId = job.id;
+    const now = this._source.now();
+    this._showHead(job);
+    this._showNow(job, now);
+    this._showFacts(found, now);
+    fill(this._history, events.length ? historyList(events, now) : emptyNote(labels.noHistory));
+    this._log.update(job);
+    this._throughput.add(job.samples_per_second);
+    this._loss.add(job.loss);
+  }
+
+  _showHead(job) {
+    const signature = `${job.id} ${job.state}`;
+    if (signature === this._headShown) return; // a button that is focused stays
+    this._headShown = signature;
+    fill(this._head, h("h1", { text: job.id }), stateBadge(job.state), h("div", { class: "actions" }, ...this._actions(job)));
+  }
+
+  _actions(job) {
+    if (ENDED.includes(job.state) || !this._source.mayChange(job)) return [];
+    const button = (text, options, danger = false) => h("button", { type: "button", class: danger ? "button danger-text" : "button", text, onclick: () => confirmDialog(options) });
+    const change = (verb, done, query = {}) => async () => {
+      await this._source.post(`jobs/${encodeURIComponent(job.id)}/${verb}`, { query });
+      toast(done);
+      this._refresher.now();
+    };
+    const buttons = [];
+    if (job.state === "waiting") {
+      buttons.push(button(labels.hold, { title: labels.holdTitle(job.id), text: labels.holdText, confirm: labels.hold, work: change("hold", labels.held(job.id)) }));
+    }
+    if (job.state === "held") {
+      buttons.push(button(labels.release, { title: labels.releaseTitle(job.id), text: labels.releaseText, confirm: labels.release, work: change("release", labels.released(job.id)) }));
+    }
+    buttons.push(this._cancelButton(job, button, change));
+    return buttons;
+  }
+
+  _cancelButton(job, button, change) {
+    const runs = job.state === "running" || job.state === "stopping";
+    const atOnce = h("input", { type: "checkbox", name: "now" });
+    return button(labels.cancel, {
+      title: labels.cancelTitle(job.id), text: runs ? labels.cancelRunning : labels.cancelWaiting, confirm: labels.cancel, danger: true,
+      fields: runs ? [h("label", { class: "check" }, atOnce, labels.cancelNow)] : [],
+      work: () => change("cancel", labels.cancelled(job.id), { now: atOnce.checked })(),
+    }, true);
+  }
+
+  _showNow(job, now) {
+    const rows = [];
+    if (job.state === "waiting" || job.state === "held" || job.state === "infeasible") {
+      rows.push(h("div", {}, h("strong", { text: reasonText(job) }), h("p", { class: "muted", text: job.message })));
+      if (job.position) rows.push(h("div", {}, h("span", { class: "stat-label", text: labels.position }), h("span", { class: "figure", text: formatWhole(job.position) })));
+      if (job.state === "waiting") rows.push(h("div", {}, h("span", { class: "stat-label", text: texts.jobs.starts }), estimate(job.start_estimate, now, texts.jobs.unknownEnd)));
+    } else if (!ENDED.includes(job.state)) {
+      const share = shareDone(job, now);
+      const steps = job.steps ? texts.jobs.steps(formatWhole(job.steps_done), formatWhole(job.steps)) : "";
+      rows.push(h("div", { class: "wide" }, h("span", { class: "stat-label", text: texts.jobs.progress }), progressBar(share, texts.jobs.progress), h("span", { class: "sub", text: [share === null ? labels.noProgress : formatPercent(share), steps].filter(Boolean).join(" · ") })));
+      rows.push(h("div", {}, h("span", { class: "stat-label", text: texts.jobs.ends }), estimate(job.end_estimate, now, texts.jobs.unknownEnd)));
+    } else if (job.message) {
+      rows.push(h("div", {}, h("strong", { text: labels.outcome }), h("p", { text: job.message })));
+    }
+    if (job.warning) rows.push(h("div", { class: "job-warning" }, icon("alert"), h("span", { text: job.warning })));
+    this._now.hidden = rows.length === 0;
+    fill(this._now, ...rows);
+  }
+
+  _showFacts({ job, first_estimate: first, gpu_seconds: held }, now) {
+    const facts = [
+      [labels.owner, [job.user, job.tenant].filter(Boolean).join(" · ")],
+      [labels.requested, job.demand],
+      [labels.runsOn, job.placement?.length ? `${formatNumber(job.gpus)} GPU: ${formatPlacement(job.placement, 12)}` : ""],
+      [labels.plan, job.plan],
+      [labels.jobClass, [job.job_class, job.priority ? labels.priority(job.priority) : ""].filter(Boolean).join(", ")],
+      [labels.preemptible, `${job.preemptible ? labels.yes : labels.no}${job.consent ? `: ${job.consent}` : ""}`],
+      [labels.submitted, moment(job.submitted, now)],
+      [labels.firstEstimate, first && [formatMoment(first.at, now), formatRange(first, now) && `(${formatRange(first, now)})`].filter(Boolean).join(" ")],
+      [labels.started, job.started && startedText(job, first, now)],
+      [labels.ended, job.ended && moment(job.ended, now)],
+      [labels.runTime, job.started && formatDuration((job.ended ?? now) - job.started)],
+      [labels.gpuTime, held ? `${formatNumber(held / 3600)} ${labels.gpuHours}` : ""],
+      [labels.cpuTime, job.cpu_seconds ? formatDuration(job.cpu_seconds) : ""],
+      [labels.peakMemory, job.peak_memory_mib ? formatGib(job.peak_memory_mib) : ""],
+      [labels.timeLimit, job.time_limit && formatDuration(job.time_limit)],
+      [labels.runs, job.runs > 1 ? formatWhole(job.runs) : ""],
+      [labels.exitCode, job.exit_code === null ? "" : String(job.exit_code)],
+      [labels.array, job.array],
+    ];
+    fill(this._facts, ...facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", {}, value))));
+  }
+}
+
+/** When a job started, and by how much that differs from the first estimate. */
+function startedText(job, first, now) {
+  const text = h("span", { title: formatFull(job.started), text: formatMoment(job.started, now) });
+  if (!first) return text;
+  const late = job.started - first.at;
+  const compared = Math.abs(late) < 60 ? labels.asEstimated : late > 0 ? labels.later(formatDuration(late)) : labels.earlier(formatDuration(-late));
+  return h("span", {}, text, h("span", { class: "muted", text: ` ${compared}` }));
+}
+
+/** The events of a job, run by run. */
+function historyList(events, now) {
+  const list = h("ol", { class: "history" });
+  let run = -1;
+  for (const event of events) {
+    const number = event.run ?? 0;
+    if (number && number !== run) list.append(h("li", { class: "history-run" }, labels.run(number)));
+    run = number || run;
+    list.append(h(
+      "li", { class: "history-event" }, h("time", { datetime: new Date(event.at * 1000).toISOString(), title: formatFull(event.at), text: formatMoment(event.at, now) }),
+      h("span", { class: `event event-${event.kind.replaceAll(" ", "-")}`, text: eventTexts[event.kind] ?? event.kind }), h("span", { class: "history-text", text: event.text ?? "" }),
+    ));
+  }
+  return list;
+}

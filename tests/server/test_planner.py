@@ -1,0 +1,52 @@
+"""The planner of the API: as `refold plan`, for models of the catalogue only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from refold.api.wire import PlanQuestion
+from refold.catalogue import find_engine, find_gpu, find_model
+from refold.errors import RefoldError
+from refold.perf import TrainingSetup, build_machines
+from refold.plans import best_plans
+from refold.server.planner import Planner, search_plans
+
+
+def test_the_best_plans_are_those_of_the_plan_search() -> None:
+    model = find_model("llama-2-7b")
+    machines = build_machines(find_gpu("A100-80GB"), 8)
+    expected = best_plans(TrainingSetup(model, machines, find_engine("megatron"), model.batch, model.sequence)).best
+    answer = search_plans(PlanQuestion("llama-2-7b", "A100-80GB", 8))
+    assert [row.plan for row in answer.best] == [str(found.plan) for found in expected]
+    assert answer.best[0].samples_per_second == expected[0].samples_per_second
+    assert (answer.nodes, answer.batch, answer.sequence) == (1, model.batch, model.sequence)
+
+
+def test_a_model_that_does_not_fit_comes_with_reasons_and_advice() -> None:
+    answer = search_plans(PlanQuestion("llama-2-7b", "T4", 1, offload=False))
+    assert answer.best == []
+    assert answer.advice != []
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        PlanQuestion("nope", "A100-80GB", 8),
+        PlanQuestion("llama-2-7b", "nope", 8),
+        PlanQuestion("llama-2-7b", "A100-80GB", 8, engine="nope"),
+        PlanQuestion("llama-2-7b", "A100-80GB", 2, nodes=4),
+        PlanQuestion("/etc/passwd", "A100-80GB", 8),
+    ],
+)
+def test_names_that_are_not_in_the_catalogue_are_rejected_and_files_are_not_read(question: PlanQuestion) -> None:
+    with pytest.raises(RefoldError):
+        search_plans(question)
+
+
+def test_the_catalogue_lists_what_can_be_asked(tmp_path: Path) -> None:
+    catalogue = Planner().catalogue()
+    assert "llama-2-7b" in catalogue.models
+    assert "A100-80GB" in catalogue.gpus
+    assert "megatron" in catalogue.engines

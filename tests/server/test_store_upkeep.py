@@ -1,0 +1,128 @@
+"""Old jobs, events and epochs are deleted, and backups are made, as configured."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from loop_setups import UnreliableBackend
+from manual_daemon import ManualDaemon
+from real_daemon import RealDaemon
+
+from refold.core.events import RunFinished
+from refold.server.store import Store, list_backups
+from refold.server.store.checksums import find_damage
+
+Test = Callable[[ManualDaemon], Coroutine[Any, Any, None]]
+
+
+def run_with_daemon(folder: Path, test: Test) -> None:
+    async def main() -> None:
+        async with ManualDaemon(folder / "state", UnreliableBackend()) as daemon:
+            await test(daemon)
+
+    asyncio.run(main())
+
+
+async def ended_jobs(daemon: ManualDaemon, count: int) -> list[str]:
+    jobs = []
+    for number in range(count):
+        jobs.append(await daemon.submit(f"job{number}"))
+        await daemon.end_run(jobs[-1], RunFinished)
+    return jobs
+
+
+def end_of(store: Store, job: str) -> float:
+    row = store.reader.ended_job(job)
+    assert row is not None
+    assert row.ended is not None
+    return row.ended
+
+
+def remaining(store: Store, jobs: list[str]) -> list[str]:
+    return [job for job in jobs if store.reader.ended_job(job) is not None]
+
+
+def test_jobs_that_ended_too_long_ago_are_deleted_with_their_events(tmp_path: Path) -> None:
+    async def test(daemon: ManualDaemon) -> None:
+        store, jobs = daemon.store, await ended_jobs(daemon, 5)
+        numbers = store.reader.last_numbers()
+        assert store.prune(end_of(store, jobs[2]), keep=100) == 2
+        assert remaining(store, jobs) == jobs[2:]
+        assert [bool(store.reader.job_events(job)) for job in jobs] == [False, False, True, True, True]
+        assert store.reader.last_numbers() == numbers
+        assert find_damage(store._connection) == ""
+
+    run_with_daemon(tmp_path, test)
+
+
+def test_no_more_jobs_are_kept_than_configured(tmp_path: Path) -> None:
+    async def test(daemon: ManualDaemon) -> None:
+        store, jobs = daemon.store, await ended_jobs(daemon, 6)
+        assert store.prune(0.0, keep=2) == 4
+        assert store.prune(0.0, keep=2) == 0
+        assert remaining(store, jobs) == jobs[4:]
+
+    run_with_daemon(tmp_path, test)
+
+
+def test_the_last_job_is_kept_so_that_its_number_is_not_used_again(tmp_path: Path) -> None:
+    async def test(daemon: ManualDaemon) -> None:
+        jobs = await ended_jobs(daemon, 3)
+        assert daemon.store.prune(float("inf"), keep=1) == 2
+        assert remaining(daemon.store, jobs) == jobs[2:]
+        assert (await daemon.submit("next")).endswith("-4")
+
+    run_with_daemon(tmp_path, test)
+
+
+def test_active_jobs_and_ended_ones_of_the_same_name_are_kept(tmp_path: Path) -> None:
+    async def test(daemon: ManualDaemon) -> None:
+        store = daemon.store
+        first = await daemon.submit("array")
+        await daemon.end_run(first, RunFinished)
+        await daemon.submit("array")
+        other = await daemon.submit("other")
+        await daemon.end_run(other, RunFinished)
+        await daemon.submit("last")
+        assert store.prune(float("inf"), keep=1) == 1
+        assert remaining(store, [first, other]) == [first]
+
+    run_with_daemon(tmp_path, test)
+
+
+def test_epochs_that_ended_too_long_ago_are_deleted_and_the_rest_can_be_recovered(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    for policy in ("fifo", "fcfs", "las"):
+        with RealDaemon(state, slots=1, policy=policy) as daemon, daemon.client() as client:
+            job = client.submit(name=policy, command=["true"], export="NONE").id
+            client.wait(job, timeout=20)
+    with Store(state) as store:
+        epochs = store.reader.journal.epochs()
+        assert len(epochs) == 3
+        begin_of_last = next(store.reader.journal.entries(epochs[-1].first_entry)).now
+        store.prune_journal(begin_of_last, 0.0)
+        assert [epoch.number for epoch in store.reader.journal.epochs()] == [2, 3]
+        store.prune_journal(begin_of_last + 1.0, 0.0)
+        assert store.reader.journal.epochs() == epochs[-1:]
+        entries = [entry for chunk in store.reader.journal.encoded_entries(0, 2**62) for entry in chunk]
+        assert len(entries) == store.reader.journal.last_entry() - epochs[-1].first_entry + 1
+    with RealDaemon(state, slots=1, policy="las") as daemon, daemon.client() as client:
+        assert {job.name for job in client.history()} == {"fifo", "fcfs", "las"}
+        last = client.submit(name="after", command=["true"], export="NONE").id
+        assert client.wait(last, timeout=20).state == "finished"
+
+
+@pytest.mark.parametrize("keep", [0, 2])
+def test_the_daemon_makes_backups_and_keeps_the_newest(keep: int, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    often = {"prepare": "fault_injection:set_upkeep", "arguments": {"every": 0.05, "keep_backups": keep}}
+    with RealDaemon(state, slots=1, **often) as daemon, daemon.client() as client:
+        job = client.submit(name="job", command=["sleep", "3"], export="NONE").id
+        assert client.wait(job, timeout=20).state == "finished"
+    backups = list_backups(state)
+    assert len(backups) == keep
+    assert len(set(backups)) == len(backups)
