@@ -26,7 +26,7 @@ test: $(VENV)/installed.test  ## lint, check types, run all tests; prints the ti
 	part $(BIN)/ruff check .; \
 	part $(BIN)/ruff format --check .; \
 	part $(BIN)/mypy; \
-	part $(BIN)/python -m pytest --numprocesses auto --dist worksteal --durations 25; \
+	part $(BIN)/python tools/run_tests.py --numprocesses auto --dist worksteal --durations 25; \
 	exit $$failed
 
 engines-kubernetes:  ## find or build the Kubernetes servers, KWOK and Kueue; takes half an hour once, and needs Go
@@ -35,7 +35,7 @@ engines-kubernetes:  ## find or build the Kubernetes servers, KWOK and Kueue; ta
 test-kubernetes: $(VENV)/installed.test  ## test against a real Kubernetes API server, which is built if needed
 	@if assets=$$($(PYTHON) tools/build_kubernetes.py); then \
 		echo "engines: $$("$$assets/kube-apiserver" --version), etcd, kube-controller-manager in $$assets"; \
-		KUBEBUILDER_ASSETS=$$assets $(BIN)/python -m pytest --durations 10 tests/backends/kubernetes; \
+		KUBEBUILDER_ASSETS=$$assets $(BIN)/python tools/run_tests.py --durations 10 tests/backends/kubernetes; \
 	else \
 		echo "engines: none; not tested against Kubernetes"; fi
 
@@ -45,21 +45,21 @@ engines-slurm:  ## find Slurm for test-slurm, or install Debian's packages, whic
 test-slurm: $(VENV)/installed.test  ## test against a real Slurm, which is installed if allowed
 	@if found=$$($(PYTHON) tools/install_slurm.py); then \
 		echo "engines: $$found"; \
-		REFOLD_TEST_SLURM=1 $(BIN)/python -m pytest --durations 10 tests/backends/slurm; \
+		REFOLD_TEST_SLURM=1 $(BIN)/python tools/run_tests.py --durations 10 tests/backends/slurm; \
 	else \
 		echo "engines: none; not tested against Slurm"; fi
 
 test-ray: $(VENV)/installed.test  ## test on a real Ray cluster of four nodes on this machine, if Ray can be installed
 	@if $(PIP) --editable '.[ray]' 2>/dev/null && found=$$($(BIN)/python -c 'import ray; print(ray.__version__)'); then \
 		echo "engines: Ray $$found"; \
-		REFOLD_TEST_RAY=1 $(BIN)/python -m pytest --durations 10 tests/backends/ray; \
+		REFOLD_TEST_RAY=1 $(BIN)/python tools/run_tests.py --durations 10 tests/backends/ray; \
 	else \
 		echo "engines: none; not tested on Ray"; fi
 
 test-web: $(VENV)/installed.test  ## test the web UI in a real browser, which is installed if allowed
 	@if found=$$($(PYTHON) tools/install_chromium.py) && $(PIP) --editable '.[test-web]' 2>/dev/null; then \
 		echo "browser: $$found"; \
-		$(BIN)/python -m pytest --durations 10 tests/web; \
+		$(BIN)/python tools/run_tests.py --durations 10 tests/web; \
 	else \
 		echo "browser: none; the web UI is not tested in one"; fi
 
