@@ -163,10 +163,10 @@ def measure_model(configs: list[Config], path: Path, tiny: bool, end: float) -> 
     """Measure configurations that share a model, precision and rank."""
     first = configs[0]
     trainer, done = Trainer(first, tiny), set[Config]()
-    for config in configs:
+    for planned in configs:
         if monotonic() > end:
             return
-        config = trainer.supported(replace(config, batch=1, sequence=32) if tiny else config)
+        config = trainer.supported(replace(planned, batch=1, sequence=32) if tiny else planned)
         if config in done:
             continue
         done.add(config)
