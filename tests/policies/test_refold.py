@@ -12,13 +12,16 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
-from refold.core import Journals, ListJournal, Policy
+from refold.core import Journals, ListJournal, Policy, View
 from refold.core.orders import StartRun
 from refold.errors import BadValue, UnknownName
 from refold.journal import HistoryJournal
 from refold.model import Cluster, Job, Plan, Reason, Tenant
 from refold.plans.speeds import Speeds
+from refold.policies.common import Draft
 from refold.policies.reshaping.refold import Refold
+from refold.policies.reshaping.refold_jobs import JobSources, RoundJobs
+from refold.policies.reshaping.refold_starts import Starter
 from refold.results.guarantees import find_violations
 from refold.simulator import Costs, RecordedSpeeds, simulate
 from refold.simulator.modelled_speeds import ModelledSpeeds
@@ -530,3 +533,25 @@ def test_settings_may_be_zero() -> None:
 def test_invalid_settings_are_rejected(settings: dict[str, float]) -> None:
     with pytest.raises(BadValue):
         Simulation([make_job("a")], Refold(**settings))  # type: ignore[arg-type]
+
+
+class CheckedFacts(Refold):
+    """Compares what a round has kept of waiting jobs with what it would find out now."""
+
+    checked = renewed = 0
+
+    def _run_round(self, view: View, sources: JobSources) -> tuple[RoundJobs, Starter, Draft]:
+        kept = dict(sources._waiting)
+        found = sources.facts(view, ())
+        sources._waiting.clear()
+        assert sources.facts(view, ()) == found
+        self.renewed += sum(job_id in kept and kept[job_id] != facts for job_id, facts in found.items())
+        self.checked += len(kept)
+        return super()._run_round(view, sources)
+
+
+def test_what_a_round_knows_of_waiting_jobs_is_up_to_date() -> None:
+    jobs = [rigid(f"job-{number}", 1 + number % 8, 3 * number, 60 + number % 500) for number in range(200)]
+    policy = CheckedFacts(restart_seconds=1.0)
+    simulate(jobs, NO_QUOTAS, policy, costs=COSTS)
+    assert policy.checked > 100 * policy.renewed > 0

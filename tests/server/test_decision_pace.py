@@ -16,7 +16,7 @@ from refold.core.scheduler import Policy
 from refold.journal.files import check_replay
 from refold.model import Decision
 from refold.registry import make_policy
-from refold.server.decision_pace import MAX_PAUSE, DecisionPace
+from refold.server.decision_pace import IDLE_PAUSE, MAX_PAUSE, DecisionPace
 from refold.testing import make_cluster, make_job
 
 SUBMITTED, STARTED = JobSubmitted(make_job("a")), RunStarted("a", 1)
@@ -42,10 +42,10 @@ class SlowPolicy:
         (0.01, [SUBMITTED], True, None),
         (0.1, [SUBMITTED], True, 10.3),
         (0.1, [SUBMITTED, STARTED], False, 10.3),
-        (0.1, [FINISHED], False, None),
+        (0.1, [FINISHED], False, 10.05),
         (0.1, [SUBMITTED, FINISHED], True, 10.1),
         (0.1, [CANCELLED], True, 10.1),
-        (0.1, [Woke()], False, None),
+        (0.1, [Woke()], False, 10.05),
         (60.0, [SUBMITTED], True, 10.0 + MAX_PAUSE),
     ],
 )
@@ -55,7 +55,7 @@ def test_the_pause_after_a_decision_depends_on_its_duration_and_on_what_has_happ
     pace = DecisionPace()
     assert pace.decide_at(0.0, events, has_requests) is None
     pace.note(10.0 - duration, 10.0)
-    assert pace.decide_at(10.05, events, has_requests) == (None if due is None else pytest.approx(due))
+    assert pace.decide_at(10.02, events, has_requests) == (None if due is None else pytest.approx(due))
     assert pace.decide_at(due or 10.0, events, has_requests) is None
 
 
@@ -79,14 +79,16 @@ def test_a_submission_is_acknowledged_before_a_slow_policy_decides_about_it(tmp_
     asyncio.run(check())
 
 
-def test_gpus_that_become_free_are_allocated_at_once_by_a_slow_policy(tmp_path: Path) -> None:
+def test_gpus_that_become_free_are_allocated_soon_by_a_slow_policy(tmp_path: Path) -> None:
     async def check() -> None:
         backend = UnreliableBackend()
         async with ManualDaemon(tmp_path, backend) as daemon:
             jobs = [await daemon.submit(name) for name in ("a", "b", "c", "d")]
             make_slow(daemon)
             await daemon.end_run(jobs[0], RunFinished)
+            assert [run[0] for run in backend.alive] == jobs[1:3]
             await daemon.end_run(jobs[1], RunFinished)
+            await daemon.advance(IDLE_PAUSE)
             assert [run[0] for run in backend.alive] == jobs[2:]
 
     asyncio.run(check())

@@ -16,6 +16,7 @@ StopSignal = Literal["TERM", "INT", "USR1", "USR2", "HUP"]
 LaunchEngine = Literal["megatron", "deepspeed", "fsdp", "accelerate", "trainer"]
 """Training frameworks that can be told a plan; `plans.LAUNCH_TARGETS` has their arguments."""
 LAUNCH_ENGINES: tuple[LaunchEngine, ...] = get_args(LaunchEngine)
+STOP_SIGNALS: tuple[StopSignal, ...] = get_args(StopSignal)
 
 MAX_RETRIES = 1000
 
@@ -58,8 +59,8 @@ class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     auto: tuple[AutoRequest, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.stop_signal not in get_args(StopSignal):
-            raise BadValue(f"stop_signal is {self.stop_signal!r}, expected one of {', '.join(get_args(StopSignal))}")
+        if self.stop_signal not in STOP_SIGNALS:
+            raise BadValue(f"stop_signal is {self.stop_signal!r}, expected one of {', '.join(STOP_SIGNALS)}")
         if not 0 <= self.retries <= MAX_RETRIES:
             raise BadValue(f"retries is {self.retries}, expected 0 to {MAX_RETRIES}")
         if self.grace is not None and not 0 <= self.grace < math.inf:

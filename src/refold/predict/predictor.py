@@ -59,8 +59,12 @@ MAX_CACHED_JOB_KINDS = 1 << 16
 
 
 class _Submitted(NamedTuple):
-    """What was known of a job when it was submitted: its context keys, their inputs, and the prediction."""
+    """What was known of a job when it was submitted: its context keys, their inputs, and the prediction.
 
+    `contexts`: the keys and hints as one value; jobs that were submitted together often have the same.
+    """
+
+    contexts: bytes
     keys: Hashes
     hints: Floats
     inputs: npt.NDArray[np.float16]
@@ -83,7 +87,8 @@ class Predictor:
         self._unfinished: dict[str, _Submitted] = {}
         self._static_hashes: dict[tuple[object, ...], Hashes] = {}
         self._expected: dict[tuple[object, ...], DurationDistribution] = {}
-        """Expectations of jobs that are not recorded, by kind, at a time: equal jobs have equal ones."""
+        """Expectations by kind of job, if recorded by its contexts then, until something is learned: equal jobs have
+        equal ones. Those of jobs that are not recorded depend on the time."""
         self._expected_at: Seconds = math.nan
 
     def submitted(self, job: Job, now: Seconds) -> None:
@@ -98,12 +103,15 @@ class Predictor:
 
     def expect(self, job: Job, now: Seconds) -> DurationDistribution:
         """Return the run-time distribution of a job that has not started."""
-        if job.id in self._unfinished:
-            return self._expect(job, now)
-        if self._expected_at != now:
-            self._expected.clear()
-            self._expected_at = now
-        kind = (*_kind(job), job.time_limit, self._modelled_seconds(job) if self._modelled_seconds else None)
+        kind: tuple[object, ...]
+        record = self._unfinished.get(job.id)
+        if record is not None:
+            kind = (record.contexts, job.time_limit)
+        else:
+            if self._expected_at != now:
+                self._expected.clear()
+                self._expected_at = now
+            kind = (*_kind(job), job.time_limit, self._modelled_seconds(job) if self._modelled_seconds else None)
         found = self._expected.get(kind)
         if found is None:
             found = self._expected[kind] = self._expect(job, now)
@@ -190,7 +198,8 @@ class Predictor:
         keys, hints = self._context_keys(job, now)
         inputs, experience = kernels.collect_inputs(keys, hints, self._tables, _prior(), _ratio_priors())
         prediction = DurationDistribution(kernels.mix_survival(inputs, _variant(hints), experience, self._weights))
-        return _Submitted(keys, hints, inputs.astype(np.float16), experience, prediction)
+        contexts = keys.tobytes() + hints.tobytes()
+        return _Submitted(contexts, keys, hints, inputs.astype(np.float16), experience, prediction)
 
     def _context_keys(self, job: Job, now: Seconds) -> tuple[Hashes, Floats]:
         """Return the context keys and duration hints of a job, as of its submission."""

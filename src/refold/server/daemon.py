@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -150,8 +151,12 @@ class Daemon:
 
     async def serve(self, ready: Callable[[Ready], None]) -> None:
         """Serve until `end` is called; call `ready` once the API answers."""
-        with Store(self._folder) as store, open_listeners(self._config, self._folder) as listeners:
-            await self._serve(store, listeners, ready)
+        gc.disable()  # until the jobs of the last daemon are restored: there may be many, and they stay
+        try:
+            with Store(self._folder) as store, open_listeners(self._config, self._folder) as listeners:
+                await self._serve(store, listeners, ready)
+        finally:
+            gc.enable()
 
     async def _serve(self, store: Store, listeners: Listeners, ready: Callable[[Ready], None]) -> None:
         config, layout, logs = self._config, self._layout, self._folder / LOGS_FOLDER
@@ -435,4 +440,6 @@ def _add_note(state: LiveState, inbox: Inbox, job_id: str, text: str) -> None:
 async def _once_started(server: uvicorn.Server, work: Callable[[], None]) -> None:
     while not server.started:
         await asyncio.sleep(0.005)
+    gc.freeze()
+    gc.enable()
     work()

@@ -19,9 +19,10 @@ from refold.model import Seconds
 QUICK: Seconds = 0.02
 """A policy that decides faster is called at every step."""
 
-CALM_PAUSE, BUSY_PAUSE = 3.0, 1.0
-"""Pauses after a decision, as multiples of its duration: before events that free nothing, and before others if clients
-wait for answers. If none do, there is no pause before the latter: GPUs may be free."""
+CALM_PAUSE, BUSY_PAUSE, IDLE_PAUSE = 3.0, 1.0, 0.5
+"""Pauses after a decision, as multiples of its duration: before events that free nothing; before others if clients
+wait for answers, and if none do. GPUs may be free then, but runs that were just started need the processor as well, and
+the next decision is about all runs that end meanwhile."""
 
 MAX_PAUSE: Seconds = 2.0
 
@@ -45,6 +46,6 @@ class DecisionPace:
         if self._duration < QUICK:
             return None
         calm = all(isinstance(event, CALM) for event in events)
-        pause = CALM_PAUSE if calm else BUSY_PAUSE if has_requests else 0.0
+        pause = CALM_PAUSE if calm else BUSY_PAUSE if has_requests else IDLE_PAUSE
         due = self._ended_at + min(MAX_PAUSE, pause * self._duration)
         return due if due > now else None

@@ -98,6 +98,10 @@ class JobTable:
         self._histories = JobHistories(records, FreeResources(cluster).fits_when_empty)
         self.records: Mapping[str, JobRecord] = self._histories.records
 
+    def replay(self, entry: Entry) -> None:
+        """Apply an entry that was applied before, by an earlier daemon."""
+        self._histories.apply(entry)
+
     def apply(self, entry: Entry, view: View) -> tuple[list[Change], list[Notice]]:
         """Apply an entry; return what it changed, also as notices. Late and duplicate reports are ignored."""
         changes = self._histories.apply(entry)

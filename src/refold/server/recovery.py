@@ -204,7 +204,7 @@ def _restore(journal: JournalReader) -> RecoveredState:
 
 def _advance(state: RecoveredState, entry: Entry, *, already_applied: bool = False) -> None:
     if not already_applied:
-        state.job_table.apply(entry, state.scheduler.view)
+        state.job_table.replay(entry)
     state.entry += 1
     state.now = entry.now
     if entry.wake_at is not None:

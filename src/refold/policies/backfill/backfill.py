@@ -8,7 +8,7 @@ that overtook it are preempted, if they may be; otherwise its reservation is ren
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, Literal, get_args
@@ -284,10 +284,14 @@ class Backfill:
         """Return the start estimates that are due; none while nothing is known about run times."""
         if not self._durations.are_known(view):
             return ()
-        order = schedule.queue.all_in_order()
-        ranks = {job_id: float(position) for position, job_id in enumerate(order)}
-        queue = QueueState(order, ranks, lambda _: BEHIND_ALL, self._starts, self._stops)
+        queue = QueueState(
+            schedule.queue.all_in_order, _ranks_by_position, lambda _: BEHIND_ALL, self._starts, self._stops
+        )
         return self._estimates.estimates(view, queue)
+
+
+def _ranks_by_position(order: Sequence[str]) -> dict[str, float]:
+    return {job_id: float(position) for position, job_id in enumerate(order)}
 
 
 def _displace_later_jobs(schedule: Schedule, queued: QueuedJob, placement: Placement, now: Seconds) -> None:

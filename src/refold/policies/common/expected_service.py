@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any, NamedTuple
 
 from refold.core import View
 from refold.model import Job, Seconds
 from refold.plans import Knowledge
 from refold.policies.common.durations import DurationSource
+from refold.predict import DurationDistribution
 
 MIN_CHANGE = 1.1
 """The prediction for a run is renewed when the work that it has done has grown by this factor."""
@@ -39,12 +41,14 @@ class ExpectedService:
         self._min_service = min_service
         self.durations = DurationSource("predicted", knowledge)
         self._expectations: dict[str, _Expectation] = {}
-        self._ended_runs = 0
+        self._last_total: tuple[DurationDistribution, bool, Seconds] | None = None
+        self.ended_runs = 0
+        """Number of runs that have ended so far."""
 
     def observe(self, view: View) -> None:
         """Learn from jobs that have ended. Must be called once for each view."""
         self.durations.observe(view)
-        self._ended_runs += len(view.changes.ended)
+        self.ended_runs += len(view.changes.ended)
 
     def seconds(self, view: View, job: Job) -> Seconds:
         """Return the expected service until a job completes.
@@ -56,12 +60,22 @@ class ExpectedService:
         is_mean = not job.preemptible and job.id not in view.runs
         last = self._expectations.get(job.id)
         if last is None or last.is_mean != is_mean or self._is_outdated(last, done, is_running=job.id in view.runs):
-            total = self.durations.distribution(view, job)
-            seconds = (
-                max(total.mean - done, MIN_REMAINING) if is_mean else total.service_per_completion(self._min_service)
-            )
-            last = self._expectations[job.id] = _Expectation(seconds, done, self._ended_runs, is_mean)
+            total = self._total(self.durations.distribution(view, job), is_mean)
+            seconds = max(total - done, MIN_REMAINING) if is_mean else total
+            last = self._expectations[job.id] = _Expectation(seconds, done, self.ended_runs, is_mean)
         return last.seconds
+
+    def _total(self, distribution: DurationDistribution, is_mean: bool) -> Seconds:
+        """Return the mean, or the service until completion. Many jobs share their distribution with the one before."""
+        if self._last_total is None or self._last_total[:2] != (distribution, is_mean):
+            seconds = distribution.mean if is_mean else distribution.service_per_completion(self._min_service)
+            self._last_total = distribution, is_mean, seconds
+        return self._last_total[2]
+
+    def valid_until(self, job_id: str) -> float:
+        """Return the number of ended runs at which the prediction for a waiting job is renewed; infinity: none is."""
+        last = self._expectations.get(job_id)
+        return inf if last is None else last.ended_runs + MAX_ENDED_RUNS
 
     def forget(self, job_id: str) -> None:
         """Drop what is cached for a job that has ended."""
@@ -70,4 +84,4 @@ class ExpectedService:
     def _is_outdated(self, last: _Expectation, done: Seconds, *, is_running: bool) -> bool:
         if not last.done <= done <= last.done * MIN_CHANGE + MIN_CHANGE_SECONDS:
             return True
-        return not is_running and self._ended_runs - last.ended_runs >= MAX_ENDED_RUNS
+        return not is_running and self.ended_runs - last.ended_runs >= MAX_ENDED_RUNS

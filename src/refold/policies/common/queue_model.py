@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
 from math import inf, nan
 
 import numpy as np
@@ -128,7 +129,8 @@ class QueueModel:
         if not rows:
             return rows
         remaining, columns = [self._remaining_time(view, job) for job in jobs], self._jobs.columns
-        columns.quantiles[rows] = [total_quantiles(one) for one in remaining]
+        quantiles_of = cache(total_quantiles)  # jobs of a kind have the same distribution
+        columns.quantiles[rows] = [quantiles_of(one) for one in remaining]
         columns.elapsed[rows] = [one.elapsed for one in remaining]
         columns.speed[rows] = 1.0
         columns.instances[rows] = [job.demand.instances for job in jobs]

@@ -68,10 +68,11 @@ class Reasons:
         `awaited`: jobs for which resources are being released. `behind`: jobs that were not considered.
         """
         started = {start.job for start in starts}
-        for job in view.waiting.values():
-            if job.id in awaited:
+        reported = self._reported if self._placer is None else {}
+        for job_id, job in view.waiting.items():
+            if job_id in awaited:
                 self.note_releasing(job)
-            elif job.id not in started and job.id not in behind:
+            elif reported.get(job_id) is not Reason.RESOURCES and job_id not in started and job_id not in behind:
                 self.note_resources(view, job)
 
     def clear(self) -> None:

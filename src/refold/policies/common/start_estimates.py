@@ -43,13 +43,14 @@ MIN_EXTENSION: Seconds = 30 * MINUTE
 
 
 class QueueState(NamedTuple):
-    """The queue after a decision: the waiting jobs in order, with the rank of each, and what the decision changes.
+    """The queue after a decision, and what the decision changes.
 
-    `arrival_rank`: the rank that a job had when it was submitted.
+    `order`: returns the waiting jobs in order; `ranks`: the ranks of jobs in order. They are called only if estimates
+    are due, because the queue may be long. `arrival_rank`: the rank that a job had when it was submitted.
     """
 
-    order: Sequence[str]
-    ranks: Mapping[str, float]
+    order: Callable[[], Sequence[str]]
+    ranks: Callable[[Sequence[str]], Mapping[str, float]]
     arrival_rank: Callable[[str], float]
     starts: Sequence[Start] = ()
     stops: Sequence[Stop] = ()
@@ -88,13 +89,15 @@ class StartEstimator:
         assert self._model is not None
         self._model.rank_arrivals(queue.arrival_rank)
         starting = self._apply(view, queue)
-        order = [job_id for job_id in queue.order if job_id not in starting] if starting else queue.order
-        jobs = len(order) + len(view.runs)
-        due = self._pop_due(view.now, order, all_together=jobs > MANY_JOBS)
+        if not self._may_be_due(view.now, len(view.waiting) - len(starting) + len(view.runs)):
+            return ()
+        order = [job_id for job_id in queue.order() if job_id not in starting]
+        due = self._pop_due(view.now, order)
         if not due:
             return ()
         targets = [position for position, job_id in enumerate(order) if job_id in due]
-        scene = self._model.scene(view.now, order, queue.ranks)
+        scene = self._model.scene(view.now, order, queue.ranks(order))
+        jobs = len(order) + len(view.runs)
         futures = min(max(MAX_SIMULATED_JOBS // max(jobs, 1), MIN_FUTURES), MAX_FUTURES)
         starts = simulate_starts(scene, view.now, np.array(targets, np.int64), futures, self._rule)
         waits = np.sort(starts - view.now, axis=0)[int(BASE_SHARE * futures)].tolist()
@@ -109,13 +112,17 @@ class StartEstimator:
             self._model.stop(stop.job, view.now)
         return {start.job for start in queue.starts}
 
-    def _pop_due(self, now: Seconds, order: Iterable[str], *, all_together: bool) -> set[str]:
-        """Return the waiting jobs that need an estimate. `all_together`: new ones when others are renewed."""
-        may_renew = now >= self._renewed_at + MIN_REFRESH
-        if all_together and not may_renew:
-            return set()
+    def _may_renew(self, now: Seconds) -> bool:
+        return now >= self._renewed_at + MIN_REFRESH
+
+    def _may_be_due(self, now: Seconds, jobs: int) -> bool:
+        """Return whether jobs may need an estimate: if there are many, new ones when others are renewed."""
+        return jobs <= MANY_JOBS or self._may_renew(now)
+
+    def _pop_due(self, now: Seconds, order: Iterable[str]) -> set[str]:
+        """Return the waiting jobs that need an estimate."""
         due = {job_id for job_id in order if job_id not in self._refresh_at}
-        if not may_renew:
+        if not self._may_renew(now):
             return due
         self._renewed_at = now
         while self._due and self._due[0][0] <= now:

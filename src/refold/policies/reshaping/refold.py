@@ -188,7 +188,9 @@ class Refold:
         assert self._sources is not None
         if not self._sources.expected_service.durations.are_known(view):
             return decision
-        queue = QueueState(order, ranks, lambda job_id: ranks.get(job_id, 0.0), decision.starts, decision.stops)
+        queue = QueueState(
+            lambda: order, lambda _: ranks, lambda job_id: ranks.get(job_id, 0.0), decision.starts, decision.stops
+        )
         estimates = self._estimates.estimates(view, queue)
         return msgspec.structs.replace(decision, start_estimates=estimates) if estimates else decision
 
@@ -222,6 +224,7 @@ class Refold:
             self._waiting_since[job.id] = view.now
         for run in changes.started:
             self._waiting_since.pop(run.job, None)
+            self._sources.forget_waiting(run.job)
         for job_id in ended_jobs(view):
             self._waiting_since.pop(job_id, None)
             self._sources.forget(job_id)

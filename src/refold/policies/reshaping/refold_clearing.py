@@ -91,4 +91,4 @@ class Clearing:
         given = (held.gpu_milli - now_held.gpu_milli) // WHOLE
         change = f"gave {given} GPUs to {preemptor}" if given > 0 else f"moved for {preemptor}"
         draft.assign(job_id, now_held, f"{change}: −{max(0.0, slower):.0%} speed, ends {format_duration(later)} later")
-        return later * jobs.weight[job_id]
+        return later * jobs.weight(job_id)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import inf
 from typing import NamedTuple
 
@@ -11,7 +11,15 @@ import msgspec
 from refold.core import Account, View
 from refold.errors import BadValue
 from refold.model import Allocation, Job, Seconds
-from refold.policies.common import ExpectedService, FairShare, GuaranteeRules, Option, OptionCache, ProgressEstimator
+from refold.policies.common import (
+    ExpectedService,
+    FairShare,
+    GuaranteeRules,
+    Option,
+    OptionCache,
+    Options,
+    ProgressEstimator,
+)
 from refold.policies.reshaping.arrivals import ArrivalSummary, is_wide
 
 FREQUENT_WIDE_JOBS = 18.0
@@ -45,14 +53,40 @@ class RefoldSettings(msgspec.Struct, frozen=True):
             raise BadValue(f"wide_share is {self.wide_share}, expected a number from 0 to 1")
 
 
-class JobSources(NamedTuple):
+class JobFacts(NamedTuple):
+    """What a round knows of a job besides its age.
+
+    `remaining`: work, in steps; `work`: in GPU-seconds at its most efficient size, which count more if its user has
+    used more than others. `done`: seconds of work.
+    `may_be_preferred`: it is wide, of unknown length, and can be stopped again for jobs that turn out shorter.
+    `valid_until`: number of ended runs until which this holds while the job waits.
+    """
+
+    job: Job
+    options: Options
+    remaining: float
+    work: float
+    done: Seconds
+    is_known: bool
+    may_be_preferred: bool
+    valid_until: float
+
+
+class JobSources:
     """Estimates that outlive a round."""
 
-    estimator: ProgressEstimator
-    options: OptionCache
-    guarantees: GuaranteeRules
-    expected_service: ExpectedService
-    fair_share: FairShare
+    def __init__(
+        self,
+        estimator: ProgressEstimator,
+        options: OptionCache,
+        guarantees: GuaranteeRules,
+        expected_service: ExpectedService,
+        fair_share: FairShare,
+    ) -> None:
+        self.estimator, self.options, self.guarantees = estimator, options, guarantees
+        self.expected_service, self.fair_share = expected_service, fair_share
+        self._waiting: dict[str, JobFacts] = {}
+        """Waiting jobs whose facts are known: there may be many, and little changes while they wait."""
 
     def learn(self, view: View) -> bool:
         """Correct the estimates by measured speeds; return whether any has changed."""
@@ -60,6 +94,7 @@ class JobSources(NamedTuple):
             return False
         self.options.clear()
         self.guarantees.clear()
+        self._waiting.clear()
         return True
 
     def forget(self, job_id: str) -> None:
@@ -67,6 +102,40 @@ class JobSources(NamedTuple):
         self.options.forget(job_id)
         self.estimator.forget(job_id)
         self.expected_service.forget(job_id)
+        self.forget_waiting(job_id)
+
+    def forget_waiting(self, job_id: str) -> None:
+        """Drop what holds for a job only while it waits."""
+        self._waiting.pop(job_id, None)
+
+    def facts(self, view: View, guaranteed: Collection[str]) -> dict[str, JobFacts]:
+        """Return what is known of all jobs."""
+        found: dict[str, JobFacts] = {}
+        waiting, ended_runs = self._waiting, self.expected_service.ended_runs
+        for job_id, job in view.waiting.items():
+            known = waiting.get(job_id)
+            if known is None or known.valid_until <= ended_runs:
+                known = waiting[job_id] = self._facts_of(view, job, self.options.for_job(job))
+            found[job_id] = known
+        for job_id, job in view.active.items():
+            found[job_id] = self._facts_of(view, job, self.options.for_job(job))
+        for job_id in guaranteed:
+            job = view.waiting.get(job_id) or view.active[job_id]
+            found[job_id] = self._facts_of(view, job, self.guarantees.safe_options(job))
+        return found
+
+    def _facts_of(self, view: View, job: Job, options: Options) -> JobFacts:
+        is_known, remaining = self.estimator.knows_work(job), self.estimator.remaining_work(view, job)
+        return JobFacts(
+            job,
+            options,
+            remaining,
+            remaining * options.gpu_seconds_per_step,
+            view.done(job.id),
+            is_known,
+            not is_known and job.preemptible and is_wide(job),
+            inf if is_known else self.expected_service.valid_until(job.id),
+        )
 
 
 class RoundJobs:
@@ -81,35 +150,25 @@ class RoundJobs:
         arrivals: ArrivalSummary,
     ) -> None:
         """`waiting_since`: when each waiting job was submitted or returned to the queue."""
-        estimator, options, guarantees, _, fair_share = sources
-        self.view, self.settings = view, settings
+        guarantees = sources.guarantees
+        self.view, self._now, self.settings = view, view.now, settings
         self.arrivals = arrivals
-        self._estimator, self._guarantees, self._waiting_since = estimator, guarantees, waiting_since
+        self._estimator, self._guarantees, self._waiting_since = sources.estimator, guarantees, waiting_since
         self._durations = sources.expected_service.durations
         self.by_id: dict[str, Job] = {**view.waiting, **view.active}
         self.guaranteed = guarantees.guaranteed_jobs(view)
-        self.options = {
-            job.id: guarantees.safe_options(job) if job.id in self.guaranteed else options.for_job(job)
-            for job in self.by_id.values()
-        }
+        self._facts = sources.facts(view, self.guaranteed)
+        self.options = {job_id: facts.options for job_id, facts in self._facts.items()}
         self.guarantee_options = {
             job_id: guarantees.sufficient_options(self.by_id[job_id]) for job_id in self.guaranteed
         }
         self._remaining_times: dict[str, tuple[Allocation, Seconds]] = {}
-        self.unknown = {job.id for job in self.by_id.values() if not estimator.knows_work(job)}
-        self._remaining = {job.id: estimator.remaining_work(view, job) for job in self.by_id.values()}
-        self._fair_weights = fair_share.weights(view, self.by_id.values())
-        self._work = {
-            job_id: self._remaining[job_id] * options.gpu_seconds_per_step for job_id, options in self.options.items()
-        }
-        if self.uses_fair_share:
-            self._work = {job_id: work / self._fair_weight(job_id) for job_id, work in self._work.items()}
+        self._fair_weights = sources.fair_share.weights(view, self.by_id.values())
+        if self._fair_weights:
+            facts_of = self._facts.items()
+            self._facts = {id: facts._replace(work=facts.work / self._fair_weight(id)) for id, facts in facts_of}
         self._preferred_wide_jobs = self._choose_wide_jobs()
-        weights = {job.id: self._weight_of(job) for job in self.by_id.values()}
-        self.weighted_work = {job_id: work / weights[job_id] for job_id, work in self._work.items()}
-        self.weight = weights
-        if self.uses_fair_share:
-            self.weight = {job_id: weight * self._fair_weight(job_id) for job_id, weight in weights.items()}
+        self.weighted_work = {job_id: facts.work / self._delay_weight(facts) for job_id, facts in self._facts.items()}
 
     def _choose_wide_jobs(self) -> set[str]:
         """Return the wide jobs of unknown length that have the weight of many.
@@ -117,37 +176,37 @@ class RoundJobs:
         These are running ones first, then those with the least work, until they use `wide_share` of the GPUs: under
         overload, all of them together would leave little for other jobs.
         """
-        wide = [self.by_id[job_id] for job_id in self.unknown if self._may_have_wide_weight(job_id)]
-        wide.sort(key=lambda job: (job.id not in self.view.runs, self._work[job.id], job.id))
+        wide = [facts for facts in self._facts.values() if facts.may_be_preferred]
+        wide.sort(key=lambda facts: (facts.job.id not in self.view.runs, facts.work, facts.job.id))
         chosen: set[str] = set()
         left = self.settings.wide_share * self.view.cluster.gpus
-        for job in wide:
+        for facts in wide:
             if left <= 0:
                 break
-            chosen.add(job.id)
-            left -= job.demand.total_gpus
+            chosen.add(facts.job.id)
+            left -= facts.job.demand.total_gpus
         return chosen
 
-    def _weight_of(self, job: Job) -> float:
-        """Return the weight of a second of delay of a job.
+    def weight(self, job_id: str) -> float:
+        """Return the weight of a second of delay of a job."""
+        weight = self._delay_weight(self._facts[job_id])
+        return weight * self._fair_weight(job_id) if self._fair_weights else weight
+
+    def _delay_weight(self, facts: JobFacts) -> float:
+        """Return the weight of a second of delay of a job, apart from its fair share.
 
         It grows with the time in the system until completion at full speed; if the remaining work is not known, with
         the delay so far. Wide jobs of unknown length that may be stopped have a weight that does not grow: that of
         many, or 1.
         """
-        age = self.view.now - job.submitted
-        if job.id not in self.unknown:
-            full_speed = self._remaining[job.id] / self.options[job.id].top_speed
+        age = self._now - facts.job.submitted
+        if facts.is_known:
+            full_speed = facts.remaining / facts.options.top_speed
             return 1 + (age + full_speed) / self.settings.weight_doubling_seconds
-        if self._may_have_wide_weight(job.id) and self.settings.wide_weight:
-            return self._wide_weight() if job.id in self._preferred_wide_jobs else 1.0
-        delay = max(0.0, age - self.view.done(job.id))
+        if facts.may_be_preferred and self.settings.wide_weight:
+            return self._wide_weight() if facts.job.id in self._preferred_wide_jobs else 1.0
+        delay = max(0.0, age - facts.done)
         return 1 + delay / self.settings.delay_doubling_seconds
-
-    def _may_have_wide_weight(self, job_id: str) -> bool:
-        """Return whether a job is wide, of unknown length, and can be stopped again for jobs that turn out shorter."""
-        job = self.by_id[job_id]
-        return job_id in self.unknown and job.preemptible and is_wide(job)
 
     def _wide_weight(self) -> float:
         """Return the weight of a preferred wide job, which grows with the third power of how rare wide jobs are.
@@ -163,17 +222,17 @@ class RoundJobs:
 
     def knows_work(self, job_id: str) -> bool:
         """Return whether the remaining work of a job is known, not predicted."""
-        return job_id not in self.unknown
+        return self._facts[job_id].is_known
 
     def is_wide_beyond_share(self, job_id: str) -> bool:
         """Return whether a wide job of unknown length does not have the weight of many."""
-        return job_id not in self._preferred_wide_jobs and self._may_have_wide_weight(job_id)
+        return job_id not in self._preferred_wide_jobs and self._facts[job_id].may_be_preferred
 
     def is_shorter_wide_job(self, job_id: str, other: str) -> bool:
         """Return whether a wide job has so much less work than one with the weight of many that it may preempt it."""
         if other not in self._preferred_wide_jobs or self.by_id[other].priority > self.by_id[job_id].priority:
             return False
-        return self._work[other] > self.settings.preemption_margin * self._work[job_id]
+        return self._facts[other].work > self.settings.preemption_margin * self._facts[job_id].work
 
     def is_protected(self, job_id: str, preemptor: str) -> bool:
         """Return whether a run of unknown length must not be stopped for a job of the same priority.
@@ -206,13 +265,13 @@ class RoundJobs:
 
     def run_time(self, job_id: str, option: Option) -> Seconds:
         """Return the seconds that a job takes in a shape for its remaining work."""
-        return self._remaining[job_id] / option.speed
+        return self._facts[job_id].remaining / option.speed
 
     def remaining_time(self, job_id: str, held: Allocation) -> Seconds:
         """Return the seconds until a job ends with an allocation, with the rest of its startup if it has it already."""
         last = self._remaining_times.get(job_id)
         if last is None or last[0] is not held:
-            seconds = self._remaining[job_id] / self.speed(job_id, held)
+            seconds = self._facts[job_id].remaining / self.speed(job_id, held)
             run = self.view.runs.get(job_id)
             is_unchanged = run is not None and run.allocation == held
             last = held, seconds + (self.startup_seconds(job_id) if is_unchanged else 0.0)
@@ -223,7 +282,7 @@ class RoundJobs:
         """Return the seconds after which a job will have ended with this probability, if it runs from now on."""
         run, job = self.view.runs.get(job_id), self.by_id[job_id]
         if self.knows_work(job_id):
-            return self._remaining[job_id] / (
+            return self._facts[job_id].remaining / (
                 self.speed(job_id, run.allocation) if run else self.options[job_id].top_speed
             )
         if run is None:
@@ -269,5 +328,9 @@ class RoundJobs:
 
     def is_starving(self, job_id: str) -> bool:
         """Return whether a job has waited so long that it goes first."""
-        since = self._waiting_since.get(job_id, self.view.now)
-        return self.view.now - since >= self.settings.starvation_seconds
+        return self._now - self._waiting_since.get(job_id, self._now) >= self.settings.starvation_seconds
+
+    def starving(self) -> set[str]:
+        """Return the waiting jobs that are starving."""
+        now, since, least = self._now, self._waiting_since, self.settings.starvation_seconds
+        return {job_id for job_id in self.view.waiting if now - since.get(job_id, now) >= least}

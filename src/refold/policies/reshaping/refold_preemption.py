@@ -74,7 +74,7 @@ class Preemptor:
             if cost >= best.cost:  # even if nobody is delayed
                 continue
             draft.restore(without_job)
-            cost += self._place_by_displacing(job_id, option, victims) / self._jobs.weight[job_id]
+            cost += self._place_by_displacing(job_id, option, victims) / self._jobs.weight(job_id)
             if cost < best.cost:
                 best = _Preemption(cost, draft.snapshot())
         if guaranteed and best.draft is None:
@@ -188,7 +188,7 @@ class Preemptor:
                 f"gave {gpus - option.gpus} GPUs to {preemptor}" if option.gpus < gpus else f"moved for {preemptor}"
             )
             draft.changed[job_id] = f"{change}: −{slower:.0%} speed, ends {format_duration(later)} later"
-            return later * jobs.weight[job_id] + self._idle_cost(job_id, option.gpus)
+            return later * jobs.weight(job_id) + self._idle_cost(job_id, option.gpus)
         if job_id in jobs.guaranteed:
             return inf
         wait = jobs.run_time(preemptor, preemptor_option) + jobs.restart_cost(job_id)
@@ -199,7 +199,7 @@ class Preemptor:
             by_share = jobs.is_ahead_by_fair_share(preemptor, job_id)
             reason = "goes first by fair share" if by_share else "has less work left"
         draft.changed[job_id] = f"gave all {gpus} GPUs to {preemptor}, which {reason}: resumes in about {resumes}"
-        return wait * jobs.weight[job_id] + self._idle_cost(job_id, gpus)
+        return wait * jobs.weight(job_id) + self._idle_cost(job_id, gpus)
 
     def _fallback_shapes(self, job_id: str) -> Sequence[Option]:
         """Return the shapes to try for a victim, in order; none for a run that cannot be reshaped, only stopped."""

@@ -47,11 +47,18 @@ class Starter:
         self._restore_guarantees()
         jobs, waiting = self._jobs, sorted(self._unplaced(), key=self._order)
         self.queue = waiting
+        given_up: Options | None = None
         for position, job_id in enumerate(waiting):
-            if not self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1)):
-                self._preemptor.gpus_ahead += jobs.options[job_id].fewest_gpus
-                if self.reservation is None and job_id in self._starving:
-                    self._reserve_for(job_id)
+            options = jobs.options[job_id]
+            if options is not given_up or job_id in jobs.guaranteed:
+                if self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1)):
+                    given_up = None
+                    continue
+                given_up = options if self._has_given_up(options) else None
+            self._preemptor.gpus_ahead += options.fewest_gpus
+            if self.reservation is None and job_id in self._starving:
+                self._reserve_for(job_id)
+                given_up = None
         stopped = [job_id for job_id in self._draft.changed if job_id in jobs.view.runs and self._has_no_gpus(job_id)]
         sharing = Sharing(self._draft, self._placer, jobs.by_id, self._options_of)
         if sharing.is_possible():
@@ -70,7 +77,7 @@ class Starter:
         Under overload most jobs are starving. Without preemption, they would start in order of submission then.
         """
         jobs = self._jobs
-        starving = {job_id for job_id in jobs.view.waiting if jobs.is_starving(job_id)}
+        starving = jobs.starving()
         fixed = {job_id for job_id in starving if not jobs.by_id[job_id].preemptible}
         oldest = min(fixed, key=lambda job_id: (jobs.by_id[job_id].submitted, job_id), default=None)
         return starving - fixed | ({oldest} if oldest is not None else set())
@@ -80,7 +87,7 @@ class Starter:
 
     def is_review_useful(self) -> bool:
         """Return whether a job still waits that may preempt others later, because their predictions change."""
-        return not self._jobs.unknown.isdisjoint(self._unplaced())
+        return not all(map(self._jobs.knows_work, self._unplaced()))
 
     def next_starvation(self) -> Seconds:
         """Return when the next job that still waits will be starving."""
@@ -124,6 +131,12 @@ class Starter:
                 draft.restore(before)
             else:
                 draft.changed[job_id] = "slower than guaranteed: reshaped to meet the guarantee"
+
+    def _has_given_up(self, options: Options) -> bool:
+        """Return whether no further job with these options can start, unless it is guaranteed."""
+        if options not in self._unplaceable or self.reservation is not None:
+            return False
+        return self._preemptors_left <= 0 or options in self._hopeless
 
     def _start(self, job_id: str, rate: float) -> bool:
         """Place a job; a guaranteed job without a safe shape gets any shape estimated to meet the guarantee."""

@@ -12,19 +12,25 @@ COLUMN = "checksum"
 SCHEMA_KEY = "schema_checksum"
 """Key in the table `meta`."""
 
+_SIZES = [size.to_bytes(8, "little") for size in range(1024)]
+"""Most sizes of values, encoded once: all rows are checked at every start."""
+
 
 def row_checksum(*values: str | bytes | float | None) -> int:
     """Return the CRC-32 of the values of a row. Integers equal to floats have the same: columns convert them."""
-    found = 0
+    parts: list[bytes] = []
     for value in values:
-        encoded = value if isinstance(value, bytes) else _encode(value)
-        found = crc32(encoded, crc32(len(encoded).to_bytes(8, "little"), found))
-    return found
+        encoded = value if type(value) is bytes else _encode(value)
+        size = len(encoded)
+        parts += (_SIZES[size] if size < len(_SIZES) else size.to_bytes(8, "little"), encoded)
+    return crc32(b"".join(parts))
 
 
-def _encode(value: str | float | None) -> bytes:
+def _encode(value: str | bytes | float | None) -> bytes:
     if value is None:
         return b""
+    if isinstance(value, bytes):
+        return value
     return value.encode() if isinstance(value, str) else repr(float(value)).encode()
 
 
