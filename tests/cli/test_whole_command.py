@@ -55,6 +55,7 @@ COMMANDS = [
     "report",
     "compare",
     "simulate",
+    "show",
     "replay",
     "predict",
     "policies",

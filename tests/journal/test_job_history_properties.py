@@ -149,7 +149,7 @@ class Setup:
         entry = self.scheduler.step(self.now, some)
         self.entries.append(entry)
         self.histories.apply(entry)
-        changes, notices = self.table.apply(entry, self.scheduler.view)
+        changes, notices = self.table.apply(entry, self.scheduler.view.infeasible)
         self.notices += notices
         self.ended += [change.record for change in changes if isinstance(change, JobEnded)]
 

@@ -59,14 +59,14 @@ def test_a_cancelled_job_whose_node_is_gone_ends(tmp_path: Path) -> None:
     steps: list[list[Event]] = [[JobSubmitted(make_job("on-a"))], [JobCancelled("on-a")]]
     for number, events in enumerate(steps, start=1):
         entry = scheduler.step(float(number), events)
-        table.apply(entry, scheduler.view)
+        table.apply(entry, scheduler.view.infeasible)
         checkpoint = Checkpoint(number, scheduler.snapshot(), tuple(table.records.values()))
         store.commit(Commit(number, entry, epoch=before if number == 1 else None, checkpoint=checkpoint))
     after = Header(cluster("b"), "fifo")
     recovered = recover(store.reader, after, lambda: make_policy("fifo", {}), raise_rejection)
     store.close()
     entry = recovered.scheduler.step(3.0, recovered.snapshot or ())
-    _, notices = recovered.job_table.apply(entry, recovered.scheduler.view)
+    _, notices = recovered.job_table.apply(entry, recovered.scheduler.view.infeasible)
     assert [(notice.kind, notice.job and notice.job.id) for notice in notices] == [("cancelled", "on-a")]
     assert not recovered.job_table.records
 

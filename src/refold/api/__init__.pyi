@@ -1,6 +1,6 @@
 from .app import Api as Api, Page as Page
 from .asgi import Reply as Reply, Scope as Scope, accepts_gzip as accepts_gzip, header as header
-from .authentication import UNIX_CLIENT as UNIX_CLIENT
+from .authentication import UNIX_CLIENT as UNIX_CLIENT, user_subject as user_subject
 from .calls import (
     CALLS as CALLS,
     ENDED_STATES as ENDED_STATES,

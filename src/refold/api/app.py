@@ -83,7 +83,7 @@ class Api:
 
     def __init__(
         self,
-        service: Service,
+        service: Service | None,
         tokens: TokenAuthenticator,
         *,
         hosts: AllowedHosts | None = None,
@@ -93,18 +93,24 @@ class Api:
         files: StaticFiles | None = None,
         address: str = "",
     ) -> None:
-        """`users`: those of this machine, who need no token at the Unix socket. `pages`: more pages, by path.
+        """Without a `service`, there are no calls but those of a session.
 
+        `users`: those of this machine, who need no token at the Unix socket. `pages`: more pages, by path.
         `sessions`, `files`: of the web UI, for which `address` is the URL of the daemon.
         """
-        self._service = service
+        self._calls = service
         sessions = Sessions() if sessions is None else sessions
         self._authenticator = Authenticator(tokens, users, sessions)
         self._session_calls = SessionCalls(sessions, self._authenticator, address)
         self._files = files
         self._hosts = AllowedHosts() if hosts is None else hosts
-        self._routes = Routes(CALLS)
+        self._routes = Routes(CALLS if service is not None else ())
         self._pages = {path: _static_page(reply) for path, reply in public_pages().items()} | dict(pages or {})
+
+    @property
+    def _service(self) -> Service:
+        assert self._calls is not None, "no call is routed without a service"
+        return self._calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request; every exception becomes an error reply."""

@@ -24,6 +24,11 @@ TOKEN_SUBJECT, USER_SUBJECT = "token ", "uid "
 """Prefixes of subjects: the hash of a token, or the uid of a user of this machine."""
 
 
+def user_subject(uid: int) -> str:
+    """Return the subject of a user of this machine."""
+    return f"{USER_SUBJECT}{uid}"
+
+
 class Identity(msgspec.Struct, frozen=True):
     """The caller of a request. `is_valid`: whether that is still so. `body_hash`: the signed one; '' if none is.
 
@@ -63,7 +68,7 @@ class Authenticator:
         """Return the caller of a request, or raise `Unauthenticated` or `Forbidden`."""
         authorization, uid = header(scope, b"authorization"), peer_uid(scope)
         if authorization is None and uid is not None and self._users is not None:
-            return Identity(await self._users.caller_of(uid), lambda: True, subject=f"{USER_SUBJECT}{uid}")
+            return Identity(await self._users.caller_of(uid), lambda: True, subject=user_subject(uid))
         if authorization is None and self._sessions is not None and (cookie := read_cookie(scope)) is not None:
             subject, sessions = self._sessions.subject_of(cookie), self._sessions
             caller = await self.caller_of(subject)

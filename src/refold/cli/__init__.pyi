@@ -1,4 +1,5 @@
 from .app import main as main
+from .browser import open_or_print as open_or_print
 from .daemon_arguments import (
     DependencyOption as DependencyOption,
     GpuIndex as GpuIndex,

@@ -14,7 +14,12 @@ from .changes import (
     StopOrdered as StopOrdered,
     Submitted as Submitted,
 )
-from .epochs import read_history as read_history
+from .epochs import (
+    Epoch as Epoch,
+    membership_changes as membership_changes,
+    read_history as read_history,
+    read_united_epochs as read_united_epochs,
+)
 from .files import (
     JournalFile as JournalFile,
     check_replay as check_replay,

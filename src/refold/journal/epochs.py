@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -35,18 +36,41 @@ def read_history(path: Path) -> tuple[Header, History]:
     Its cluster has every node and GPU that there was in any epoch; while one is not in the cluster, it is down. Nodes
     are matched by name.
     """
-    epochs = list(read_epochs(path))
-    last = epochs[-1][0]
-    cluster = unite_clusters([header.cluster for header, _ in epochs])
-    journal = _EpochsJournal(cluster)
-    for header, entries in epochs:
-        new_index = [cluster.index_of_node[node.name] for node in header.cluster.nodes]
-        for number, entry in enumerate(entries):
-            moved = _move_entry(entry, new_index) if header.cluster is not cluster else entry
+    epochs = read_united_epochs(path)
+    journal = _EpochsJournal(epochs[-1].cluster)
+    for epoch in epochs:
+        for number, entry in enumerate(epoch.entries):
             if number == 0:
-                journal.begin_epoch(moved, header.cluster)
-            journal.write(moved)
-    return last, journal.history(cluster)
+                journal.begin_epoch(entry, epoch.header.cluster)
+            journal.write(entry)
+    return epochs[-1].header, journal.history(epochs[-1].cluster)
+
+
+class Epoch(NamedTuple):
+    """An epoch of a journal, whose entries number the nodes as the united `cluster` does."""
+
+    header: Header
+    cluster: Cluster
+    entries: Iterator[Entry]
+
+    @property
+    def missing(self) -> set[tuple[int, int | None]]:
+        """Nodes, and GPUs of nodes, of the united cluster that were not in the cluster of this epoch."""
+        return _missing_parts(self.cluster, self.header.cluster)
+
+
+def read_united_epochs(path: Path) -> list[Epoch]:
+    """Return the epochs of a journal with a cluster that has every node and GPU that there was in any of them."""
+    epochs = read_epochs(path)
+    cluster = unite_clusters([header.cluster for header, _ in epochs])
+    return [Epoch(header, cluster, _move_entries(header.cluster, cluster, entries)) for header, entries in epochs]
+
+
+def _move_entries(own: Cluster, united: Cluster, entries: Iterator[Entry]) -> Iterator[Entry]:
+    if own is united:
+        return entries
+    new_index = [united.index_of_node[node.name] for node in own.nodes]
+    return (_move_entry(entry, new_index) for entry in entries)
 
 
 def unite_clusters(clusters: Sequence[Cluster]) -> Cluster:
@@ -85,18 +109,30 @@ class _EpochsJournal(HistoryJournal):
         self._set_missing(first.now, cluster)
 
     def _set_missing(self, now: Seconds, cluster: Cluster) -> None:
-        missing: set[tuple[int, int | None]] = set()
-        for index, node in enumerate(self._cluster.nodes):
-            if node.name not in cluster.index_of_node:
-                missing.add((index, None))
-            else:
-                present = cluster.nodes[cluster.index_of_node[node.name]].gpus
-                missing |= {(index, gpu) for gpu in range(present, node.gpus)}
-        for index, gpu in sorted(self._missing - missing, key=str):
-            self._change_node(NodeChange(now, index, True, gpu))
-        for index, gpu in sorted(missing - self._missing, key=str):
-            self._change_node(NodeChange(now, index, False, gpu, NOT_IN_CLUSTER, drained=True))
+        missing = _missing_parts(self._cluster, cluster)
+        for change in membership_changes(now, self._missing, missing):
+            self._change_node(change)
         self._missing = missing
+
+
+def _missing_parts(united: Cluster, cluster: Cluster) -> set[tuple[int, int | None]]:
+    missing: set[tuple[int, int | None]] = set()
+    for index, node in enumerate(united.nodes):
+        if node.name not in cluster.index_of_node:
+            missing.add((index, None))
+        else:
+            present = cluster.nodes[cluster.index_of_node[node.name]].gpus
+            missing |= {(index, gpu) for gpu in range(present, node.gpus)}
+    return missing
+
+
+def membership_changes(
+    now: Seconds, before: set[tuple[int, int | None]], after: set[tuple[int, int | None]]
+) -> list[NodeChange]:
+    """Return which nodes and GPUs are added and removed between two epochs, by what is missing in each."""
+    added = [NodeChange(now, index, True, gpu) for index, gpu in sorted(before - after, key=str)]
+    removed = sorted(after - before, key=str)
+    return added + [NodeChange(now, index, False, gpu, NOT_IN_CLUSTER, drained=True) for index, gpu in removed]
 
 
 def _move_entry(entry: Entry, new_index: Sequence[int]) -> Entry:

@@ -19,6 +19,8 @@ from .local_engine import (
     split_privileges as split_privileges,
 )
 from .log_format import log_to_stderr as log_to_stderr
+from .recording import Recording as Recording, read_recording as read_recording
+from .recording_server import RecordingServer as RecordingServer
 from .recovery import MAX_PAST_JOBS as MAX_PAST_JOBS
 from .signals import TERMINATION_SIGNALS as TERMINATION_SIGNALS, interruptible as interruptible
 from .snapshot import encode_snapshot as encode_snapshot

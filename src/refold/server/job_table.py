@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from refold.core import Entry, View
+from refold.core import Entry
 from refold.journal import (
     Cancelled,
     Change,
@@ -102,18 +102,21 @@ class JobTable:
         """Apply an entry that was applied before, by an earlier daemon."""
         self._histories.apply(entry)
 
-    def apply(self, entry: Entry, view: View) -> tuple[list[Change], list[Notice]]:
-        """Apply an entry; return what it changed, also as notices. Late and duplicate reports are ignored."""
+    def apply(self, entry: Entry, infeasible: Container[str]) -> tuple[list[Change], list[Notice]]:
+        """Apply an entry; return what it changed, also as notices. Late and duplicate reports are ignored.
+
+        `infeasible`: ids of the jobs that do not fit the empty cluster.
+        """
         changes = self._histories.apply(entry)
         stopped = {change.record.job.id for change in changes if isinstance(change, RunEnded) and _was_stopped(change)}
-        return changes, [notice for change in changes for notice in self._notices(change, view, stopped)]
+        return changes, [notice for change in changes for notice in self._notices(change, infeasible, stopped)]
 
-    def _notices(self, change: Change, view: View, stopped: set[str]) -> Iterable[Notice]:
+    def _notices(self, change: Change, infeasible: Container[str], stopped: set[str]) -> Iterable[Notice]:
         match change:
             case Submitted(record):
                 request = [str(record.job.demand), *describe_choices(record.job)]
                 yield Notice("submitted", record.job, text="; ".join(request))
-                if record.job.id in view.infeasible:
+                if record.job.id in infeasible:
                     text = "it does not fit the cluster even when all nodes are empty"
                     yield Notice("infeasible", record.job, text=text)
             case Held(record, Reason.BACKOFF):

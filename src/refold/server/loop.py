@@ -168,7 +168,7 @@ class Loop:
         entry = state.scheduler.step(now, events, decide_at)
         if decide_at is None:
             self._pace.note(began, state.now())
-        changes, notices = state.job_table.apply(entry, state.view)
+        changes, notices = state.job_table.apply(entry, state.view.infeasible)
         if snapshot:
             lost = state.job_table.lose_runs_except(state.view.runs, now)
             notices = [*lost, *(notice for notice in notices if notice.job is not None)]  # nodes were down before

@@ -1,1 +1,2 @@
+from .export import make_page as make_page
 from .files import WebFiles as WebFiles

@@ -20,6 +20,9 @@ PAGE = "index.html"
 VERSION_MARK = "{version}"
 """In the page: the hash of all files."""
 
+RECORDING_MARK = "{recording}"
+"""In the page: the path of the recording that it shows; '' if it shows a daemon."""
+
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -63,10 +66,11 @@ class WebFile(msgspec.Struct, frozen=True):
 
 
 class WebFiles:
-    """All files of a folder by path. They are read at the first request."""
+    """All files of a folder by path. They are read at the first request. `recording`: path of what the page shows."""
 
-    def __init__(self, folder: Path = FOLDER) -> None:
+    def __init__(self, folder: Path = FOLDER, recording: str = "") -> None:
         self._folder = folder
+        self._recording = recording
 
     def find(self, scope: Scope) -> Reply | None:
         """Return the answer to a GET request; None if there is no such file."""
@@ -78,6 +82,7 @@ class WebFiles:
         contents = read_files(self._folder)
         version = sha256(b"".join(name.encode() + b"\0" + body for name, body in contents.items())).hexdigest()[:16]
         page = contents.pop(PAGE).replace(VERSION_MARK.encode(), version.encode())
+        page = page.replace(RECORDING_MARK.encode(), self._recording.encode())
         others = {f"/web/{version}/{name}": _make_file(name, body, KEEP) for name, body in contents.items()}
         return {"/": _make_file(PAGE, page, CHECK_AGAIN), **others}
 

@@ -13,12 +13,16 @@ export class Problem extends Error {
   }
 }
 
-/** The daemon as a source of data. A recorded journal has the same methods (`recorded.js`). */
+/** The daemon as a source of data. A recorded journal has the same methods (`recorded.js`); what it cannot do, both say. */
 export class DaemonSource {
   constructor() {
     /** @type {Session|null} */
     this.session = null;
-    this.isRecorded = false;
+    /** Whether the output of jobs can be read. */
+    this.hasOutput = true;
+    this.pages = ["overview", "jobs", "job", "timeline", "nodes", "tenants", "whatif", "plan"];
+    /** The times of a recording, from the first to the last. */
+    this.range = null;
     /** Called when a session has ended. */
     this.onSignedOut = () => {};
     this._offset = 0;
@@ -71,6 +75,7 @@ export class DaemonSource {
   tenants(signal) { return this.get("tenants", {}, signal); }
   users(signal) { return this.get("users", {}, signal); }
   jobs(query, signal) { return this.get("jobs", query, signal); }
+  timeline({ seconds }, signal) { return this.get("timeline", { seconds }, signal); }
   why(job, signal) { return this.get(`jobs/${encodeURIComponent(job)}/why`, {}, signal); }
   logs(job, query, signal) { return this.get(`jobs/${encodeURIComponent(job)}/logs`, query, signal); }
 
@@ -83,6 +88,9 @@ export class DaemonSource {
   post(path, { query = {}, body = undefined, signal = undefined } = {}) {
     return this._request("POST", `${BASE}/${path}${queryString(query)}`, { body, signal });
   }
+
+  /** A recorded journal that the page names. */
+  recording(address) { return this._request("GET", address); }
 
   eventsUrl(since) {
     return `${BASE}/events${queryString({ since })}`;

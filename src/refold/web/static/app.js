@@ -1,6 +1,6 @@
 /** The start of the web UI: sign in, then show the page that the address names. */
 
-import { DaemonSource } from "./api.js";
+import { DaemonSource, Problem } from "./api.js";
 import { errorBox } from "./controls.js";
 import { fill, h } from "./dom.js";
 import { LiveEvents } from "./live.js";
@@ -24,9 +24,14 @@ const NAVIGATION = ["overview", "jobs", "timeline", "nodes", "tenants", "whatif"
 /** Events before the page was opened that the list of activity shows. */
 const EARLIER_EVENTS = 12;
 
+/** A page that shows a recording names its address, or contains it. */
+const RECORDING = document.querySelector("meta[name=refold-recording]")?.content ?? "";
+const CONTAINED = document.getElementById("recording")?.textContent ?? "";
+
 const root = document.getElementById("app");
-const source = new DaemonSource();
-/** @type {{live: LiveEvents, shell: Shell, page: any}|null} */
+/** The daemon, or a recording. @type {any} */
+let source = new DaemonSource();
+/** @type {{live: any, shell: Shell, page: any}|null} */
 let view = null;
 let shown = 0;
 
@@ -50,7 +55,7 @@ async function showPage() {
   if (!view) return;
   const turn = ++shown;
   const { name, argument, query } = readAddress();
-  const load = Object.hasOwn(PAGES, name) ? PAGES[name] : null;
+  const load = source.pages.includes(name) ? PAGES[name] : null;
   try {
     if (!load) throw new Error(texts.error.notFound);
     const { default: Page } = await load();
@@ -67,12 +72,13 @@ async function showPage() {
   window.scrollTo(0, 0);
 }
 
-function showShell() {
-  const live = new LiveEvents(source);
-  const shell = new Shell(NAVIGATION, source, live, async () => {
+async function showShell() {
+  const { live, timeBar } = await followSource();
+  const navigation = NAVIGATION.filter((name) => source.pages.includes(name));
+  const shell = new Shell(navigation, source, live, async () => {
     await source.signOut().catch(() => {});
     showSignIn();
-  });
+  }, timeBar);
   view = { live, shell, page: null };
   fill(root, shell.element);
   showPage();
@@ -82,7 +88,25 @@ function showShell() {
   }).catch(() => live.start());
 }
 
+/** What tells pages that something has changed: the events of a daemon, or the time of a recording. */
+async function followSource() {
+  if (!source.range) return { live: new LiveEvents(source), timeBar: null };
+  const { RecordedTime, TimeBar } = await import("./recorded_time.js");
+  const live = new RecordedTime(source);
+  return { live, timeBar: new TimeBar(source, live).element };
+}
+
+async function openRecording() {
+  if (!CONTAINED && !RECORDING) return;
+  const { RecordedSource } = await import("./recorded.js");
+  source = new RecordedSource(CONTAINED ? JSON.parse(CONTAINED) : await source.recording(RECORDING));
+}
+
 async function showSignIn(message = "") {
+  if (RECORDING) {
+    fill(root, h("div", { class: "centre" }, errorBox(new Problem(401, texts.recorded.link))));
+    return;
+  }
   view?.page?.stop();
   view?.live.stop();
   view?.shell.stop();
@@ -105,18 +129,20 @@ async function start() {
   window.addEventListener("hashchange", showPage);
   const code = takeLinkCode();
   try {
-    if (code) await source.signIn({ code });
+    if (CONTAINED) source.session = { signed_in: true };
+    else if (code) await source.signIn({ code });
     else await source.loadSession();
-  } catch (error) {
-    if (error.status === 0) {
-      fill(root, h("div", { class: "centre" }, errorBox(error, () => location.reload())));
+    if (!source.session?.signed_in) {
+      showSignIn();
       return;
     }
-    showSignIn(error.message);
+    await openRecording();
+  } catch (error) {
+    if (error.status === 0) fill(root, h("div", { class: "centre" }, errorBox(error, () => location.reload())));
+    else showSignIn(error.message);
     return;
   }
-  if (source.session?.signed_in) showShell();
-  else showSignIn();
+  showShell();
 }
 
 start();

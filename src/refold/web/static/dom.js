@@ -75,6 +75,7 @@ const ICONS = {
   play: "M7 4v16l13-8z",
   pause: "M7 4v16M17 4v16",
   back: "M15 18l-6-6 6-6",
+  forward: "M9 6l6 6-6 6",
 };
 
 /** An icon of 24 × 24 units, hidden from screen readers: a text is beside it. @param {keyof ICONS} name */

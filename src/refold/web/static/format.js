@@ -11,6 +11,21 @@ const FULL = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: 
 
 export const UNKNOWN = "–";
 
+/** Smaller times are those of a simulation, in seconds since its start, and not of a calendar. */
+const CALENDAR_SECONDS = 1e9;
+
+export function isCalendarTime(moment) {
+  return moment >= CALENDAR_SECONDS;
+}
+
+/** "03:25", "2 d 03:25"; with seconds if they are wanted. */
+function formatElapsed(moment, { seconds = false } = {}) {
+  const total = Math.max(0, seconds ? Math.round(moment) : Math.floor(moment / 60) * 60);
+  const parts = [Math.floor(total / 3600) % 24, Math.floor(total / 60) % 60, ...(seconds ? [total % 60] : [])];
+  const clock = parts.map((part) => String(part).padStart(2, "0")).join(":");
+  return total >= 86400 ? `${Math.floor(total / 86400)} d ${clock}` : clock;
+}
+
 /** @param {number|null|undefined} value */
 export function formatNumber(value) {
   return value === null || value === undefined || !Number.isFinite(value) ? UNKNOWN : NUMBER.format(value);
@@ -63,13 +78,15 @@ export function formatRelative(moment, now) {
 /** "14:05" today, "Tue 14:05" within a week, else "3 Nov, 14:05". */
 export function formatMoment(moment, now) {
   if (moment === null || moment === undefined) return UNKNOWN;
+  if (!isCalendarTime(moment)) return formatElapsed(moment);
   const date = new Date(moment * 1000);
   if (date.toDateString() === new Date(now * 1000).toDateString()) return CLOCK.format(date);
   return (Math.abs(moment - now) < 6 * 86400 ? DAY_AND_CLOCK : DATE_AND_CLOCK).format(date);
 }
 
 export function formatFull(moment) {
-  return moment === null || moment === undefined ? "" : FULL.format(new Date(moment * 1000));
+  if (moment === null || moment === undefined) return "";
+  return isCalendarTime(moment) ? FULL.format(new Date(moment * 1000)) : formatElapsed(moment, { seconds: true });
 }
 
 /** The range of an estimate: "14:05–15:20", "by 15:20", "from 14:05"; '' if there is none. */

@@ -20,6 +20,8 @@ export class LiveEvents {
     this._checked = 0;
     this._timer = 0;
     this.state = "connecting";
+    /** The longest pause after which pages load again what has changed. */
+    this.maxPause = Infinity;
     /** @type {any[]} The latest events, newest first. */
     this.latest = [];
     this._onVisible = () => {
@@ -119,7 +121,7 @@ export class Refresher {
     this._live = live;
     this._load = load;
     this._every = every;
-    this._pause = pause;
+    this._pause = Math.min(pause, live.maxPause);
     this._matches = matches;
     this._abort = new AbortController();
     this._timer = 0;

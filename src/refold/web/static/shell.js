@@ -12,13 +12,14 @@ export class Shell {
    * @param {import("./api.js").DaemonSource} source
    * @param {import("./live.js").LiveEvents} live
    * @param {() => void} onSignOut
+   * @param {Element|null} timeBar of a recording
    */
-  constructor(pages, source, live, onSignOut) {
+  constructor(pages, source, live, onSignOut, timeBar = null) {
     this._live = live;
     this.main = h("main", { id: "main", tabindex: -1 });
     this._cluster = h("span", { class: "cluster-name" });
     this._policy = h("span", { class: "cluster-policy" });
-    this._state = h("span", { class: "live", role: "status", title: texts.liveHelp });
+    this._state = h("span", { class: "live", role: "status", title: source.range ? texts.recorded.help : texts.liveHelp });
     this._links = new Map();
     const list = h("ul", {});
     for (const name of pages) {
@@ -42,7 +43,7 @@ export class Shell {
         h("nav", { "aria-label": texts.navigation }, list),
         account,
       ),
-      this.main,
+      this.main, timeBar,
     );
     this._unlisten = live.listen(() => this._showState());
     this._showState();

@@ -79,7 +79,7 @@ export const texts = {
   },
   jobs: {
     running: "Running", waiting: "Queue", ended: "Ended", held: "Held",
-    job: "Job", owner: "Owner", gpus: "GPUs", progress: "Progress", ends: "Expected end", position: "#",
+    job: "Job", owner: "Owner", gpus: "GPUs", progress: "Progress", ends: "Ends", position: "#",
     reason: "Why it waits", starts: "Expected start", state: "State", duration: "Ran for", endedAt: "Ended",
     noneRunning: "Nothing is running.",
     noneWaiting: "The queue is empty.",
@@ -134,12 +134,13 @@ export const texts = {
     fairShare: "Used, and due", used: "Used", share: "Due", gpuHours: "GPU hours", weight: "Weight",
   },
   timeline: {
-    title: "GPUs over time", hint: "Drag to zoom, click to open a job.", span: "Time span", spans: { 1: "1 h", 6: "6 h", 24: "24 h", 168: "7 d" }, reset: "Reset zoom",
-    past: "Past", running: "Running", planned: "Planned", use: "Allocation and utilisation", allocated: "Allocated to jobs", busy: "Busy (measured)",
+    title: "GPUs over time", hint: "Drag to zoom, click to open a job.", span: "Time span", spans: { 1: "1 h", 6: "6 h", 24: "24 h", 168: "7 d" }, whole: "Whole", reset: "Reset zoom",
+    past: "Past", running: "Running", planned: "Planned", later: "Later", use: "Allocation and utilisation", allocated: "Allocated to jobs", busy: "Busy (measured)",
     help: "Arrow keys move in time, plus and minus zoom.", notChosen: "GPUs not chosen yet",
     plannedNote: "To the right of now: running jobs until their expected end, and waiting jobs at their estimated starts, where there is room; their GPUs are not chosen yet.",
+    laterNote: "To the right of the chosen time: what happened later.",
     incomplete: "Older runs are left out: there are too many.",
-    summary: (past, running, planned) => `Timeline: ${past} past runs, ${running} running, ${planned} planned.`,
+    summary: (past, running, planned) => `Timeline: ${past} past runs, ${running} running, ${planned} later.`,
     useSummary: (held, total, busy) => `${held} of ${total} GPUs allocated now, ${busy} busy.`,
   },
   whatif: {
@@ -156,6 +157,10 @@ export const texts = {
     rejected: "Why others were rejected", reason: "Rule", plans: "Plans", explanation: "Explanation", example: "Example",
   },
   activity: { title: "Activity", none: "Nothing has happened yet." },
+  recorded: {
+    time: "Time", play: "Play", pause: "Pause", previous: "Previous change", next: "Next change",
+    help: "A recorded journal: choose the time below.", link: "This page needs the link that `refold show` has printed. Run it again for a new one.",
+  },
   error: {
     title: "This could not be loaded",
     retry: "Try again",

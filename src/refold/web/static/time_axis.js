@@ -1,6 +1,6 @@
 /** The time axis that the charts of the timeline share. */
 
-import { formatMoment } from "./format.js";
+import { formatMoment, isCalendarTime } from "./format.js";
 
 /** Room for names at the left, and for the axis at the top. */
 export const LEFT = 84;
@@ -11,7 +11,7 @@ const STEPS = [60, 300, 600, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 2 * 8
 /** Times at which the axis has a mark, at round clock times of this time zone. */
 export function ticks([from, to], most) {
   const step = STEPS.find((one) => (to - from) / one <= most) ?? STEPS[STEPS.length - 1];
-  const zone = new Date(from * 1000).getTimezoneOffset() * 60;
+  const zone = !isCalendarTime(from) ? 0 : new Date(from * 1000).getTimezoneOffset() * 60;
   const found = [];
   for (let moment = Math.ceil((from - zone) / step) * step + zone; moment <= to; moment += step) found.push(moment);
   return found;

@@ -37,9 +37,9 @@ export class TimelineChart {
     window.removeEventListener("themechange", this._onTheme);
   }
 
-  /** @param {{name: string, gpus: number}[]} nodes @param {Bar[]} bars */
-  update(nodes, bars, now, range) {
-    [this._nodes, this._bars, this._now, this._range] = [nodes, bars, now, range];
+  /** @param {{name: string, gpus: number}[]} nodes @param {Bar[]} bars @param {string} planned what bars of this kind are called */
+  update(nodes, bars, now, range, planned = labels.planned) {
+    [this._nodes, this._bars, this._now, this._range, this._planned] = [nodes, bars, now, range, planned];
     const tenants = new Set(bars.map((bar) => bar.tenant).filter(Boolean));
     this._ownerOf = (bar) => (tenants.size > 1 ? bar.tenant : bar.user || bar.tenant) || texts.map.others;
     const counts = new Map();
@@ -177,7 +177,7 @@ export class TimelineChart {
 
   _drawLegend() {
     const entries = [...this._owners].slice(0, OWNER_COLOURS.length - 1).map(([owner, name]) => h("span", { class: "legend-entry" }, h("span", { class: "swatch", style: { background: `var(--${name})` } }), owner));
-    const kinds = [["past", labels.past], ["running", labels.running], ["planned", labels.planned]].map(([kind, text]) => h("span", { class: "legend-entry" }, h("span", { class: `swatch swatch-${kind}` }), text));
+    const kinds = [["past", labels.past], ["running", labels.running], ["planned", this._planned]].map(([kind, text]) => h("span", { class: "legend-entry" }, h("span", { class: `swatch swatch-${kind}` }), text));
     fill(this._legend, ...kinds, h("span", { class: "legend-gap" }), ...entries);
   }
 
@@ -241,7 +241,7 @@ export class TimelineChart {
     if (!bar) return;
     const owner = [bar.user, bar.tenant].filter(Boolean).join(" · ");
     const when = `${formatMoment(bar.start, this._now)}–${bar.kind === "running" && !bar.certain ? "?" : formatMoment(bar.end, this._now)}`;
-    fill(this._tip, h("strong", { text: bar.job }), h("span", { text: owner }), h("span", { text: `${when} · ${formatDuration(bar.end - bar.start)}` }), h("span", { text: `${bar.rows.length} GPU · ${this._place(bar)}` }), h("span", { text: labels[bar.kind] + (bar.ending ? `, ${bar.ending}` : "") }));
+    fill(this._tip, h("strong", { text: bar.job }), h("span", { text: owner }), h("span", { text: `${when} · ${formatDuration(bar.end - bar.start)}` }), h("span", { text: `${bar.rows.length} GPU · ${this._place(bar)}` }), h("span", { text: (bar.kind === "planned" ? this._planned : labels[bar.kind]) + (bar.ending ? `, ${bar.ending}` : "") }));
     const right = at[0] > this._width / 2;
     this._tip.style.left = right ? "auto" : `${at[0] + 14}px`;
     this._tip.style.right = right ? `${this._width - at[0] + 14}px` : "auto";
@@ -249,7 +249,7 @@ export class TimelineChart {
   }
 
   _place(bar) {
-    if (bar.kind === "planned") return labels.notChosen;
+    if (bar.kind === "planned" && this._planned === labels.planned) return labels.notChosen;
     let row = 0;
     const parts = [];
     for (const node of this._nodes) {

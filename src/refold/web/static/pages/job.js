@@ -20,26 +20,24 @@ export default class JobPage {
     this._now = h("div", { class: "job-now" });
     this._facts = h("dl", { class: "facts" });
     this._history = h("div", {});
-    this._log = new LogView(source, argument);
+    this._log = source.hasOutput ? new LogView(source, argument) : null;
     this._throughput = new SparkLine(labels.throughput, " /s");
     this._loss = new SparkLine(labels.loss);
     const facts = card(labels.details);
     facts.body.append(this._facts, h("div", { class: "sparks" }, this._throughput.element, this._loss.element));
     const history = card(labels.history);
     history.body.append(this._history);
-    const output = card(labels.output);
-    output.body.append(this._log.element);
     this._problem = h("div", {});
     this.element = h(
       "div", { class: "page" }, h("a", { class: "back", href: "#/jobs" }, icon("back", 16), texts.pages.jobs), this._problem, this._head, this._now,
-      h("div", { class: "columns job-columns" }, h("div", { class: "stack" }, facts.element, history.element), output.element),
+      this._log ? h("div", { class: "columns job-columns" }, h("div", { class: "stack" }, facts.element, history.element), outputCard(this._log)) : h("div", { class: "stack" }, facts.element, history.element),
     );
     this._refresher = new Refresher(live, (signal) => this._load(signal), { every: 5000, pause: 500, matches: (event) => event.job === this._shownId });
   }
 
   stop() {
     this._refresher.stop();
-    this._log.stop();
+    this._log?.stop();
   }
 
   async _load(signal) {
@@ -59,7 +57,7 @@ export default class JobPage {
     this._showNow(job, now);
     this._showFacts(found, now);
     fill(this._history, events.length ? historyList(events, now) : emptyNote(labels.noHistory));
-    this._log.update(job);
+    this._log?.update(job);
     this._throughput.add(job.samples_per_second);
     this._loss.add(job.loss);
   }
@@ -142,6 +140,12 @@ export default class JobPage {
     ];
     fill(this._facts, ...facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", {}, value))));
   }
+}
+
+function outputCard(log) {
+  const { element, body } = card(labels.output);
+  body.append(log.element);
+  return element;
 }
 
 /** When a job started, and by how much that differs from the first estimate. */

@@ -17,12 +17,13 @@ const MIN_SECONDS = 120;
 export default class TimelinePage {
   constructor({ source, live }) {
     this._source = source;
-    this._span = "6";
+    this._span = source.range ? "whole" : "6";
     this._zoom = null;
     this._chart = new TimelineChart((from, to) => this._setZoom([from, to]));
     this._use = new UseChart();
     this._reset = h("button", { type: "button", class: "button small", text: labels.reset, hidden: true, onclick: () => this._setZoom(null) });
-    const spans = segmented(labels.span, labels.spans, this._span, (span) => {
+    const choices = source.range ? { ...labels.spans, whole: labels.whole } : labels.spans;
+    const spans = segmented(labels.span, choices, this._span, (span) => {
       this._span = span;
       this._setZoom(null);
       this._refresher.now();
@@ -51,9 +52,9 @@ export default class TimelinePage {
 
   async _load(signal) {
     try {
-      const [back] = SPANS[this._span];
+      const [from, to] = this._shownRange(this._source.now());
       const [timeline, nodes, running, waiting] = await Promise.all([
-        this._source.get("timeline", { seconds: back * 3600 }, signal), this._source.nodes(signal),
+        this._source.timeline({ from, to, seconds: SPANS[this._span]?.[0] * 3600 }, signal), this._source.nodes(signal),
         this._source.jobs({ state: ["running", "stopping"], limit: 1000 }, signal), this._source.jobs({ state: ["waiting"], limit: PLANNED_JOBS }, signal),
       ]);
       this._data = { timeline, nodes, running: running.jobs, waiting: waiting.jobs, waitingTotal: waiting.total };
@@ -64,15 +65,22 @@ export default class TimelinePage {
     }
   }
 
+  /** The time span that was chosen, around now. */
+  _shownRange(now) {
+    if (this._span === "whole") return this._source.range;
+    const [back, ahead] = SPANS[this._span];
+    return [now - back * 3600, now + ahead * 3600];
+  }
+
   _show() {
     if (!this._data) return;
     const { timeline, nodes, running, waiting } = this._data;
-    const [back, ahead] = SPANS[this._span];
-    const range = this._zoom ?? [timeline.now - back * 3600, timeline.now + ahead * 3600];
-    const bars = makeBars(timeline, nodes, running, waiting, timeline.now + ahead * 3600);
-    this._chart.update(nodes, bars, timeline.now, range);
+    const span = this._shownRange(timeline.now);
+    const range = this._zoom ?? span;
+    const bars = makeBars(timeline, nodes, running, timeline.future ? [] : waiting, span[1]);
+    this._chart.update(nodes, bars, timeline.now, range, timeline.future ? labels.later : labels.planned);
     this._use.update(bars, timeline.busy, nodes.reduce((sum, node) => sum + node.gpus, 0), timeline.now, range);
-    this._note.textContent = [labels.plannedNote, timeline.complete ? "" : labels.incomplete].filter(Boolean).join(" ");
+    this._note.textContent = [timeline.future ? labels.laterNote : labels.plannedNote, timeline.complete ? "" : labels.incomplete].filter(Boolean).join(" ");
   }
 }
 
@@ -93,7 +101,8 @@ export function makeBars(timeline, nodes, running, waiting, until) {
     const estimated = ends.get(run.job) ?? null;
     const end = open ? Math.max(timeline.now, estimated ?? until) : run.end;
     if (open) for (const row of rows) freeAt[row] = Math.max(freeAt[row], end);
-    return { job: run.job, tenant: run.tenant, user: run.user, start: run.start, end, rows, kind: open ? "running" : "past", ending: run.ending, certain: !open || estimated !== null };
+    const kind = run.start > timeline.now ? "planned" : end > timeline.now || open ? "running" : "past";
+    return { job: run.job, tenant: run.tenant, user: run.user, start: run.start, end, rows, kind, ending: run.ending, certain: !open || estimated !== null };
   });
   const planned = placePlanned(waiting, freeAt, nodeOfRow, until).map(({ job, start, end, endKnown, rows }) => ({
     job: job.id, tenant: job.tenant, user: job.user, start, end, rows, kind: "planned", ending: "", certain: endKnown,
