@@ -36,13 +36,16 @@ def set_sweep_interval(every: float) -> None:
     setattr(daemon, "SWEEP_INTERVAL_SECONDS", every)  # noqa: B010
 
 
-def set_upkeep(every: float, keep_backups: int) -> None:
-    """Set how often the store is pruned and backed up, and how many backups are kept."""
+def set_upkeep(every: float, keep_backups: int = 0, entries: int | None = None) -> None:
+    """Set how often the store is pruned and backed up, and how many backups and journal entries are kept."""
     setattr(daemon, "UPKEEP_INTERVAL_SECONDS", every)  # noqa: B010
+    if entries is not None:
+        setattr(store_upkeep.StoreUpkeep, "_kept_entries", entries)  # noqa: B010
     create = store_upkeep.StoreUpkeep
 
-    def create_with_backups(state: Any, writer: Any, store: Any, config: Any) -> Any:
-        return create(state, writer, store, replace(config, backup_every=0.1, keep_backups=keep_backups))
+    def create_with_backups(state: Any, writer: Any, store: Any, config: Any, begin_epoch: Any) -> Any:
+        config = replace(config, backup_every=0.1, keep_backups=keep_backups)
+        return create(state, writer, store, config, begin_epoch)
 
     setattr(daemon, "StoreUpkeep", create_with_backups)  # noqa: B010
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable, Coroutine
+from contextlib import closing
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import ManualDaemon
-from real_daemon import RealDaemon
+from real_daemon import RealDaemon, wait_until
 
 from refold.core.events import RunFinished
-from refold.server.store import Store, list_backups
+from refold.server import store_upkeep
+from refold.server.config import ServeConfig
+from refold.server.store import Store, list_backups, store as store_module
 from refold.server.store.checksums import find_damage
+from refold.server.store.store import FILE_NAME
+from refold.server.store_upkeep import StoreUpkeep
 
 Test = Callable[[ManualDaemon], Coroutine[Any, Any, None]]
 
@@ -94,6 +101,21 @@ def test_active_jobs_and_ended_ones_of_the_same_name_are_kept(tmp_path: Path) ->
     run_with_daemon(tmp_path, test)
 
 
+def prune_journal(store: Store, before: float = -inf, keep_entries: int = 1_000_000) -> None:
+    store.prune_epochs(before, keep_entries, 0.0)
+    while store.prune_journal():
+        pass
+
+
+def entry_numbers(store: Store) -> list[int]:
+    return [number for (number,) in store._connection.execute("SELECT number FROM journal ORDER BY number")]
+
+
+def count_entries(state: Path) -> int:
+    with closing(sqlite3.connect(f"file:{state / FILE_NAME}?mode=ro", uri=True)) as connection:
+        return int(connection.execute("SELECT count(*) FROM journal").fetchone()[0])
+
+
 def test_epochs_that_ended_too_long_ago_are_deleted_and_the_rest_can_be_recovered(tmp_path: Path) -> None:
     state = tmp_path / "state"
     for policy in ("fifo", "fcfs", "las"):
@@ -104,9 +126,9 @@ def test_epochs_that_ended_too_long_ago_are_deleted_and_the_rest_can_be_recovere
         epochs = store.reader.journal.epochs()
         assert len(epochs) == 3
         begin_of_last = next(store.reader.journal.entries(epochs[-1].first_entry)).now
-        store.prune_journal(begin_of_last, 0.0)
+        prune_journal(store, before=begin_of_last)
         assert [epoch.number for epoch in store.reader.journal.epochs()] == [2, 3]
-        store.prune_journal(begin_of_last + 1.0, 0.0)
+        prune_journal(store, before=begin_of_last + 1.0)
         assert store.reader.journal.epochs() == epochs[-1:]
         entries = [entry for chunk in store.reader.journal.encoded_entries(0, 2**62) for entry in chunk]
         assert len(entries) == store.reader.journal.last_entry() - epochs[-1].first_entry + 1
@@ -114,6 +136,69 @@ def test_epochs_that_ended_too_long_ago_are_deleted_and_the_rest_can_be_recovere
         assert {job.name for job in client.history()} == {"fifo", "fcfs", "las"}
         last = client.submit(name="after", command=["true"], export="NONE").id
         assert client.wait(last, timeout=20).state == "finished"
+
+
+def test_epochs_that_ended_too_many_entries_ago_are_deleted_in_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    for policy in ("fifo", "fcfs", "las"):
+        with RealDaemon(state, slots=1, policy=policy) as daemon, daemon.client() as client:
+            client.wait(client.submit(name=policy, command=["true"], export="NONE").id, timeout=20)
+    monkeypatch.setattr(store_module, "PRUNED_ENTRIES_AT_ONCE", 2)
+    with Store(state) as store:
+        journal = store.reader.journal
+        epochs, last = journal.epochs(), journal.last_entry()
+        prune_journal(store, keep_entries=last - epochs[1].first_entry + 1)
+        assert journal.epochs() == epochs
+        store.prune_epochs(-inf, last - epochs[1].first_entry, 0.0)
+        assert journal.epochs() == epochs[1:]
+        assert store.prune_journal() == 2
+        assert entry_numbers(store)[0] == 3
+        prune_journal(store)
+        assert entry_numbers(store) == list(range(epochs[1].first_entry, last + 1))
+
+
+def test_a_daemon_that_runs_for_long_begins_new_epochs_and_deletes_the_first_ones(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    often = {"prepare": "fault_injection:set_upkeep", "arguments": {"every": 0.05, "entries": 100}}
+    with RealDaemon(state, slots=2, **often) as daemon, daemon.client() as client:
+        long = client.submit(name="long", command=["sleep", "600"], export="NONE").id
+        held = client.submit(name="held", command=["true"], export="NONE", hold=True).id
+        for number in range(60):
+            job = client.submit(name=f"short{number}", command=["true"], export="NONE").id
+            assert client.wait(job, timeout=20).state == "finished"
+        assert (client.job(long).state, client.job(long).runs) == ("running", 1)
+        wait_until(lambda: count_entries(state) <= 130)
+        client.release(held)
+        assert client.wait(held, timeout=20).state == "finished"
+        assert sum(1 for _ in client.history()) == 61
+    with Store(state) as store:
+        epochs = store.reader.journal.epochs()
+        assert epochs[0].number > 1
+        assert entry_numbers(store)[0] == epochs[0].first_entry
+
+
+@pytest.mark.parametrize(("few_jobs", "entries"), [(1_000, 4), (0, 8)])
+def test_a_new_epoch_is_due_later_if_there_are_many_jobs(
+    few_jobs: int, entries: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_upkeep, "FEW_JOBS", few_jobs)
+    monkeypatch.setattr(StoreUpkeep, "_kept_entries", 40)
+    begun: list[int] = []
+
+    async def test(daemon: ManualDaemon) -> None:
+        async def begin_epoch() -> None:
+            begun.append(daemon.state.entry)
+
+        upkeep = StoreUpkeep(daemon.state, daemon.writer, daemon.store, ServeConfig(keep_backups=0), begin_epoch)
+        first = daemon.state.entry
+        while not begun:
+            await daemon.submit("waits")
+            await upkeep.run()
+        assert begun == [first + entries]
+
+    run_with_daemon(tmp_path, test)
 
 
 @pytest.mark.parametrize("keep", [0, 2])

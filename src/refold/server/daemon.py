@@ -49,7 +49,7 @@ from refold.server.local_engine import LOGS_FOLDER, describe_limits, describe_us
 from refold.server.log_copies import is_up_to_date
 from refold.server.log_format import EventLog
 from refold.server.log_retention import SWEEP_INTERVAL_SECONDS, LogRetention
-from refold.server.loop import Loop, PolicyChange
+from refold.server.loop import Loop, NextEpoch
 from refold.server.metrics import Metrics
 from refold.server.monitor import (
     OUTPUT_POLL_SECONDS,
@@ -190,7 +190,6 @@ class Daemon:
         order = queue_order(self._header.policy, self._header.settings)
         forecasts = StartForecasts(state, order, past, enabled=compiled)
         retention = LogRetention(store.reader, logs, config.serve.keep_logs_for)
-        upkeep = StoreUpkeep(state, writer, store, config.serve)
 
         # The API and the loop.
         event_stream = _restore_event_stream(store)
@@ -235,6 +234,12 @@ class Daemon:
             *(parts.subscribers if parts is not None else ()),
         ]
         loop = Loop(state, inbox, writer, event_stream, subscribers)
+
+        async def begin_epoch() -> None:
+            past = await asyncio.to_thread(past_jobs, store.reader, history)
+            loop.begin_epoch(NextEpoch(state.header, _make_scheduler(state.header), past))
+
+        upkeep = StoreUpkeep(state, writer, store, config.serve, begin_epoch)
         sessions = _restore_sessions(store, writer)
         api = self._make_api(service, TokenAuthenticator(tokens), listeners.tcp, make_pages(inbox, metrics), sessions)
         server = make_http_server(api, connection_limits, connections)
@@ -289,7 +294,7 @@ class Daemon:
             log.error(state.policy_note)
             return
         past = await asyncio.to_thread(past_jobs, store.reader, history)
-        loop.change_policy(PolicyChange(header, _make_scheduler(header), past))
+        loop.begin_epoch(NextEpoch(header, _make_scheduler(header), past))
         forecasts.enabled = True
         state.policy_note = ""
         log.info("policy %s is compiled, and schedules from now on", header.policy)

@@ -51,7 +51,7 @@ REISSUE_INTERVAL_SECONDS: Seconds = 60.0
 log = logging.getLogger("refold")
 
 
-class PolicyChange(NamedTuple):
+class NextEpoch(NamedTuple):
     """The scheduler of the next epoch, its header, and the jobs that have ended."""
 
     header: Header
@@ -76,7 +76,7 @@ class Loop:
         self._event_stream = event_stream
         self._subscribers = subscribers
         self._reissue_at: Seconds = 0.0
-        self._policy_change: PolicyChange | None = None
+        self._next_epoch: NextEpoch | None = None
         self._pace = DecisionPace()
 
     async def run(self, backend: Backend) -> None:
@@ -92,8 +92,8 @@ class Loop:
             await self._reissue_orders(backend)
             while not inbox.stopping:
                 await clock.wait(inbox.arrived, self.next_deadline())
-                if self._policy_change is not None:
-                    await self._change_policy(backend, self._policy_change)
+                if self._next_epoch is not None:
+                    await self._begin_epoch(backend, self._next_epoch)
                 if clock.now() >= self._reissue_at:
                     await self._reissue_orders(backend)
                 await self._step(backend)
@@ -105,15 +105,15 @@ class Loop:
             inbox.close()
             self._writer.close()
 
-    def change_policy(self, change: PolicyChange) -> None:
-        """Continue with another scheduler from the next step on."""
-        self._policy_change = change
+    def begin_epoch(self, epoch: NextEpoch) -> None:
+        """Begin a new epoch of the journal at the next step, with another scheduler."""
+        self._next_epoch = epoch
         self._inbox.arrived.set()
 
-    async def _change_policy(self, backend: Backend, change: PolicyChange) -> None:
-        self._policy_change = None
-        snapshot = self._state.begin_epoch(change.header, change.scheduler, change.past)
-        await self._step(backend, snapshot, change.header)
+    async def _begin_epoch(self, backend: Backend, epoch: NextEpoch) -> None:
+        self._next_epoch = None
+        snapshot = self._state.begin_epoch(epoch.header, epoch.scheduler, epoch.past)
+        await self._step(backend, snapshot, epoch.header)
 
     def next_deadline(self) -> Seconds:
         """Return when the next step is due if no input arrives."""

@@ -8,6 +8,7 @@ import msgspec
 
 from refold.core import Entry, Event, Header
 from refold.journal import JobRecord
+from refold.model import Seconds
 from refold.server.store.connections import ReadConnections
 
 _ENTRY = msgspec.json.Decoder(Entry)
@@ -33,7 +34,7 @@ class Epoch(msgspec.Struct, frozen=True):
 
 
 class JournalReader:
-    """Queries on the journal, from any thread. `entries` and `encoded_entries` may take long: call them in a thread."""
+    """Queries on the journal, from any thread. Those of entries may take long: call them in a thread."""
 
     def __init__(self, connections: ReadConnections) -> None:
         self._fast = connections.fast
@@ -60,6 +61,11 @@ class JournalReader:
         """Return the number of the last entry, 0 if there is none."""
         number: int = self._fast.execute("SELECT coalesce(max(number), 0) FROM journal").fetchone()[0]
         return number
+
+    def time_of(self, entry: int) -> Seconds:
+        """Return the time of an entry."""
+        (line,) = next(self.encoded_entries(entry, entry + 1))
+        return _ENTRY.decode(line).now
 
     def entries(self, first: int) -> Iterator[Entry]:
         """Yield the entries from number `first` on."""

@@ -40,6 +40,7 @@ ENTERED_BY_ALL = 0o711
 """Mode of the folder if jobs run as their users, who have their own folders in it and can read nothing else."""
 
 PRUNED_AT_ONCE = 200
+PRUNED_ENTRIES_AT_ONCE = 2_000
 
 _PRUNABLE = """
 SELECT number, id FROM jobs WHERE ended IS NOT NULL AND number < (SELECT max(number) FROM jobs)
@@ -49,6 +50,12 @@ SELECT number, id FROM jobs WHERE ended IS NOT NULL AND number < (SELECT max(num
     )
     AND NOT EXISTS (SELECT 1 FROM jobs AS other WHERE other.name = jobs.name AND other.ended IS NULL)
 ORDER BY ended LIMIT ?3
+"""
+
+_PRUNE_JOURNAL = """
+DELETE FROM journal WHERE number IN (
+    SELECT number FROM journal WHERE number < (SELECT min(first_entry) FROM epochs) ORDER BY number LIMIT ?
+)
 """
 
 MIN_FREE_BYTES = 2**20
@@ -271,26 +278,39 @@ class Store:
         )
         self._connection.executemany("DELETE FROM jobs WHERE number=?", [(number,) for number, _ in rows])
 
-    def prune_journal(self, before: Seconds, events_before: float) -> None:
-        """Delete the epochs that ended before a time of the journal, and older events that belong to no job."""
+    def prune_epochs(self, before: Seconds, keep_entries: int, events_before: float) -> None:
+        """Delete the epochs that ended before a time of the journal, or more than `keep_entries` entries ago.
+
+        Their entries are deleted by `prune_journal`. Older events that belong to no job are deleted as well.
+        """
         journal = self.reader.journal
-        epochs = journal.epochs()
+        last = journal.last_entry()
         ended = [
             (epoch, following.first_entry)
-            for epoch, following in pairwise(epochs)
-            if next(journal.entries(following.first_entry)).now < before
+            for epoch, following in pairwise(journal.epochs())
+            if last - following.first_entry >= keep_entries or journal.time_of(following.first_entry) < before
         ]
 
         def delete() -> None:
             execute = self._connection.execute
             for epoch, end in ended:
-                execute("DELETE FROM journal WHERE number >= ? AND number < ?", (epoch.first_entry, end))
                 execute("DELETE FROM checkpoints WHERE entry >= ? AND entry < ?", (epoch.first_entry, end))
                 execute("DELETE FROM epochs WHERE number=?", (epoch.number,))
-            last = "(SELECT max(number) FROM events)"
-            execute(f"DELETE FROM events WHERE job='' AND at < ? AND number < {last}", (events_before,))
+            last_event = "(SELECT max(number) FROM events)"
+            execute(f"DELETE FROM events WHERE job='' AND at < ? AND number < {last_event}", (events_before,))
 
         self._in_transaction(delete)
+
+    def prune_journal(self) -> int:
+        """Delete entries of deleted epochs; return how many: at most PRUNED_ENTRIES_AT_ONCE, see `prune`."""
+        deleted = 0
+
+        def delete() -> None:
+            nonlocal deleted
+            deleted = self._connection.execute(_PRUNE_JOURNAL, (PRUNED_ENTRIES_AT_ONCE,)).rowcount
+
+        self._in_transaction(delete)
+        return deleted
 
     def back_up(self, target: Path) -> None:
         """Copy the file while it is in use, and check the copy. Slow: call it in a thread."""
