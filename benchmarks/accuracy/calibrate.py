@@ -24,6 +24,7 @@ from benchmarks.accuracy.cases import (
     with_step_time,
 )
 from benchmarks.accuracy.device import read_cases
+from benchmarks.accuracy.recipes import FITTED_RECIPES
 from benchmarks.accuracy.tables import Case, data_folder
 from refold.catalogue import find_engine, find_gpu
 from refold.perf import Efficiency, Engine, GpuSpec
@@ -38,6 +39,9 @@ SHARES = {
     "overlap_gradients",
     "overlap_shards",
     "overlap_tensor",
+    "overlap_experts",
+    "fp8",
+    "fp4",
 }
 """Constants that cannot exceed 1."""
 
@@ -72,7 +76,10 @@ class Fit(NamedTuple):
 AMPERE = ("A100-40GB", "A100-80GB")
 VOLTA = ("V100-16GB", "V100-32GB")
 HOPPER = ("H100-80GB", "H200")
+RACK_OF_2024 = ("GB200",)
+BLACKWELL = ("B200", "B300", "GB300")
 EAGER = ("pytorch",)
+CORE = ("megatron-core",)
 FOUNDRY = ("llm-foundry", "llm-foundry-pure")
 MEGATRON = ("megatron-2021", "megatron-2022")
 BLOOM = ("deepspeed-2022", "deepspeed-2022-bf16")
@@ -158,6 +165,30 @@ FITS = (
         (Free(("H100-96GB",), "matmul", 0.72, 0.2),),
     ),
     Fit(
+        "low precision, Blackwell and mixtures of experts",
+        ("megatron_bridge", "dgx_cloud_h100"),
+        ("H100-80GB", *BLACKWELL, *RACK_OF_2024),
+        (
+            Free(BLACKWELL, "matmul", 0.75, 0.03),
+            Free(RACK_OF_2024, "matmul", 0.75, 0.1),
+            Free(("H100-80GB",), "fp8", 0.65, 0.05),
+            Free(BLACKWELL, "fp8", 0.65, 0.05),
+            Free(RACK_OF_2024, "fp8", 0.65, 0.05),
+            Free(BLACKWELL + RACK_OF_2024, "fp4", 0.45, 0.2),
+            Free(BLACKWELL + RACK_OF_2024, "half_tokens", 1300.0, 0.5),
+            Free(BLACKWELL + RACK_OF_2024, "attention", 0.45, 0.1),
+            Free(BLACKWELL + RACK_OF_2024, "network", 0.75, 0.1),
+            Free(RACK_OF_2024, "memory", 0.75, 0.1),
+            Free(CORE, "passes_inner", 2.1, 0.1),
+            Free(CORE, "expert_passes", 6.0, 0.5),
+            Free(CORE, "expert_bias_passes", 10.0, 1.0),
+            Free(CORE, "expert_launch_seconds", 0.008, 0.5),
+            Free(CORE, "overlap_experts", 0.5, 0.3),
+            Free(CORE, "overlap_tensor", 0.5, 0.3),
+            Free(CORE, "straggler_share", 0.003, 0.5),
+        ),
+    ),
+    Fit(
         "memory of plain PyTorch",
         ("h200_measured",),
         HOPPER,
@@ -202,11 +233,14 @@ def is_fitted_on(case: Case) -> bool:
     H100: the 1B and 80B models (8B is held out), and torchtitan on 8 GPUs (128 is held out). H200: BERT, GPT-2 and
     ViT (RoBERTa, T5 and LLaMA are held out). A100: llm-foundry on A100-40GB (80GB is held out), the four models of
     Korthikanti et al. with full recomputation (selective is held out), even lines of the BLOOM sweeps. V100: even
-    lines. All of Rubick's measurements are held out.
+    lines. Megatron-Bridge and DGX Cloud: the models and systems of `FITTED_RECIPES`. All of Rubick's measurements are
+    held out.
     """
     match case.source:
         case "ultrascale_h100.csv":
             return "8B" not in case.model.name
+        case "megatron_bridge.csv" | "dgx_cloud_h100.csv":
+            return (case.model.name, case.gpu) in FITTED_RECIPES
         case "llm_foundry_a100.csv":
             return case.gpu == "A100-40GB"
         case "korthikanti2022_table5_a100.csv":

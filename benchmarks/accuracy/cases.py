@@ -6,11 +6,22 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.accuracy.tables import Case
-from refold.perf import Engine, GpuSpec, Machines, PlanColumns, TrainingSetup, estimate_all, plans_to_columns
+from refold.model import RECOMPUTE, Plan
+from refold.perf import (
+    Engine,
+    EstimateColumns,
+    GpuSpec,
+    Machines,
+    PlanColumns,
+    TrainingSetup,
+    estimate_all,
+    plans_to_columns,
+)
 
 Vector = NDArray[np.float64]
 
@@ -32,9 +43,9 @@ class Batch:
         by_setting: dict[object, list[int]] = defaultdict(list)
         for index, case in enumerate(cases):
             key = (case.model, case.gpu, case.gpus_on_node, case.network, case.inside, case.engine, case.batch)
-            by_setting[(*key, case.sequence, case.cpus)].append(index)
+            by_setting[(*key, case.sequence, case.cpus, case.arithmetic, case.knows_recompute)].append(index)
         self._groups: list[tuple[NDArray[np.intp], PlanColumns]] = [
-            (np.array(indices), plans_to_columns([cases[index].plan for index in indices]))
+            (np.array(indices), plans_to_columns([plan for index in indices for plan in _plans(cases[index])]))
             for indices in by_setting.values()
         ]
 
@@ -43,15 +54,36 @@ class Batch:
         seconds, gib, fits = (np.empty(len(self.cases)) for _ in range(3))
         for indices, plans in self._groups:
             found = estimate_all(setting_of(self.cases[indices[0]], gpu, engine), plans)
-            seconds[indices], gib[indices], fits[indices] = found.step_seconds, found.memory.total, found.fits
+            chosen = _fastest_that_fits(found, len(indices))
+            seconds[indices], gib[indices] = found.step_seconds[chosen], found.memory.total[chosen]
+            fits[indices] = found.fits[chosen]
         return Predicted(seconds, gib, fits.astype(bool))
+
+
+def _plans(case: Case) -> list[Plan]:
+    """Return the plan of a case; where the table does not state what was recomputed, one for each setting."""
+    if case.knows_recompute:
+        return [case.plan]
+    return [msgspec.structs.replace(case.plan, recompute=recompute) for recompute in RECOMPUTE]
+
+
+def _fastest_that_fits(found: EstimateColumns, cases: int) -> NDArray[np.intp]:
+    """Return the row of each case: of its plans the fastest that fits, or if none does, the smallest."""
+    fits = found.fits.reshape(cases, -1)
+    seconds = np.where(fits, found.step_seconds.reshape(cases, -1), np.inf)
+    smallest = found.memory.total.reshape(cases, -1).argmin(axis=1)
+    best = np.where(fits.any(axis=1), seconds.argmin(axis=1), smallest)
+    return np.asarray(np.arange(cases) * fits.shape[1] + best)
 
 
 def setting_of(case: Case, gpu: Callable[[str], GpuSpec], engine: Callable[[str], Engine]) -> TrainingSetup:
     """Return everything of a case except its plan."""
     kind = gpu(case.gpu)
     machines = Machines(kind, case.gpus_on_node, case.inside or kind.link, case.network, case.cpus)
-    return TrainingSetup(case.model, machines, engine(case.engine), case.batch, case.sequence)
+    framework = engine(case.engine)
+    if case.arithmetic is not None:
+        framework = msgspec.structs.replace(framework, arithmetic=case.arithmetic)
+    return TrainingSetup(case.model, machines, framework, case.batch, case.sequence)
 
 
 def with_step_time(cases: Iterable[Case]) -> list[Case]:

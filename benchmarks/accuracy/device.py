@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from benchmarks.accuracy.recipes import RECIPES, read_recipes
 from benchmarks.accuracy.tables import Case, read_table
 from refold.catalogue import find_gpu, find_model, read_samples
 from refold.perf import Measurement
@@ -26,6 +27,8 @@ def measurements() -> list[Measurement]:
 @cache
 def read_cases(table: str) -> Sequence[Case]:
     """Return the cases of a table, published or measured by us; cached."""
+    if table in RECIPES:
+        return tuple(read_recipes(table))
     if table != TABLE:
         return tuple(read_table(table))
     return tuple(_case(row, one) for row, one in enumerate(measurements(), start=2))

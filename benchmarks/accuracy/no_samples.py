@@ -20,6 +20,7 @@ from benchmarks.accuracy.cases import (
     by_group,
     measured_gib,
     measured_seconds,
+    setting_of,
     with_peak_memory,
     with_step_time,
 )
@@ -28,6 +29,8 @@ from benchmarks.accuracy.reports import run_report
 from benchmarks.accuracy.tables import Case
 from benchmarks.table import Row, as_markdown, at_least, at_most, markdown
 from refold.catalogue import find_engine, find_gpu
+from refold.model import MAX_DEGREE
+from refold.plans import PlanLimits, best_plan
 
 HERE = Path(__file__).parent
 MIN_GROUP_SIZE = 5
@@ -35,6 +38,10 @@ MIN_GROUP_SIZE = 5
 
 GOOD_PICK_SHARE = 0.95
 """A plan is a good pick if it reaches this share of the best throughput."""
+
+
+TIE = 1.01
+"""A search prefers the simplest of plans whose step times differ by less."""
 
 
 class Part(NamedTuple):
@@ -70,6 +77,14 @@ PARTS = (
     Part("rubick_measured", "all (held out)", _all_rows),
     Part("torchtitan_docs", "8 GPUs (fitted on)", is_fitted_on),
     Part("torchtitan_docs", "128 GPUs (held out)", lambda case: not is_fitted_on(case)),
+    Part("megatron_bridge", "dense (fitted on)", lambda case: case.model.experts == 1 and is_fitted_on(case)),
+    Part("megatron_bridge", "dense (held out)", lambda case: case.model.experts == 1 and not is_fitted_on(case)),
+    Part("megatron_bridge", "experts (fitted on)", lambda case: case.model.experts > 1 and is_fitted_on(case)),
+    Part("megatron_bridge", "experts (held out)", lambda case: case.model.experts > 1 and not is_fitted_on(case)),
+    Part("dgx_cloud_h100", "70B (fitted on)", is_fitted_on),
+    Part("dgx_cloud_h100", "8B (held out)", lambda case: not is_fitted_on(case)),
+    Part("large_runs", "Llama-3 405B on 8,192 and 16,384 H100 (held out)", lambda case: case.model.experts == 1),
+    Part("large_runs", "DeepSeek-V3 on 2,048 H800 (held out)", lambda case: case.model.experts > 1),
     Part("korthikanti2022_table5", "full recomputation (fitted on)", is_fitted_on),
     Part("korthikanti2022_table5", "selective (held out)", lambda case: not is_fitted_on(case)),
     Part("korthikanti2022_fig1_memory", "all (held out)", _all_rows),
@@ -176,9 +191,42 @@ GOALS = (
 """Tables with goals; fitted and held-out rows together."""
 
 
+def recipe_goals() -> list[Row]:
+    """Return the goals for published recipes: rows that were not fitted, dense models and mixtures of experts apart."""
+    recipes = [case for table in ("megatron_bridge", "dgx_cloud_h100") for case in read_cases(table)]
+    rows: list[Row] = []
+    for kind, has_experts in (("dense", False), ("experts", True)):
+        held_out = [one for one in recipes if not is_fitted_on(one) and (one.model.experts > 1) == has_experts]
+        found = time_errors(held_out)
+        if found is not None:
+            name = f"recipes, {kind}, held out"
+            rows.append(at_most(f"{name}: median error", 100 * found.median, 10, _percent(found.median), "%"))
+            rows.append(at_most(f"{name}: p90", 100 * found.p90, 25, _percent(found.p90), "%"))
+    if recipes:
+        fits = float(predicted(recipes).fits.mean())
+        rows.append(at_least("recipes: published plans that fit", 100 * fits, 95, _percent(fits), "%"))
+        slower = sum(map(_pick_is_slower, recipes))
+        rows.append(at_most("recipes: our pick is slower than the published plan", slower, 0, f"{slower}", ""))
+    for case in read_cases("large_runs"):
+        error = float(abs(predicted([case]).seconds[0] / measured_seconds([case])[0] - 1))
+        goal = 20 if case.model.experts > 1 else 10
+        name = f"{case.model.name} on {case.gpus:,} {case.gpu}: error"
+        rows.append(at_most(name, 100 * error, goal, _percent(error), "%"))
+    return rows
+
+
+def _pick_is_slower(case: Case) -> bool:
+    """Whether the plan that a search finds is slower than the published one, both as estimated."""
+    setup = setting_of(case, find_gpu, find_engine)
+    limits = PlanLimits(max_expert=MAX_DEGREE, max_context=case.plan.context, max_interleave=16, uneven=True)
+    best = best_plan(setup, limits)
+    published = predicted([case])
+    return bool(published.fits[0]) and (best is None or best.step_seconds > TIE * published.seconds[0])
+
+
 def goals() -> list[Row]:
     """Return the goals and whether they were met."""
-    rows: list[Row] = []
+    rows = recipe_goals()
     for table, selection, includes in GOALS:
         cases = [case for case in read_cases(table) if case.usable and includes(case)]
         name, time, memory = table + selection, time_errors(with_step_time(cases)), memory_errors(cases)

@@ -21,7 +21,7 @@ import msgspec
 from benchmarks.measure import REPOSITORY
 from refold.errors import BadFile, BadRow, BadValue, UnknownName
 from refold.model import Link, Plan, Recompute
-from refold.perf import ModelShape
+from refold.perf import Arithmetic, ModelShape
 from refold.traces import plan_from_code
 
 ENGINES = {
@@ -39,6 +39,7 @@ ENGINES = {
     "deepspeed-2022-bf16": "the same with its BF16 optimizer: gradients in single precision, not sharded",
     "deepspeed-2023-fp32": "DeepSpeed 0.9 and DDP in single precision (TF32: more than 19.5 TFLOP/s were reached)",
     "pytorch": "plain PyTorch of 2026 without torch.compile, as benchmarks.accuracy.measure_device runs it",
+    "megatron-core": "Megatron-Core of 2025 and 2026 as NVIDIA's recipes run it",
     "megatron-2023-fp32": "Megatron-LM in single precision (its logs: fp16 False, bf16 False, params float32)",
 }
 """Training frameworks by version, with the precision and features that determine bytes and rates."""
@@ -50,7 +51,8 @@ class Case:
 
     `row` is the line of the file; the header is line 1. `group` names comparable plans. `network` is the bandwidth of a
     node in one direction; `inside` is None if it is that of the GPU type. `fits`: False if out of memory, None if
-    unknown. If a case is not `usable`, `note` has the reason.
+    unknown. If a case is not `usable`, `note` has the reason. `arithmetic`: that of the products, if not the engine's.
+    `knows_recompute`: whether the table states which activations were recomputed; if not, any setting may be assumed.
     """
 
     source: str
@@ -75,6 +77,8 @@ class Case:
     forward_seconds: float | None = None
     sync_seconds: float | None = None
     optimizer_seconds: float | None = None
+    arithmetic: Arithmetic | None = None
+    knows_recompute: bool = True
 
     def __post_init__(self) -> None:
         where = f"{self.source} line {self.row}"
@@ -157,7 +161,7 @@ def load_table(name: str) -> Table:
     if folder is None:
         raise BadFile(REPOSITORY.parent / "shared" / "data", "no such folder; set $REFOLD_DATA to another one")
     file, reader = TABLES[name]
-    lines = list(_lines(folder / file))
+    lines = list(read_lines(folder / file))
     return reader(name, lines)
 
 
@@ -193,7 +197,8 @@ def _counts(table: Table) -> tuple[str, ...]:
     return (table.name, *map(str, counts))
 
 
-def _lines(path: Path) -> Iterator[Line]:
+def read_lines(path: Path) -> Iterator[Line]:
+    """Read the lines of a CSV file, without its header."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for number, cells in enumerate(csv.DictReader(file), start=2):

@@ -135,7 +135,8 @@ def shape_of(config: dict[str, Any]) -> ModelShape:
 @pytest.mark.parametrize(
     ("config", "total", "active"),
     [
-        pytest.param(DEEPSEEK_V3, 671e9, 37e9, id="DeepSeek-V3"),
+        pytest.param(DEEPSEEK_V3, 685e9, 38e9, id="DeepSeek-V3, as published on Hugging Face"),
+        pytest.param(DEEPSEEK_V3 | {"num_nextn_predict_layers": 0}, 671e9, 37e9, id="DeepSeek-V3"),
         pytest.param(KIMI_K2, 1.03e12, 32e9, id="Kimi K2"),
         pytest.param(DEEPSEEK_V2_LITE, 15.7e9, 2.4e9, id="DeepSeek-V2-Lite"),
         pytest.param(QWEN3_30B, 30.5e9, 3.3e9, id="Qwen3-30B-A3B"),
@@ -155,10 +156,19 @@ def test_counts_are_those_that_were_published(config: dict[str, Any], total: flo
 
 
 def test_parts_that_are_not_modelled_are_named() -> None:
-    assert shape_of(DEEPSEEK_V3).not_modelled == ("layers that predict further tokens",)
     assert shape_of(KIMI_K2).not_modelled == ()
     seeing = {"model_type": "seeing", "vision_config": {"depth": 3}, "text_config": MIXTRAL}
     assert shape_of(seeing).not_modelled == ("the vision part",)
+
+
+def test_a_layer_that_predicts_a_further_token_is_counted() -> None:
+    with_one, without = shape_of(DEEPSEEK_V3), shape_of(DEEPSEEK_V3 | {"num_nextn_predict_layers": 0})
+    assert (with_one.blocks, with_one.expert_layers) == (without.blocks + 1, without.expert_layers + 1)
+
+
+def test_groups_count_only_where_they_limit_the_experts_of_a_token() -> None:
+    assert shape_of(DEEPSEEK_V3 | {"n_group": 8, "topk_group": 4}).groups_per_token == 4
+    assert shape_of(DEEPSEEK_V3 | {"n_group": 1, "topk_group": 1}).groups_per_token == 0
 
 
 def test_latent_attention_computes_with_its_own_widths() -> None:

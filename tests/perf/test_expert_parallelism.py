@@ -47,10 +47,18 @@ def test_gradients_of_experts_are_summed_over_fewer_gpus() -> None:
     assert divided < alone / 3
 
 
-def test_tokens_are_sent_to_each_expert_inside_a_node() -> None:
+def test_tokens_are_sent_to_each_other_gpu_of_a_node_once() -> None:
+    """A token has none of its four experts on a certain one of eight GPUs with a probability of (7 / 8)⁴."""
     seconds = on(Plan(8, expert=8)).seconds["expert"]
-    once = TOKENS * HIDDEN * 2 * 4 * 7 / 8 / (300e9 * GPU.efficiency.link) + 3e-6 * 3
+    once = TOKENS * HIDDEN * 2 * 7 * (1 - (7 / 8) ** 4) / (300e9 * GPU.efficiency.link) + 3e-6 * 3
     assert seconds == pytest.approx(4 * LAYERS * once)
+
+
+def test_tokens_with_limited_groups_are_sent_to_fewer_nodes() -> None:
+    """Four nodes: without a limit, a token has experts on 4 × (1 - (3 / 4)⁴) = 2.7 of them."""
+    anywhere, limited = (on(Plan(32, expert=32), groups_per_token=groups).seconds["expert"] for groups in (0, 2))
+    latency = 4 * LAYERS * (3 * 3 + 2 * 10) * 1e-6
+    assert (limited - latency) / (anywhere - latency) == pytest.approx(2 / (4 * (1 - (3 / 4) ** 4)))
 
 
 def test_tokens_are_sent_to_each_other_node_once() -> None:
@@ -64,8 +72,16 @@ def test_the_exchange_is_repeated_overlaps_and_follows_the_fullest_gpu() -> None
     plan = Plan(8, expert=8)
     base = on(plan).seconds["expert"]
     assert on(msgspec.structs.replace(plan, recompute="full")).seconds["expert"] == pytest.approx(1.5 * base)
-    assert on(plan, overlap=0.75).seconds["expert"] == pytest.approx(base / 4)
+    compute = on(plan).seconds["compute"]
+    assert on(plan, overlap=0.01).seconds["expert"] == pytest.approx(base - 0.01 * compute)
+    assert on(plan, overlap=1.0).seconds["expert"] == 0
     assert on(plan, imbalance=1.5).seconds["expert"] == pytest.approx(1.5 * base, rel=0.02)
+
+
+def test_between_nodes_the_exchange_overlaps_only_in_a_pipeline() -> None:
+    alone, pipeline = Plan(16, expert=16), Plan(16, pipeline=2, expert=16, accumulation=1)
+    assert on(alone, overlap=0.1).seconds["expert"] == on(alone).seconds["expert"]
+    assert on(pipeline, overlap=0.1).seconds["expert"] < on(pipeline).seconds["expert"]
 
 
 def test_experts_with_few_tokens_are_slower() -> None:

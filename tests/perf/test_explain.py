@@ -2,6 +2,7 @@
 
 from math import ceil, log2
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
@@ -14,13 +15,25 @@ from refold.perf.hardware import GpuSpec, Machines
 from refold.perf.shapes import ModelShape
 from refold.perf.training_setup import TrainingSetup
 
-GPU = GpuSpec("G", 80.0, 300.0, 20.0, 2000.0, Link("nvlink", 300.0, 3.0), 32.0, 100.0, 400.0)
+GPU = GpuSpec("G", 80.0, 300.0, 20.0, 2000.0, Link("nvlink", 300.0, 3.0), 32.0, 100.0, 400.0, fp8_tflops=600.0)
+RACK = msgspec.structs.replace(GPU, gpus_per_node=4, link_domain=16, network_cards=4)
 
 MODELS = [
     ModelShape("decoder", layers=24, hidden=2048, heads=16, ffn=8192, vocabulary=50001),
     ModelShape("grouped", layers=32, hidden=4096, heads=32, kv_heads=8, ffn=14336, gated=True, vocabulary=128000),
     ModelShape("both", "encoder-decoder", layers=12, encoder_layers=12, hidden=1024, heads=16, vocabulary=32000),
     ModelShape("experts", layers=16, hidden=1024, heads=16, experts=8, experts_per_token=2, vocabulary=32000),
+    ModelShape(
+        "further",
+        layers=15,
+        mtp_layers=1,
+        hidden=1024,
+        heads=16,
+        experts=8,
+        experts_per_token=4,
+        groups_per_token=2,
+        vocabulary=32000,
+    ),
     ModelShape("vit", "vit", layers=12, hidden=768, heads=12, sequence=197),
     ModelShape("resnet", "opaque", parameters_stated=25_000_000, sample_gflop=4.1, sample_mib=90.0),
 ]
@@ -46,6 +59,17 @@ ENGINES = [
         tensor_wait_in_pipeline=1e-3,
         stage_wait=0.1,
     ),
+    Engine(
+        "quantised",
+        "fp8",
+        selective_attention=False,
+        selective_recompute_share=0.1,
+        expert_passes=9.0,
+        expert_bias_passes=7.0,
+        expert_launch_seconds=0.01,
+        straggler_share=0.01,
+        gather_straggler_share=0.02,
+    ),
 ]
 
 degrees = st.sampled_from([1, 2, 3, 4, 8])
@@ -69,7 +93,7 @@ setups = st.builds(
     st.sampled_from(MODELS),
     st.builds(
         Machines,
-        st.just(GPU),
+        st.sampled_from([GPU, RACK]),
         st.sampled_from([(8,), (8, 8), (4,) * 8, (2, 3, 3), (1, 7), (8,) * 16]),
         st.just(GPU.link),
         st.just(Link("network", 50.0, 10.0)),

@@ -83,16 +83,27 @@ def test_tensor_groups_span_nodes_only_if_allowed(make_setup: MakeSetup) -> None
     assert rejection_reasons(*pair, PlanLimits(tensor_across_nodes=True)) == []
 
 
-def test_stages_are_uneven_only_if_allowed_and_not_interleaved(make_setup: MakeSetup) -> None:
+def test_stages_and_chunks_are_uneven_only_if_allowed(make_setup: MakeSetup) -> None:
     setup, uneven = make_setup("llama-2-7b", on=(6,)), PlanLimits(uneven=True)
     assert rejection_reasons(setup, parse_plan("pp6 accumulate 512")) == ["32 layers are not divisible by pipeline 6"]
     assert rejection_reasons(setup, parse_plan("pp6 accumulate 512"), uneven) == []
     assert rejection_reasons(make_setup("llama-2-7b", on=(6,), layers=4), parse_plan("pp6"), uneven) == [
         "4 layers are too few for pipeline 6"
     ]
-    assert rejection_reasons(setup, parse_plan("pp6 interleave 2 accumulate 6"), uneven)[0] == (
-        "32 layers are not divisible by pipeline 6 × interleave 2"
-    )
+    interleaved = parse_plan("pp6 interleave 2 accumulate 6")
+    assert rejection_reasons(setup, interleaved)[0] == "32 layers are not divisible by pipeline 6 × interleave 2"
+    assert rejection_reasons(setup, interleaved, uneven) == [
+        reason for reason in rejection_reasons(setup, interleaved) if "layers" not in reason
+    ]
+
+
+def test_the_first_and_the_last_chunk_may_have_no_layer(make_setup: MakeSetup) -> None:
+    """Llama 3.1 405B has 126 layers, and was trained with 16 stages of 8 chunks."""
+    uneven = PlanLimits(uneven=True)
+    for layers, text in ((126, None), (125, "125 layers are too few for pipeline 16 × interleave 8")):
+        setup = make_setup("llama-2-7b", on=(8, 8), layers=layers)
+        reasons = rejection_reasons(setup, parse_plan("pp16 interleave 8 accumulate 16"), uneven)
+        assert [reason for reason in reasons if "layers" in reason] == ([text] if text else [])
 
 
 def test_an_opaque_model_is_data_parallel_only(make_setup: MakeSetup) -> None:

@@ -41,7 +41,6 @@ UNSUPPORTED_KEYS = {
 
 
 NOT_MODELLED = {
-    "num_nextn_predict_layers": "layers that predict further tokens",
     "vision_config": "the vision part",
     "audio_config": "the audio part",
     "attn_logit_softcapping": "the limit of attention scores",
@@ -168,6 +167,8 @@ def _expert_fields(keys: _Config) -> dict[str, Any]:
     return {
         "experts": experts,
         "experts_per_token": keys.count(*EXPERTS_PER_TOKEN),
+        "groups_per_token": keys.amount("topk_group") if keys.amount("n_group") > keys.amount("topk_group") else 0,
+        "mtp_layers": keys.amount("num_nextn_predict_layers"),
         "ffn": width,
         "shared_ffn": shared or width * keys.amount("n_shared_experts"),
         "dense_layers": dense,

@@ -6,13 +6,15 @@ from .columns import (
     plans_to_columns as plans_to_columns,
 )
 from .compute import head_time as head_time, layer_time as layer_time
-from .engine import Engine as Engine
+from .engine import Arithmetic as Arithmetic, Engine as Engine, Precision as Precision
 from .estimation import (
     DEFAULT_CPUS_PER_GPU as DEFAULT_CPUS_PER_GPU,
     Estimate as Estimate,
+    EstimateColumns as EstimateColumns,
     estimate as estimate,
     estimate_all as estimate_all,
     estimate_at as estimate_at,
+    model_flops as model_flops,
     step_time_parts as step_time_parts,
 )
 from .explanation import explain as explain

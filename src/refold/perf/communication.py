@@ -22,7 +22,10 @@ parallelism each is a reduce-scatter and an all-gather, which transfer as many b
 
 
 class GroupLayout(NamedTuple):
-    """Placement of a group: members per node, number of nodes, and how many such groups share a node's network."""
+    """Placement of a group: members per node, number of nodes, and how many such groups share a node's network.
+
+    Where links connect the GPUs of several nodes, these count as one node.
+    """
 
     on_node: Column
     nodes: Column
@@ -31,9 +34,9 @@ class GroupLayout(NamedTuple):
 
 def group_layout(machines: Machines, members: Column, stride: Column) -> GroupLayout:
     """Return the layout of a group. A block of ranks lies within nodes if every node holds a whole number of blocks."""
-    common = gcd(*machines.gpus_on_node)
+    common = gcd(*machines.domains)
     inside = np.mod(common, stride * members) == 0
-    per_node = machines.gpus / machines.nodes
+    per_node = machines.gpus / len(machines.domains)
     on_node = np.where(inside, members, np.clip(per_node / stride, 1.0, members))
     return GroupLayout(on_node, np.maximum(1.0, members / on_node), np.minimum(stride, per_node))
 
@@ -45,9 +48,9 @@ def link_rate(machines: Machines) -> float:
 
 def node_rate(machines: Machines) -> float:
     """Return the effective bytes per second out of the node with the fewest GPUs, over the network cards it uses."""
-    gpu = machines.gpu
-    cards = ceil(min(machines.gpus_on_node) * gpu.network_cards / gpu.gpus_per_node)
-    share = min(1.0, cards / gpu.network_cards)
+    gpu, domains = machines.gpu, machines.domains
+    cards = ceil(min(domains) * gpu.network_cards / gpu.gpus_per_node)
+    share = min(machines.nodes / len(domains), cards / gpu.network_cards)
     return machines.network.gigabytes_per_second * 1e9 * share * machines.gpu.efficiency.network
 
 
@@ -115,33 +118,45 @@ EXPERT_EXCHANGES = 4.0
 """Exchanges of tokens per layer: to the experts and back, in the forward and in the backward pass."""
 
 
-def expert_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
-    """Return the exposed seconds of expert-parallel communication for an average layer and one micro-batch."""
+def expert_seconds(setup: TrainingSetup, plans: PlanColumns, layer_seconds: Column) -> Column:
+    """Return the exposed seconds of expert-parallel communication for an average layer and one micro-batch.
+
+    `layer_seconds`: its forward and backward passes. The exchange of other tokens overlaps with them inside a node, and
+    between nodes in a pipeline, where another micro-batch is at hand.
+    """
     model = setup.model
     if model.opaque or model.experts == 1:
         return np.zeros(len(plans))
     exchanges = EXPERT_EXCHANGES * np.where(plans.recompute == FULL, 1.5, 1.0) * model.expert_layers / model.blocks
-    exposed = 1 - setup.engine.overlap_experts
-    return np.where(plans.expert > 1, exposed * exchanges * exchange_seconds(setup, plans), 0.0)
+    layout = group_layout(setup.machines, plans.expert, plans.tensor)
+    may_overlap = (layout.nodes == 1) | (plans.pipeline > 1)
+    hidden = np.where(may_overlap, setup.engine.overlap_experts * layer_seconds, 0.0)
+    return np.where(plans.expert > 1, np.maximum(0.0, exchanges * exchange_seconds(setup, plans) - hidden), 0.0)
 
 
 def exchange_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     """Return the seconds in which every GPU sends its tokens to their experts, all at once.
 
-    A token is sent to a node once, whatever the number of its experts there, and distributed inside the node.
+    A token is sent to a GPU once, whatever the number of its experts there, and to a node once and distributed there.
     """
     machines, model = setup.machines, setup.model
     layout = group_layout(machines, plans.expert, plans.tensor)
     token_bytes = model.hidden * setup.engine.value_bytes / plans.tensor
     sent = imbalance(setup, plans) * setup.micro_tokens(plans) * token_bytes
-    inside = sent * model.experts_per_token * (1 - 1 / plans.expert) / link_rate(machines)
-    nodes = (layout.nodes - 1) * (1 - (1 - 1 / layout.nodes) ** model.experts_per_token)
-    across = sent * nodes * (machines.gpus / machines.nodes) / node_rate(machines)
+    inside = sent * _others(plans.expert, model.experts_per_token, np.inf) / link_rate(machines)
+    nodes = _others(layout.nodes, model.experts_per_token, model.groups_per_token or np.inf)
+    across = sent * nodes * (machines.gpus / len(machines.domains)) / node_rate(machines)
     latency = (
         machines.inside.latency_microseconds * np.log2(layout.on_node)
         + machines.network.latency_microseconds * np.log2(layout.nodes)
     ) * 1e-6
     return np.maximum(inside, across) + latency
+
+
+def _others(places: Column, experts: int, limit: float) -> Column:
+    """Return in how many other places (GPUs or nodes) than its own a token has experts, on average."""
+    distinct = np.minimum(places * (1 - (1 - 1 / places) ** experts), limit)
+    return (1 - 1 / places) * distinct
 
 
 def stage_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
@@ -150,7 +165,7 @@ def stage_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     stride = plans.replicas * plans.tensor
     layout = group_layout(machines, plans.pipeline, stride)
     payload = setup.micro_tokens(plans) * setup.model.hidden * setup.engine.value_bytes / plans.tensor
-    card = node_rate(machines) / min(machines.gpus_on_node)
+    card = node_rate(machines) / min(machines.domains)
     seconds = payload / np.where(layout.nodes > 1, card, link_rate(machines))
     return np.where(plans.pipeline > 1, 2 * plans.interleave * seconds, 0.0)
 

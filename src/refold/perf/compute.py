@@ -44,6 +44,11 @@ LOGIT_BYTES = 12.0
 precision, the backward pass reads that and writes its gradient."""
 
 
+QUANTISED_BYTES = {"fp8": 4.0, "mxfp8": 4.0, "nvfp4": 3.0}
+"""Bytes of memory traffic to quantise an element that enters a product: it is read in half precision and written twice,
+for the product and, transposed, for the one of the backward pass."""
+
+
 class LayerTime(NamedTuple):
     """Seconds of one layer and one micro-batch: forward, backward, and activation recomputation."""
 
@@ -65,7 +70,9 @@ def layer_time(setup: TrainingSetup, plans: PlanColumns) -> LayerTime:
         + (BACKWARD_ATTENTION if setup.engine.fused_attention else BACKWARD_MATMUL) * attention
         + BACKWARD_MEMORY * (scores + memory)
     )
-    selected = attention + scores + setup.engine.selective_recompute_share * (matmul + memory)
+    selected = setup.engine.selective_recompute_share * (matmul + memory)
+    if setup.engine.selective_attention:
+        selected = selected + attention + scores
     recompute_seconds = np.where(
         plans.recompute == FULL, forward, np.where(plans.recompute == SELECTIVE, selected, 0.0)
     )
@@ -79,7 +86,7 @@ def head_time(setup: TrainingSetup, plans: PlanColumns) -> Column:
     if not model.predicts_tokens:
         return np.zeros(len(plans))
     tokens = setup.micro_tokens(plans)
-    logits = tokens * model.vocabulary / plans.tensor
+    logits = (1 + model.mtp_layers) * tokens * model.vocabulary / plans.tensor
     arithmetic = (1 + BACKWARD_MATMUL) * 2 * logits * model.hidden / (head_peak(setup) * gpu.efficiency.matmul)
     traffic = logits * LOGIT_BYTES / memory_rate(setup)
     return setup.engine.compute_factor * (arithmetic + traffic)
@@ -87,13 +94,41 @@ def head_time(setup: TrainingSetup, plans: PlanColumns) -> Column:
 
 def matmul_efficiency(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> Column:
     """Return the share of the peak that matrix products reach: less with few rows or narrow tensor-parallel shards."""
-    efficiency = setup.machines.gpu.efficiency
     if setup.model.opaque:
-        return efficiency.matmul * OPAQUE_EFFICIENCY * tokens / (tokens + OPAQUE_HALF_SAMPLES)
-    width = narrower_width(setup) / plans.tensor
-    # The number of results, rows × columns, determines how well a GPU is utilised.
-    rows = tokens / (tokens + efficiency.half_tokens * 1024 / width)
-    return efficiency.matmul * rows * width / (width + efficiency.half_width)
+        return matmul_share(setup) * OPAQUE_EFFICIENCY * tokens / (tokens + OPAQUE_HALF_SAMPLES)
+    return _share_reached(setup, tokens, narrower_width(setup) / plans.tensor)
+
+
+def _share_reached(setup: TrainingSetup, rows: Column, width: Column) -> Column:
+    """Return the share of the peak that products with so many rows and columns reach.
+
+    The number of results, rows × columns, determines how well a GPU is utilised.
+    """
+    reached = rows / (rows + half_tokens(setup) * 1024 / width)
+    return matmul_share(setup) * reached * width / (width + setup.machines.gpu.efficiency.half_width)
+
+
+def matmul_share(setup: TrainingSetup) -> float:
+    """Return the share of the peak that large matrix products reach."""
+    efficiency = setup.machines.gpu.efficiency
+    match setup.engine.arithmetic:
+        case "fp8" | "mxfp8":
+            return efficiency.fp8
+        case "nvfp4":
+            return efficiency.fp4
+        case _:
+            return efficiency.matmul
+
+
+def half_tokens(setup: TrainingSetup) -> float:
+    """Return the rows of 1,024 columns with which products reach half of that.
+
+    What is lost with few rows is time in which the GPU computes nothing, whatever the precision: the faster the
+    products, the more rows are needed.
+    """
+    efficiency = setup.machines.gpu.efficiency
+    faster = product_peak(setup) * matmul_share(setup) / (peak_rate(setup) * efficiency.matmul)
+    return efficiency.half_tokens * faster
 
 
 def narrower_width(setup: TrainingSetup) -> int:
@@ -104,11 +139,8 @@ def narrower_width(setup: TrainingSetup) -> int:
 
 def expert_efficiency(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> Column:
     """Return the share of the peak that the products of an expert reach, which has a part of the tokens only."""
-    model, efficiency = setup.model, setup.machines.gpu.efficiency
-    width = min(model.hidden, model.ffn_width) / plans.tensor
-    each = expert_tokens(setup, plans, tokens)
-    rows = each / (each + efficiency.half_tokens * 1024 / width)
-    return efficiency.matmul * rows * width / (width + efficiency.half_width)
+    width = min(setup.model.hidden, setup.model.ffn_width) / plans.tensor
+    return _share_reached(setup, expert_tokens(setup, plans, tokens), width)
 
 
 def expert_tokens(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> Column:
@@ -160,7 +192,7 @@ def inner_width(setup: TrainingSetup) -> float:
 
 
 def _matmul_seconds(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> Column:
-    peak, experts = peak_rate(setup), expert_flops_per_token(setup)
+    peak, experts = product_peak(setup), expert_flops_per_token(setup)
     others = tokens * (matmul_flops_per_token(setup) - experts) / (peak * matmul_efficiency(setup, plans, tokens))
     if experts:
         rate = peak * expert_efficiency(setup, plans, tokens)
@@ -190,19 +222,60 @@ def _memory_seconds(setup: TrainingSetup, plans: PlanColumns, tokens: Column) ->
         return np.zeros(len(plans))
     outside = engine.passes_hidden * model.hidden / np.where(plans.sequence_parallel > 0, plans.tensor, 1.0)
     inside = engine.passes_inner * inner_width(setup) / plans.tensor
-    return tokens * engine.value_bytes * (outside + inside) / memory_rate(setup)
+    experts = expert_elements(setup) / plans.tensor
+    traffic = engine.value_bytes * (outside + inside + experts) + quantised_bytes(setup) / plans.tensor
+    return tokens * traffic / memory_rate(setup)
+
+
+def expert_elements(setup: TrainingSetup) -> float:
+    """Return the elements read or written to sort tokens by expert and to add biases, per token and average layer."""
+    model, engine = setup.model, setup.engine
+    elements = engine.expert_passes * sorted_width(setup)
+    if model.bias and model.experts > 1:
+        computed = model.experts_per_token * ((2 if model.gated else 1) * model.ffn_width + model.hidden)
+        elements += engine.expert_bias_passes * computed * model.expert_layers / model.blocks
+    return elements
+
+
+def sorted_width(setup: TrainingSetup) -> float:
+    """Return the number of elements per token and average layer that are sent to experts, one copy for each."""
+    model = setup.model
+    if model.experts == 1:
+        return 0.0
+    return model.experts_per_token * model.hidden * model.expert_layers / model.blocks
+
+
+def quantised_bytes(setup: TrainingSetup) -> float:
+    """Return the memory traffic of quantisation in the forward pass of a layer, per token."""
+    if not setup.engine.low_precision or setup.model.opaque:
+        return 0.0
+    model = setup.model
+    elements = model.hidden + model.value_width + model.hidden + model.active_ffn_width + sorted_width(setup)
+    return QUANTISED_BYTES[setup.engine.arithmetic] * elements
 
 
 def peak_rate(setup: TrainingSetup) -> float:
-    """Return the data-sheet peak for the arithmetic that the framework uses, in FLOP/s."""
+    """Return the data-sheet peak of everything but the products of layers in low precision, in FLOP/s."""
     gpu = setup.machines.gpu
     match setup.engine.arithmetic:
-        case "half":
-            return gpu.half_tflops * 1e12
         case "tf32":
             return gpu.half_tflops * 1e12 / 2
         case "single":
             return gpu.single_tflops * 1e12
+        case _:
+            return gpu.half_tflops * 1e12
+
+
+def product_peak(setup: TrainingSetup) -> float:
+    """Return the data-sheet peak of the matrix products of layers, in FLOP/s."""
+    gpu = setup.machines.gpu
+    match setup.engine.arithmetic:
+        case "fp8" | "mxfp8":
+            return gpu.fp8_tflops * 1e12
+        case "nvfp4":
+            return gpu.fp4_tflops * 1e12
+        case _:
+            return peak_rate(setup)
 
 
 def attention_peak(setup: TrainingSetup) -> float:

@@ -9,7 +9,15 @@ import msgspec
 
 from refold.errors import BadValue
 
-Arithmetic = Literal["half", "tf32", "single"]
+Arithmetic = Literal["half", "tf32", "single", "fp8", "mxfp8", "nvfp4"]
+"""Arithmetic of matrix products. With `fp8`, `mxfp8` and `nvfp4`, those of the layers are in 8 or 4 bits; attention,
+the output layer and everything between the products stay in half precision."""
+
+LOW_PRECISION: frozenset[Arithmetic] = frozenset(("fp8", "mxfp8", "nvfp4"))
+
+
+Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
+"""Precision of the matrix products of layers, as users choose it."""
 
 
 class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -18,7 +26,7 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     name: str
 
     arithmetic: Arithmetic = "half"
-    """Which peak of a GPU applies: half precision, TF32 or single precision."""
+    """Which peak of a GPU applies to matrix products."""
 
     value_bytes: float = 2.0
     """Bytes per activation element."""
@@ -65,6 +73,9 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     selective_activation_share: float = 1.0
     """Share of a layer's activations, besides scores, that is saved with selective recomputation."""
 
+    selective_attention: bool = True
+    """Whether selective recomputation repeats attention."""
+
     launch_seconds: float = 0.001
     """Host time to launch the kernels of one layer, forward and backward: a lower bound of the layer's time."""
 
@@ -88,7 +99,17 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     in a ring; 0: they are gathered before."""
 
     overlap_experts: float = 0.0
-    """Share of the exchange of tokens between experts that overlaps with computation."""
+    """Share of a layer's forward and backward passes that overlaps with the exchange of tokens between experts."""
+
+    expert_passes: float = 4.0
+    """Memory passes over tensors of hidden width in a forward pass, for each expert of a token: tokens are sorted by
+    expert, and what the experts return is put back and summed."""
+
+    expert_bias_passes: float = 0.0
+    """Memory passes over what experts compute in a forward pass, if they have biases, added by separate kernels."""
+
+    expert_launch_seconds: float = 0.0
+    """Host time to launch the kernels of routing and experts in a layer, forward and backward, besides the others."""
 
     expert_imbalance: float = 1.1
     """Tokens of the GPU with the most, relative to the average, if experts are divided among GPUs."""
@@ -129,7 +150,24 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     stage_wait_from_gpus: int = 0
 
+    straggler_share: float = 0.0
+    """Share by which a step takes longer with each doubling of the nodes, as all wait for the slowest."""
+
+    gather_straggler_share: float = 0.0
+    """The same in addition with ZeRO-3, where all wait for each other in every layer."""
+
     source: str = ""
+
+    def with_precision(self, precision: Precision) -> Engine:
+        """Return the framework with the products of layers in another precision."""
+        if self.arithmetic not in ("half", *LOW_PRECISION):
+            raise BadValue(f"engine {self.name!r} computes in {self.arithmetic} precision, not in {precision}")
+        return msgspec.structs.replace(self, arithmetic="half" if precision == "bf16" else precision)
+
+    @property
+    def low_precision(self) -> bool:
+        """Whether the matrix products of layers are in less than half precision."""
+        return self.arithmetic in LOW_PRECISION
 
     @property
     def selects_activations(self) -> bool:

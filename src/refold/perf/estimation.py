@@ -43,6 +43,7 @@ class StepTimeParts(NamedTuple):
     data: Column
     optimizer: Column
     offload: Column
+    stragglers: Column
 
 
 class EstimateColumns(NamedTuple):
@@ -114,7 +115,7 @@ def model_flops(setup: TrainingSetup) -> float:
     """Return the FLOPs of a step that the model requires with any plan; recomputation does not count."""
     model = setup.model
     layers = model.blocks * (matmul_flops_per_token(setup) + attention_flops_per_token(setup))
-    head = 2.0 * model.vocabulary * model.hidden if model.predicts_tokens else 0.0
+    head = 2.0 * (1 + model.mtp_layers) * model.vocabulary * model.hidden if model.predicts_tokens else 0.0
     return 3.0 * setup.tokens * (layers + head)
 
 
@@ -128,9 +129,8 @@ def step_time_parts(setup: TrainingSetup, plans: PlanColumns) -> StepTimeParts:
     blocks = setup.stage_blocks(plans)
     compute = _slowest_stage(setup, plans, layer.forward + layer.backward)
     recompute = blocks * layer.recompute
-    tensor, context, expert = (
-        blocks * each(setup, plans) for each in (tensor_seconds, context_seconds, expert_seconds)
-    )
+    tensor, context = (blocks * each(setup, plans) for each in (tensor_seconds, context_seconds))
+    expert = blocks * expert_seconds(setup, plans, layer.forward + layer.backward)
     launch = np.maximum(0.0, blocks * _launch_seconds(setup, plans) - compute - recompute - tensor)
     stage_comm = stage_seconds(setup, plans) + _stage_wait(setup, plans)
     micro_batch = compute + recompute + tensor + context + expert + launch + stage_comm
@@ -138,7 +138,7 @@ def step_time_parts(setup: TrainingSetup, plans: PlanColumns) -> StepTimeParts:
     forward, backward = blocks * layer.forward, blocks * (layer.backward + layer.recompute)
     count = plans.accumulation
     transfer, update = _offload_seconds(setup, plans, parameters)
-    return StepTimeParts(
+    parts = StepTimeParts(
         compute=count * compute,
         recompute=count * recompute,
         launch=count * launch,
@@ -150,7 +150,16 @@ def step_time_parts(setup: TrainingSetup, plans: PlanColumns) -> StepTimeParts:
         data=_exposed_gradients(setup, plans, parameters, forward, backward),
         optimizer=np.where(plans.offload > 0, update, _optimizer_seconds(setup, plans, parameters)),
         offload=transfer,
+        stragglers=np.zeros(len(plans)),
     )
+    return parts._replace(stragglers=straggler_share(setup, plans) * sum(parts, np.zeros(len(plans))))
+
+
+def straggler_share(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return by how much longer a step takes as all GPUs wait for the slowest, relative to everything else."""
+    engine = setup.engine
+    each = engine.straggler_share + np.where(plans.zero == 3, engine.gather_straggler_share, 0.0)
+    return np.asarray(each * np.log2(setup.machines.nodes))
 
 
 def _slowest_stage(setup: TrainingSetup, plans: PlanColumns, layer: Column) -> Column:
@@ -169,8 +178,11 @@ def _launch_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     engine, machines, model = setup.engine, setup.machines, setup.model
     factor = np.array([1.0, engine.launch_factor_selective, engine.launch_factor_full])[plans.recompute.astype(int)]
     seconds = engine.launch_seconds * factor * (1 + model.attentions / model.blocks) / 2
-    remote_ranks = np.maximum(0.0, plans.tensor - machines.gpus / machines.nodes)
-    has_pipeline = (plans.pipeline > 1) & (plans.tensor > 1) & (machines.nodes > 1)
+    if model.experts > 1:
+        seconds = seconds + engine.expert_launch_seconds * factor * model.expert_layers / model.blocks
+    domains = len(machines.domains)
+    remote_ranks = np.maximum(0.0, plans.tensor - machines.gpus / domains)
+    has_pipeline = (plans.pipeline > 1) & (plans.tensor > 1) & (domains > 1)
     extra = (
         engine.tensor_wait_across_nodes * remote_ranks + engine.tensor_wait_in_pipeline * plans.tensor * has_pipeline
     )

@@ -21,7 +21,7 @@ def add_communication(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     """Add communication within a layer and between stages."""
     model, engine, machines = setup.model, setup.engine, setup.machines
     lines.section("Communication")
-    lines.given("GPUs per node", per_node=machines.gpus / machines.nodes)
+    lines.given("GPUs per node", per_node=machines.gpus / len(machines.domains))
     _add_group(lines, setup, "tensor", plan.tensor, 1)
     lines.given("collectives per layer", collectives=_collectives_per_layer(setup, plan))
     if model.opaque:
@@ -43,7 +43,7 @@ def add_communication(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     stages, stride = np.full(1, float(plan.pipeline)), np.full(1, float(copies * plan.tensor))
     spans_nodes = communication.group_layout(machines, stages, stride).nodes[0] > 1
     rate = "(node_rate / smallest_node)" if spans_nodes else "link_rate"
-    lines.given("GPUs of the smallest node", smallest_node=min(machines.gpus_on_node))
+    lines.given("GPUs of the smallest node", smallest_node=min(machines.domains))
     if plan.pipeline == 1:
         lines.formula("stage_transfer", "0", "s", "no pipeline")
     else:
@@ -88,26 +88,34 @@ def _add_expert_exchange(lines: Lines, setup: TrainingSetup, plan: Plan) -> None
     _add_group(lines, setup, "expert", plan.expert, plan.tensor)
     lines.formula("sent", "imbalance * tokens * hidden_width * value_bytes / tensor", "B", "tokens of a GPU, once")
     lines.formula(
+        "other_gpus",
+        "(1 - 1 / expert) * expert * (1 - (1 - 1 / expert) ** experts_per_token)",
+        "",
+        "other GPUs to which a token is sent, on average",
+    )
+    nodes = "expert_nodes * (1 - (1 - 1 / expert_nodes) ** experts_per_token)"
+    if model.groups_per_token:
+        lines.given("groups that contain the experts of a token", groups=model.groups_per_token)
+        nodes = f"min({nodes}, groups)"
+    lines.formula(
         "other_nodes",
-        "(expert_nodes - 1) * (1 - (1 - 1 / expert_nodes) ** experts_per_token)",
+        f"(1 - 1 / expert_nodes) * {nodes}",
         "",
         "other nodes to which a token is sent, on average",
     )
     lines.formula(
         "exchange",
-        "max(sent * experts_per_token * (1 - 1 / expert) / link_rate, sent * other_nodes * per_node / node_rate)"
-        " + expert_latency",
+        "max(sent * other_gpus / link_rate, sent * other_nodes * per_node / node_rate) + expert_latency",
         "s",
         "one exchange of tokens",
     )
     exchanges = communication.EXPERT_EXCHANGES * (1.5 if plan.recompute == "full" else 1.0)
     exchanges *= model.expert_layers / model.blocks
     lines.given("exchanges per average layer", exchanges=exchanges)
+    may_overlap = lines.values["expert_nodes"] == 1 or plan.pipeline > 1
+    hidden = f"{setup.engine.overlap_experts if may_overlap else 0.0} * (forward + backward)"
     lines.formula(
-        "expert_comm",
-        f"(1 - {setup.engine.overlap_experts}) * exchanges * exchange",
-        "s",
-        "expert parallelism, per layer",
+        "expert_comm", f"max(0, exchanges * exchange - {hidden})", "s", "expert parallelism that is exposed, per layer"
     )
 
 
@@ -119,7 +127,7 @@ def _collectives_per_layer(setup: TrainingSetup, plan: Plan) -> float:
 def _add_group(lines: Lines, setup: TrainingSetup, kind: str, members: int, stride: int) -> None:
     """Add the layout of a group: members per node, nodes, groups that share a node's network, and latency."""
     machines = setup.machines
-    inside = gcd(*machines.gpus_on_node) % (members * stride) == 0
+    inside = gcd(*machines.domains) % (members * stride) == 0
     lines.values[f"{kind}_members"] = float(members)
     if inside:
         lines.formula(f"{kind}_on_node", f"{members}", "", f"members of a {kind}-parallel group on a node: all")

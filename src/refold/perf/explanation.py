@@ -27,7 +27,6 @@ def explain(setup: TrainingSetup, plan: Plan) -> tuple[Section, ...]:
 
 def _add_inputs(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     model, machines = setup.model, setup.machines
-    efficiency = machines.gpu.efficiency
     lines.section("Inputs")
     lines.given("global batch", "samples", batch=setup.batch)
     lines.given("tokens per sample", "tokens", sequence=setup.tokens_per_sample)
@@ -41,8 +40,8 @@ def _add_inputs(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.given("layers", layers=model.blocks)
     lines.given("hidden width", hidden_width=model.hidden)
     lines.given("bytes per activation", value_bytes=setup.engine.value_bytes)
-    lines.given("peak of a GPU", "FLOP/s", peak=compute.peak_rate(setup))
-    lines.given("share of the peak for large matrix products", matmul_share=efficiency.matmul)
+    lines.given("peak of a GPU", "FLOP/s", peak=compute.product_peak(setup))
+    lines.given("share of the peak for large matrix products", matmul_share=compute.matmul_share(setup))
     lines.given("effective bandwidth of GPU memory", "B/s", memory_rate=compute.memory_rate(setup))
     lines.given("effective bandwidth between GPUs of a node", "B/s", link_rate=communication.link_rate(machines))
     lines.given("effective bandwidth between nodes", "B/s", node_rate=communication.node_rate(machines))
@@ -54,7 +53,7 @@ def _add_layer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula(
         "tokens", f"batch * sequence / ({replicas(plan)} * micro_batches)", "tokens", "tokens per micro-batch"
     )
-    lines.given("rows of 1,024 columns where matrix products reach half", half_tokens=efficiency.half_tokens)
+    lines.given("rows of 1,024 columns where matrix products reach half", half_tokens=compute.half_tokens(setup))
     if model.opaque:
         shares = f"matmul_share * {compute.OPAQUE_EFFICIENCY} * tokens / (tokens + {compute.OPAQUE_HALF_SAMPLES})"
         lines.formula("efficiency", shares, "", "share of the peak for an opaque model")
@@ -78,10 +77,13 @@ def _add_layer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     split = plan.tensor if plan.sequence_parallel else 1
     outside = 0.0 if model.opaque else engine.passes_hidden * model.hidden / split
     inside = 0.0 if model.opaque else engine.passes_inner * compute.inner_width(setup) / plan.tensor
-    lines.given("elements read or written between matrix products", "per token", elements=outside + inside)
-    lines.formula(
-        "elementwise", "tokens * value_bytes * elements / memory_rate", "s", "norms, residuals, activation functions"
-    )
+    experts = compute.expert_elements(setup) / plan.tensor
+    lines.given("elements read or written between matrix products", "per token", elements=outside + inside + experts)
+    traffic = "value_bytes * elements"
+    if engine.low_precision:
+        lines.given("traffic of quantisation", "B/token", quantised=compute.quantised_bytes(setup) / plan.tensor)
+        traffic = f"({traffic} + quantised)"
+    lines.formula("elementwise", f"tokens * {traffic} / memory_rate", "s", "norms, residuals, activation functions")
     scores = 0.0 if model.opaque or engine.fused_attention else model.heads * setup.sequence / plan.tensor
     lines.given("attention scores written to memory", "per token", scores=scores * model.attentions / model.blocks)
     lines.given("memory passes over the scores", score_passes=compute.SCORE_PASSES)
@@ -99,7 +101,8 @@ def _add_layer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
         "backward pass",
     )
     share = engine.selective_recompute_share
-    selected = f"compute_factor * (attention + score_time + {share} * (matmul + elementwise))"
+    repeated = "attention + score_time + " if engine.selective_attention else ""
+    selected = f"compute_factor * ({repeated}{share} * (matmul + elementwise))"
     recompute_formula = {"none": "0", "selective": selected, "full": "forward"}[plan.recompute]
     lines.formula("recompute_time", recompute_formula, "s", f"activation recomputation: {plan.recompute}")
 
@@ -142,10 +145,13 @@ def _add_step(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula("stage_layers", "layers / stages", "", "layers per stage")
     if model.predicts_tokens:
         lines.given("vocabulary", vocabulary=model.vocabulary)
+        lines.given("passes of the output layer", head_passes=1 + model.mtp_layers)
+        lines.given("share of that peak", head_share=machines.gpu.efficiency.matmul)
         lines.given("peak for this vocabulary size", "FLOP/s", head_peak=compute.head_peak(setup))
         lines.formula(
             "head",
-            "compute_factor * (3 * 2 * tokens * vocabulary * hidden_width / tensor / (head_peak * matmul_share)"
+            "compute_factor * head_passes"
+            " * (3 * 2 * tokens * vocabulary * hidden_width / tensor / (head_peak * head_share)"
             f" + tokens * vocabulary / tensor * {compute.LOGIT_BYTES} / memory_rate)",
             "s",
             "output layer and loss, per micro-batch",
@@ -160,12 +166,15 @@ def _add_step(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula("stage_tensor", "stage_layers * tensor_comm", "s", "tensor parallelism, per micro-batch")
     lines.formula("stage_expert", "stage_layers * expert_comm", "s", "expert parallelism, per micro-batch")
     lines.formula("stage_context", "stage_layers * context_comm", "s", "context parallelism, per micro-batch")
-    remote_ranks = max(0.0, plan.tensor - machines.gpus / machines.nodes)
-    has_pipeline = plan.pipeline > 1 and plan.tensor > 1 and machines.nodes > 1
+    domains = len(machines.domains)
+    remote_ranks = max(0.0, plan.tensor - machines.gpus / domains)
+    has_pipeline = plan.pipeline > 1 and plan.tensor > 1 and domains > 1
     factor = {"none": 1.0, "selective": engine.launch_factor_selective, "full": engine.launch_factor_full}[
         plan.recompute
     ]
     launch = engine.launch_seconds * factor * (1 + model.attentions / model.blocks) / 2
+    if model.experts > 1:
+        launch += engine.expert_launch_seconds * factor * model.expert_layers / model.blocks
     launch += (
         engine.tensor_wait_across_nodes * remote_ranks + engine.tensor_wait_in_pipeline * plan.tensor * has_pipeline
     )
@@ -195,13 +204,16 @@ def _add_step(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula("bubble", "(stages - 1) / chunks * micro_batch_time", "s", "pipeline bubble: filling and draining")
     add_data_parallel(lines, setup, plan)
     _add_optimizer(lines, setup, plan)
-    lines.formula(
-        "step",
+    parts = (
         "compute + recompute + launch + tensor_time + context_time + expert_time + pipeline_time + bubble + data_time"
-        " + optimizer + offload",
-        "s",
-        "total step time",
+        " + optimizer + offload"
     )
+    share = engine.straggler_share + (engine.gather_straggler_share if plan.zero == 3 else 0.0)
+    lines.given("longer with each doubling of the nodes", straggler_share=share)
+    lines.formula(
+        "stragglers", f"straggler_share * log2({machines.nodes}) * ({parts})", "s", "waiting for the slowest GPU"
+    )
+    lines.formula("step", f"{parts} + stragglers", "s", "total step time")
 
 
 def _add_optimizer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:

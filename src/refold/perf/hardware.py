@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import isfinite
+from itertools import accumulate, pairwise
+from math import ceil, isfinite
 
 import msgspec
 
@@ -15,10 +16,13 @@ class Efficiency(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     `matmul`: share of the peak for large matrix products; half of it is reached with `half_tokens` rows of 1,024
     columns (fewer rows with more columns), or with `half_width` columns. `attention`: share of the peak inside fused
-    attention. `memory`, `link`, `network`, `pcie`: shares of those bandwidths.
+    attention. `fp8`, `fp4`: shares of those peaks for large matrix products, quantisation apart. `memory`, `link`,
+    `network`, `pcie`: shares of those bandwidths.
     """
 
     matmul: float = 0.7
+    fp8: float = 0.6
+    fp4: float = 0.5
     half_tokens: float = 700.0
     half_width: float = 100.0
     attention: float = 0.45
@@ -28,7 +32,16 @@ class Efficiency(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     pcie: float = 0.7
 
     def __post_init__(self) -> None:
-        shares = (self.matmul, self.attention, self.memory, self.link, self.network, self.pcie)
+        shares = (
+            self.matmul,
+            self.fp8,
+            self.fp4,
+            self.attention,
+            self.memory,
+            self.link,
+            self.network,
+            self.pcie,
+        )
         if not all(0 < share <= 1 for share in shares) or not (self.half_tokens >= 0 and self.half_width >= 0):
             raise BadValue(f"efficiency is {self}, expected shares > 0 and ≤ 1, and half_tokens and half_width ≥ 0")
 
@@ -37,7 +50,8 @@ class GpuSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     """A GPU type by its data sheet, and the nodes that it commonly comes in.
 
     Rates are dense (no sparsity), links are counted in one direction. `network_cards` is the number per node: GPUs use
-    the nearest card, so a job with few GPUs on a node uses only some of them.
+    the nearest card, so a job with few GPUs on a node uses only some of them. `fp8_tflops`, `fp4_tflops`: 0 if the type
+    has no such arithmetic. `link_domain`: GPUs that `link` connects, where these are more than those of a node.
     """
 
     name: str
@@ -49,7 +63,10 @@ class GpuSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     pcie_gigabytes_per_second: float
     node_network_gigabytes_per_second: float
     watts: float
+    fp8_tflops: float = 0.0
+    fp4_tflops: float = 0.0
     gpus_per_node: int = 8
+    link_domain: int = 0
     network_cards: int = 8
     aliases: tuple[str, ...] = ()
     source: str = ""
@@ -67,6 +84,9 @@ class GpuSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
         )
         if not all(isfinite(rate) and rate > 0 for rate in rates) or min(self.gpus_per_node, self.network_cards) < 1:
             raise BadValue(f"GPU {self.name!r}: memory, rates, bandwidths, power and counts must be > 0")
+        optional = (self.fp8_tflops, self.fp4_tflops, self.link_domain)
+        if not all(isfinite(value) and value >= 0 for value in optional):
+            raise BadValue(f"GPU {self.name!r}: fp8_tflops, fp4_tflops and link_domain must be ≥ 0")
 
 
 class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -99,6 +119,18 @@ class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
         """Number of nodes."""
         return len(self.gpus_on_node)
 
+    @property
+    def domains(self) -> tuple[int, ...]:
+        """GPUs in each domain that `inside` connects: those of a node, or of several nodes (NVL72).
+
+        Nodes are spread evenly over as few domains as possible.
+        """
+        nodes_each = max(1, self.gpu.link_domain // max(self.gpus_on_node))
+        if nodes_each == 1:
+            return self.gpus_on_node
+        ends = list(accumulate(_spread_evenly(self.nodes, ceil(self.nodes / nodes_each))))
+        return tuple(sum(self.gpus_on_node[start:end]) for start, end in pairwise([0, *ends]))
+
 
 def build_machines(gpu: GpuSpec, gpus: int, *, nodes: int = 0, cpus: float = 0.0, memory_gib: float = 0.0) -> Machines:
     """Return machines with the default links of a GPU type, spread over `nodes`; 0: as few nodes as possible."""
@@ -118,6 +150,6 @@ def _fill_nodes(gpus: int, per_node: int) -> tuple[int, ...]:
 
 
 def _spread_evenly(gpus: int, nodes: int) -> tuple[int, ...]:
-    """Return the GPUs of each node, as even as possible."""
+    """Return the GPUs of each node (or the nodes of each domain), as even as possible."""
     fewer, more = divmod(gpus, nodes)
     return (fewer + 1,) * more + (fewer,) * (nodes - more)

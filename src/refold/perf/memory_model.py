@@ -21,6 +21,10 @@ USABLE_MEMORY_SHARE = 0.94
 SCORE_BYTES = 5.0
 """Bytes saved per attention score without fused attention: softmax input, dropout mask, dropout output."""
 
+LOW_PRECISION_ACTIVATION_SHARE = {"fp8": 0.8, "mxfp8": 0.8, "nvfp4": 0.7}
+"""Bytes saved for the backward pass relative to half precision: inputs of products, about 40 % of all, are saved
+quantised."""
+
 HOST_BYTES_PER_PARAMETER = 16.0
 """Bytes per offloaded parameter on the host: master weight, two moments, gradient."""
 
@@ -173,8 +177,11 @@ def _activations(setup: TrainingSetup, plans: PlanColumns, tokens: Column, in_fl
     scores = SCORE_BYTES * model.heads * setup.sequence / plans.tensor * model.attentions / model.blocks
     if engine.fused_attention:
         scores = np.zeros(len(plans))
-    layer = outside + inside + scores + _dispatched_bytes(setup, plans)
-    selected = engine.selective_activation_share * (outside + inside)
+    quantised = LOW_PRECISION_ACTIVATION_SHARE[engine.arithmetic] if engine.low_precision else 1.0
+    products = quantised * (outside + inside + _dispatched_bytes(setup, plans))
+    layer = products + scores
+    repeated = quantised * engine.inner_activation_bytes * _latent_saving(setup) / plans.tensor
+    selected = engine.selective_activation_share * (products - repeated)
     checkpoint = engine.value_bytes * model.hidden / split  # of a recomputed layer only the input is saved
     blocks = np.ceil(setup.stage_blocks(plans))
     full, selective = plans.recompute == FULL, plans.recompute == SELECTIVE
@@ -185,10 +192,18 @@ def _activations(setup: TrainingSetup, plans: PlanColumns, tokens: Column, in_fl
     return tokens * (saved + working) + keys_and_values
 
 
+def _latent_saving(setup: TrainingSetup) -> float:
+    """Return the elements per token that latent attention need not save if it computes keys and queries again."""
+    model = setup.model
+    if not model.key_rank or setup.engine.selective_attention:
+        return 0.0
+    return max(0.0, model.query_width + 2.0 * model.key_width - model.query_rank - model.key_rank - model.rope_size)
+
+
 def _dispatched_bytes(setup: TrainingSetup, plans: PlanColumns) -> Column:
-    """Return the bytes saved per token and average layer of what experts get and return: a copy for each expert."""
+    """Return the bytes saved per token and average layer of what experts get: a copy for each expert."""
     model = setup.model
     if model.experts == 1:
         return np.zeros(len(plans))
-    copies = 2 * model.experts_per_token * imbalance(setup, plans) * model.expert_layers / model.blocks
+    copies = model.experts_per_token * imbalance(setup, plans) * model.expert_layers / model.blocks
     return copies * setup.engine.value_bytes * model.hidden / plans.tensor

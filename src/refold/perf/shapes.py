@@ -19,9 +19,11 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     `layers` counts those of the decoder, or of the only stack; an encoder-decoder also has `encoder_layers`. `gated`:
     the feed-forward block has three matrices (SwiGLU, GEGLU) instead of two. Each token uses `experts_per_token` of
     `experts` feed-forward blocks of width `ffn`, and one of width `shared_ffn`, if there is one; `dense_layers` have
-    no experts but one block of width `dense_ffn`. With latent attention (MLA), keys and values are computed from
+    no experts but one block of width `dense_ffn`. With `groups_per_token`, the experts of a token are in that many
+    groups at most, and a group is on one node. With latent attention (MLA), keys and values are computed from
     `key_rank` numbers per token, and queries from `query_rank`, if given; `rope_size` is the part of a head that has
-    positions, besides `head_size`, and `value_size` the width of its values.
+    positions, besides `head_size`, and `value_size` the width of its values. `mtp_layers` follow the others and predict
+    further tokens (multi-token prediction): each has the shapes of the last layer, and a pass of the output layer.
 
     `parameters_stated` is a published count, where the shapes do not give it exactly. `sequence` and `batch` are the
     defaults of commands. An opaque model has `parameters_stated`, `sample_gflop` (forward pass) and `sample_mib` (saved
@@ -44,6 +46,7 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     encoder_layers: int = 0
     experts: int = 1
     experts_per_token: int = 1
+    groups_per_token: int = 0
     shared_ffn: int = 0
     dense_layers: int = 0
     dense_ffn: int = 0
@@ -51,6 +54,7 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     key_rank: int = 0
     rope_size: int = 0
     value_size: int = 0
+    mtp_layers: int = 0
     sequence: int = 2048
     batch: int = 256
     parameters_stated: int = 0
@@ -76,6 +80,7 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             "vocabulary": self.vocabulary,
             "positions": self.positions,
             "encoder_layers": self.encoder_layers,
+            "groups_per_token": self.groups_per_token,
             "shared_ffn": self.shared_ffn,
             "dense_layers": self.dense_layers,
             "dense_ffn": self.dense_ffn,
@@ -83,6 +88,7 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             "key_rank": self.key_rank,
             "rope_size": self.rope_size,
             "value_size": self.value_size,
+            "mtp_layers": self.mtp_layers,
             "parameters_stated": self.parameters_stated,
             "sample_gflop": self.sample_gflop,
             "sample_mib": self.sample_mib,
@@ -124,7 +130,7 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     @property
     def blocks(self) -> int:
         """Total number of layers, between which a pipeline can be split."""
-        return self.layers + self.encoder_layers
+        return self.layers + self.encoder_layers + self.mtp_layers
 
     @property
     def attentions(self) -> int:

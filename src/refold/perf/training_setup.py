@@ -23,6 +23,9 @@ class TrainingSetup(msgspec.Struct, frozen=True):
     def __post_init__(self) -> None:
         if not (1 <= self.batch <= 2**40 and 1 <= self.sequence <= 2**40):
             raise BadValue(f"batch is {self.batch} and sequence is {self.sequence}, expected at least 1")
+        gpu, arithmetic = self.machines.gpu, self.engine.arithmetic
+        if self.engine.low_precision and not (gpu.fp4_tflops if arithmetic == "nvfp4" else gpu.fp8_tflops):
+            raise BadValue(f"{gpu.name} has no matrix products in {arithmetic}")
 
     @property
     def tokens(self) -> int:

@@ -16,6 +16,7 @@ from refold.plans.space import (
     BOUNDED_FIELDS,
     CHOICE_FIELDS,
     DEFAULT_LIMITS,
+    END_CHUNKS,
     Mask,
     PlanLimits,
     decode_value,
@@ -96,18 +97,19 @@ def _key_heads(setup: TrainingSetup) -> int:
 
 
 def _layers_not_divisible(group: PlanBatch) -> Any:
-    """Return which plans cannot divide the layers. Stages may be uneven if the limits allow it, but not interleaved."""
+    """Return which plans cannot divide the layers: evenly, or if that suffices, one for each chunk of the stages."""
     blocks, plans = group.setup.model.blocks, group.plans
-    uneven = np.mod(blocks, plans.pipeline * plans.interleave) != 0
-    needs_even = (plans.interleave > 1) | (not group.limits.uneven)
-    return (plans.pipeline > 1) & np.where(needs_even, uneven, plans.pipeline > blocks)
+    chunks = plans.pipeline * plans.interleave
+    if group.limits.uneven:
+        return (plans.pipeline > 1) & (chunks > np.where(plans.interleave > 1, blocks + END_CHUNKS, blocks))
+    return (plans.pipeline > 1) & (np.mod(blocks, chunks) != 0)
 
 
 def _layers_text(single: SinglePlan) -> str:
     blocks, plan = single.setup.model.blocks, single.plan
-    if plan.interleave > 1:
-        return f"{blocks} layers are not divisible by pipeline {plan.pipeline} × interleave {plan.interleave}"
     problem = "are too few for" if single.limits.uneven else "are not divisible by"
+    if plan.interleave > 1:
+        return f"{blocks} layers {problem} pipeline {plan.pipeline} × interleave {plan.interleave}"
     return f"{blocks} layers {problem} pipeline {plan.pipeline}"
 
 
@@ -118,7 +120,7 @@ def _batch_text(single: SinglePlan) -> str:
 
 
 def _node_text(single: SinglePlan) -> str:
-    sizes = " and ".join(map(str, sorted(set(single.setup.machines.gpus_on_node), reverse=True)))
+    sizes = " and ".join(map(str, sorted(set(single.setup.machines.domains), reverse=True)))
     return f"tensor-parallel groups of {single.plan.tensor} do not fit evenly into nodes of {sizes} GPUs"
 
 
@@ -236,7 +238,7 @@ RULES: tuple[Rule, ...] = (
         "node",
         lambda group: (
             (not group.limits.tensor_across_nodes)
-            & (np.mod(gcd(*group.setup.machines.gpus_on_node), group.plans.tensor) != 0)
+            & (np.mod(gcd(*group.setup.machines.domains), group.plans.tensor) != 0)
         ),
         _node_text,
     ),

@@ -19,6 +19,9 @@ Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Table = dict[str, Ints]
 
+END_CHUNKS = 2
+"""Chunks of interleaved stages that may have no layer, as they have the embedding or the output layer."""
+
 CHOICE_FIELDS = ("zero", "offload", "recompute", "sequence_parallel")
 """Fields of a plan for which limits list the allowed choices."""
 
@@ -52,8 +55,8 @@ class Pins(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
 class PlanLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """Limits of the plan search. A pin replaces the choices of its field; validity rules still apply.
 
-    `tensor_across_nodes`: tensor-parallel groups may span several nodes. `uneven`: pipeline stages may differ by one
-    layer. `engine`: only plans that this framework can run.
+    `tensor_across_nodes`: tensor-parallel groups may span several nodes. `uneven`: pipeline stages and their chunks may
+    differ by one layer. `engine`: only plans that this framework can run.
     """
 
     max_tensor: int = MAX_DEGREE
@@ -182,7 +185,7 @@ def can_split_tensors(setup: TrainingSetup, limits: PlanLimits, tensor: int) -> 
     kv_heads = model.kv_heads or model.heads
     return (
         tensor <= limits.maximum("tensor")
-        and (limits.tensor_across_nodes or gcd(*setup.machines.gpus_on_node) % tensor == 0)
+        and (limits.tensor_across_nodes or gcd(*setup.machines.domains) % tensor == 0)
         and model.heads % tensor == 0
         and (kv_heads % tensor == 0 or tensor % kv_heads == 0)
         and model.hidden % tensor == 0
@@ -261,11 +264,12 @@ def _accumulation(table: Table, setup: TrainingSetup, limits: PlanLimits) -> Tab
 
 
 def _interleave(table: Table, setup: TrainingSetup, limits: PlanLimits) -> Table:
-    pinned, maximum = limits.pinned.interleave, limits.max_interleave
-    all_divisors = (
-        [divisor for divisor in divisors(setup.model.blocks) if divisor <= maximum] if pinned is None else [pinned]
-    )
-    choices = np.array(all_divisors, np.int64)
+    pinned, maximum, blocks = limits.pinned.interleave, limits.max_interleave, setup.model.blocks
+    candidates = range(1, blocks + END_CHUNKS + 1) if limits.uneven else divisors(blocks)
+    choices = np.array([one for one in candidates if one <= maximum] if pinned is None else [pinned], np.int64)
     pipeline, accumulation = table["pipeline"][:, None], table["accumulation"][:, None]
-    even = (setup.model.blocks % (pipeline * choices) == 0) & (accumulation % pipeline == 0)
-    return _cross(table, "interleave", choices, (choices == 1) | ((pipeline > 1) & even))
+    chunks = pipeline * choices
+    divided = chunks <= blocks + END_CHUNKS if limits.uneven else blocks % chunks == 0
+    return _cross(
+        table, "interleave", choices, (choices == 1) | ((pipeline > 1) & divided & (accumulation % pipeline == 0))
+    )

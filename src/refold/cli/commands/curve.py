@@ -115,7 +115,8 @@ def curve(
     shape = read_model(model)
     samples, tokens, notes = training.resolve_sizes(shape)
     plan_limits = limits.parse(tokens, {"--cpus-at": cpus_at})
-    setup = _CurveSetup(model, shape, find_engine(training.engine), samples, tokens, plan_limits)
+    framework = training.with_precision(find_engine(training.engine))
+    setup = _CurveSetup(model, shape, framework, samples, tokens, plan_limits)
     pools, pool_notes = parse_gpu_pools(cluster, gpu, gpus_up_to, network)
     with progress(f"curves of {shape.name}"):
         by_gpus = [_gpu_series(setup, pool) for pool in pools]

@@ -54,6 +54,8 @@ def plan(
     Example: refold plan llama-2-7b --gpus 8xA100-80GB --why 'dp8'
 
     Example: refold plan llama-2-7b --gpus 8xA100-80GB --launch deepspeed
+
+    Example: refold plan deepseek-v3 --gpus 256xGB200 --engine megatron-core --precision mxfp8
     """
     from msgspec.structs import replace
 
@@ -73,7 +75,7 @@ def plan(
     engine = training.engine
     if target is not None and engine == plan_request.DEFAULT_ENGINE:
         engine = LAUNCH_TARGETS[target].estimated_as
-    framework = find_engine((fitted.engine if fitted else None) or engine)
+    framework = training.with_precision(find_engine((fitted.engine if fitted else None) or engine))
     setup = TrainingSetup(shape, machines, framework, samples, tokens)
     if fitted is not None:
         setup = apply_corrections(setup, fitted.values)

@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from refold.model import Link
-    from refold.perf import GpuSpec, Machines, ModelShape
+    from refold.perf import Engine, GpuSpec, Machines, ModelShape
     from refold.plans import Pins, PlanLimits
 
 MAX_GPUS = 2**17
@@ -41,6 +41,14 @@ def _complete_engines(incomplete: str) -> list[str]:
     from refold.catalogue import engines
 
     return [engine.name for engine in engines() if engine.name.startswith(incomplete)]
+
+
+def _complete_precisions(incomplete: str) -> list[str]:
+    from typing import get_args
+
+    from refold.perf import Precision
+
+    return [name for name in get_args(Precision) if name.startswith(incomplete)]
 
 
 def _complete_gpu_types(incomplete: str) -> list[str]:
@@ -158,6 +166,29 @@ class TrainingOptions:
         ),
     ] = None
     engine: EngineName = DEFAULT_ENGINE
+    precision: Annotated[
+        str | None,
+        typer.Option(
+            "--precision",
+            metavar="NAME",
+            help="Precision of the matrix products of layers: bf16, fp8, mxfp8 or nvfp4 (default: the engine's).",
+            autocompletion=_complete_precisions,
+        ),
+    ] = None
+
+    def with_precision(self, engine: Engine) -> Engine:
+        """Return an engine with the precision that was asked for."""
+        from typing import get_args
+
+        from refold.errors import UnknownName
+        from refold.perf import Precision
+
+        if self.precision is None:
+            return engine
+        for known in get_args(Precision):
+            if known == self.precision.casefold():
+                return engine.with_precision(known)
+        raise UnknownName("precision", self.precision, get_args(Precision))
 
     def resolve_sizes(self, shape: ModelShape) -> tuple[int, int, list[str]]:
         """Return the batch size and sequence length with the model's defaults filled in, and notes on these."""
@@ -184,6 +215,9 @@ class TrainingOptions:
 LONG_SEQUENCE = 16_384
 MAX_CONTEXT = 256
 """Context parallelism is tried from this sequence length on, up to this degree; for shorter ones, if it is pinned."""
+
+MAX_INTERLEAVE = 16
+"""Largest number of chunks of a stage that are tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +248,7 @@ class PlanLimitOptions:
         return PlanLimits(
             max_context=MAX_CONTEXT if sequence >= LONG_SEQUENCE else 1,
             max_expert=MAX_DEGREE,
+            max_interleave=MAX_INTERLEAVE,
             offload=not self.no_offload,
             tensor_across_nodes=self.tensor_across_nodes,
             uneven=self.uneven,

@@ -57,6 +57,7 @@ STEP_PARTS = {
     "expert": "tokens to the experts on other GPUs and back",
     "pipeline": "communication between pipeline stages",
     "bubble": "pipeline fill and drain",
+    "stragglers": "waiting for the slowest GPU",
     "data": "communication of gradients and weights, not overlapped",
     "optimizer": "weight update",
     "offload": "transfers to and from the host",
