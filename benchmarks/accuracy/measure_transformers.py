@@ -244,10 +244,12 @@ class Trainer:
         while len(times) < STEPS and (len(times) < 2 or perf_counter() - begin < MAX_SECONDS):
             times.append(self.step(tokens))
         step, forward, backward, optimizer = (statistics.median(column) for column in zip(*times, strict=True))
-        gib = (cuda.max_memory_allocated() / 2**30, cuda.max_memory_reserved() / 2**30) if cuda else (0.0, 0.0)
+        used = cuda.max_memory_allocated() / 2**30 if cuda else 0.0
+        reserved = cuda.max_memory_reserved() / 2**30 if cuda else 0.0
         trained = sum(one.numel() for one in self.trained)
-        kernels = self._kernels(tokens) if cuda else (0, 0.0, 0.0, 0.0)
-        return Result(step, forward, backward, optimizer, *gib, *kernels, self.parameters, trained)
+        count, matmul, attention, other = self._kernels(tokens) if cuda else (0, 0.0, 0.0, 0.0)
+        phases = (step, forward, backward, optimizer)
+        return Result(*phases, used, reserved, count, matmul, attention, other, self.parameters, trained)
 
     def step(self, tokens: Any) -> tuple[float, ...]:
         """Return the seconds of a step, and of its forward pass, backward pass and update."""

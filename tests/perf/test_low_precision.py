@@ -66,7 +66,8 @@ def test_activations_are_saved_quantised() -> None:
 
 
 def test_a_gpu_without_the_arithmetic_is_refused() -> None:
-    for gpu, precision in (("A100", "fp8"), ("H100", "nvfp4")):
+    cases: list[tuple[str, Precision]] = [("A100", "fp8"), ("H100", "nvfp4")]
+    for gpu, precision in cases:
         engine = find_engine("megatron-core").with_precision(precision)
         with pytest.raises(BadValue, match=f"has no matrix products in {precision}"):
             TrainingSetup(MODEL, build_machines(find_gpu(gpu), 8), engine, 8, 4096)
