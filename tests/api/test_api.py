@@ -15,6 +15,7 @@ from fake_service import MEMBER, OTHER, OWNER, READER, FakeService, make_app, se
 from hypothesis import given, settings, strategies as st
 
 from refold.api.app import Api
+from refold.api.asgi import BodyLimits
 from refold.api.calls import CALLS, MAX_BODY_BYTES, Call
 from refold.api.queries import JobsQuery
 from refold.api.roles import Caller
@@ -311,13 +312,21 @@ def test_a_client_that_sends_too_much_receives_the_error(is_chunked: bool) -> No
         connection.close()
 
 
+@pytest.mark.parametrize("size", [5_000, 2 * MAX_BODY_BYTES])
+def test_the_maximum_size_of_a_body_can_be_configured(size: int) -> None:
+    app = make_app(body_limits=BodyLimits(size))
+    assert request(app, "POST", "/api/v1/jobs", padded(size)).status == 201
+    answer = request(app, "POST", "/api/v1/jobs", padded(size + 1))
+    assert (answer.status, answer.problem.error) == (413, f"the body has more than {size:,} bytes")
+
+
 def test_a_body_may_arrive_in_chunks() -> None:
     assert request(make_app(), "POST", "/api/v1/jobs", [JOB[:5], JOB[5:6], JOB[6:]]).status == 201
 
 
-def test_a_body_that_stalls_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("refold.api.asgi.BODY_TIMEOUT", 0.01)
-    answer = request(make_app(), "POST", "/api/v1/jobs", JOB[:5], stalls=True)
+def test_a_body_that_stalls_times_out() -> None:
+    app = make_app(body_limits=BodyLimits(seconds=0.01))
+    answer = request(app, "POST", "/api/v1/jobs", JOB[:5], stalls=True)
     assert (answer.status, answer.problem.error) == (408, "the body did not arrive within 0.01 s")
 
 

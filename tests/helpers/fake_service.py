@@ -15,6 +15,7 @@ import uvicorn
 
 from refold.api import CancelQuery, DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery, TimelineQuery
 from refold.api.app import Api
+from refold.api.asgi import DEFAULT_BODY_LIMITS, BodyLimits
 from refold.api.calls import ENDED_STATES, Service
 from refold.api.event_stream import EventStream
 from refold.api.hosts import AllowedHosts
@@ -384,7 +385,7 @@ class FakeService:
             yield b'{"entry":%d}\n' % number
 
 
-def make_app(service: FakeService | None = None) -> Api:
+def make_app(service: FakeService | None = None, body_limits: BodyLimits = DEFAULT_BODY_LIMITS) -> Api:
     """Return the API over a fake service."""
     service = FakeService() if service is None else service
     typed: Service = service
@@ -393,6 +394,7 @@ def make_app(service: FakeService | None = None) -> Api:
         TokenAuthenticator(service.stored_tokens),
         hosts=AllowedHosts(extra_names=["testserver"]),
         files=WebFiles(),
+        body_limits=body_limits,
     )
 
 

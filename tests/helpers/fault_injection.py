@@ -6,15 +6,12 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
 from refold.server import clock, daemon, inbox, live_state, store_upkeep, writer
-from refold.server.network import ConnectionLimits, limits_for
 from refold.server.store import Store
 
 UNPRIVILEGED_UID = 65534
@@ -70,16 +67,6 @@ def limit_descriptors(count: int) -> None:
 def lower_descriptors(soft: int) -> None:
     """Lower the soft limit of file descriptors, which the daemon may raise again."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-
-
-def change_connection_limits(**changes: float) -> None:
-    """Change limits of the HTTP server."""
-    changed = partial(_changed_limits, changes)
-    setattr(daemon, "limits_for", changed)  # noqa: B010
-
-
-def _changed_limits(changes: Mapping[str, float], descriptors: int) -> ConnectionLimits:
-    return replace(limits_for(descriptors), **changes)
 
 
 def use_false_clock(offset: str, boot_id: str = "") -> None:

@@ -41,8 +41,8 @@ SHORT_GRACE = 0.2
 class DaemonOptions(msgspec.Struct, frozen=True):
     """Options of a daemon. `prepare`: 'module:function', called first in its process with `arguments`.
 
-    `power`, `users`, `limits`: the sections of `refold.yaml`. `uncompiled`: the policy counts as not compiled until
-    `RealDaemon.finish_compilation`.
+    `power`, `users`, `limits`, `http`: the sections of `refold.yaml`. `uncompiled`: the policy counts as not compiled
+    until `RealDaemon.finish_compilation`.
     """
 
     folder: str
@@ -53,6 +53,7 @@ class DaemonOptions(msgspec.Struct, frozen=True):
     power: str = ""
     users: str = "{}"
     limits: str = "{}"
+    http: str = "{}"
     socket: str = "auto"
     grace: float = SHORT_GRACE
     max_output: int = 2**20
@@ -283,7 +284,7 @@ def _serve(options: DaemonOptions, folder: Path) -> None:
         socket=options.socket,
     )
     policy = PolicyConfig(options.policy)
-    text = f"power: {options.power}\nusers: {options.users}\nlimits: {options.limits}"
+    text = f"power: {options.power}\nusers: {options.users}\nlimits: {options.limits}\nhttp: {options.http}"
     sections = parse_config(text, "refold.yaml")
     config = replace(
         Config(),
@@ -294,6 +295,7 @@ def _serve(options: DaemonOptions, folder: Path) -> None:
         serve=serve,
         users=sections.users,
         limits=sections.limits,
+        http=sections.http,
     )
     machine = open_machine(config.cluster)
 

@@ -15,6 +15,7 @@ from refold.backends.local.xids import XIDS
 from refold.cli.commands.init import init
 from refold.errors import BadFile, RefoldError
 from refold.model import Tenant
+from refold.server.config.http import HttpConfig
 from refold.server.config.limits import TenantLimits
 from refold.server.config.reader import ConfigFile, PredictionConfig, parse_config, read_config
 from refold.server.config.settings import (
@@ -93,6 +94,13 @@ def test_limits_of_tenants_override_the_general_ones() -> None:
     assert limits.of("guests") == TenantLimits(grace=0, time=2 * 86400, jobs=5, output=2**20)
 
 
+def test_limits_of_the_http_server() -> None:
+    text = "http: {connections: 64, headers: 50, header_size: 8KiB, body_size: 2MiB, body_timeout: 1m}"
+    assert parse_config(text, "refold.yaml").http == HttpConfig(
+        connections=64, headers=50, header_size=8192, body_size=2 * 2**20, body_timeout=60.0
+    )
+
+
 def test_users_of_the_machine_and_their_tenants() -> None:
     text = "serve: {socket: off}\nusers: {allow: [ann, '@lab'], tenants: {'@lab': vision}}"
     config = parse_config(text, "refold.yaml")
@@ -119,7 +127,7 @@ def test_watch_rules_become_a_policy_setting() -> None:
         (
             "\ntenant: {}",
             "line 2: unknown field 'tenant'; did you mean 'tenants'?"
-            " (known: cluster, kubernetes, limits, notify, policy, power, prediction, preemption, serve, slurm,"
+            " (known: cluster, http, kubernetes, limits, notify, policy, power, prediction, preemption, serve, slurm,"
             " tenants, users, watch)",
         ),
         (
@@ -131,6 +139,17 @@ def test_watch_rules_become_a_policy_setting() -> None:
             "line 1: tenants.a/b: the key is 'a/b', expected a name of up to 64 letters, digits, '.', '_' and '-'",
         ),
         ("cluster: {slots: 63}", "line 1: cluster.slots is 63, expected a number of slots from 1 to 62"),
+        ("http: {connections: 8}", "line 1: http.connections is 8, expected a number from 16 to 65536"),
+        (
+            "http: {connections: 100, connections_per_address: 200}",
+            "line 1: http: connections_per_address is 200, expected at most connections, 100",
+        ),
+        (
+            "http: {header_timeout: 2h}",
+            "line 1: http.header_timeout is '2h', expected a duration of at most an hour, such as 10s",
+        ),
+        ("http: {header_size: 2MiB}", "line 1: http: header_size is too large, expected 4KiB to 1MiB"),
+        ("http: {body_size: 9MiB}", "line 1: http: body_size is too large, expected 4KiB to 8MiB"),
         ("cluster: {gpus: [0, 0]}", "line 1: cluster: gpus is invalid, expected at least one GPU, each once"),
         ("cluster: {gpus: 4}", "line 1: cluster.gpus is 4, expected auto, or GPU numbers such as [0, 1]"),
         (
@@ -299,6 +318,7 @@ def test_every_commented_setting_is_valid() -> None:
         TenantConfig,
         NotifyConfig,
         ServeConfig,
+        HttpConfig,
         PolicyConfig,
         PredictionConfig,
         WatchConfig,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from refold.server.network import ConnectionLimits, ConnectionTable, limits_for
+from refold.server.config import HttpConfig
+from refold.server.network import ConnectionLimits, ConnectionTable, describe_fewer_connections, limits_for
 
 
 class FakeConnection:
@@ -81,10 +82,36 @@ def test_a_connection_that_was_closed_makes_room_once() -> None:
 
 
 def test_connections_leave_descriptors_for_runs() -> None:
-    found = [limits_for(descriptors) for descriptors in (64, 256, 1_024, 1_048_576)]
+    found = [limits_for(descriptors, HttpConfig()) for descriptors in (64, 256, 1_024, 1_048_576)]
     assert [(limits.total, limits.per_address, limits.backlog) for limits in found] == [
         (16, 16, 16),
         (64, 32, 64),
         (640, 320, 256),
         (1_024, 512, 512),
     ]
+
+
+def test_limits_are_as_configured() -> None:
+    config = HttpConfig(100, 20, 8192, 50, 4096, 1.0, 2.0, 3.0, 4.0)
+    assert limits_for(65_536, config) == ConnectionLimits(
+        total=100,
+        per_address=20,
+        header_bytes=8192,
+        headers=50,
+        header_seconds=1.0,
+        body_seconds=3.0,
+        write_seconds=3.0,
+        idle_seconds=4.0,
+    )
+    assert limits_for(65_536, HttpConfig()) == ConnectionLimits()
+
+
+def test_more_connections_than_descriptors_allow_are_not_possible() -> None:
+    config = HttpConfig(connections=2_000, connections_per_address=1_000)
+    limits = limits_for(1_024, config)
+    assert (limits.total, limits.per_address) == (640, 640)
+    assert describe_fewer_connections(limits, config) == (
+        "http.connections is 2,000, but only 640 are possible with the limit of file descriptors (ulimit -n)"
+    )
+    assert describe_fewer_connections(limits_for(65_536, config), config) == ""
+    assert describe_fewer_connections(limits_for(64, HttpConfig()), HttpConfig()) == ""

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 from real_daemon import RealDaemon, wait_until
 
+from refold.errors import TooLarge
+
 MEBIBYTE = 2**20
 MAX_GROWTH = 48 * MEBIBYTE
 HEAD = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -116,16 +118,22 @@ def test_sizes_of_headers_are_limited(daemon: RealDaemon, request_bytes: bytes, 
     assert answer_to(daemon, request_bytes) == b"HTTP/1.1 " + status
 
 
-QUICK = {"header_seconds": 0.5, "body_seconds": 0.5, "write_seconds": 0.5}
+def test_sizes_can_be_configured(tmp_path: Path) -> None:
+    sizes = "{header_size: 4KiB, headers: 20, body_size: 8KiB}"
+    with RealDaemon(tmp_path / "state", http=sizes) as daemon, daemon.client() as client:
+        assert answer_to(daemon, HEAD + b"X: 1\r\n" * 10 + b"\r\n") == b"HTTP/1.1 200 OK"
+        for headers in (b"X: 1\r\n" * 21, b"X: " + b"x" * 5000 + b"\r\n"):
+            assert answer_to(daemon, HEAD + headers + b"\r\n") == b"HTTP/1.1 431 Request Header Fields Too Large"
+        with pytest.raises(TooLarge, match="the body has more than 8,192 bytes"):
+            client.submit(command=["true", "x" * 9000], export="NONE")
+
+
+QUICK = "{header_timeout: 0.5s, body_timeout: 0.5s, write_timeout: 0.5s}"
 
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
-    with RealDaemon(
-        tmp_path_factory.mktemp("impatient") / "state",
-        prepare="fault_injection:change_connection_limits",
-        arguments=QUICK,
-    ) as daemon:
+    with RealDaemon(tmp_path_factory.mktemp("impatient") / "state", http=QUICK) as daemon:
         yield daemon
         assert daemon.log() == ""
 

@@ -147,8 +147,14 @@ def test_a_backup_is_made_while_the_daemon_runs_and_can_be_restored(tmp_path: Pa
     with RealDaemon(state, slots=1) as daemon, daemon.client() as client:
         first = client.submit(name="first", command=["true"], export="NONE").id
         client.wait(first, timeout=20)
-        assert refold("backup", "--to", file, "--state", state) == (0, f"backup: {file}")
-        assert file.stat().st_mode & 0o777 == 0o600
+        status, output = refold("backup", "--to", file, "--state", state)
+        assert (status, output.splitlines()) == (
+            0,
+            [
+                f"backup: {file}",
+                "It contains secrets of jobs and hashes of tokens: keep it as safe as the state folder.",
+            ],
+        )
         second = client.submit(name="second", command=["true"], export="NONE").id
         client.wait(second, timeout=20)
         status, message = refold("restore", file, "--state", state)
@@ -156,6 +162,22 @@ def test_a_backup_is_made_while_the_daemon_runs_and_can_be_restored(tmp_path: Pa
     assert refold("restore", file, "--state", state)[0] == 0
     with RealDaemon(state, slots=1) as daemon, daemon.client() as client:
         assert [job.id for job in client.history()] == [first]
+
+
+def test_backups_and_what_is_restored_can_be_read_by_their_owner_only(tmp_path: Path, refold: Refold) -> None:
+    state, file = tmp_path / "state", tmp_path / "new" / "copy.db"
+    Store(state).close()
+    before = os.umask(0)
+    try:
+        assert refold("backup", "--to", file, "--state", state)[0] == 0
+        assert refold("backup", "--state", state)[0] == 0
+        status, output = refold("restore", file, "--state", state, "--json")
+    finally:
+        os.umask(before)
+    assert status == 0
+    files = [file, *list_backups(state), state / FILE_NAME, Path(json.loads(output)["kept"])]
+    assert [path.stat().st_mode & 0o777 for path in files] == [0o600] * 4
+    assert [path.parent.stat().st_mode & 0o777 for path in files[:2]] == [0o700] * 2
 
 
 @pytest.mark.parametrize(

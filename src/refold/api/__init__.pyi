@@ -1,5 +1,11 @@
 from .app import Api as Api, Page as Page
-from .asgi import Reply as Reply, Scope as Scope, accepts_gzip as accepts_gzip, header as header
+from .asgi import (
+    BodyLimits as BodyLimits,
+    Reply as Reply,
+    Scope as Scope,
+    accepts_gzip as accepts_gzip,
+    header as header,
+)
 from .authentication import UNIX_CLIENT as UNIX_CLIENT, user_subject as user_subject
 from .calls import (
     CALLS as CALLS,
@@ -7,6 +13,7 @@ from .calls import (
     HTTP_STATUS as HTTP_STATUS,
     LINK_CALL as LINK_CALL,
     MAX_BODY_BYTES as MAX_BODY_BYTES,
+    MAX_REQUEST_BYTES as MAX_REQUEST_BYTES,
     V1 as V1,
     Call as Call,
 )

@@ -92,6 +92,7 @@ class Api:
         sessions: Sessions | None = None,
         files: StaticFiles | None = None,
         address: str = "",
+        body_limits: asgi.BodyLimits = asgi.DEFAULT_BODY_LIMITS,
     ) -> None:
         """Without a `service`, there are no calls but those of a session.
 
@@ -103,6 +104,7 @@ class Api:
         self._authenticator = Authenticator(tokens, users, sessions)
         self._session_calls = SessionCalls(sessions, self._authenticator, address)
         self._files = files
+        self._body_limits = body_limits
         self._hosts = AllowedHosts() if hosts is None else hosts
         self._routes = Routes(CALLS if service is not None else ())
         self._pages = {path: _static_page(reply) for path, reply in public_pages().items()} | dict(pages or {})
@@ -174,7 +176,7 @@ class Api:
         arguments = [*path_values] if query is None else [*path_values, query]
         if route.decoder is not None:
             asgi.check_content_type(scope)
-            body = await asgi.read_body(receive)
+            body = await asgi.read_body(receive, self._body_limits)
             identity.check_body(body)
             arguments.append(read_json(route.decoder, body))
         if call.media == EVENT_STREAM:

@@ -6,11 +6,11 @@ import asyncio
 import gzip
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from refold.api.calls import HTTP_STATUS, MAX_BODY_BYTES
+from refold.api.calls import HTTP_STATUS, MAX_BODY_BYTES, MAX_REQUEST_BYTES
 from refold.api.wire import Problem
 from refold.errors import BadField, RefoldError, TooLarge
 
@@ -19,14 +19,21 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 JSON = "application/json"
-BODY_TIMEOUT = 30.0
-"""Seconds within which the whole request body has to arrive."""
-
 LISTENER_TIMEOUT = 60.0
 """Seconds within which the client of a stream has to accept a chunk."""
 
-MAX_DISCARDED_BYTES = 8 * MAX_BODY_BYTES
+MAX_DISCARDED_BYTES = MAX_REQUEST_BYTES
 """Bytes of an oversized body that are read and discarded: a client that is still sending does not read the reply."""
+
+
+class BodyLimits(NamedTuple):
+    """Maximum size of a request body, and seconds within which all of it has to arrive."""
+
+    size: int = MAX_BODY_BYTES
+    seconds: float = 30.0
+
+
+DEFAULT_BODY_LIMITS = BodyLimits()
 
 
 MIN_COMPRESSED_BYTES = 2048
@@ -88,22 +95,22 @@ async def compress(scope: Scope, reply: Reply) -> Reply:
     return Reply(reply.status, small, reply.media, headers)
 
 
-async def read_body(receive: Receive) -> bytes:
-    """Read the whole request body, up to `MAX_BODY_BYTES`."""
+async def read_body(receive: Receive, limits: BodyLimits = DEFAULT_BODY_LIMITS) -> bytes:
+    """Read the whole request body."""
     message = await receive()
     if not message.get("more_body"):
         body: bytes = message.get("body", b"")
-        if len(body) > MAX_BODY_BYTES:
-            raise _too_large()
+        if len(body) > limits.size:
+            raise _too_large(limits.size)
         return body
     try:
-        async with asyncio.timeout(BODY_TIMEOUT):
-            return await _read_chunks(message, receive)
+        async with asyncio.timeout(limits.seconds):
+            return await _read_chunks(message, receive, limits.size)
     except TimeoutError:
-        raise HttpError(408, f"the body did not arrive within {BODY_TIMEOUT:g} s", connection="close") from None
+        raise HttpError(408, f"the body did not arrive within {limits.seconds:g} s", connection="close") from None
 
 
-async def _read_chunks(message: MutableMapping[str, Any], receive: Receive) -> bytes:
+async def _read_chunks(message: MutableMapping[str, Any], receive: Receive, size: int) -> bytes:
     chunks, length = [message.get("body", b"")], len(message.get("body", b""))
     while message.get("more_body"):
         message = await receive()
@@ -113,15 +120,15 @@ async def _read_chunks(message: MutableMapping[str, Any], receive: Receive) -> b
         length += len(chunk)
         if length > MAX_DISCARDED_BYTES:
             break
-        if length <= MAX_BODY_BYTES:
+        if length <= size:
             chunks.append(chunk)
-    if length > MAX_BODY_BYTES:
-        raise _too_large()
+    if length > size:
+        raise _too_large(size)
     return b"".join(chunks)
 
 
-def _too_large() -> TooLarge:
-    return TooLarge(f"the body has more than {MAX_BODY_BYTES:,} bytes")
+def _too_large(size: int) -> TooLarge:
+    return TooLarge(f"the body has more than {size:,} bytes")
 
 
 def reply_to_error(error: RefoldError) -> Reply | None:

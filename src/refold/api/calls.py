@@ -66,7 +66,10 @@ if TYPE_CHECKING:
     from refold.api.event_stream import EventStream  # imports asyncio, which a client does not need
 
 MAX_BODY_BYTES = 1024 * 1024
-"""Maximum size of a request body."""
+"""Maximum size of a request body, unless the daemon is configured otherwise."""
+
+MAX_REQUEST_BYTES = 8 * MAX_BODY_BYTES
+"""Maximum size of a request body that a daemon can be configured to accept."""
 
 MAX_SUBMISSIONS = 1000
 """Maximum number of jobs in one request."""

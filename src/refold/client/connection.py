@@ -11,7 +11,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from refold.api import CALLS, LINK_CALL, MAX_BODY_BYTES, Call, Event
+from refold.api import CALLS, LINK_CALL, MAX_REQUEST_BYTES, Call, Event
 from refold.client.address import Address
 from refold.client.replies import error_from_reply
 from refold.client.transports import make_transport
@@ -52,9 +52,9 @@ class Connection:
         """Make a call and return the decoded answer, or raise the error that the daemon reports."""
         call = _CALLS[name]
         encoded = None if body is None else msgspec.json.encode(body)
-        if encoded is not None and len(encoded) > MAX_BODY_BYTES:
+        if encoded is not None and len(encoded) > MAX_REQUEST_BYTES:
             raise TooLarge(
-                f"the request body of {name} has {len(encoded):,} bytes, expected at most {MAX_BODY_BYTES:,}"
+                f"the request body of {name} has {len(encoded):,} bytes, expected at most {MAX_REQUEST_BYTES:,}"
             )
         with self._lock, self._readable_errors():
             status, answer = self._exchange(call, request_target(call, path_values, query), encoded)

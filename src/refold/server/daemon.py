@@ -19,6 +19,7 @@ from refold.api import (
     MAX_BUFFERED_EVENTS,
     AllowedHosts,
     Api,
+    BodyLimits,
     EventStream,
     Page,
     Session,
@@ -60,7 +61,13 @@ from refold.server.monitor import (
     OutputFollower,
     OutputWatch,
 )
-from refold.server.network import ConnectionTable, LoopLag, limits_for, make_http_server
+from refold.server.network import (
+    ConnectionTable,
+    LoopLag,
+    describe_fewer_connections,
+    limits_for,
+    make_http_server,
+)
 from refold.server.notify import JobMessages, Notifier
 from refold.server.periodic import log_task_failure, run_every
 from refold.server.probes import make_pages
@@ -217,7 +224,7 @@ class Daemon:
         parts = None
         if engine is not None:
             parts = engine.make_parts(state, inbox, service.admission, queries.status, self.end)
-        connection_limits, lag = limits_for(raise_descriptor_limit()), LoopLag()
+        connection_limits, lag = limits_for(raise_descriptor_limit(), config.http), LoopLag()
         connections = ConnectionTable(connection_limits)
         metrics = Metrics(state, inbox, gpus, event_stream, connections, lag, store.path)
         subscribers = [
@@ -245,7 +252,11 @@ class Daemon:
         server = make_http_server(api, connection_limits, connections)
         address = format_address(listeners.tcp)
         write_address(self._folder, address, token or _saved_token(self._folder), listeners.path)
-        notes = [recovered.note, *self._notes(backend)]
+        notes = [
+            recovered.note,
+            *self._notes(backend),
+            describe_fewer_connections(connection_limits, config.http),
+        ]
 
         # Run all of it.
         try:
@@ -355,6 +366,7 @@ class Daemon:
             sessions=sessions,
             files=WebFiles(),
             address=local_url(format_address(listener)),
+            body_limits=BodyLimits(self._config.http.body_size, self._config.http.body_timeout),
         )
 
     def _notes(self, backend: ServedBackend) -> list[str]:

@@ -23,7 +23,7 @@ def backup(
     """Back up the daemon's store: jobs, journal, events and tokens. The daemon may be running.
 
     The copy is checked. `refold serve` also makes a backup every day. Job output is not included. The file contains
-    secrets of jobs and can be read by its owner only.
+    secrets of jobs and hashes of tokens, and can be read by its owner only.
 
     Example: refold backup --to /mnt/backup/refold.db
     """
@@ -43,3 +43,4 @@ def backup(
         print_json({"backup": str(target), "bytes": target.stat().st_size})
     else:
         print_line(f"backup: {target}")
+        print_line("It contains secrets of jobs and hashes of tokens: keep it as safe as the state folder.")

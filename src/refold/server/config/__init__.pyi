@@ -1,3 +1,4 @@
+from .http import MIN_CONNECTIONS as MIN_CONNECTIONS, HttpConfig as HttpConfig
 from .limits import LimitsConfig as LimitsConfig, TenantLimits as TenantLimits
 from .reader import read_config as read_config
 from .settings import (

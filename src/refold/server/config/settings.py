@@ -10,6 +10,7 @@ from msgspec import Meta
 from refold.documents import Duration, Part, PositiveDuration, ReadBy, convert
 from refold.errors import BadValue, RefoldError
 from refold.model import DAY, HOUR, MINUTE, Preemption, Tenant
+from refold.server.config.http import HttpConfig
 from refold.server.config.limits import LimitsConfig
 from refold.server.config.values import (
     AUTO,
@@ -309,6 +310,7 @@ class Config(msgspec.Struct, frozen=True):
     watch: WatchConfig = WatchConfig()
     notify: NotifyConfig = NotifyConfig()
     serve: ServeConfig = ServeConfig()
+    http: HttpConfig = HttpConfig()
     users: UsersConfig = UsersConfig()
     limits: LimitsConfig = LimitsConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()

@@ -93,6 +93,18 @@ serve:
 #  keep_backups: 3       # number of these backups that are kept; 0: none is made
 #  cgroup: auto          # where the cgroups of runs are created: auto (in the daemon's own), off, or a cgroup: /refold
 
+# What the HTTP server allows.
+http:
+#  connections: 1024     # at most; by default fewer if the process has few file descriptors
+#  connections_per_address: 512   # by default half of them
+#  header_size: 32KiB    # maximum size of the request line and all headers, up to 1MiB
+#  headers: 100          # maximum number of headers
+#  body_size: 1MiB       # maximum size of a request body, up to 8MiB
+#  header_timeout: 10s   # time for sending all headers
+#  body_timeout: 30s     # time for sending the body
+#  write_timeout: 60s    # time for accepting some of the answer
+#  idle_timeout: 5s      # time between two requests of a connection
+
 # Users of this machine who may use the daemon without a token, besides its own user and root: names, '@' and a group,
 # or all. They are members, who can read and change their own jobs only. Jobs run as the daemon's user: allow only
 # people to whom you would give the owner token.

@@ -16,6 +16,8 @@ from refold.server.network.peers import read_peer_uid
 SLICE_BYTES = 16 * 1024
 """Received bytes are parsed in slices of this size, so that limits are checked in between."""
 
+HEADER_FRAMING_BYTES = len(": \r\n")
+
 REASONS = {
     400: "Bad Request",
     408: "Request Timeout",
@@ -39,7 +41,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._phase: Phase = "headers"
         self._requests = 0
-        self._header_count = 0
+        self._header_count = self._header_bytes = 0
         self._unparsed = 0
         """Bytes of this request so far, without the content of its body."""
         self._problem: tuple[int, str] | None = None
@@ -111,15 +113,27 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin a request."""
         super().on_message_begin()
-        self._phase, self._header_count = "headers", 0
+        self._phase = "headers"
+        self._header_count = self._header_bytes = 0
         self._requests += 1
+
+    def on_url(self, url: bytes) -> None:
+        """Count a part of the request line."""
+        self._count_header_bytes(len(url))
+        super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count a header, or a trailer."""
         self._header_count += 1
+        self._count_header_bytes(len(name) + len(value) + HEADER_FRAMING_BYTES)
         if self._header_count > self._limits.headers:
             self._fail(431, f"more than {self._limits.headers} headers")
         super().on_header(name, value)
+
+    def _count_header_bytes(self, size: int) -> None:
+        self._header_bytes += size
+        if self._phase == "headers" and self._header_bytes > self._limits.header_bytes:
+            self._fail(431, f"the headers have more than {self._limits.header_bytes:,} bytes")
 
     def on_headers_complete(self) -> None:
         """Begin to answer, if no earlier request is being answered."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 import msgspec
 
 from refold.model import Seconds
+from refold.server.config import MIN_CONNECTIONS, HttpConfig
 
 MAX_CONNECTIONS = 1_024
-MIN_CONNECTIONS = 16
+"""Unless the configuration says otherwise."""
 
 MAX_BACKLOG = 512
 MIN_BACKLOG = 16
 
 RESERVED_DESCRIPTORS = 128
 """File descriptors that connections leave to the store, to runs, and to everything else."""
+
+BODY_MARGIN = 1.5
+"""The API times out first, so that the client gets an answer; a body that nobody reads takes this much longer."""
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True):
@@ -38,8 +42,29 @@ class ConnectionLimits(msgspec.Struct, frozen=True):
     idle_seconds: Seconds = 5.0
 
 
-def limits_for(descriptors: int) -> ConnectionLimits:
+def limits_for(descriptors: int, config: HttpConfig) -> ConnectionLimits:
     """Return limits for a process with this number of file descriptors, most of the rest being for runs."""
     backlog = max(MIN_BACKLOG, min(MAX_BACKLOG, descriptors // 4))
-    total = max(MIN_CONNECTIONS, min(MAX_CONNECTIONS, descriptors - RESERVED_DESCRIPTORS - backlog))
-    return ConnectionLimits(total, max(MIN_CONNECTIONS, total // 2), backlog=backlog)
+    possible = max(MIN_CONNECTIONS, descriptors - RESERVED_DESCRIPTORS - backlog)
+    total = min(config.connections or MAX_CONNECTIONS, possible)
+    return ConnectionLimits(
+        total,
+        min(config.connections_per_address or max(MIN_CONNECTIONS, total // 2), total),
+        config.header_size,
+        config.headers,
+        backlog=backlog,
+        header_seconds=config.header_timeout,
+        body_seconds=BODY_MARGIN * config.body_timeout,
+        write_seconds=config.write_timeout,
+        idle_seconds=config.idle_timeout,
+    )
+
+
+def describe_fewer_connections(limits: ConnectionLimits, config: HttpConfig) -> str:
+    """Return a note for the operator if fewer connections are possible than are configured, or ''."""
+    if limits.total >= (config.connections or 0):
+        return ""
+    return (
+        f"http.connections is {config.connections:,}, but only {limits.total:,} are possible with the limit of file"
+        " descriptors (ulimit -n)"
+    )
