@@ -49,6 +49,50 @@ def test_the_best_plan_of_a_framework_is_printed_as_a_command(stdout_of: TextOf,
     assert {plan["degrees"]["pipeline"] for plan in document["best"]} == {1}
 
 
+def test_torchrun_starts_fsdp(json_of: JsonOf) -> None:
+    assert json_of(*LLAMA, "--launch", "torchrun")["launch"] == json_of(*LLAMA, "--launch", "fsdp")["launch"]
+
+
+def test_the_margin_is_memory_that_plans_leave_free(json_of: JsonOf, stdout_of: TextOf, error_of: TextOf) -> None:
+    for margin in (0.0, 30.0):
+        best = json_of(*LLAMA, "--margin", f"{margin:g}")["best"][0]
+        assert best["memory_gib"] + best["spare_gib"] == pytest.approx(79.2 * (1 - margin / 100))
+    assert "GiB of 55.4" in stdout_of(*LLAMA, "--margin", "30")
+    assert "--margin" in error_of(*LLAMA, "--margin", "100")
+
+
+def test_a_risky_plan_is_marked_and_a_safer_one_named(json_of: JsonOf, stdout_of: TextOf) -> None:
+    """The margin is chosen so that the best plan has one GiB to spare."""
+    best = json_of(*LLAMA)["best"][0]
+    percent = 100 * (1 - (best["memory_gib"] + 1) / 79.2)
+    document = json_of(*LLAMA, "--margin", f"{percent:.6f}")
+    risky, safer = document["best"][0], document["safer"]
+    assert (risky["plan"], risky["risky"], safer["risky"]) == (best["plan"], True, False)
+    assert safer["spare_gib"] >= 3
+    assert safer["step_seconds"] >= risky["step_seconds"] / 1.01
+    printed = stdout_of(*LLAMA, "--margin", f"{percent:.6f}")
+    assert "! 1.0" in printed
+    assert (
+        f"risky: the best plan has less than 3 GiB to spare, and estimates have errors; {safer['plan']} has" in printed
+    )
+    assert document["best"][0]["fits"] and json_of(*LLAMA)["safer"] is None
+
+
+def test_a_plan_without_accumulation_says_so(invoke: Invoke) -> None:
+    result = invoke(*LLAMA, "--why", "dp8 zero1")
+    assert "DP8 ZeRO-1 has one micro-batch of 8 samples per step; 'accumulate" in result.stderr
+    assert "micro-batch" not in invoke(*LLAMA, "--why", "dp8 zero1 accumulate 4").stderr
+
+
+def test_the_precision_is_that_of_the_products(json_of: JsonOf, error_of: TextOf, stdout_of: TextOf) -> None:
+    hopper = ("plan", "llama-2-7b", "--gpus", "8xH100", "--batch", "64", "--seq", "2048")
+    half, low = (json_of(*hopper, "--precision", name)["best"][0]["step_seconds"] for name in ("bf16", "fp8"))
+    assert 0.5 * half < low < 0.9 * half
+    assert stdout_of(*hopper, "--precision", "fp8").splitlines()[0].endswith("per step, megatron in fp8")
+    assert "unknown precision 'fp9'; did you mean 'fp8'?" in error_of(*hopper, "--precision", "fp9")
+    assert "A100-80GB has no matrix products in fp8" in error_of(*LLAMA, "--precision", "fp8")
+
+
 def test_a_plan_that_the_framework_cannot_run_is_not_valid(invoke: Invoke) -> None:
     result = invoke(*LLAMA, "--launch", "trainer", "--why", "tp2 dp4")
     assert result.exit_code == 1
@@ -61,7 +105,9 @@ def test_an_unknown_framework_is_an_error(error_of: TextOf) -> None:
 
 def test_the_best_plans_are_shown_with_time_memory_and_rejected_plans(stdout_of: TextOf) -> None:
     printed = stdout_of(*LLAMA)
-    assert printed.startswith("llama-2-7b on 8 × A100-80GB, 1 node: 64 samples of 2,048 tokens per step, megatron\n")
+    assert printed.startswith(
+        "llama-2-7b (6.7 B weights) on 8 × A100-80GB, 1 node: 64 samples of 2,048 tokens per step, megatron\n"
+    )
     for text in ("samples/s", "tokens/s", "MFU", "GiB of 74.4", "Rejected plans", "out of memory: at least", "compute"):
         assert text in printed
     assert "docs/accuracy.md" in printed.splitlines()[-2]
@@ -86,7 +132,7 @@ def test_columns_with_defaults_only_are_hidden(stdout_of: TextOf) -> None:
     assert "offload" not in header and "interleave" not in header
 
 
-@pytest.mark.parametrize(("width", "first_column"), [(80, "plan"), (100, "plan"), (120, "DP"), (160, "DP")])
+@pytest.mark.parametrize(("width", "first_column"), [(80, "plan"), (100, "plan"), (140, "DP"), (160, "DP")])
 def test_on_narrow_screens_a_plan_is_one_column(
     width: int, first_column: str, stdout_of: TextOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +141,7 @@ def test_on_narrow_screens_a_plan_is_one_column(
     title, *lines = table.splitlines()
     assert first_column in next(line for line in lines if "samples/s" in line).split()[0]
     assert max(map(len, lines)) <= width
-    assert title.startswith("llama-3-70b on 64 × H100-80GB, 8 nodes")
+    assert title.startswith("llama-3-70b (70.6 B weights) on 64 × H100-80GB, 8 nodes")
 
 
 def test_assumed_defaults_are_noted(invoke: Invoke, json_of: JsonOf) -> None:
@@ -120,7 +166,7 @@ def test_more_tokens_than_position_embeddings_are_noted(json_of: JsonOf) -> None
 def test_if_no_plan_fits_advice_is_shown(invoke: Invoke) -> None:
     result = invoke(*NARROW)
     assert result.exit_code == 1
-    assert result.stdout.startswith("No plan fits: llama-2-7b on 1 × T4")
+    assert result.stdout.startswith("No plan fits: llama-2-7b (6.7 B weights) on 1 × T4")
     assert "closest plans" in result.stdout
     assert "× T4 would be enough: " in result.stdout
 
@@ -128,7 +174,7 @@ def test_if_no_plan_fits_advice_is_shown(invoke: Invoke) -> None:
 def test_if_no_plan_is_valid_the_broken_rules_are_shown(invoke: Invoke) -> None:
     result = invoke("plan", "llama-2-7b", "--gpus", "7xA100", "--batch", "8", "--seq", "2048")
     assert result.exit_code == 1
-    assert result.stdout.startswith("No plan is valid: llama-2-7b on 7 × A100-80GB")
+    assert result.stdout.startswith("No plan is valid: llama-2-7b (6.7 B weights) on 7 × A100-80GB")
     assert "batch 8 is not divisible by 7" in result.stdout
     assert "4 × A100-80GB would be enough: " in result.stdout
 
@@ -179,12 +225,14 @@ def test_a_slower_network_increases_the_step_time(json_of: JsonOf) -> None:
 def test_a_model_can_be_given_as_a_file(tmp_path: Path, stdout_of: TextOf) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("{layers: 4, hidden: 256, heads: 4, vocabulary: 1000, sequence: 128, batch: 8}")
-    assert stdout_of("plan", str(path), "--gpus", "2xT4").startswith("mine on 2 × T4, 1 node: 8 samples of 128 tokens")
+    assert stdout_of("plan", str(path), "--gpus", "2xT4").startswith(
+        "mine (3 M weights) on 2 × T4, 1 node: 8 samples of 128 tokens"
+    )
 
 
 def test_an_opaque_model_has_no_token_rates(stdout_of: TextOf) -> None:
     printed = stdout_of("plan", "resnet50", "--gpus", "8xV100")
-    assert printed.startswith("resnet50 on 8 × V100-32GB, 1 node: 256 samples per step")
+    assert printed.startswith("resnet50 (26 M weights) on 8 × V100-32GB, 1 node: 256 samples per step")
     assert "tokens/s" not in printed
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from math import floor, log
 
+import msgspec
 import pytest
 
 from refold.errors import BadValue
@@ -192,3 +193,22 @@ def test_the_simplest_of_equally_fast_plans_is_best(make_setup: MakeSetup) -> No
 def test_a_count_of_zero_is_rejected(make_setup: MakeSetup) -> None:
     with pytest.raises(BadValue, match="count is 0, expected at least 1 plan"):
         best_plans(make_setup(), count=0)
+
+
+def test_uneven_stages_are_advised_where_layers_do_not_divide(make_setup: MakeSetup) -> None:
+    """78 layers do not divide by four stages, so that full recomputation or two stages are needed."""
+    setup = make_setup("llama-2-70b", on=(8,) * 4, layers=78, batch=64)
+    limits = PlanLimits(zero=(0,), offload=False)
+    even, uneven = best_plans(setup, limits), best_plans(setup, msgspec.structs.replace(limits, uneven=True))
+    share = uneven.best[0].step_seconds / even.best[0].step_seconds
+    assert share < 0.99
+    assert even.advice == (
+        f"with --uneven, {uneven.best[0].plan} would take {share:.2f} × the step time of the best plan",
+    )
+    assert uneven.advice == ()
+
+
+def test_a_number_of_gpus_that_divides_the_batch_is_advised(make_setup: MakeSetup) -> None:
+    search = best_plans(make_setup("llama-2-7b", on=(8,) * 125, batch=24))
+    assert search.best == ()
+    assert search.advice[0].startswith("24 × A100 would be enough: ")

@@ -36,6 +36,7 @@ from .fitting import (
 from .forms import CorrectedForm as CorrectedForm, RubickForm as RubickForm, apply_corrections as apply_corrections
 from .formula_lines import FormulaLine as FormulaLine, Section as Section
 from .hardware import (
+    DEFAULT_MARGIN as DEFAULT_MARGIN,
     Efficiency as Efficiency,
     GpuSpec as GpuSpec,
     Machines as Machines,
@@ -44,7 +45,6 @@ from .hardware import (
 from .measurement import Measurement as Measurement, Status as Status
 from .memory_model import (
     MEMORY_PART_MEANINGS as MEMORY_PART_MEANINGS,
-    USABLE_MEMORY_SHARE as USABLE_MEMORY_SHARE,
     memory_footprint as memory_footprint,
 )
 from .shapes import ModelKind as ModelKind, ModelShape as ModelShape

@@ -13,7 +13,6 @@ from refold.perf.columns import Column, PlanColumns, plans_to_columns
 from refold.perf.communication import context_seconds, expert_seconds, gradient_seconds, stage_seconds, tensor_seconds
 from refold.perf.compute import attention_flops_per_token, head_time, layer_time, matmul_flops_per_token, peak_rate
 from refold.perf.memory_model import (
-    USABLE_MEMORY_SHARE,
     MemoryFootprint,
     StageParameters,
     memory_footprint,
@@ -82,7 +81,7 @@ def estimate_all(setup: TrainingSetup, plans: PlanColumns) -> EstimateColumns:
     needs = memory_footprint(setup, plans)
     seconds = sum(parts, np.zeros(len(plans)))  # in a fixed order, so that sums do not depend on the number of plans
     host = setup.machines.memory_gib
-    fits = (needs.total <= setup.machines.gpu.memory_gib * USABLE_MEMORY_SHARE) & (needs.host <= (host or np.inf))
+    fits = (needs.total <= setup.machines.usable_gib) & (needs.host <= (host or np.inf))
     return EstimateColumns(parts, seconds, needs, fits)
 
 
@@ -105,7 +104,7 @@ def estimate_at(setup: TrainingSetup, plan: Plan, estimates: EstimateColumns, ro
         mfu=model_flops(setup) / step / (peak_rate(setup) * plan.gpus),
         memory_gib=total,
         memory={name: float(column[row]) for name, column in estimates.memory._asdict().items() if name != "host"},
-        spare_gib=machines.gpu.memory_gib * USABLE_MEMORY_SHARE - total,
+        spare_gib=machines.usable_gib - total,
         host_gib=host,
         host_spare_gib=(machines.memory_gib or np.inf) - host,
     )

@@ -256,6 +256,6 @@ def _add_memory(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula("memory", total, "GiB", "total")
     lines.given("memory of the GPU", "GiB", gpu_gib=setup.machines.gpu.memory_gib)
     lines.formula(
-        "spare", f"gpu_gib * {memory_model.USABLE_MEMORY_SHARE} - memory", "GiB", "headroom; negative: missing memory"
+        "spare", f"gpu_gib * (1 - {setup.machines.margin}) - memory", "GiB", "headroom; negative: missing memory"
     )
     lines.given("total of all hosts", "GiB", host_gib=needs["host"])

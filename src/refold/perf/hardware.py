@@ -89,11 +89,15 @@ class GpuSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
             raise BadValue(f"GPU {self.name!r}: fp8_tflops, fp4_tflops and link_domain must be ≥ 0")
 
 
+DEFAULT_MARGIN = 0.06
+"""Share of GPU memory that plans leave free: the allocator loses it to fragmentation."""
+
+
 class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The machines of a job: GPUs of one type on each node, links, CPUs and host memory.
 
     `network` is the bandwidth out of one node (all its network cards together). CPUs and memory are totals of the job,
-    evenly spread; 0 CPUs: the default per GPU, 0 memory: unlimited.
+    evenly spread; 0 CPUs: the default per GPU, 0 memory: unlimited. `margin`: share of GPU memory to be left free.
     """
 
     gpu: GpuSpec
@@ -102,8 +106,11 @@ class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     network: Link
     cpus: float = 0.0
     memory_gib: float = 0.0
+    margin: float = DEFAULT_MARGIN
 
     def __post_init__(self) -> None:
+        if not 0 <= self.margin < 1:
+            raise BadValue(f"margin is {self.margin}, expected a share ≥ 0 and < 1")
         if not self.gpus_on_node or min(self.gpus_on_node) < 1:
             raise BadValue(f"gpus_on_node is {self.gpus_on_node}, expected at least one GPU on each node")
         if not all(isfinite(amount) and amount >= 0 for amount in (self.cpus, self.memory_gib)):
@@ -113,6 +120,11 @@ class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     def gpus(self) -> int:
         """Total number of GPUs."""
         return sum(self.gpus_on_node)
+
+    @property
+    def usable_gib(self) -> float:
+        """Memory of a GPU without the margin."""
+        return self.gpu.memory_gib * (1 - self.margin)
 
     @property
     def nodes(self) -> int:

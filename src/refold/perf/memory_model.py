@@ -15,9 +15,6 @@ from refold.perf.training_setup import TrainingSetup
 
 GIB = 2.0**30
 
-USABLE_MEMORY_SHARE = 0.94
-"""Usable share of GPU memory: the rest is lost to fragmentation of the allocator."""
-
 SCORE_BYTES = 5.0
 """Bytes saved per attention score without fused attention: softmax input, dropout mask, dropout output."""
 

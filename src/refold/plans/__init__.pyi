@@ -24,7 +24,13 @@ from .relative_speed import (
     SpeedSource as SpeedSource,
 )
 from .rules import RULES as RULES, Rule as Rule, format_gib as format_gib, rejection_reasons as rejection_reasons
-from .search import PlanSearch as PlanSearch, best_plan as best_plan, best_plans as best_plans
+from .search import (
+    RISKY_GIB as RISKY_GIB,
+    PlanSearch as PlanSearch,
+    best_plan as best_plan,
+    best_plans as best_plans,
+    is_risky as is_risky,
+)
 from .space import Pins as Pins, PlanLimits as PlanLimits, all_plans as all_plans, divisors as divisors
 from .speeds import (
     CATALOGUE_ONLY as CATALOGUE_ONLY,

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refold.perf import (
-    USABLE_MEMORY_SHARE,
     Column,
     PlanColumns,
     TrainingSetup,
@@ -71,7 +70,7 @@ def memory_headroom(setups: Sequence[TrainingSetup], plans: PlanColumns, setup_i
     """Return the memory headroom of plans, each for one of several setups that differ in their machines."""
     needs = memory_footprint(setups[0], plans)
     machines = [setup.machines for setup in setups]
-    gpu = np.array([machine.gpu.memory_gib * USABLE_MEMORY_SHARE for machine in machines])
+    gpu = np.array([machine.usable_gib for machine in machines])
     host = np.array([machine.memory_gib or np.inf for machine in machines])
     return MemoryHeadroom(gpu[setup_index] - needs.total, host[setup_index] - needs.host)
 

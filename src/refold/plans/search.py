@@ -14,13 +14,36 @@ import msgspec
 import numpy as np
 
 from refold.errors import BadValue
-from refold.perf import Estimate, Machines, PlanColumns, TrainingSetup, estimate_all, estimate_at
-from refold.plans.ranking import MemoryHeadroom, Rows, fastest, memory_headroom, nearest_to_fitting, time_candidates
+from refold.perf import (
+    Estimate,
+    Machines,
+    PlanColumns,
+    TrainingSetup,
+    build_machines,
+    estimate,
+    estimate_all,
+    estimate_at,
+)
+from refold.plans.ranking import (
+    TIE_FACTOR,
+    MemoryHeadroom,
+    Rows,
+    fastest,
+    memory_headroom,
+    nearest_to_fitting,
+    time_candidates,
+)
 from refold.plans.rejections import RejectedPlans, family_of, plans_breaking_rules, plans_out_of_memory, slower_families
-from refold.plans.space import DEFAULT_LIMITS, PlanLimits, all_plans
+from refold.plans.space import DEFAULT_LIMITS, PlanLimits, all_plans, divisors
 
 MAX_SEARCHED_GPUS = 16384
 """Limit of doubling the number of GPUs when searching for one on which something fits."""
+
+MAX_TRIED_DIVISORS = 20
+"""How many divisors of the batch are tried as numbers of GPUs when no plan can use all GPUs."""
+
+RISKY_GIB = 3.0
+"""A plan with less GPU memory to spare than this may run out of memory: estimates have errors."""
 
 MAX_REMOVED_GPUS = 64
 """How many GPUs are removed at most when no plan can use all GPUs."""
@@ -30,8 +53,9 @@ class PlanSearch(msgspec.Struct, frozen=True):
     """Result of a plan search: the best plans in order, and the reasons for rejecting the others.
 
     Of `considered` valid plans, `out_of_memory` do not fit, and `pruned` were not timed because they could not be among
-    the best. If nothing fits, `misses` are the plans with the least missing memory, `advice` says what would help, and
-    `enough_gpus` is the first doubled number of GPUs on which something fits, if any.
+    the best. `safer`: if the best plan is risky, the fastest one that is not. If nothing fits, `misses` are the plans
+    with the least missing memory, and `enough_gpus` is the first doubled number of GPUs on which something fits, if
+    any. `advice` says what would help.
     """
 
     best: tuple[Estimate, ...]
@@ -39,6 +63,7 @@ class PlanSearch(msgspec.Struct, frozen=True):
     out_of_memory: int
     pruned: int
     rejected: tuple[RejectedPlans, ...]
+    safer: Estimate | None = None
     misses: tuple[Estimate, ...] = ()
     advice: tuple[str, ...] = ()
     enough_gpus: int | None = None
@@ -62,7 +87,38 @@ def best_plans(setup: TrainingSetup, limits: PlanLimits = DEFAULT_LIMITS, count:
         + plans_out_of_memory(plans, headroom)
         + plans_breaking_rules(setup, limits),
     )
-    return search if search.best else _with_advice(search, setup, limits, plans, headroom, count)
+    if not search.best:
+        return _with_advice(search, setup, limits, plans, headroom, count)
+    best = search.best[0]
+    safer = _safer(setup, limits) if is_risky(best) else None
+    return msgspec.structs.replace(search, safer=safer, advice=_uneven_advice(search, setup, limits))
+
+
+def is_risky(found: Estimate) -> bool:
+    """Whether a plan that fits may run out of memory, as it has little to spare."""
+    return 0 <= found.spare_gib < RISKY_GIB
+
+
+def _safer(setup: TrainingSetup, limits: PlanLimits) -> Estimate | None:
+    """Return the best plan that is not risky."""
+    machines = setup.machines
+    margin = machines.margin + RISKY_GIB / machines.gpu.memory_gib
+    if margin >= 1:
+        return None
+    cautious = msgspec.structs.replace(machines, margin=margin)
+    found = best_plan(msgspec.structs.replace(setup, machines=cautious), limits)
+    return found and estimate(setup, found.plan)
+
+
+def _uneven_advice(search: PlanSearch, setup: TrainingSetup, limits: PlanLimits) -> tuple[str, ...]:
+    """Advise uneven stages if layers do not divide, and a plan with such stages is faster."""
+    if limits.uneven or not any(one.name == "layers" for one in search.rejected):
+        return ()
+    uneven, best = best_plan(setup, msgspec.structs.replace(limits, uneven=True)), search.best[0]
+    if uneven is None or uneven.step_seconds * TIE_FACTOR >= best.step_seconds:
+        return ()
+    share = uneven.step_seconds / best.step_seconds
+    return (f"with --uneven, {uneven.plan} would take {share:.2f} × the step time of the best plan",)
 
 
 def best_plan(setup: TrainingSetup, limits: PlanLimits = DEFAULT_LIMITS) -> Estimate | None:
@@ -91,7 +147,7 @@ def _with_advice(
 ) -> PlanSearch:
     """Add the plans that lack the least memory, and advice."""
     doubled = next(_best_on(setup, limits, _doubled(setup.machines)), None)
-    fewer = None if len(plans) else next(_best_on(setup, limits, _smaller(setup.machines)), None)
+    fewer = None if len(plans) else next(_best_on(setup, limits, _smaller(setup)), None)
     unlimited = best_plan(setup) if limits != DEFAULT_LIMITS else None
     advice = [
         f"{result.plan.gpus} × {setup.machines.gpu.name} would be enough: {result.plan}"
@@ -127,8 +183,9 @@ def _doubled(machines: Machines) -> Iterator[Machines]:
         yield machines
 
 
-def _smaller(machines: Machines) -> Iterator[Machines]:
-    """Yield machines with 1, 2, 3, … GPUs fewer, removed from the last node."""
+def _smaller(setup: TrainingSetup) -> Iterator[Machines]:
+    """Yield machines with 1, 2, 3, … GPUs fewer, removed from the last node, then as many as divide the batch."""
+    machines = setup.machines
     for _ in range(min(MAX_REMOVED_GPUS, machines.gpus - 1)):
         *others, last = machines.gpus_on_node
         remaining = 1 - 1 / machines.gpus
@@ -139,3 +196,9 @@ def _smaller(machines: Machines) -> Iterator[Machines]:
             memory_gib=remaining * machines.memory_gib,
         )
         yield machines
+    whole = setup.machines
+    dividing = [count for count in divisors(setup.batch) if count < whole.gpus - MAX_REMOVED_GPUS]
+    for count in sorted(dividing, reverse=True)[:MAX_TRIED_DIVISORS]:
+        share = count / whole.gpus
+        fewer = build_machines(whole.gpu, count, cpus=share * whole.cpus, memory_gib=share * whole.memory_gib)
+        yield msgspec.structs.replace(fewer, inside=whole.inside, network=whole.network, margin=whole.margin)

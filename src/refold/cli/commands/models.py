@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from refold.cli.views import AsJson, Column, Table, format_number, print_json, print_tables
+from refold.cli.views import AsJson, Column, Table, format_number, format_parameters, print_json, print_tables
 
 if TYPE_CHECKING:
     from refold.perf import ModelShape
@@ -31,7 +31,7 @@ def models(as_json: AsJson = False) -> None:
         return
     columns: list[Column[ModelShape]] = [
         Column("model", lambda shape: shape.name, whole=True),
-        Column("weights", lambda shape: _format_parameters(shape.parameters), number=True),
+        Column("weights", lambda shape: format_parameters(shape.parameters), number=True),
         Column("kind", lambda shape: shape.kind, whole=True),
         Column("layers", lambda shape: _format_nonzero(not shape.opaque and shape.blocks), number=True),
         Column("hidden", lambda shape: _format_nonzero(not shape.opaque and shape.hidden), number=True),
@@ -62,10 +62,6 @@ def _aliases_by_name(aliases: Mapping[str, str]) -> dict[str, list[str]]:
     for alias, name in aliases.items():
         by_name.setdefault(name, []).append(alias)
     return by_name
-
-
-def _format_parameters(parameters: int) -> str:
-    return f"{parameters / 1e9:,.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:,.0f} M"
 
 
 def _format_nonzero(number: int) -> str:

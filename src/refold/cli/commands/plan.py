@@ -85,10 +85,13 @@ def plan(
     search = best_plans(setup, plan_limits, top)
     notes += _assumption_notes(setup, search, hardware.network)
     possible = replace(plan_limits, max_context=MAX_DEGREE)  # one that was not tried may be asked for
-    if explain is not None:
-        _print_explanation(setup, possible, _find_plan(explain, search), notes, as_json)
-    elif why is not None:
-        _print_comparison(setup, possible, _find_plan(why, search), search, notes, as_json)
+    if (asked := explain or why) is not None:
+        wanted = _find_plan(asked, search)
+        notes += _accumulation_notes(setup, possible, wanted)
+        if explain is not None:
+            _print_explanation(setup, possible, wanted, notes, as_json)
+        else:
+            _print_comparison(setup, possible, wanted, search, notes, as_json)
     else:
         settings = _launch_settings(target, setup, search.best[0].plan) if target and search.best else None
         _print_best(setup, search, notes, _accuracy_note(fitted), as_json, settings)
@@ -122,6 +125,23 @@ def _find_plan(text: str, search: PlanSearch) -> Plan:
         numbers = f"expected 1 to {count}" if count else "no plan fits, so plans have no numbers; expected a plan"
         raise BadInput(f"no plan number {text}: {numbers}, or a plan such as 'dp8 zero1'")
     return search.best[int(text) - 1].plan
+
+
+def _accumulation_notes(setup: TrainingSetup, limits: PlanLimits, plan: Plan) -> list[str]:
+    """Say that a plan without accumulation is one micro-batch, and which accumulation would be best."""
+    from msgspec.structs import asdict, replace
+
+    from refold.cli.views import micro_batch
+    from refold.plans import Pins, best_plan
+
+    samples = micro_batch(setup, plan)
+    if plan.accumulation > 1 or samples <= 1:
+        return []
+    degrees = {name: value for name, value in asdict(plan).items() if name != "accumulation"}
+    best = best_plan(setup, replace(limits, pinned=Pins(**degrees)))
+    better = best.plan.accumulation if best else 1
+    advice = f"; 'accumulate {better}' would be better" if better > 1 else ""
+    return [f"{plan} has one micro-batch of {samples:g} samples per step{advice}"]
 
 
 def _assumption_notes(setup: TrainingSetup, search: PlanSearch, network: str | None) -> list[str]:
@@ -216,6 +236,7 @@ def _document(setup: TrainingSetup, search: PlanSearch, notes: Sequence[str]) ->
             }
             for one in search.rejected
         ],
+        "safer": search.safer and _estimate_document(setup, search.safer),
         "misses": [_estimate_document(setup, one) for one in search.misses],
         "advice": search.advice,
         "enough_gpus": search.enough_gpus,
@@ -226,12 +247,14 @@ def _estimate_document(setup: TrainingSetup, found: Estimate) -> dict[str, Any]:
     from msgspec.structs import asdict
 
     from refold.cli.views import micro_batch
+    from refold.plans import is_risky
 
     return asdict(found) | {
         "plan": str(found.plan),
         "degrees": asdict(found.plan),
         "micro_batch": micro_batch(setup, found.plan),
         "fits": found.fits,
+        "risky": is_risky(found),
     }
 
 

@@ -32,18 +32,20 @@ LaunchTargetName = Annotated[
     typer.Option(
         "--launch",
         metavar="NAME",
-        help="Only plans that this framework can run, and how to start the best: megatron, deepspeed, fsdp, accelerate "
-        "or trainer.",
+        help="Only plans that this framework can run, and how to start the best: megatron, deepspeed, fsdp (or "
+        "torchrun), accelerate or trainer.",
         autocompletion=_complete,
     ),
 ]
 
 
 def parse_launch_engine(text: str) -> LaunchEngine:
-    """Parse the name of a training framework that can be told a plan."""
+    """Parse the name of a training framework that can be told a plan; torchrun starts PyTorch's own, FSDP."""
     from refold.errors import UnknownName
     from refold.model import LAUNCH_ENGINES
 
+    if text.lower() == "torchrun":
+        return "fsdp"
     for name in LAUNCH_ENGINES:
         if name == text.lower():
             return name

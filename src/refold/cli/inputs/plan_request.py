@@ -121,6 +121,16 @@ class MachineOptions:
         ),
     ] = None
     network: NetworkRate = None
+    margin: Annotated[
+        float | None,
+        typer.Option(
+            "--margin",
+            metavar="PERCENT",
+            min=0,
+            max=90,
+            help="Share of GPU memory to leave free, for fragmentation of the allocator (default: 6).",
+        ),
+    ] = None
 
     def parse(self) -> Machines:
         """Return the machines."""
@@ -140,6 +150,8 @@ class MachineOptions:
             raise BadInput(f"--nodes {nodes}: expected at most {count} nodes for {count} GPUs")
         memory = parse_gib(self.host_memory) if self.host_memory is not None else 0.0
         machines = build_machines(gpu, count, nodes=nodes, cpus=self.cpus or 0.0, memory_gib=memory)
+        if self.margin is not None:
+            machines = replace(machines, margin=self.margin / 100)
         if self.network is None:
             return machines
         if machines.nodes == 1:

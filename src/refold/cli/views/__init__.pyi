@@ -24,6 +24,7 @@ from .output import (
 )
 from .plans import (
     format_factor as format_factor,
+    format_parameters as format_parameters,
     micro_batch as micro_batch,
     plan_tables as plan_tables,
     plan_title as plan_title,

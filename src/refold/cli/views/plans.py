@@ -11,7 +11,7 @@ from refold.cli.views.tables import COLUMN_GAP, Column, Table
 
 if TYPE_CHECKING:
     from refold.model import Plan
-    from refold.perf import Estimate, TrainingSetup
+    from refold.perf import Estimate, ModelShape, TrainingSetup
     from refold.plans import PlanSearch, RejectedPlans
 
 DEFAULT_VALUES = {
@@ -69,13 +69,27 @@ UNUSED_PARTS = {"free": "", "unusable": "fragmentation of the allocator"}
 
 
 def plan_title(setting: TrainingSetup) -> str:
-    """Format the title: 'llama-2-7b on 8 × A100-80GB, 1 node: 8 samples of 2,048 tokens per step, megatron'."""
-    shape, machines = setting.model, setting.machines
+    """Format the title: 'llama-2-7b (6.7 B weights) on 8 × A100-80GB, 1 node: 8 samples … per step, megatron'."""
+    shape, machines, engine = setting.model, setting.machines, setting.engine
     each = "" if shape.opaque else f" of {setting.sequence:,} tokens"
+    precision = f" in {engine.arithmetic}" if engine.low_precision else ""
     return (
-        f"{shape.name} on {machines.gpus:,} × {machines.gpu.name}, {format_layout(machines.gpus_on_node)}: "
-        f"{plural(setting.batch, 'sample')}{each} per step, {setting.engine.name}"
+        f"{shape.name} ({format_weights(shape)}) on {machines.gpus:,} × {machines.gpu.name}, "
+        f"{format_layout(machines.gpus_on_node)}: {plural(setting.batch, 'sample')}{each} per step, "
+        f"{engine.name}{precision}"
     )
+
+
+def format_weights(shape: ModelShape) -> str:
+    """Format the number of weights, and of those that a token uses: '30.5 B weights, 3.0 B active'."""
+    active = shape.active_parameters + shape.head_parameters
+    used = f", {format_parameters(active)} active" if shape.experts > 1 else ""
+    return f"{format_parameters(shape.parameters)} weights{used}"
+
+
+def format_parameters(parameters: int) -> str:
+    """Format a number of weights: '6.7 B'."""
+    return f"{parameters / 1e9:,.1f} B" if parameters >= 1e9 else f"{parameters / 1e6:,.0f} M"
 
 
 def micro_batch(setting: TrainingSetup, plan: Plan) -> float:
@@ -93,10 +107,9 @@ def plan_tables(setting: TrainingSetup, search: PlanSearch) -> list[Table]:
 
 
 def _best_table(setting: TrainingSetup, search: PlanSearch) -> Table:
-    from refold.perf import USABLE_MEMORY_SHARE
     from refold.plans import TIE_FACTOR
 
-    columns = _columns(setting, search.best, f"GiB of {setting.machines.gpu.memory_gib * USABLE_MEMORY_SHARE:.1f}")
+    columns = _columns(setting, search.best, f"GiB of {setting.machines.usable_gib:.1f}")
     plans = [estimate.plan for estimate in search.best]
     hidden = {key for key, default in DEFAULT_VALUES.items() if all(getattr(plan, key) == default for plan in plans)}
     hidden |= {"tokens"} if setting.model.opaque else set()
@@ -104,9 +117,24 @@ def _best_table(setting: TrainingSetup, search: PlanSearch) -> Table:
     per_degree = [column for key, column in columns.items() if key not in {*hidden, "plan"}]
     compact = [column for key, column in columns.items() if key not in {*hidden, *DEGREES}]
     ties = f"plans within {TIE_FACTOR - 1:.0%} count as equally fast, the simplest first"
-    after = f"best of {plural(search.considered, 'plan')}; {ties.replace('%', ' %')}"
+    after = [f"best of {plural(search.considered, 'plan')}; {ties.replace('%', ' %')}"]
+    after += [line for line in (_risk(search), *search.advice) if line]
     shown = per_degree if _fits_one_line(per_degree, search.best) else compact
-    return Table(plan_title(setting), shown, search.best, after=[after])
+    return Table(plan_title(setting), shown, search.best, after=after)
+
+
+def _risk(search: PlanSearch) -> str:
+    """Say that the best plan may run out of memory, and what a safer one costs."""
+    from refold.plans import RISKY_GIB, is_risky
+
+    best, safer = search.best[0], search.safer
+    if not is_risky(best):
+        return ""
+    risk = f"risky: the best plan has less than {RISKY_GIB:g} GiB to spare, and estimates have errors; "
+    if safer is None:
+        return f"{risk}no plan has more"
+    slowdown = safer.step_seconds / best.step_seconds
+    return f"{risk}{safer.plan} has {_format_gib(safer.spare_gib)} and takes {format_factor(slowdown)} the step time"
 
 
 def _fits_one_line(columns: Sequence[Column[Estimate]], rows: Sequence[Estimate]) -> bool:
@@ -140,8 +168,16 @@ def _columns(setting: TrainingSetup, best: Sequence[Estimate], memory: str) -> d
         "tokens": Column("tokens/s", lambda one: format_rate(one.tokens_per_second), number=True),
         "mfu": Column("MFU", lambda one: format_percent(one.mfu), number=True),
         "memory": Column(memory, lambda one: f"{one.memory_gib:.1f}", number=True),
+        "spare": Column("spare", _format_spare, number=True),
         "host": Column("host GiB", lambda one: f"{one.host_gib:,.0f}" if one.host_gib else "", number=True),
     }
+
+
+def _format_spare(one: Estimate) -> str:
+    """Format the GPU memory to spare; an exclamation mark if it is little."""
+    from refold.plans import is_risky
+
+    return f"{'! ' if is_risky(one) else ''}{one.spare_gib:.1f}"
 
 
 def _format_flag(value: bool) -> str:
