@@ -50,7 +50,7 @@ def main() -> None:
     if options.load:
         _save("load", load.run_load(options.seconds, options.per_second))
     if options.long_queue:
-        _save("long-queue", long_queue.run_long_queue(long_queue.POLICIES))
+        _save("long-queue", long_queue.run_long_queue())
     if options.reshapes:
         _save("reshapes", reshape_kills.run_reshape_kills(options.reshapes, options.kills))
     if options.churn:

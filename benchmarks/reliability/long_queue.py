@@ -7,13 +7,13 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 
 from benchmarks.measure import REPOSITORY
+from benchmarks.reliability.queues import POLICIES, fill_queue
 from benchmarks.table import Row, as_markdown, at_least, at_most
 
 sys.path.insert(0, str(REPOSITORY / "tests" / "helpers"))
@@ -22,10 +22,8 @@ import served_daemon
 from real_daemon import kill_runs
 from served_daemon import ServedDaemon
 
-from refold.api import Submission
 from refold.client import Client
 
-POLICIES = ("fifo", "easy", "refold")
 WAITING, SECONDS, SLOTS = 10_000, 10.0, 8
 RESTART_WAITING = 50_000
 served_daemon.END_SECONDS = 600.0
@@ -57,9 +55,9 @@ class QueueResults(msgspec.Struct, frozen=True):
     restarts: list[RestartResult]
 
 
-def run_long_queue(policies: Sequence[str]) -> QueueResults:
+def run_long_queue() -> QueueResults:
     """Measure each policy."""
-    return QueueResults([measure_ends(policy) for policy in policies], [measure_restart(policy) for policy in policies])
+    return QueueResults([measure_ends(policy) for policy in POLICIES], [measure_restart(policy) for policy in POLICIES])
 
 
 def _serve(folder: Path, policy: str, slots: int) -> ServedDaemon:
@@ -92,11 +90,6 @@ def _is_ready(client: Client) -> bool:
         connection.close()
 
 
-def _fill(client: Client, jobs: int) -> None:
-    for _ in range(jobs // 1000):
-        client.submit_all([Submission(name="waits", command=["true"]) for _ in range(1000)])
-
-
 def _ended(client: Client) -> int:
     return client.jobs(ended=True, limit=1).total
 
@@ -108,8 +101,7 @@ def measure_ends(policy: str) -> EndsResult:
         daemon = _serve(folder, policy, SLOTS)
         client = daemon.client()
         wait = ["sh", "-c", f"while [ ! -e {folder}/go ]; do sleep 0.2; done"]
-        client.submit_all([Submission(name="first", command=wait) for _ in range(SLOTS)])
-        _fill(client, WAITING)
+        fill_queue(client, WAITING, SLOTS, wait)
         load = os.getloadavg()[0]
         (folder / "go").touch()
         while _ended(client) < SLOTS:
@@ -128,8 +120,7 @@ def measure_restart(policy: str) -> RestartResult:
         folder = Path(name)
         daemon = _serve(folder, policy, 1)
         client = daemon.client()
-        client.submit(name="long", command=["sleep", "600"])
-        _fill(client, RESTART_WAITING)
+        fill_queue(client, RESTART_WAITING)
         daemon.kill()
         load = os.getloadavg()[0]
         seconds = _start(daemon)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -87,6 +88,30 @@ class SharedDaemon(ServedDaemon):
         wait_until(lambda: self.owner.job(job).state in ("finished", "failed"))
         assert self.owner.job(job).state == "finished", (self.owner.job(job), self.output(uid, job), self.log())
         return self.output(uid, job).splitlines()
+
+    def intrude(self, uid: int, victim: str, pid: int, others: Mapping[str, str]) -> list[str]:
+        """Let a job of a user try what only others may do; return what it could do.
+
+        `victim`: a job of another user, with its process. `others`: further commands, by what they try.
+        """
+        state, log = self.folder, self.folder / "logs" / victim / "run-1.0.log"
+        attempts = {
+            "the store": f"cat {state}/refold.db",
+            "the owner's token": f"cat {state}/client.json",
+            "the list of jobs": f"ls {state}/logs",
+            "the state": f"ls {state}",
+            "a link to the store": f"ln {state}/refold.db $REFOLD_CHECKPOINT/db",
+            "another user's log": f"cat {log}",
+            "another user's folder": f"ls {log.parent}",
+            "another user's run": f"touch {log.parent}/run-1.end",
+            "another user's process": f"kill -0 {pid}",
+            "the daemon": f"kill -0 {self.pids()[1]}",
+            **others,
+        }
+        tries = [f"{attempt} >/dev/null 2>&1 && echo {shlex.quote(name)}" for name, attempt in attempts.items()]
+        begin, *done, end = self.run(uid, "\n".join(["touch $REFOLD_CHECKPOINT/x && echo begin", *tries, "echo end"]))
+        assert (begin, end) == ("begin", "end")
+        return done
 
     @property
     def owner(self) -> Client:

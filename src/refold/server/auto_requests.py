@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import ceil
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
@@ -22,15 +23,23 @@ MEMORY_MARGIN = 1.2
 CPU_MARGIN = 1.5
 """The request, relative to the largest average use of CPUs. A job that uses all it may gets more the next time."""
 
-MEMORY_STEP_MIB = 128
-"""Requests are multiples of this, and at least this."""
-
-DEFAULT_MEMORY_MIB = 4096
-DEFAULT_CPU_MILLI = WHOLE
-"""What a job without GPUs gets before anything is known. One with GPUs gets the share of its GPUs."""
-
 MAX_RAISES = 6
 """How often the memory of a job is doubled at most."""
+
+
+class _Resource(NamedTuple):
+    """What may be requested as `auto`. `used`: what a job has used; None: unknown. `amount_of`: what a node has.
+
+    Requests are multiples of `step`, and at least that. `default`: what a job without GPUs gets before anything is
+    known; one with GPUs gets the share of its GPUs.
+    """
+
+    name: Literal["memory", "cpus"]
+    used: Callable[[GroupUsage], int | None]
+    amount_of: Callable[[Node], int]
+    margin: float
+    step: int
+    default: int
 
 
 FindUsage = Callable[[Job, int], Sequence[GroupUsage]]
@@ -46,11 +55,11 @@ def choose_requests(job: Job, cluster: Cluster, find: FindUsage) -> Job:
     chosen: list[AutoRequest] = []
     for resource in (request.resource for request in job.launch.auto):
         if resource == "memory":
-            memory, choice = _choose_memory(demand, cluster, earlier)
-            demand = replace(demand, memory_mib=memory)
+            amount, choice = _choose(MEMORY, demand, cluster, earlier, cluster.memory_known)
+            demand = replace(demand, memory_mib=amount)
         else:
-            cpu, choice = _choose_cpus(demand, cluster, earlier)
-            demand = replace(demand, cpu_milli=cpu)
+            amount, choice = _choose(CPUS, demand, cluster, earlier, cluster.cpus_known)
+            demand = replace(demand, cpu_milli=amount)
         chosen.append(choice)
     return replace(job, demand=demand, launch=replace(job.launch, auto=tuple(chosen)))
 
@@ -64,7 +73,7 @@ def raised_memory(job: Job, cluster: Cluster, usage: RunUsage | None, failures: 
     current = job.demand.memory_mib
     if usage is None or not usage.out_of_memory or not is_auto or not current or failures >= MAX_RAISES:
         return None
-    raised = _at_most(2 * current, _largest(cluster, _memory_of))
+    raised = _at_most(2 * current, _largest(cluster, MEMORY.amount_of))
     return raised if raised > current else None
 
 
@@ -74,38 +83,24 @@ def describe_choices(job: Job) -> list[str]:
     return [request.text(amounts[request.resource]) for request in job.launch.auto]
 
 
-def _choose_memory(demand: Demand, cluster: Cluster, earlier: Sequence[GroupUsage]) -> tuple[MiB, AutoRequest]:
-    peaks = [(used.peak_memory_mib, used.runs) for used in earlier if used.peak_memory_mib is not None]
-    if not peaks:
-        default = _default(demand, cluster, _memory_of, DEFAULT_MEMORY_MIB) if cluster.memory_known else 0
-        return default, AutoRequest("memory")
-    most = max(peak for peak, _ in peaks)
-    wanted = max(1, ceil(most * MEMORY_MARGIN / MEMORY_STEP_MIB)) * MEMORY_STEP_MIB
-    request = AutoRequest("memory", sum(runs for _, runs in peaks), most)
-    return _at_most(wanted, _largest(cluster, _memory_of)), request
+def _choose(
+    resource: _Resource, demand: Demand, cluster: Cluster, earlier: Sequence[GroupUsage], is_known: bool
+) -> tuple[int, AutoRequest]:
+    """Return an amount and from what it was chosen. `is_known`: whether nodes have known amounts."""
+    measured = [(used, runs.runs) for runs in earlier if (used := resource.used(runs)) is not None]
+    if not measured:
+        default = _default(demand, cluster, resource.amount_of, resource.default) if is_known else 0
+        return default, AutoRequest(resource.name)
+    most = max(used for used, _ in measured)
+    wanted = max(1, ceil(most * resource.margin / resource.step)) * resource.step
+    request = AutoRequest(resource.name, sum(runs for _, runs in measured), most)
+    return _at_most(wanted, _largest(cluster, resource.amount_of)), request
 
 
-def _choose_cpus(demand: Demand, cluster: Cluster, earlier: Sequence[GroupUsage]) -> tuple[Milli, AutoRequest]:
-    averages = [
-        (ceil(WHOLE * used.cpu_seconds / used.run_time / used.instances), used.runs)
-        for used in earlier
-        if used.cpu_seconds is not None and used.run_time
-    ]
-    if not averages:
-        default = _default(demand, cluster, _cpus_of, DEFAULT_CPU_MILLI) if cluster.cpus_known else 0
-        return default, AutoRequest("cpus")
-    most = max(average for average, _ in averages)
-    wanted = max(1, ceil(most * CPU_MARGIN / WHOLE)) * WHOLE
-    request = AutoRequest("cpus", sum(runs for _, runs in averages), most)
-    return _at_most(wanted, _largest(cluster, _cpus_of)), request
-
-
-def _memory_of(node: Node) -> int:
-    return node.memory_mib
-
-
-def _cpus_of(node: Node) -> int:
-    return node.cpu_milli
+def _average_cpus(used: GroupUsage) -> Milli | None:
+    if used.cpu_seconds is None or not used.run_time:
+        return None
+    return ceil(WHOLE * used.cpu_seconds / used.run_time / used.instances)
 
 
 def _largest(cluster: Cluster, amount_of: Callable[[Node], int]) -> int:
@@ -124,3 +119,9 @@ def _default(demand: Demand, cluster: Cluster, amount_of: Callable[[Node], int],
     nodes = [node for node in cluster.nodes if node.gpus >= demand.gpus]
     shares = [amount_of(node) * demand.gpus * demand.gpu_milli // (node.gpus * WHOLE) for node in nodes]
     return min(shares, default=0)
+
+
+MEMORY = _Resource(
+    "memory", lambda used: used.peak_memory_mib, lambda node: node.memory_mib, MEMORY_MARGIN, step=128, default=4096
+)
+CPUS = _Resource("cpus", _average_cpus, lambda node: node.cpu_milli, CPU_MARGIN, step=WHOLE, default=WHOLE)
