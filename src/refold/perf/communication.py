@@ -35,7 +35,8 @@ class GroupLayout(NamedTuple):
 def group_layout(machines: Machines, members: Column, stride: Column) -> GroupLayout:
     """Return the layout of a group. A block of ranks lies within nodes if every node holds a whole number of blocks."""
     common = gcd(*machines.domains)
-    inside = np.mod(common, stride * members) == 0
+    blocks = common / (stride * members)
+    inside = blocks == np.floor(blocks)
     per_node = machines.gpus / len(machines.domains)
     on_node = np.where(inside, members, np.clip(per_node / stride, 1.0, members))
     return GroupLayout(on_node, np.maximum(1.0, members / on_node), np.minimum(stride, per_node))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refold.model import Plan
-from refold.perf.columns import Column, PlanColumns, plans_to_columns
+from refold.perf.columns import Column, PlanColumns, in_blocks, plans_to_columns
 from refold.perf.communication import context_seconds, expert_seconds, gradient_seconds, stage_seconds, tensor_seconds
 from refold.perf.compute import attention_flops_per_token, head_time, layer_time, matmul_flops_per_token, peak_rate
 from refold.perf.memory_model import (
@@ -118,6 +118,7 @@ def model_flops(setup: TrainingSetup) -> float:
     return 3.0 * setup.tokens * (layers + head)
 
 
+@in_blocks
 def step_time_parts(setup: TrainingSetup, plans: PlanColumns) -> StepTimeParts:
     """Return the seconds of a step by component.
 
@@ -206,6 +207,7 @@ def _exposed_gradients(
     engine = setup.engine
     communication = gradient_seconds(setup, plans, parameters.total, parameters.routed)
     hidden = np.where(plans.zero == 0, engine.overlap_gradients, engine.overlap_shards)
+    hidden = hidden * setup.machines.gpu.peer_to_peer
     per_step = np.maximum(0.0, communication.gradients_per_step - hidden * backward)
     per_step += np.maximum(0.0, communication.weights_per_step - hidden * forward)
     during_backward = communication.gradients_per_micro_batch + communication.weights_per_pass

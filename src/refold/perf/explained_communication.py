@@ -188,6 +188,7 @@ def add_data_parallel(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     per_micro_batch = plan.zero >= 2 or engine.reduces_each_micro_batch
     messages = f"{engine.message_seconds} * {replicas(plan)} * stage_layers"
     overlap = engine.overlap_gradients if plan.zero == 0 else engine.overlap_shards
+    overlap *= setup.machines.gpu.peer_to_peer
     lines.given("share of a pass that overlaps with communication", overlap=overlap)
     lines.formula("grad_per_step", "grad_exchange" if not per_micro_batch else "0", "s", "gradients, per step")
     lines.formula(

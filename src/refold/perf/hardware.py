@@ -51,7 +51,9 @@ class GpuSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
     Rates are dense (no sparsity), links are counted in one direction. `network_cards` is the number per node: GPUs use
     the nearest card, so a job with few GPUs on a node uses only some of them. `fp8_tflops`, `fp4_tflops`: 0 if the type
-    has no such arithmetic. `link_domain`: GPUs that `link` connects, where these are more than those of a node.
+    has no such arithmetic. `peer_to_peer`: whether GPUs of a node reach each other's memory; where transfers go through
+    the host, they do not overlap with computation. `link_domain`: GPUs that `link` connects, where these are more than
+    those of a node.
     """
 
     name: str
@@ -66,6 +68,7 @@ class GpuSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     fp8_tflops: float = 0.0
     fp4_tflops: float = 0.0
     gpus_per_node: int = 8
+    peer_to_peer: bool = True
     link_domain: int = 0
     network_cards: int = 8
     aliases: tuple[str, ...] = ()

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refold.model import Plan
-from refold.perf.columns import FULL, SELECTIVE, Column, PlanColumns, plans_to_columns
+from refold.perf.columns import FULL, SELECTIVE, Column, PlanColumns, in_blocks, plans_to_columns
 from refold.perf.communication import key_value_bytes
 from refold.perf.compute import imbalance, inner_width
 from refold.perf.training_setup import TrainingSetup
@@ -58,6 +58,7 @@ class MemoryFootprint(NamedTuple):
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.overhead
 
 
+@in_blocks
 def memory_footprint(setup: TrainingSetup, plans: PlanColumns) -> MemoryFootprint:
     """Return the footprint of the fuller of the first stage (most micro-batches in flight) and the last (logits)."""
     first = _stage(setup, plans, is_last=False)

@@ -1,4 +1,4 @@
-"""Low precision, NVLink domains, multi-token prediction and stragglers, against hand-computed values."""
+"""Low precision, links, multi-token prediction and stragglers, against hand-computed values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ import pytest
 from refold.catalogue import find_engine, find_gpu, find_model
 from refold.errors import BadValue
 from refold.model import Link, Plan
-from refold.perf import Engine, Estimate, GpuSpec, Machines, Precision, TrainingSetup, build_machines, estimate
+from refold.perf import (
+    Engine,
+    Estimate,
+    GpuSpec,
+    Machines,
+    Precision,
+    TrainingSetup,
+    build_machines,
+    estimate,
+    estimate_all,
+    plans_to_columns,
+)
 
 GPU = GpuSpec(
     "G",
@@ -117,3 +128,27 @@ def test_stragglers_lengthen_a_step_with_each_doubling_of_the_nodes() -> None:
             found = estimate(TrainingSetup(MODEL, machines, engine, 8 * nodes, 4096), Plan(8 * nodes, zero=zero))
             waiting = found.seconds["stragglers"]
             assert waiting == pytest.approx(share * doublings * (found.step_seconds - waiting))
+
+
+def test_transfers_through_the_host_do_not_overlap() -> None:
+    engine = Engine("e", overlap_gradients=1.0)
+    seconds = {}
+    for peer_to_peer in (True, False):
+        gpu = msgspec.structs.replace(GPU, peer_to_peer=peer_to_peer)
+        found = estimate(TrainingSetup(MODEL, build_machines(gpu, 8), engine, 8, 4096), Plan(8))
+        seconds[peer_to_peer] = found.seconds["data"]
+    exchange = 2 * 2 * MODEL.parameters * 7 / 8 / (300e9 * GPU.efficiency.link)
+    assert seconds[True] == 0
+    assert seconds[False] == pytest.approx(exchange, rel=1e-3)
+
+
+def test_many_plans_are_evaluated_as_one_by_one() -> None:
+    """More plans than a block: every row equals its own estimate."""
+    setup = TrainingSetup(MODEL, build_machines(GPU, 8), find_engine("megatron-core"), 64, 4096)
+    plans = [Plan(8 // tensor, tensor, accumulation=count) for tensor in (1, 2, 4, 8) for count in (1, 2, 4, 8)]
+    many = plans_to_columns(plans * 2500)
+    found = estimate_all(setup, many)
+    assert len(many) == 40_000
+    for row in (0, 16_383, 16_384, 39_999):
+        single = estimate(setup, plans[row % 16])
+        assert (found.step_seconds[row], found.memory.total[row]) == (single.step_seconds, single.memory_gib)
