@@ -9,7 +9,7 @@ src/refold/catalogue/gpus.yaml and engines.yaml by hand, so that changes are rev
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -268,8 +268,8 @@ class Fitted(NamedTuple):
         return self.engines.get(name) or find_engine(name)
 
 
-def fit(one: Fit, known: Fitted) -> Fitted:
-    """Fit by least squares of logarithms with a robust loss and weak priors."""
+def fit(one: Fit, known: Fitted, is_fitted: Callable[[Case], bool] = is_fitted_on) -> Fitted:
+    """Fit by least squares of logarithms with a robust loss and weak priors, to the cases that `is_fitted` selects."""
     from scipy.optimize import least_squares
 
     if one.target == "time":
@@ -277,7 +277,7 @@ def fit(one: Fit, known: Fitted) -> Fitted:
     else:
         select, measure = with_peak_memory, measured_gib
     candidates = [case for table in one.tables for case in select(read_cases(table))]
-    cases = [case for case in candidates if case.gpu in one.gpus and is_fitted_on(case)]
+    cases = [case for case in candidates if case.gpu in one.gpus and is_fitted(case)]
     batch, measured = Batch(cases), measure(cases)
     widths = np.array([free.width for free in one.free])
 
