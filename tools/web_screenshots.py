@@ -60,6 +60,8 @@ def main() -> None:
                 page.wait_for_load_state("networkidle")
                 if name in ("whatif", "plan"):
                     page.locator(".ask-form button").click()
+                    for button in page.locator(".policy-form button").all():
+                        button.click()
                     page.wait_for_load_state("networkidle")
                 page.wait_for_timeout(1200)
                 page.screenshot(path=options.folder / f"{name}-{look}.png", full_page=look != "phone")

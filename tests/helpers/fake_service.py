@@ -32,6 +32,7 @@ from refold.api.wire import (
     JobEnvironment,
     JobExplanation,
     Jobs,
+    JobStarts,
     JobState,
     JobStatus,
     Logs,
@@ -41,6 +42,9 @@ from refold.api.wire import (
     NodeStatus,
     PlanAnswer,
     PlanQuestion,
+    PolicyComparison,
+    PolicyForecast,
+    PolicyQuestion,
     Preview,
     Role,
     StartAccuracy,
@@ -239,6 +243,17 @@ class FakeService:
             for variant in question.variants
         ]
         return WhatIfOutcome(NOW, 40, not self.forecasts_starts, outcomes)
+
+    async def compare_policies(self, caller: Caller, question: PolicyQuestion) -> PolicyComparison:
+        waiting = [job.id for job in self.jobs_by_id.values() if job.state == "waiting"]
+        forecasts = [
+            PolicyForecast(policy, question.futures, 600.0 - 100.0 * number, 3600.0, number * len(waiting), 0)
+            for number, policy in enumerate(["backfill", *question.policies])
+        ]
+        starts = [JobStarts(job, [NOW + 600.0 - 100.0 * number for number in range(len(forecasts))]) for job in waiting]
+        return PolicyComparison(
+            NOW, "backfill", len(self.jobs_by_id), len(waiting), len(waiting), forecasts, starts[:200]
+        )
 
     def catalogue(self, caller: Caller) -> Catalogue:
         return Planner().catalogue()

@@ -267,6 +267,27 @@ def test_what_if_compares_sizes_and_marks_the_one_that_ends_first(page: Any, ser
     assert "what-if" not in [job.name for job in served.service.jobs_by_id.values()]
 
 
+def test_the_present_queue_is_compared_under_other_policies(page: Any, served: FakeServer) -> None:
+    sign_in(page, served.address, READER, "whatif")
+    assert page.get_by_role("checkbox", name="refold", exact=True).is_checked()
+    page.get_by_role("checkbox", name="easy").uncheck()
+    page.get_by_role("checkbox", name="las").check()
+    page.get_by_role("button", name="Simulate").click()
+    rows = page.get_by_role("region", name="The present queue under other policies").get_by_role("row")
+    rows.filter(has_text="present policy").get_by_text("10 min").wait_for()
+    assert rows.filter(has_text="las").get_by_text("−2 min").count() == 1  # 100 s less
+    starts = page.get_by_role("region", name="Starts of waiting jobs")
+    starts.get_by_role("link", name="tune-2").wait_for()
+    assert starts.get_by_role("columnheader").all_inner_texts() == ["Job", "backfill (present policy)", "las", "refold"]
+
+
+def test_without_waiting_jobs_there_is_nothing_to_compare(page: Any, served: FakeServer) -> None:
+    served.call(served.service.end, "tune-2", "cancelled", "")
+    sign_in(page, served.address, READER, "whatif")
+    page.get_by_role("button", name="Simulate").click()
+    page.get_by_text("No job waits").wait_for()
+
+
 def test_the_planner_shows_plans_and_says_what_is_wrong_with_a_question(page: Any, served: FakeServer) -> None:
     sign_in(page, served.address, READER, "plan")
     page.get_by_label("Model").select_option("bert-large")
@@ -297,6 +318,11 @@ def test_markup_in_names_messages_events_and_output_stays_text(page: Any, served
     page.get_by_role("link", name=HOSTILE).first.click()
     page.get_by_role("heading", name=HOSTILE, level=1).wait_for()
     page.locator("pre.log").get_by_text(HOSTILE).wait_for()
+    assert page.locator("#app img").count() == 0
+    service.jobs_by_id[HOSTILE] = replace(status, state="waiting")
+    page.evaluate("location.hash = '#/whatif'")
+    page.get_by_role("button", name="Simulate").click()
+    page.get_by_role("region", name="Starts of waiting jobs").get_by_role("link", name=HOSTILE).wait_for()
     assert page.locator("#app img").count() == 0
     assert "hacked" not in page.title().replace(HOSTILE, "")
 

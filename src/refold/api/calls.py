@@ -37,6 +37,8 @@ from refold.api.wire import (
     NodeStatus,
     PlanAnswer,
     PlanQuestion,
+    PolicyComparison,
+    PolicyQuestion,
     Preview,
     Role,
     SignInLink,
@@ -147,7 +149,23 @@ CALLS: tuple[Call, ...] = (
         "Estimate when variants of a job would start and end, and how they would delay others.",
         request_type=WhatIf,
     ),
-    Call("catalogue", "GET", f"{V1}/catalogue", "reader", Catalogue, "List models, GPUs and frameworks for plans."),
+    Call(
+        "compare_policies",
+        "POST",
+        f"{V1}/whatif/policies",
+        "reader",
+        PolicyComparison,
+        "Simulate the present jobs under other policies.",
+        request_type=PolicyQuestion,
+    ),
+    Call(
+        "catalogue",
+        "GET",
+        f"{V1}/catalogue",
+        "reader",
+        Catalogue,
+        "List models, GPUs, frameworks and policies for questions.",
+    ),
     Call(
         "plan",
         "POST",
@@ -285,8 +303,11 @@ class Service(Protocol):
     def whatif(self, caller: Caller, question: WhatIf) -> Awaitable[WhatIfOutcome]:
         """Return what submitting each of several variants of a job would result in, without submitting any."""
 
+    def compare_policies(self, caller: Caller, question: PolicyQuestion) -> Awaitable[PolicyComparison]:
+        """Return when the present jobs would start and end under other policies."""
+
     def catalogue(self, caller: Caller) -> Catalogue:
-        """Return the names that a question about plans may use."""
+        """Return the names that a question about plans or policies may use."""
 
     def plan(self, caller: Caller, question: PlanQuestion) -> Awaitable[PlanAnswer]:
         """Return the best plans of a model on given GPUs."""

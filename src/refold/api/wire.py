@@ -56,6 +56,7 @@ MAX_PATTERNS = 16
 MAX_TIME_SECONDS: Seconds = 10 * 365 * 86400.0
 MAX_UNIX_SECONDS = 2**40
 MAX_COUNT = 2**40
+MAX_COMPARED_POLICIES = 4
 MAX_VARIANTS = 32
 MAX_PLANNED_GPUS = 1024
 MAX_JOB_NUMBER = 10**15
@@ -450,6 +451,54 @@ class WhatIfOutcome(msgspec.Struct, frozen=True):
     variants: list[VariantOutcome]
 
 
+class PolicyQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Policies under which the present jobs are to be simulated, beside that of the daemon. `seed`: of the futures."""
+
+    policies: Annotated[list[Name], Meta(min_length=1, max_length=MAX_COMPARED_POLICIES)]
+    futures: Annotated[int, Meta(ge=1, le=40)] = 10
+    seed: Annotated[int, Meta(ge=0, le=2**53)] = 0
+
+
+class PolicyForecast(msgspec.Struct, frozen=True):
+    """The present jobs under a policy, if no more are submitted: means of the simulated futures.
+
+    `mean_wait`: from now to the starts of the waiting jobs that start under every policy; `mean_completion`: from now
+    to the ends of the jobs that end under every policy. `earlier`, `later`: waiting jobs whose starts differ from those
+    under the daemon's policy.
+    """
+
+    policy: str
+    futures: int
+    mean_wait: float | None
+    mean_completion: float | None
+    earlier: int
+    later: int
+
+
+class JobStarts(msgspec.Struct, frozen=True):
+    """The mean start of a waiting job under each policy."""
+
+    job: str
+    starts: list[float]
+
+
+class PolicyComparison(msgspec.Struct, frozen=True):
+    """The present jobs under several policies, of which the first is the daemon's. `starts`: by the largest shifts.
+
+    `jobs`: that run or wait now; `compared`: of those `waiting`, the ones that start under every policy.
+    `knows_run_times`: a job has ended, or all jobs have an estimate or a time limit; otherwise, run times are guessed.
+    """
+
+    now: float
+    policy: str
+    jobs: int
+    waiting: int
+    compared: int
+    forecasts: list[PolicyForecast]
+    starts: list[JobStarts]
+    knows_run_times: bool = True
+
+
 class PlanQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A training whose best plans are wanted. 0 `nodes`: as few as possible; 0 `batch`, `sequence`: the model's."""
 
@@ -502,11 +551,12 @@ class PlanAnswer(msgspec.Struct, frozen=True):
 
 
 class Catalogue(msgspec.Struct, frozen=True):
-    """Names of the models, GPUs and training frameworks of the catalogue."""
+    """Names of the models, GPUs and training frameworks of the catalogue, and of the policies to compare with."""
 
     models: list[str]
     gpus: list[str]
     engines: list[str]
+    policies: list[str] = []
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -32,6 +32,8 @@ from refold.api import (
     NodeStatus,
     PlanAnswer,
     PlanQuestion,
+    PolicyComparison,
+    PolicyQuestion,
     Preview,
     Role,
     SignInLink,
@@ -128,6 +130,10 @@ class Client:
     def whatif(self, variants: Sequence[Submission], seed: int = 0) -> WhatIfOutcome:
         """Return when each variant of a job would start and end, without submitting any of them."""
         return self._call(WhatIfOutcome, "whatif", body=WhatIf(list(variants), seed))
+
+    def compare_policies(self, policies: Sequence[str], futures: int = 10, seed: int = 0) -> PolicyComparison:
+        """Return when the present jobs would start and end under other policies."""
+        return self._call(PolicyComparison, "compare_policies", body=PolicyQuestion(list(policies), futures, seed))
 
     def catalogue(self) -> Catalogue:
         """Return the models, GPUs and frameworks that `plan` knows."""

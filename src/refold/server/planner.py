@@ -9,6 +9,7 @@ from refold.catalogue import engines, find_engine, find_gpu, find_model, gpu_nam
 from refold.errors import BadInput
 from refold.perf import Estimate, TrainingSetup, build_machines
 from refold.plans import PlanLimits, best_plans
+from refold.server.policy_comparison import comparable_policies
 
 SHOWN_PLANS = 10
 LONG_SEQUENCE, MAX_CONTEXT = 16_384, 256
@@ -23,7 +24,9 @@ class Planner:
 
     def catalogue(self) -> Catalogue:
         """Return the names that a question may use."""
-        return Catalogue(list(model_names()), list(gpu_names()), [engine.name for engine in engines()])
+        return Catalogue(
+            list(model_names()), list(gpu_names()), [engine.name for engine in engines()], comparable_policies()
+        )
 
     async def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Return the best plans, and why others were rejected."""

@@ -33,6 +33,8 @@ from refold.api import (
     NodeStatus,
     PlanAnswer,
     PlanQuestion,
+    PolicyComparison,
+    PolicyQuestion,
     Preview,
     SnapshotQuery,
     StoredEnvironment,
@@ -59,6 +61,7 @@ from refold.server.job_queries import JobQueries, refusal
 from refold.server.live_state import LiveState
 from refold.server.monitor import GpuPoller
 from refold.server.planner import Planner
+from refold.server.policy_comparison import PolicyComparer
 from refold.server.preview import Previewer
 from refold.server.run_log import RunLog
 from refold.server.snapshot import journal_lines, snapshot_lines
@@ -109,6 +112,7 @@ class SchedulerService:
             state, inbox, store.reader, environments, jobs.find, preemption, limits or JobLimits(LimitsConfig())
         )
         self._planner = Planner()
+        self._policies = PolicyComparer(state, store.reader)
         self._run_log = RunLog(store.reader)
         self._previewer = Previewer(state, self.admission, forecasts)
         self._environments = environments
@@ -177,8 +181,12 @@ class SchedulerService:
         """Return the expected outcome of several variants of a submission, without submitting any."""
         return await self._previewer.compare(caller, question)
 
+    async def compare_policies(self, caller: Caller, question: PolicyQuestion) -> PolicyComparison:
+        """Return when the present jobs would start and end under other policies."""
+        return await self._policies.compare(question)
+
     def catalogue(self, caller: Caller) -> Catalogue:
-        """Return the names that a question about plans may use."""
+        """Return the names that a question about plans or policies may use."""
         return self._planner.catalogue()
 
     async def plan(self, caller: Caller, question: PlanQuestion) -> PlanAnswer:

@@ -29,12 +29,12 @@ async def snapshot_lines(state: LiveState, reader: StoreReader, whole: bool) -> 
 
 def encode_snapshot(header: Header, state: Entry, whole: bool) -> bytes:
     """Return a state as a journal with one entry, without what may be confidential unless `whole`."""
-    entry = state if whole else replace(state, events=tuple(map(_redact, state.events)))
+    entry = state if whole else replace(state, events=tuple(map(redacted, state.events)))
     return b"".join(_ENCODER.encode(line) + b"\n" for line in (header, entry))
 
 
-def _redact(event: Event) -> Event:
-    """Remove command, environment and notification addresses of a job, which may contain secrets."""
+def redacted(event: Event) -> Event:
+    """Return an event without command, environment and notification addresses of a job, which may contain secrets."""
     if not isinstance(event, JobSubmitted | PastJob):
         return event
     launch = replace(event.job.launch, environment=(), exported="", notify=())

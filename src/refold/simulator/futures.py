@@ -116,6 +116,16 @@ class Futures:
         """The number of futures."""
         self._starts, self._ends = starts, ends
 
+    @property
+    def all_starts(self) -> Mapping[str, Floats]:
+        """The start times of all tracked jobs."""
+        return self._starts
+
+    @property
+    def all_ends(self) -> Mapping[str, Floats]:
+        """The end times of all jobs whose ends are known."""
+        return self._ends
+
     def starts(self, job_id: str) -> Floats:
         """Return the start time of a job in each future."""
         return self._starts[job_id]
@@ -125,7 +135,7 @@ class Futures:
         return _estimate(job_id, self._starts[job_id])
 
     def end(self, job_id: str) -> StartEstimate | None:
-        """Return the end estimate of one of the `new_jobs`; None unless it ends in more than half of the futures."""
+        """Return the end estimate of one of the `new_jobs` or `ends_of`; None unless it ends in most futures."""
         return _estimate(job_id, self._ends[job_id])
 
 
@@ -147,34 +157,39 @@ def simulate_futures(
     charge: SpeedModel | None = None,
     job_ids: Iterable[str] | None = None,
     new_jobs: Sequence[Job] = (),
+    ends_of: Iterable[str] = (),
+    estimates_hold: bool = False,
     arrivals: bool = False,
     advance: Callable[[], None] = lambda: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Futures:
     """Simulate several futures; return the starts of the jobs `job_ids` (default: all waiting jobs) and `new_jobs`.
 
-    `new_jobs` are submitted now; their ends are returned too. One that has `work` runs for exactly that time. The
-    run times drawn for a seed do not depend on `job_ids` and `new_jobs`. With `arrivals`, more jobs arrive,
-    as they did in the past. `advance` is called after each future; if `should_stop` returns True then, it was the last.
+    `new_jobs` are submitted now; their ends are returned too, and those of the present jobs `ends_of`. One of the new
+    jobs that has `work` runs for exactly that time; if `estimates_hold`, so do present jobs that have not run for
+    longer: in the state of a live cluster, it is what users estimate. The run times drawn for a seed do not depend on
+    `job_ids` and `new_jobs`. With `arrivals`, more jobs arrive, as they did in the past. `advance` is called after each
+    future; if `should_stop` returns True then, it was the last.
     """
     view = state.view
     past_arrivals = state.past_arrivals() if arrivals else PastArrivals((), (), state.now)
     used_ids = state.used_ids | {job.id for job in new_jobs}
     known = {job.id: job for jobs in (view.active, view.waiting, view.held) for job in jobs.values()}
     charge = charge or RecordedSpeeds(view.cluster)
-    durations = {job.id: _draw_durations(job, state.predicted_duration(job), futures, seed) for job in known.values()}
+    expected = {job.id: _present_duration(state, job, estimates_hold) for job in known.values()}
+    durations = {job.id: _draw_durations(job, expected[job.id], futures, seed) for job in known.values()}
     durations |= {job.id: _draw_durations(job, _known_or_predicted(state, job), futures, seed) for job in new_jobs}
     new_jobs = [_with_work(state, job) for job in new_jobs]
     tracked = [*(view.waiting if job_ids is None else job_ids), *(job.id for job in new_jobs)]
     starts = {job_id: np.full(futures, inf) for job_id in tracked}
-    ends = {job.id: np.full(futures, inf) for job in new_jobs}
+    ends = {job_id: np.full(futures, inf) for job_id in (*ends_of, *(job.id for job in new_jobs))}
     finished = 0
     for number in range(futures):
         arriving = past_arrivals.resample(np.random.default_rng([seed, number]), used_ids)
         drawn = {job_id: float(duration[number]) for job_id, duration in durations.items()}
         drawn |= {job.id: job.work or 0.0 for job in arriving}
         future = _Future(state, make_scheduler(), [*known.values(), *new_jobs], arriving, drawn, charge)
-        future.run(new_jobs, tracked)
+        future.run(new_jobs, tracked, ends)
         for job_id, time in future.started.items():
             starts[job_id][number] = time
         for job_id, time in future.ended.items():
@@ -186,6 +201,12 @@ def simulate_futures(
     if finished < futures:
         starts, ends = ({job_id: times[:finished] for job_id, times in each.items()} for each in (starts, ends))
     return Futures(finished, starts, ends)
+
+
+def _present_duration(state: StateAt, job: Job, estimates_hold: bool) -> DurationDistribution | Seconds:
+    if estimates_hold and job.work is not None and job.work > state.elapsed(job.id):
+        return job.work
+    return state.predicted_duration(job)
 
 
 def _known_or_predicted(state: StateAt, job: Job) -> DurationDistribution | Seconds:
@@ -275,9 +296,9 @@ class _Future:
         for time in pending_wakes:
             self._agenda.wake(time)
 
-    def run(self, new_jobs: Sequence[Job], tracked: Sequence[str]) -> None:
-        """Simulate until all tracked jobs have started and all new jobs have ended, or nothing more happens."""
-        unstarted, unended = set(tracked), {job.id for job in new_jobs}
+    def run(self, new_jobs: Sequence[Job], tracked: Iterable[str], ending: Iterable[str]) -> None:
+        """Simulate until all tracked jobs have started and all `ending` have ended, or nothing more happens."""
+        unstarted, unended = set(tracked), set(ending)
         for job in new_jobs:
             self._agenda.add(self._now, JobSubmitted(job))
         idle_steps = 0

@@ -149,6 +149,14 @@ export const texts = {
     ask: "Estimate", answer: "Estimates", size: "Size", when: "From now", delayed: "Jobs delayed", meanDelay: "Mean delay of others", waits: "Waits", runs: "Runs", earliest: "earliest end",
     futures: (count) => `Medians and ranges of ${count} simulated futures.`, approximate: "The policy is approximated by EASY backfill.", scaled: "Run time is assumed to be inversely proportional to the number of GPUs.",
   },
+  policies: {
+    title: "The present queue under other policies", policies: "Policies", policy: "Policy", present: "present policy", ask: "Simulate",
+    help: "Up to four. The jobs that run and wait now are simulated to their end, in the same futures for each policy; nothing is changed.",
+    simulating: "Simulating…", noneWaiting: "No job waits: there is nothing to compare.", wait: "Mean wait", meanWait: "From now to start", meanCompletion: "From now to end",
+    earlier: "Start earlier", later: "Start later", same: "same", starts: "Starts of waiting jobs, by the largest shift",
+    futures: (count, compared, waiting) => `Means of ${count} simulated futures, of ${compared} of ${waiting} waiting jobs: those that start under every policy. No more jobs are submitted in them.`,
+    guessed: "No job has ended yet, and some have neither an estimate nor a time limit: their run times are guessed.",
+  },
   plan: {
     hint: "The best parallel plans of a model on given GPUs.", question: "A training", model: "Model", gpu: "GPU type", gpus: "GPUs", nodes: "Nodes", batch: "Global batch, samples", sequence: "Sequence, tokens", engine: "Framework",
     fewest: "as few as possible", ofModel: "the model's", ask: "Find plans", best: (model, gpus) => `${model} on ${gpus}`, setup: (nodes, batch, sequence) => `Nodes: ${nodes}. Global batch: ${batch}. Sequence: ${sequence}.`,

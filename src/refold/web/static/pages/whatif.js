@@ -3,6 +3,7 @@
 import { card, errorBox, field, select } from "../controls.js";
 import { fill, h } from "../dom.js";
 import { formatDuration, formatFull, formatMoment, formatNumber, formatRange, formatRelative, formatWhole } from "../format.js";
+import { PolicyComparison } from "../policy_comparison.js";
 import { texts } from "../texts.js";
 
 const labels = texts.whatif;
@@ -22,14 +23,16 @@ export default class WhatIfPage {
     );
     form.addEventListener("submit", (event) => { event.preventDefault(); this._ask(); });
     this._result = h("div", { role: "status" });
+    this._policies = new PolicyComparison(source);
     const question = card(labels.question);
     question.body.append(form);
-    this.element = h("div", { class: "page" }, h("div", { class: "page-head" }, h("h1", { text: texts.pages.whatif }), h("p", { class: "muted", text: labels.hint })), question.element, this._result);
+    this.element = h("div", { class: "page" }, h("div", { class: "page-head" }, h("h1", { text: texts.pages.whatif }), h("p", { class: "muted", text: labels.hint })), question.element, this._result, this._policies.element);
     this._abort = new AbortController();
   }
 
   stop() {
     this._abort.abort();
+    this._policies.stop();
   }
 
   _variants() {
