@@ -84,6 +84,21 @@ FOUNDRY = ("llm-foundry", "llm-foundry-pure")
 MEGATRON = ("megatron-2021", "megatron-2022")
 BLOOM = ("deepspeed-2022", "deepspeed-2022-bf16")
 ZERO_2021 = ("deepspeed-2021", "hf-deepspeed-2021")
+TRANSFORMERS_MODELS = (
+    "qwen2.5-0.5b",
+    "qwen2.5-7b",
+    "qwen3-0.6b",
+    "qwen3-1.7b",
+    "llama-3.2-1b",
+    "gemma-2-2b",
+    "gpt2",
+    "phi-2",
+)
+"""Hugging Face models that constants are fitted to; other models and families are held out."""
+
+AUTOCAST = ("transformers", "transformers-eager")
+PURE_BF16 = ("transformers-bf16", "transformers-bf16-eager")
+TRANSFORMERS = (*AUTOCAST, *PURE_BF16)
 
 FITS = (
     Fit(
@@ -189,6 +204,50 @@ FITS = (
         ),
     ),
     Fit(
+        "transformers",
+        ("transformers_h200",),
+        HOPPER,
+        (
+            Free(TRANSFORMERS, "passes_hidden", 2.0, 0.5),
+            Free(TRANSFORMERS, "passes_inner", 1.5, 0.5),
+            Free(TRANSFORMERS, "passes_norm", 30.0, 0.3),
+            Free(TRANSFORMERS, "passes_attention", 15.0, 0.3),
+            Free(AUTOCAST, "passes_activation", 27.0, 0.5),
+            Free(PURE_BF16, "passes_activation", 10.0, 0.5),
+            Free(TRANSFORMERS, "passes_scores", 15.0, 0.3),
+            Free(TRANSFORMERS, "logit_traffic_bytes", 60.0, 0.3),
+            Free(TRANSFORMERS, "launch_seconds", 0.003, 0.3),
+            Free(TRANSFORMERS, "norm_launch_seconds", 0.0008, 0.3),
+            Free(TRANSFORMERS, "launch_factor_full", 1.8, 0.3),
+            Free(TRANSFORMERS, "step_seconds", 0.002, 0.5),
+            Free(AUTOCAST, "update_passes", 3.2, 0.3),
+            Free(PURE_BF16, "update_passes", 2.8, 0.3),
+            Free(TRANSFORMERS, "adapter_input_bytes", 14.0, 0.3),
+            Free(TRANSFORMERS, "adapter_output_bytes", 10.0, 0.3),
+            Free(TRANSFORMERS, "adapter_launch_seconds", 0.0005, 0.5),
+        ),
+    ),
+    Fit(
+        "memory of transformers",
+        ("transformers_h200",),
+        HOPPER,
+        (
+            Free(AUTOCAST, "hidden_activation_bytes", 10.0, 0.5),
+            Free(PURE_BF16, "hidden_activation_bytes", 5.0, 0.5),
+            Free(AUTOCAST, "inner_activation_bytes", 2.9, 0.3),
+            Free(PURE_BF16, "inner_activation_bytes", 2.5, 0.3),
+            Free(AUTOCAST, "norm_activation_bytes", 9.0, 0.3),
+            Free(PURE_BF16, "norm_activation_bytes", 7.0, 0.3),
+            Free(AUTOCAST, "composed_activation_bytes", 13.0, 0.5),
+            Free(PURE_BF16, "composed_activation_bytes", 7.0, 0.5),
+            Free(TRANSFORMERS, "score_activation_bytes", 6.2, 0.3),
+            Free(TRANSFORMERS, "logit_activation_bytes", 11.5, 0.3),
+            Free(TRANSFORMERS, "overhead_gib", 0.2, 0.5),
+            Free(TRANSFORMERS, "adapter_saved_bytes", 2.0, 0.5),
+        ),
+        target="memory",
+    ),
+    Fit(
         "memory of plain PyTorch",
         ("h200_measured",),
         HOPPER,
@@ -231,10 +290,10 @@ def is_fitted_on(case: Case) -> bool:
     """Return whether constants are fitted to this row; a part of every table is held out.
 
     H100: the 1B and 80B models (8B is held out), and torchtitan on 8 GPUs (128 is held out). H200: BERT, GPT-2 and
-    ViT (RoBERTa, T5 and LLaMA are held out). A100: llm-foundry on A100-40GB (80GB is held out), the four models of
-    Korthikanti et al. with full recomputation (selective is held out), even lines of the BLOOM sweeps. V100: even
-    lines. Megatron-Bridge and DGX Cloud: the models and systems of `FITTED_RECIPES`. All of Rubick's measurements are
-    held out.
+    ViT (RoBERTa, T5 and LLaMA are held out), and of Hugging Face's models those of TRANSFORMERS_MODELS. A100:
+    llm-foundry on A100-40GB (80GB is held out), the four models of Korthikanti et al. with full recomputation
+    (selective is held out), even lines of the BLOOM sweeps. V100: even lines. Megatron-Bridge and DGX Cloud: the models
+    and systems of `FITTED_RECIPES`. All of Rubick's measurements are held out.
     """
     match case.source:
         case "ultrascale_h100.csv":
@@ -249,6 +308,8 @@ def is_fitted_on(case: Case) -> bool:
             return case.row % 2 == 0
         case "torchtitan_docs_2025-01.csv":
             return case.gpus == 8
+        case "transformers_h200.csv":
+            return case.model.name in TRANSFORMERS_MODELS
         case "h200_measured.csv":
             return case.model.name in ("bert-large", "gpt2-xl", "vit-base-16")
         case _:

@@ -1,22 +1,28 @@
-"""Our measurements on one H200 (`measure_device`) as cases, like those of published tables.
+"""Our measurements on one H200 as cases, like those of published tables.
 
-The table is part of the repository: h200_measured.csv, measured on the machine described in h200_machine.json.
+The tables are part of the repository: h200_measured.csv (`measure_device`, on the machine of h200_machine.json) and
+transformers_h200.csv (`measure_transformers`, with the versions of transformers_h200.json).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from benchmarks.accuracy.measure_transformers import MODELS
 from benchmarks.accuracy.recipes import RECIPES, read_recipes
 from benchmarks.accuracy.tables import Case, read_table
-from refold.catalogue import find_gpu, find_model, read_samples
-from refold.perf import Measurement
+from refold.catalogue import find_gpu, find_model, read_samples, shape_from_config
+from refold.documents import load_yaml
+from refold.model import Plan
+from refold.perf import Measurement, ModelShape, Tuning
 
 HERE = Path(__file__).parent
 FILE = HERE / "h200_measured.csv"
-TABLE = "h200_measured"
+TRANSFORMERS_FILE = HERE / "transformers_h200.csv"
 
 
 def measurements() -> list[Measurement]:
@@ -29,9 +35,13 @@ def read_cases(table: str) -> Sequence[Case]:
     """Return the cases of a table, published or measured by us; cached."""
     if table in RECIPES:
         return tuple(read_recipes(table))
-    if table != TABLE:
-        return tuple(read_table(table))
-    return tuple(_case(row, one) for row, one in enumerate(measurements(), start=2))
+    match table:
+        case "h200_measured":
+            return tuple(_case(row, one) for row, one in enumerate(measurements(), start=2))
+        case "transformers_h200":
+            with TRANSFORMERS_FILE.open(encoding="utf-8", newline="") as file:
+                return tuple(_transformers_case(row, keys) for row, keys in enumerate(csv.DictReader(file), start=2))
+    return tuple(read_table(table))
 
 
 def _case(row: int, one: Measurement) -> Case:
@@ -57,4 +67,35 @@ def _case(row: int, one: Measurement) -> Case:
         forward_seconds=one.forward_seconds,
         sync_seconds=one.backward_seconds,
         optimizer_seconds=one.optimizer_seconds,
+    )
+
+
+@cache
+def transformers_shape(name: str) -> ModelShape:
+    """Return the shapes of a measured Hugging Face model, read from its configuration."""
+    return shape_from_config(load_yaml(json.dumps(MODELS[name]), name), name)
+
+
+def _transformers_case(row: int, keys: Mapping[str, str]) -> Case:
+    gpu, batch, sequence = find_gpu("H200"), int(keys["batch"]), int(keys["sequence"])
+    engine = "transformers" + ("-bf16" if keys["precision"] == "bf16" else "")
+    return Case(
+        source=TRANSFORMERS_FILE.name,
+        row=row,
+        group=f"{keys['model']} {engine} LoRA {keys['rank']}, batch {batch} × {sequence}",
+        model=transformers_shape(keys["model"]),
+        gpu=gpu.name,
+        gpus_on_node=(1,),
+        network=gpu.link,
+        inside=None,
+        engine=engine + ("-eager" if keys["attention"] == "eager" else ""),
+        plan=Plan(recompute="full" if keys["checkpointing"] == "1" else "none"),
+        micro_batch=batch,
+        batch=batch,
+        sequence=sequence,
+        cpus=16,
+        step_seconds=float(keys["step_s"]) if keys["step_s"] else None,
+        memory_gib=float(keys["memory_gib"]) if keys["memory_gib"] else None,
+        fits=keys["status"] == "ok",
+        tuning=Tuning(int(keys["rank"])),
     )

@@ -303,7 +303,7 @@ def add_adapters(model: Any, rank: int) -> None:
     """Freeze the model and add LoRA adapters to all its linear layers but the output layer."""
     import torch
 
-    class Adapted(torch.nn.Module):
+    class Adapted(torch.nn.Module):  # type: ignore[misc]
         """A frozen linear layer with two low-rank matrices beside it, in float32."""
 
         def __init__(self, base: Any) -> None:

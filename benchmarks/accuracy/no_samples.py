@@ -60,6 +60,10 @@ def _is_slow(case: Case) -> bool:
     return "times slower than line" in case.note
 
 
+def _is_lora(case: Case) -> bool:
+    return case.tuning.lora_rank > 0
+
+
 PARTS = (
     Part("ultrascale_h100", "1B and 80B (fitted on)", is_fitted_on),
     Part("ultrascale_h100", "8B (held out)", lambda case: not is_fitted_on(case)),
@@ -68,6 +72,10 @@ PARTS = (
     Part("ultrascale_h100", "8 to 128 GPUs, without those rows", lambda case: case.gpus <= 128 and not _is_slow(case)),
     Part("h200_measured", "BERT, GPT-2, ViT (fitted on)", is_fitted_on),
     Part("h200_measured", "RoBERTa, T5, LLaMA (held out)", lambda case: not is_fitted_on(case)),
+    Part("transformers_h200", "full, 7 models (fitted on)", lambda case: not _is_lora(case) and is_fitted_on(case)),
+    Part("transformers_h200", "full, 10 models (held out)", lambda case: not _is_lora(case) and not is_fitted_on(case)),
+    Part("transformers_h200", "LoRA, 4 models (fitted on)", lambda case: _is_lora(case) and is_fitted_on(case)),
+    Part("transformers_h200", "LoRA, 3 models (held out)", lambda case: _is_lora(case) and not is_fitted_on(case)),
     Part("llm_foundry_a100", "A100-40GB (fitted on)", is_fitted_on),
     Part("llm_foundry_a100", "A100-80GB (held out)", lambda case: not is_fitted_on(case)),
     Part("bigscience_sweeps", "A100, even lines (fitted on)", lambda case: "A100" in case.gpu and is_fitted_on(case)),
@@ -224,9 +232,33 @@ def _pick_is_slower(case: Case) -> bool:
     return bool(published.fits[0]) and (best is None or best.step_seconds > TIE * published.seconds[0])
 
 
+HELD_OUT_GOALS: tuple[tuple[str, Callable[[Case], bool]], ...] = (
+    ("full training, models not fitted", lambda case: not _is_lora(case) and not is_fitted_on(case)),
+    ("LoRA, models not fitted", lambda case: _is_lora(case) and not is_fitted_on(case)),
+)
+"""Goals for Hugging Face's models on one H200."""
+
+
 def goals() -> list[Row]:
     """Return the goals and whether they were met."""
-    rows = recipe_goals()
+    return [*recipe_goals(), *_table_goals(), *_held_out_goals()]
+
+
+def _held_out_goals() -> list[Row]:
+    rows: list[Row] = []
+    for name, includes in HELD_OUT_GOALS:
+        cases = [case for case in read_cases("transformers_h200") if includes(case)]
+        time, memory = time_errors(with_step_time(cases)), memory_errors(cases)
+        if time is not None:
+            median, peak = 100 * time.median, 100 * memory.median
+            text = f"transformers_h200, {name}: median error of"
+            rows.append(at_most(f"{text} step times", median, 10, _percent(time.median), "%"))
+            rows.append(at_most(f"{text} peak memory", peak, 7, _percent(memory.median), "%"))
+    return rows
+
+
+def _table_goals() -> list[Row]:
+    rows: list[Row] = []
     for table, selection, includes in GOALS:
         cases = [case for case in read_cases(table) if case.usable and includes(case)]
         name, time, memory = table + selection, time_errors(with_step_time(cases)), memory_errors(cases)

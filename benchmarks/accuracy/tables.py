@@ -21,7 +21,7 @@ import msgspec
 from benchmarks.measure import REPOSITORY
 from refold.errors import BadFile, BadRow, BadValue, UnknownName
 from refold.model import Link, Plan, Recompute
-from refold.perf import Arithmetic, ModelShape
+from refold.perf import Arithmetic, ModelShape, Tuning
 from refold.traces import plan_from_code
 
 ENGINES = {
@@ -40,6 +40,10 @@ ENGINES = {
     "deepspeed-2023-fp32": "DeepSpeed 0.9 and DDP in single precision (TF32: more than 19.5 TFLOP/s were reached)",
     "pytorch": "plain PyTorch of 2026 without torch.compile, as benchmarks.accuracy.measure_device runs it",
     "megatron-core": "Megatron-Core of 2025 and 2026 as NVIDIA's recipes run it",
+    "transformers": "Hugging Face transformers 5 with Trainer(bf16=True): weights in float32, autocast, SDPA",
+    "transformers-eager": "the same with eager attention",
+    "transformers-bf16": "the same with SDPA and all weights in bfloat16",
+    "transformers-bf16-eager": "the same with eager attention",
     "megatron-2023-fp32": "Megatron-LM in single precision (its logs: fp16 False, bf16 False, params float32)",
 }
 """Training frameworks by version, with the precision and features that determine bytes and rates."""
@@ -79,6 +83,7 @@ class Case:
     optimizer_seconds: float | None = None
     arithmetic: Arithmetic | None = None
     knows_recompute: bool = True
+    tuning: Tuning = field(default_factory=Tuning)
 
     def __post_init__(self) -> None:
         where = f"{self.source} line {self.row}"

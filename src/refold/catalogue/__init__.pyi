@@ -16,5 +16,6 @@ from .gpu_matching import (
     gpu_key as gpu_key,
     matching_gpu_names as matching_gpu_names,
 )
+from .hugging_face import shape_from_config as shape_from_config
 from .measurements import read_samples as read_samples, write_samples as write_samples
 from .model_files import read_model as read_model

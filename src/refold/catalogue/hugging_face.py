@@ -29,6 +29,11 @@ LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token")
 
+ACTIVATION = ("hidden_act", "hidden_activation", "activation_function")
+
+COMPOSED_ACTIVATIONS = ("gelu_new", "gelu_fast", "gelu_10")
+"""Activation functions that transformers computes in several steps."""
+
 UNSUPPORTED_KEYS = {
     "intermediate_size_mlp": "layers of different kinds",
     "attn_layer_period": "layers of different kinds",
@@ -54,7 +59,8 @@ class Family:
     """Properties that a configuration leaves to the code of its model type.
 
     `learned_positions`: positions are learned embeddings. `default_ffn`: without a feed-forward width in the
-    configuration, it is four times the hidden width.
+    configuration, it is four times the hidden width. `norms` and `head_norms`: see `ModelShape`. `activation`: the
+    activation function without one in the configuration.
     """
 
     kind: ModelKind = "decoder"
@@ -63,9 +69,13 @@ class Family:
     tied: bool = True
     learned_positions: bool = False
     default_ffn: bool = False
+    norms: int = 2
+    head_norms: bool = False
+    activation: str = ""
 
 
 _LLAMA = Family(gated=True, tied=False)
+_QWEN3 = Family(gated=True, tied=False, head_norms=True)
 _GEMMA = Family(gated=True)
 _BERT = Family("encoder", bias=True, learned_positions=True)
 _T5 = Family("encoder-decoder")
@@ -75,27 +85,27 @@ FAMILIES: dict[str, Family] = {
     "bloom": Family(bias=True, default_ffn=True),
     "falcon": Family(default_ffn=True),
     "gemma": _GEMMA,
-    "gemma2": _GEMMA,
-    "gemma3_text": _GEMMA,
-    "gpt2": Family(bias=True, learned_positions=True, default_ffn=True),
+    "gemma2": Family(gated=True, norms=4),
+    "gemma3_text": Family(gated=True, norms=4, head_norms=True),
+    "gpt2": Family(bias=True, learned_positions=True, default_ffn=True, activation="gelu_new"),
     "gpt_oss": Family(gated=True, bias=True, tied=False),
     "gpt_neox": Family(bias=True, tied=False),
-    "gptj": Family(bias=True, tied=False, default_ffn=True),
+    "gptj": Family(bias=True, tied=False, default_ffn=True, norms=1, activation="gelu_new"),
     "llama": _LLAMA,
     "mistral": _LLAMA,
     "mixtral": _LLAMA,
     "mpt": Family(default_ffn=True),
     "mt5": _T5,
     "opt": Family(bias=True, learned_positions=True),
-    "phi": Family(bias=True, tied=False),
+    "phi": Family(bias=True, tied=False, norms=1, activation="gelu_new"),
     "phi3": _LLAMA,
     "deepseek_v2": _LLAMA,
     "deepseek_v3": _LLAMA,
     "kimi_k2": _LLAMA,
     "qwen2": _LLAMA,
     "qwen2_moe": _LLAMA,
-    "qwen3": _LLAMA,
-    "qwen3_moe": _LLAMA,
+    "qwen3": _QWEN3,
+    "qwen3_moe": _QWEN3,
     "roberta": _BERT,
     "t5": _T5,
     "vit": Family("vit", bias=True),
@@ -150,8 +160,16 @@ def _common_fields(keys: _Config, family: Family) -> dict[str, Any]:
         "vocabulary": 0 if family.kind == "vit" else keys.count("vocab_size"),
         "tied": keys.flag("tie_word_embeddings", family.tied),
         "positions": length if family.learned_positions else 0,
+        "norms": family.norms,
+        "head_norms": family.head_norms,
+        "capped_logits": keys.is_set("final_logit_softcapping"),
+        "composed_activation": _activation(keys, family) in COMPOSED_ACTIVATIONS,
         "sequence": min(length, MAX_DEFAULT_SEQUENCE),
     }
+
+
+def _activation(keys: _Config, family: Family) -> str:
+    return next(filter(None, map(keys.text, ACTIVATION)), family.activation)
 
 
 def _expert_fields(keys: _Config) -> dict[str, Any]:

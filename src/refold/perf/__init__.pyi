@@ -49,3 +49,4 @@ from .memory_model import (
 )
 from .shapes import ModelKind as ModelKind, ModelShape as ModelShape
 from .training_setup import TrainingSetup as TrainingSetup
+from .tuning import Optimizer as Optimizer, Tuning as Tuning

@@ -191,8 +191,10 @@ def gradient_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Colum
     """
     engine = setup.engine
     several = plans.replicas > 1
-    gradients = _replicated_seconds(setup, plans, engine.gradient_traffic_bytes, parameters, routed)
-    weights = _replicated_seconds(setup, plans, engine.weight_bytes, parameters, routed)
+    trained = setup.trained_share
+    gathered = np.where(plans.zero == 3, setup.stored_weight_bytes, trained * engine.weight_bytes)
+    gradients = _replicated_seconds(setup, plans, trained * engine.gradient_traffic_bytes, parameters, routed)
+    weights = _replicated_seconds(setup, plans, gathered, parameters, routed)
     full_exchange = plans.zero <= (0 if engine.scatters_gradients else 1)
     exchange = np.where(several, np.where(full_exchange, 2 * gradients, gradients), 0.0)
     gather = np.where(several, weights, 0.0)
@@ -207,7 +209,7 @@ def gradient_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Colum
 
 
 def _replicated_seconds(
-    setup: TrainingSetup, plans: PlanColumns, each: float, parameters: Column, routed: Column
+    setup: TrainingSetup, plans: PlanColumns, each: float | Column, parameters: Column, routed: Column
 ) -> Column:
     """Return the seconds of a reduce-scatter or an all-gather of what all replicas have, and of experts apart."""
     machines = setup.machines

@@ -12,9 +12,10 @@ import numpy as np
 
 from refold.perf.columns import FULL, SELECTIVE, Column, PlanColumns
 from refold.perf.training_setup import TrainingSetup
+from refold.perf.tuning import FROZEN_WEIGHT_BYTES, QUANTIZED_WEIGHT_BYTES
 
-BACKWARD_MATMUL = 2.0
-"""The backward pass has two matrix products for each of the forward pass: for the inputs and for the weights."""
+BACKWARD_SCORES = 2.0
+"""Without fused attention, the backward pass has two products for each of the forward pass."""
 
 BACKWARD_ATTENTION = 2.5
 """Fused attention recomputes the scores in the backward pass: five products where the forward pass has two."""
@@ -34,14 +35,6 @@ precision reaches about 1,200 images per second on a V100 and 2,500 on an A100, 
 
 OPAQUE_HALF_SAMPLES = 8.0
 """Samples per micro-batch at which half of that efficiency is reached."""
-
-SCORE_PASSES = 5.0
-"""Memory passes over the attention scores in a forward pass without fused attention: written by the product, read and
-written by softmax and by dropout, read by the next product."""
-
-LOGIT_BYTES = 12.0
-"""Bytes of memory traffic per logit: the product writes it, the loss reads it and writes its softmax in single
-precision, the backward pass reads that and writes its gradient."""
 
 
 QUANTISED_BYTES = {"fp8": 4.0, "mxfp8": 4.0, "nvfp4": 3.0}
@@ -64,10 +57,11 @@ def layer_time(setup: TrainingSetup, plans: PlanColumns) -> LayerTime:
     attention = attention_seconds(setup, plans)
     scores = _score_seconds(setup, plans, tokens)
     memory = _memory_seconds(setup, plans, tokens)
+    matmul = matmul + dequantized_bytes(setup) / plans.tensor / memory_rate(setup)
     forward = matmul + attention + scores + memory
     backward = (
-        BACKWARD_MATMUL * matmul
-        + (BACKWARD_ATTENTION if setup.engine.fused_attention else BACKWARD_MATMUL) * attention
+        setup.tuning.backward_products * matmul
+        + (BACKWARD_ATTENTION if setup.engine.fused_attention else BACKWARD_SCORES) * attention
         + BACKWARD_MEMORY * (scores + memory)
     )
     selected = setup.engine.selective_recompute_share * (matmul + memory)
@@ -87,8 +81,9 @@ def head_time(setup: TrainingSetup, plans: PlanColumns) -> Column:
         return np.zeros(len(plans))
     tokens = setup.micro_tokens(plans)
     logits = (1 + model.mtp_layers) * tokens * model.vocabulary / plans.tensor
-    arithmetic = (1 + BACKWARD_MATMUL) * 2 * logits * model.hidden / (head_peak(setup) * gpu.efficiency.matmul)
-    traffic = logits * LOGIT_BYTES / memory_rate(setup)
+    products = 1 + setup.tuning.backward_products
+    arithmetic = products * 2 * logits * model.hidden / (head_peak(setup) * gpu.efficiency.matmul)
+    traffic = logits * setup.engine.logit_traffic_bytes / memory_rate(setup)
     return setup.engine.compute_factor * (arithmetic + traffic)
 
 
@@ -187,8 +182,13 @@ def inner_width(setup: TrainingSetup) -> float:
     model = setup.model
     if model.opaque:
         return 0.0
-    attention = (model.query_width + model.value_width + 2.0 * model.key_width) * model.attentions / model.blocks
-    return attention + (3.0 if model.gated else 2.0) * model.active_ffn_width
+    return attention_width(setup) + (3.0 if model.gated else 2.0) * model.active_ffn_width
+
+
+def attention_width(setup: TrainingSetup) -> float:
+    """Return the number of activation elements inside attention of one layer, per token."""
+    model = setup.model
+    return (model.query_width + model.value_width + 2.0 * model.key_width) * model.attentions / model.blocks
 
 
 def _matmul_seconds(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> Column:
@@ -212,19 +212,30 @@ def _score_seconds(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> 
     if model.opaque or setup.engine.fused_attention:
         return np.zeros(len(plans))
     scores = tokens * setup.sequence * model.heads / plans.tensor * model.attentions / model.blocks
-    return SCORE_PASSES * setup.engine.value_bytes * scores / memory_rate(setup)
+    return setup.engine.passes_scores * setup.engine.value_bytes * scores / memory_rate(setup)
 
 
 def _memory_seconds(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> Column:
     """Return the memory time of norms, residuals and activation functions, between the matrix products."""
+    outside, inside = elementwise_bytes(setup)
+    split = np.where(plans.sequence_parallel > 0, plans.tensor, 1.0)
+    return tokens * (outside / split + inside / plans.tensor) / memory_rate(setup)
+
+
+def elementwise_bytes(setup: TrainingSetup) -> tuple[float, float]:
+    """Return the memory traffic between the matrix products of a layer in a forward pass, per token.
+
+    The first number is that of tensors of hidden width, which only sequence parallelism divides.
+    """
     model, engine = setup.model, setup.engine
     if model.opaque:
-        return np.zeros(len(plans))
-    outside = engine.passes_hidden * model.hidden / np.where(plans.sequence_parallel > 0, plans.tensor, 1.0)
-    inside = engine.passes_inner * inner_width(setup) / plans.tensor
-    experts = expert_elements(setup) / plans.tensor
-    traffic = engine.value_bytes * (outside + inside + experts) + quantised_bytes(setup) / plans.tensor
-    return tokens * traffic / memory_rate(setup)
+        return 0.0, 0.0
+    outside = engine.passes_hidden * model.hidden + engine.passes_norm * composed_norm_width(setup)
+    inside = engine.passes_inner * inner_width(setup) + engine.passes_attention * attention_width(setup)
+    inside += engine.passes_activation * composed_activation_width(setup) + expert_elements(setup)
+    adapters = setup.tuning.adapters(model, model.experts_per_token)
+    adapted = engine.adapter_input_bytes * adapters.inputs + engine.adapter_output_bytes * adapters.outputs
+    return engine.value_bytes * outside, engine.value_bytes * inside + quantised_bytes(setup) + adapted
 
 
 def expert_elements(setup: TrainingSetup) -> float:
@@ -252,6 +263,24 @@ def quantised_bytes(setup: TrainingSetup) -> float:
     model = setup.model
     elements = model.hidden + model.value_width + model.hidden + model.active_ffn_width + sorted_width(setup)
     return QUANTISED_BYTES[setup.engine.arithmetic] * elements
+
+
+def composed_norm_width(setup: TrainingSetup) -> int:
+    """Return the elements of a token that RMS norms process; layer norms (models with biases) are one kernel."""
+    return 0 if setup.model.bias else setup.model.norm_width
+
+
+def composed_activation_width(setup: TrainingSetup) -> float:
+    """Return the elements of a token that an activation function in several steps processes."""
+    return setup.model.active_ffn_width if setup.model.composed_activation else 0.0
+
+
+def dequantized_bytes(setup: TrainingSetup) -> float:
+    """Return the memory traffic of a layer's weights in 4 bits for each use: read, and written in half precision."""
+    if not setup.tuning.quantized:
+        return 0.0
+    layer = setup.model.stack_parameters / setup.model.blocks
+    return (QUANTIZED_WEIGHT_BYTES + FROZEN_WEIGHT_BYTES) * layer
 
 
 def peak_rate(setup: TrainingSetup) -> float:

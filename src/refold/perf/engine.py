@@ -55,14 +55,49 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     passes_inner: float = 2.0
     """The same for tensors inside attention and feed-forward."""
 
+    passes_norm: float = 0.0
+    """Memory passes over each element of RMS norms that are computed in several steps, besides `passes_hidden`."""
+
+    passes_attention: float = 0.0
+    """Memory passes over queries, keys and values for positions and repeated keys, besides `passes_inner`."""
+
+    passes_activation: float = 0.0
+    """Memory passes over the feed-forward width for an activation function in several steps, besides."""
+
+    passes_scores: float = 5.0
+    """Memory passes over the attention scores in a forward pass without fused attention: written by the product, read
+    and written by softmax and by dropout, read by the next product."""
+
+    logit_traffic_bytes: float = 12.0
+    """Bytes of memory traffic per logit: the product writes it, the loss reads it and writes its softmax in single
+    precision, the backward pass reads that and writes its gradient."""
+
     hidden_activation_bytes: float = 6.0
     """Bytes saved for the backward pass per element of hidden width."""
 
     inner_activation_bytes: float = 2.0
     """Bytes saved for the backward pass per element inside attention and feed-forward."""
 
+    norm_activation_bytes: float = 0.0
+    """Bytes saved per element of RMS norms that are computed in several steps, besides those of hidden width."""
+
+    composed_activation_bytes: float = 0.0
+    """Bytes saved per element of an activation function in several steps, besides those inside."""
+
+    score_activation_bytes: float = 5.0
+    """Bytes saved per attention score without fused attention: softmax input, dropout mask, dropout output."""
+
+    checkpoint_bytes: float = 0.0
+    """Bytes saved per element of the input of a recomputed layer; 0: those of an activation."""
+
     logit_activation_bytes: float = 6.0
     """Bytes saved for the backward pass per logit."""
+
+    cast_weight_bytes: float = 0.0
+    """Bytes per weight of its copy in half precision, where it is made for each use (autocast) and saved as well."""
+
+    releases_gradients: bool = False
+    """Gradients are released after each update; in the backward pass, they take the place of activations."""
 
     compute_factor: float = 1.0
     """Compute time relative to the model: 1 unless fitted to measurements."""
@@ -79,11 +114,27 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     launch_seconds: float = 0.001
     """Host time to launch the kernels of one layer, forward and backward: a lower bound of the layer's time."""
 
+    norm_launch_seconds: float = 0.0
+    """The same for each RMS norm that is computed in several steps, besides."""
+
     launch_factor_full: float = 4 / 3
     """Factor on the launch time with full recomputation."""
 
     launch_factor_selective: float = 1.0
     """Factor on the launch time with selective recomputation."""
+
+    adapter_input_bytes: float = 14.0
+    """Memory traffic of a LoRA adapter in a forward pass, per element of its input: cast to single precision, cast back
+    and read."""
+
+    adapter_output_bytes: float = 10.0
+    """The same per element of its output: written, scaled, and added to that of the frozen matrix."""
+
+    adapter_saved_bytes: float = 2.0
+    """Bytes saved for the backward pass per element of an adapter's input: each adapter has its own copy."""
+
+    adapter_launch_seconds: float = 0.0005
+    """Host time to launch the kernels of one adapter, forward and backward."""
 
     overlap_gradients: float = 0.8
     """Share of the last backward pass that overlaps with the gradient all-reduce, without ZeRO."""

@@ -113,9 +113,9 @@ def estimate_at(setup: TrainingSetup, plan: Plan, estimates: EstimateColumns, ro
 def model_flops(setup: TrainingSetup) -> float:
     """Return the FLOPs of a step that the model requires with any plan; recomputation does not count."""
     model = setup.model
-    layers = model.blocks * (matmul_flops_per_token(setup) + attention_flops_per_token(setup))
     head = 2.0 * (1 + model.mtp_layers) * model.vocabulary * model.hidden if model.predicts_tokens else 0.0
-    return 3.0 * setup.tokens * (layers + head)
+    products = (1 + setup.tuning.backward_products) * (model.blocks * matmul_flops_per_token(setup) + head)
+    return setup.tokens * (products + 3.0 * model.blocks * attention_flops_per_token(setup))
 
 
 @in_blocks
@@ -175,11 +175,9 @@ def _slowest_stage(setup: TrainingSetup, plans: PlanColumns, layer: Column) -> C
 
 def _launch_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     """Return the host time to launch the kernels of one layer, forward and backward; the GPU waits for it."""
-    engine, machines, model = setup.engine, setup.machines, setup.model
+    engine, machines = setup.engine, setup.machines
     factor = np.array([1.0, engine.launch_factor_selective, engine.launch_factor_full])[plans.recompute.astype(int)]
-    seconds = engine.launch_seconds * factor * (1 + model.attentions / model.blocks) / 2
-    if model.experts > 1:
-        seconds = seconds + engine.expert_launch_seconds * factor * model.expert_layers / model.blocks
+    seconds = layer_launch_seconds(setup) * factor
     domains = len(machines.domains)
     remote_ranks = np.maximum(0.0, plans.tensor - machines.gpus / domains)
     has_pipeline = (plans.pipeline > 1) & (plans.tensor > 1) & (domains > 1)
@@ -187,6 +185,17 @@ def _launch_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
         engine.tensor_wait_across_nodes * remote_ranks + engine.tensor_wait_in_pipeline * plans.tensor * has_pipeline
     )
     return np.asarray(seconds + extra)
+
+
+def layer_launch_seconds(setup: TrainingSetup) -> float:
+    """Return the host time to launch the kernels of a layer without recomputation."""
+    engine, model = setup.engine, setup.model
+    seconds = engine.launch_seconds * (1 + model.attentions / model.blocks) / 2
+    if model.experts > 1:
+        seconds += engine.expert_launch_seconds * model.expert_layers / model.blocks
+    if not model.bias and not model.opaque:
+        seconds += engine.norm_launch_seconds * (model.norms + (2 if model.head_norms else 0))
+    return seconds + engine.adapter_launch_seconds * setup.tuning.adapters(model, model.experts_per_token).number
 
 
 def _stage_wait(setup: TrainingSetup, plans: PlanColumns) -> Column:
@@ -219,15 +228,21 @@ def _exposed_gradients(
 def _optimizer_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: StageParameters) -> Column:
     """Return the time of Adam on the GPU, bound by memory: read and write states, read gradients, write weights."""
     engine, gpu = setup.engine, setup.machines.gpu
-    traffic = engine.update_passes * (2 * engine.optimizer_bytes + engine.gradient_bytes + engine.weight_bytes)
     rate = gpu.memory_gigabytes_per_second * 1e9 * gpu.efficiency.memory
-    return shard_of(parameters, plans, plans.zero >= 1) * traffic / rate + engine.step_seconds
+    updated = setup.trained_share * shard_of(parameters, plans, plans.zero >= 1)
+    return updated * update_bytes(setup) / rate + engine.step_seconds
+
+
+def update_bytes(setup: TrainingSetup) -> float:
+    """Return the memory traffic of the optimizer per trained weight."""
+    engine = setup.engine
+    return engine.update_passes * (2 * setup.optimizer_bytes + engine.gradient_bytes + engine.weight_bytes)
 
 
 def _offload_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: StageParameters) -> tuple[Column, Column]:
     """Return the PCIe time of gradients and weights, and the update time by the CPU threads of each GPU."""
     engine, machines = setup.engine, setup.machines
-    updated = np.where(plans.offload > 0, shard_of(parameters, plans, plans.zero >= 1), 0.0)
+    updated = setup.trained_share * np.where(plans.offload > 0, shard_of(parameters, plans, plans.zero >= 1), 0.0)
     pcie = machines.gpu.pcie_gigabytes_per_second * 1e9 * machines.gpu.efficiency.pcie
     transfer = 2 * engine.weight_bytes * updated / pcie
     threads = machines.cpus / machines.gpus if machines.cpus else DEFAULT_CPUS_PER_GPU

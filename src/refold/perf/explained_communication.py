@@ -167,17 +167,17 @@ def add_data_parallel(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
         return
     _add_group(lines, setup, "data", copies, plan.tensor)
     common = "(parameters - routed)" if has_experts else "parameters"
-    lines.formula("gradient_bytes", f"{engine.gradient_traffic_bytes} * {common}", "B", "gradients to exchange")
-    lines.formula("weight_bytes", f"{engine.weight_bytes} * {common}", "B", "weights to gather with ZeRO")
+    exchanged = setup.trained_share * engine.gradient_traffic_bytes
+    gathered = setup.stored_weight_bytes if plan.zero == 3 else setup.trained_share * engine.weight_bytes
+    lines.formula("gradient_bytes", f"{exchanged} * {common}", "B", "gradients to exchange")
+    lines.formula("weight_bytes", f"{gathered} * {common}", "B", "weights to gather with ZeRO")
     reduce_scatter, all_gather = (
         _collective_formula("data", payload) for payload in ("gradient_bytes", "weight_bytes")
     )
     if has_experts:
         _add_group(lines, setup, "copies", copies // plan.expert, plan.tensor * plan.expert)
-        lines.formula("expert_gradients", f"{engine.gradient_traffic_bytes} * routed", "B", "gradients of experts")
-        lines.formula(
-            "expert_weights", f"{engine.weight_bytes} * routed", "B", "weights of experts to gather with ZeRO"
-        )
+        lines.formula("expert_gradients", f"{exchanged} * routed", "B", "gradients of experts")
+        lines.formula("expert_weights", f"{gathered} * routed", "B", "weights of experts to gather with ZeRO")
         reduce_scatter += f" + {_collective_formula('copies', 'expert_gradients')}"
         all_gather += f" + {_collective_formula('copies', 'expert_weights')}"
     lines.formula("reduce_scatter", reduce_scatter, "s", "one reduce-scatter")

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from refold.model import Plan
 from refold.perf import communication, compute, memory_model
-from refold.perf.estimation import DEFAULT_CPUS_PER_GPU, HOST_SECONDS_PER_PARAMETER
+from refold.perf.estimation import (
+    DEFAULT_CPUS_PER_GPU,
+    HOST_SECONDS_PER_PARAMETER,
+    layer_launch_seconds,
+    update_bytes,
+)
 from refold.perf.explained_communication import add_communication, add_data_parallel, replicas
 from refold.perf.formula_lines import Lines, Section
 from refold.perf.training_setup import TrainingSetup
@@ -75,28 +80,26 @@ def _add_layer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
         "attention", "tokens * attention_flops / tensor / (attention_peak * attention_share)", "s", "inside attention"
     )
     split = plan.tensor if plan.sequence_parallel else 1
-    outside = 0.0 if model.opaque else engine.passes_hidden * model.hidden / split
-    inside = 0.0 if model.opaque else engine.passes_inner * compute.inner_width(setup) / plan.tensor
-    experts = compute.expert_elements(setup) / plan.tensor
-    lines.given("elements read or written between matrix products", "per token", elements=outside + inside + experts)
-    traffic = "value_bytes * elements"
-    if engine.low_precision:
-        lines.given("traffic of quantisation", "B/token", quantised=compute.quantised_bytes(setup) / plan.tensor)
-        traffic = f"({traffic} + quantised)"
-    lines.formula("elementwise", f"tokens * {traffic} / memory_rate", "s", "norms, residuals, activation functions")
+    outside, inside = compute.elementwise_bytes(setup)
+    traffic = outside / split + inside / plan.tensor
+    lines.given("memory traffic between matrix products", "B/token", elementwise_bytes=traffic)
+    lines.formula(
+        "elementwise", "tokens * elementwise_bytes / memory_rate", "s", "norms, residuals, activation functions"
+    )
     scores = 0.0 if model.opaque or engine.fused_attention else model.heads * setup.sequence / plan.tensor
     lines.given("attention scores written to memory", "per token", scores=scores * model.attentions / model.blocks)
-    lines.given("memory passes over the scores", score_passes=compute.SCORE_PASSES)
+    lines.given("memory passes over the scores", score_passes=engine.passes_scores)
     lines.formula(
         "score_time", "tokens * value_bytes * score_passes * scores / memory_rate", "s", "memory time of the scores"
     )
     lines.given("correction of the compute time", compute_factor=engine.compute_factor)
     lines.formula("forward", "compute_factor * (matmul + attention + score_time + elementwise)", "s", "forward pass")
-    backward_factor = compute.BACKWARD_ATTENTION if engine.fused_attention else compute.BACKWARD_MATMUL
+    backward_factor = compute.BACKWARD_ATTENTION if engine.fused_attention else compute.BACKWARD_SCORES
     lines.given("backward / forward cost of attention", attention_back=backward_factor)
+    back = f"{setup.tuning.backward_products:g}"
     lines.formula(
         "backward",
-        "compute_factor * (2 * matmul + attention_back * attention + 2 * (score_time + elementwise))",
+        f"compute_factor * ({back} * matmul + attention_back * attention + 2 * (score_time + elementwise))",
         "s",
         "backward pass",
     )
@@ -112,8 +115,13 @@ def _add_products(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     experts = compute.expert_flops_per_token(setup)
     flops = compute.matmul_flops_per_token(setup) - experts
     lines.given("matrix products, forward", "FLOP/token", matmul_flops=flops)
+    dequantized = ""
+    if setup.tuning.quantized:
+        lines.given("memory traffic to dequantize the weights", "B", dequantized=compute.dequantized_bytes(setup))
+        dequantized = " + dequantized / tensor / memory_rate"
     if not experts:
-        lines.formula("matmul", "tokens * matmul_flops / tensor / (peak * efficiency)", "s", "matrix products")
+        products = "tokens * matmul_flops / tensor / (peak * efficiency)"
+        lines.formula("matmul", products + dequantized, "s", "matrix products")
         return
     lines.given("GPUs among which experts are divided", expert=plan.expert)
     lines.given("experts, and experts of a token", experts=model.experts, experts_per_token=model.experts_per_token)
@@ -133,7 +141,7 @@ def _add_products(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula(
         "matmul",
         "(tokens * matmul_flops / (peak * efficiency)"
-        " + imbalance * tokens * expert_flops / (peak * expert_efficiency)) / tensor",
+        " + imbalance * tokens * expert_flops / (peak * expert_efficiency)) / tensor" + dequantized,
         "s",
         "matrix products",
     )
@@ -148,11 +156,12 @@ def _add_step(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
         lines.given("passes of the output layer", head_passes=1 + model.mtp_layers)
         lines.given("share of that peak", head_share=machines.gpu.efficiency.matmul)
         lines.given("peak for this vocabulary size", "FLOP/s", head_peak=compute.head_peak(setup))
+        products = f"{1 + setup.tuning.backward_products:g}"
         lines.formula(
             "head",
-            "compute_factor * head_passes"
-            " * (3 * 2 * tokens * vocabulary * hidden_width / tensor / (head_peak * head_share)"
-            f" + tokens * vocabulary / tensor * {compute.LOGIT_BYTES} / memory_rate)",
+            f"compute_factor * head_passes * ({products} * 2 * tokens * vocabulary * hidden_width / tensor"
+            " / (head_peak * head_share)"
+            f" + tokens * vocabulary / tensor * {engine.logit_traffic_bytes} / memory_rate)",
             "s",
             "output layer and loss, per micro-batch",
         )
@@ -172,9 +181,7 @@ def _add_step(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     factor = {"none": 1.0, "selective": engine.launch_factor_selective, "full": engine.launch_factor_full}[
         plan.recompute
     ]
-    launch = engine.launch_seconds * factor * (1 + model.attentions / model.blocks) / 2
-    if model.experts > 1:
-        launch += engine.expert_launch_seconds * factor * model.expert_layers / model.blocks
+    launch = layer_launch_seconds(setup) * factor
     launch += (
         engine.tensor_wait_across_nodes * remote_ranks + engine.tensor_wait_in_pipeline * plan.tensor * has_pipeline
     )
@@ -222,7 +229,11 @@ def _add_optimizer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     sharded = f"parameters / {divisor}"
     if setup.model.routed_parameters:
         sharded = f"(parameters - routed) / {divisor} + routed / {divisor} * expert"
-    lines.formula("updated", sharded if plan.zero else "parameters", "", "weights updated by this GPU")
+    updated = sharded if plan.zero else "parameters"
+    if setup.tuning.lora_rank:
+        lines.given("trained weights / all weights", trained=setup.trained_share)
+        updated = f"({updated}) * trained"
+    lines.formula("updated", updated, "", "weights updated by this GPU")
     fixed = engine.step_seconds
     if plan.offload:
         pcie = machines.gpu.pcie_gigabytes_per_second * 1e9 * machines.gpu.efficiency.pcie
@@ -238,9 +249,11 @@ def _add_optimizer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
             "offload", f"2 * {engine.weight_bytes} * updated / pcie_rate", "s", "gradients to the host, weights back"
         )
         return
-    traffic = engine.update_passes * (2 * engine.optimizer_bytes + engine.gradient_bytes + engine.weight_bytes)
     lines.formula(
-        "optimizer", f"updated * {traffic} / memory_rate + {fixed}", "s", "Adam: read and write optimizer state"
+        "optimizer",
+        f"updated * {update_bytes(setup)} / memory_rate + {fixed}",
+        "s",
+        "Adam: read and write optimizer state",
     )
     lines.formula("offload", "0", "s", "no offload")
 

@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from refold.model import Plan
 from refold.perf.columns import FULL, SELECTIVE, Column, PlanColumns, in_blocks, plans_to_columns
 from refold.perf.communication import key_value_bytes
-from refold.perf.compute import imbalance, inner_width
+from refold.perf.compute import composed_activation_width, composed_norm_width, imbalance, inner_width
 from refold.perf.training_setup import TrainingSetup
 
 GIB = 2.0**30
 
-SCORE_BYTES = 5.0
-"""Bytes saved per attention score without fused attention: softmax input, dropout mask, dropout output."""
+CAPPED_LOGIT_BYTES = 2.0
+"""Bytes saved per logit besides, if logits are limited by a hyperbolic tangent: its result in half precision."""
 
 LOW_PRECISION_ACTIVATION_SHARE = {"fp8": 0.8, "mxfp8": 0.8, "nvfp4": 0.7}
 """Bytes saved for the backward pass relative to half precision: inputs of products, about 40 % of all, are saved
@@ -30,8 +30,8 @@ HOST_BUFFER_FACTOR = 1.5
 
 
 MEMORY_PART_MEANINGS = {
-    "weights": "weights, and with ZeRO-3 two gathered layers",
-    "gradients": "gradients",
+    "weights": "weights, with ZeRO-3 two gathered layers, with autocast copies in half precision",
+    "gradients": "gradients, as far as they need more than the activations they replace",
     "optimizer": "master weights and moments",
     "activations": "saved for the backward pass, of all micro-batches in flight",
     "logits": "logits and loss of the last stage",
@@ -127,30 +127,50 @@ def _stage(setup: TrainingSetup, plans: PlanColumns, *, is_last: bool) -> Memory
     on_host = plans.offload > 0
     one_layer = (model.stack_parameters - model.routed_parameters * (1 - 1 / plans.expert)) / model.blocks
     gathered = np.where(plans.zero == 3, 2 * one_layer / plans.tensor * (1 - 1 / plans.replicas), 0.0)
-    weights = engine.weight_bytes * (shard_of(parameters, plans, plans.zero == 3) + gathered)
-    gradients = engine.gradient_bytes * shard_of(parameters, plans, plans.zero >= 2)
+    weights = setup.stored_weight_bytes * (shard_of(parameters, plans, plans.zero == 3) + gathered)
+    cast = np.where(plans.recompute == FULL, 0.0, _cast_weight_bytes(setup) * parameters.total)
+    gradients = engine.gradient_bytes * setup.trained_share * shard_of(parameters, plans, plans.zero >= 2)
     accumulated = np.where(plans.accumulation > 1, engine.weight_bytes / engine.gradient_bytes * gradients, 0.0)
-    optimizer = engine.optimizer_bytes * shard_of(parameters, plans, plans.zero >= 1)
+    optimizer = setup.optimizer_bytes * setup.trained_share * shard_of(parameters, plans, plans.zero >= 1)
     tokens = setup.micro_tokens(plans)
-    logits = engine.logit_activation_bytes * tokens * model.vocabulary / plans.tensor
-    in_flight = _micro_batches_in_flight(plans, is_last=is_last)
+    each = engine.logit_activation_bytes + (CAPPED_LOGIT_BYTES if model.capped_logits else 0.0)
+    logits = each * tokens * model.vocabulary / plans.tensor
+    logits = logits if is_last and model.predicts_tokens else np.zeros(len(plans))
+    activations = _activations(setup, plans, tokens, _micro_batches_in_flight(plans, is_last=is_last))
+    if engine.releases_gradients:
+        replaced = np.where(plans.accumulation == 1, activations + logits + cast, 0.0)
+        gradients = np.maximum(0.0, gradients + _tied_gradient_bytes(setup) / plans.tensor - replaced)
     return MemoryFootprint(
-        weights / GIB,
+        (weights + cast) / GIB,
         np.where(on_host, accumulated, gradients) / GIB,  # accumulated over micro-batches before they are offloaded
         np.where(on_host, 0.0, optimizer) / GIB,
-        _activations(setup, plans, tokens, in_flight) / GIB,
-        (logits if is_last and model.predicts_tokens else np.zeros(len(plans))) / GIB,
+        activations / GIB,
+        logits / GIB,
         np.full(len(plans), engine.overhead_gib),
         np.where(
             on_host,
             HOST_BYTES_PER_PARAMETER
             * HOST_BUFFER_FACTOR
             * model.parameters
+            * setup.trained_share
             * np.where(plans.zero >= 1, 1.0, plans.data),
             0.0,
         )
         / GIB,
     )
+
+
+def _cast_weight_bytes(setup: TrainingSetup) -> float:
+    """Return the bytes of the copy of a weight in half precision; frozen weights are in half precision already."""
+    return 0.0 if setup.tuning.lora_rank else setup.engine.cast_weight_bytes
+
+
+def _tied_gradient_bytes(setup: TrainingSetup) -> float:
+    """Return the bytes of the second gradient of an embedding that is the output layer as well, until it is added."""
+    model = setup.model
+    if setup.tuning.lora_rank or not (model.tied and model.predicts_tokens):
+        return 0.0
+    return setup.engine.gradient_bytes * model.vocabulary * model.hidden
 
 
 def _micro_batches_in_flight(plans: PlanColumns, *, is_last: bool) -> Column:
@@ -170,9 +190,11 @@ def _activations(setup: TrainingSetup, plans: PlanColumns, tokens: Column, in_fl
     if model.opaque:
         return tokens * model.sample_mib * 2**20 * np.where(plans.recompute == FULL, 0.5, 1.0)
     split = np.where(plans.sequence_parallel > 0, plans.tensor, 1.0)
-    outside = engine.hidden_activation_bytes * model.hidden / split
-    inside = engine.inner_activation_bytes * inner_width(setup) / plans.tensor
-    scores = SCORE_BYTES * model.heads * setup.sequence / plans.tensor * model.attentions / model.blocks
+    outside = _saved_outside(setup) / split
+    inside = _saved_inside(setup) / plans.tensor
+    scores = (
+        engine.score_activation_bytes * model.heads * setup.sequence / plans.tensor * model.attentions / model.blocks
+    )
     if engine.fused_attention:
         scores = np.zeros(len(plans))
     quantised = LOW_PRECISION_ACTIVATION_SHARE[engine.arithmetic] if engine.low_precision else 1.0
@@ -180,7 +202,7 @@ def _activations(setup: TrainingSetup, plans: PlanColumns, tokens: Column, in_fl
     layer = products + scores
     repeated = quantised * engine.inner_activation_bytes * _latent_saving(setup) / plans.tensor
     selected = engine.selective_activation_share * (products - repeated)
-    checkpoint = engine.value_bytes * model.hidden / split  # of a recomputed layer only the input is saved
+    checkpoint = _checkpoint_bytes(setup) * model.hidden / split  # of a recomputed layer only the input is saved
     blocks = np.ceil(setup.stage_blocks(plans))
     full, selective = plans.recompute == FULL, plans.recompute == SELECTIVE
     saved = np.where(full, checkpoint, np.where(selective, selected, layer)) * blocks * in_flight
@@ -196,6 +218,27 @@ def _latent_saving(setup: TrainingSetup) -> float:
     if not model.key_rank or setup.engine.selective_attention:
         return 0.0
     return max(0.0, model.query_width + 2.0 * model.key_width - model.query_rank - model.key_rank - model.rope_size)
+
+
+def _saved_outside(setup: TrainingSetup) -> float:
+    """Return the bytes saved per token and layer for tensors of hidden width."""
+    engine = setup.engine
+    norms = engine.norm_activation_bytes * composed_norm_width(setup)
+    return engine.hidden_activation_bytes * setup.model.hidden + norms
+
+
+def _saved_inside(setup: TrainingSetup) -> float:
+    """Return the bytes saved per token and layer inside attention and feed-forward, and for adapters."""
+    engine, model = setup.engine, setup.model
+    saved = engine.inner_activation_bytes * inner_width(setup)
+    saved += engine.composed_activation_bytes * composed_activation_width(setup)
+    return saved + engine.adapter_saved_bytes * setup.tuning.adapters(model, model.experts_per_token).inputs
+
+
+def _checkpoint_bytes(setup: TrainingSetup) -> float:
+    """Return the bytes per element of a recomputed layer's input; frozen weights are in half precision, as it is."""
+    engine = setup.engine
+    return engine.value_bytes if setup.tuning.lora_rank else engine.checkpoint_bytes or engine.value_bytes
 
 
 def _dispatched_bytes(setup: TrainingSetup, plans: PlanColumns) -> Column:

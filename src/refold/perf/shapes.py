@@ -24,6 +24,9 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     `key_rank` numbers per token, and queries from `query_rank`, if given; `rope_size` is the part of a head that has
     positions, besides `head_size`, and `value_size` the width of its values. `mtp_layers` follow the others and predict
     further tokens (multi-token prediction): each has the shapes of the last layer, and a pass of the output layer.
+    `norms` counts the normalisations of a layer; with `head_norms`, queries and keys are normalised besides.
+    `composed_activation`: the activation function is computed in several steps (GELU by its formula). `capped_logits`:
+    logits are limited by a hyperbolic tangent.
 
     `parameters_stated` is a published count, where the shapes do not give it exactly. `sequence` and `batch` are the
     defaults of commands. An opaque model has `parameters_stated`, `sample_gflop` (forward pass) and `sample_mib` (saved
@@ -55,6 +58,10 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     rope_size: int = 0
     value_size: int = 0
     mtp_layers: int = 0
+    norms: int = 2
+    head_norms: bool = False
+    composed_activation: bool = False
+    capped_logits: bool = False
     sequence: int = 2048
     batch: int = 256
     parameters_stated: int = 0
@@ -89,6 +96,7 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             "rope_size": self.rope_size,
             "value_size": self.value_size,
             "mtp_layers": self.mtp_layers,
+            "norms": self.norms,
             "parameters_stated": self.parameters_stated,
             "sample_gflop": self.sample_gflop,
             "sample_mib": self.sample_mib,
@@ -171,6 +179,11 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         with_experts = self.experts_per_token * self.ffn_width + self.shared_ffn
         return dense * self.dense_ffn + (1 - dense) * with_experts
 
+    @property
+    def norm_width(self) -> int:
+        """Elements of a token that a layer normalises."""
+        return self.norms * self.hidden + (self.query_width + self.key_width if self.head_norms else 0)
+
     @cached_property
     def attention_parameters(self) -> int:
         """Weights of one attention block: queries, keys, values, output."""
@@ -202,7 +215,8 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         """Weights of all layers, without embeddings."""
         if self.opaque:
             return self.parameters_stated
-        norms = 2 * self.hidden * (2 if self.bias else 1)
+        norms = self.norms * self.hidden * (2 if self.bias else 1)
+        norms += 2 * self.head_width if self.head_norms else 0
         everywhere = self.blocks * norms + self.attentions * self.attention_parameters
         dense = self.dense_layers * self._feed_forward_parameters(self.dense_ffn)
         return everywhere + dense + self.expert_layers * self._expert_layer_parameters(self.experts)

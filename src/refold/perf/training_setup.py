@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import msgspec
 
 from refold.errors import BadValue
@@ -9,16 +11,18 @@ from refold.perf.columns import Column, PlanColumns
 from refold.perf.engine import Engine
 from refold.perf.hardware import Machines
 from refold.perf.shapes import ModelShape
+from refold.perf.tuning import Tuning
 
 
-class TrainingSetup(msgspec.Struct, frozen=True):
-    """Model, machines, training framework, global batch and sequence length of a job."""
+class TrainingSetup(msgspec.Struct, frozen=True, dict=True):
+    """Model, machines, training framework, global batch and sequence length of a job, and what it trains."""
 
     model: ModelShape
     machines: Machines
     engine: Engine
     batch: int
     sequence: int
+    tuning: Tuning = Tuning()
 
     def __post_init__(self) -> None:
         if not (1 <= self.batch <= 2**40 and 1 <= self.sequence <= 2**40):
@@ -26,6 +30,8 @@ class TrainingSetup(msgspec.Struct, frozen=True):
         gpu, arithmetic = self.machines.gpu, self.engine.arithmetic
         if self.engine.low_precision and not (gpu.fp4_tflops if arithmetic == "nvfp4" else gpu.fp8_tflops):
             raise BadValue(f"{gpu.name} has no matrix products in {arithmetic}")
+        if self.tuning.lora_rank and self.model.opaque:
+            raise BadValue(f"LoRA needs the shapes of {self.model.name}, which is known only by its totals")
 
     @property
     def tokens(self) -> int:
@@ -36,6 +42,23 @@ class TrainingSetup(msgspec.Struct, frozen=True):
     def tokens_per_sample(self) -> int:
         """Tokens per sample; 1 for an opaque model, whose samples count as one token."""
         return 1 if self.model.opaque else self.sequence
+
+    @cached_property
+    def trained_share(self) -> float:
+        """Trained weights relative to all."""
+        return self.tuning.trained_share(self.model)
+
+    @cached_property
+    def stored_weight_bytes(self) -> float:
+        """Bytes per weight as stored on GPUs, with those of adapters; as gathered by ZeRO-3."""
+        if not self.tuning.lora_rank:
+            return self.engine.weight_bytes
+        return self.tuning.frozen_weight_bytes(self.model) + self.trained_share * self.engine.weight_bytes
+
+    @property
+    def optimizer_bytes(self) -> float:
+        """Bytes of optimizer state per trained weight."""
+        return self.tuning.optimizer_bytes(self.engine.optimizer_bytes)
 
     def micro_tokens(self, plans: PlanColumns) -> Column:
         """Return the tokens of a micro-batch that one GPU has; the global batch is the same for all plans."""

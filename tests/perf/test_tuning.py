@@ -1,0 +1,114 @@
+"""Fine-tuning: LoRA, QLoRA and 8-bit optimizers, and the engine of Hugging Face's transformers."""
+
+import numpy as np
+import pytest
+from benchmarks.accuracy.calibrate import is_fitted_on
+from benchmarks.accuracy.device import read_cases
+from benchmarks.accuracy.no_samples import memory_errors, time_errors
+from benchmarks.accuracy.tables import Case
+from hypothesis import given, strategies as some
+
+from refold.catalogue import find_engine, find_gpu, find_model
+from refold.errors import BadValue
+from refold.model import Plan
+from refold.perf import TrainingSetup, Tuning, build_machines, estimate, explain
+
+ENGINES = ("transformers", "transformers-bf16", "transformers-eager", "megatron", "fsdp")
+LORA_SPECS = {"llama-2-7b": 39_976_960, "mistral-7b": 41_943_040}
+"""Trained weights of LoRA of rank 16 in all linear layers, as PEFT counts them."""
+
+
+def setup_of(
+    tuning: Tuning, *, engine: str = "transformers", model: str = "llama-2-7b", gpus: int = 1
+) -> TrainingSetup:
+    return TrainingSetup(
+        find_model(model), build_machines(find_gpu("H200"), gpus), find_engine(engine), 8 * gpus, 1024, tuning
+    )
+
+
+@pytest.mark.parametrize(("model", "trained"), LORA_SPECS.items())
+def test_adapters_of_all_linear_layers_are_counted(model: str, trained: int) -> None:
+    assert Tuning(16).trained_parameters(find_model(model)) == trained
+
+
+def test_the_measured_number_of_trained_weights_is_the_estimated_one() -> None:
+    # Phi-3 has one matrix for queries, keys and values, and Phi-2 biases: neither is an adapter of its own.
+    for case, trained in {"qwen2.5-7b": 40_370_176, "llama-3.2-3b": 24_313_856, "qwen3-1.7b": 17_432_576}.items():
+        shape = next(one.model for one in read_cases("transformers_h200") if one.model.name == case)
+        assert Tuning(16).trained_parameters(shape) == trained
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_lora_needs_less_memory_and_time_than_full_training_and_qlora_less_memory_still(engine: str) -> None:
+    full, lora, qlora = (
+        estimate(setup_of(tuning, engine=engine), Plan()) for tuning in (Tuning(), Tuning(16), Tuning(16, True))
+    )
+    assert qlora.memory_gib < lora.memory_gib < full.memory_gib
+    assert lora.step_seconds < full.step_seconds
+    assert lora.step_seconds < qlora.step_seconds
+
+
+@given(some.integers(1, 512), some.sampled_from(ENGINES), some.booleans())
+def test_memory_and_update_grow_with_the_rank(rank: int, engine: str, quantized: bool) -> None:
+    smaller, larger = (estimate(setup_of(Tuning(one, quantized), engine=engine), Plan()) for one in (rank, rank + 1))
+    assert smaller.memory_gib < larger.memory_gib
+    assert smaller.seconds["optimizer"] < larger.seconds["optimizer"]
+
+
+def test_adapters_alone_are_exchanged_between_replicas() -> None:
+    full, lora = (estimate(setup_of(tuning, gpus=8), Plan(data=8)) for tuning in (Tuning(), Tuning(16)))
+    assert lora.seconds["data"] < full.seconds["data"] or full.seconds["data"] == 0
+    frozen, gathered = (estimate(setup_of(Tuning(16), gpus=8), Plan(data=8, zero=zero)) for zero in (1, 3))
+    assert gathered.memory["weights"] < frozen.memory["weights"] / 4
+
+
+def test_an_8_bit_optimizer_keeps_a_quarter_of_the_moments() -> None:
+    usual, small = (estimate(setup_of(Tuning(optimizer=name)), Plan()) for name in ("adamw", "adamw-8bit"))
+    assert small.memory["optimizer"] == pytest.approx(usual.memory["optimizer"] / 4)
+    assert small.seconds["optimizer"] < usual.seconds["optimizer"]
+
+
+@pytest.mark.parametrize("tuning", [Tuning(16), Tuning(64, True), Tuning(8, optimizer="adamw-8bit")], ids=str)
+@pytest.mark.parametrize("plan", [Plan(data=8), Plan(data=4, tensor=2, zero=1), Plan(data=8, zero=3)], ids=str)
+def test_the_formulas_give_the_estimate(tuning: Tuning, plan: Plan) -> None:
+    setup = setup_of(tuning, gpus=8)
+    values = {line.name: line.value for section in explain(setup, plan) for line in section.lines}
+    found = estimate(setup, plan)
+    assert values["step"] == pytest.approx(found.step_seconds)
+    assert values["memory"] == pytest.approx(found.memory_gib)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Tuning(-1), "rank of LoRA is -1"),
+        (lambda: Tuning(quantized=True), "QLoRA needs the rank"),
+        (lambda: setup_of(Tuning(4), model="resnet50"), "LoRA needs the shapes of resnet50"),
+    ],
+)
+def test_impossible_tuning_is_rejected(build: object, message: str) -> None:
+    assert callable(build)
+    with pytest.raises(BadValue, match=message):
+        build()
+
+
+def _held_out(*, lora: bool) -> list[Case]:
+    cases = [case for case in read_cases("transformers_h200") if case.step_seconds and not is_fitted_on(case)]
+    return [case for case in cases if (case.tuning.lora_rank > 0) == lora]
+
+
+@pytest.mark.parametrize("lora", [False, True], ids=["full", "LoRA"])
+def test_models_that_were_not_fitted_are_estimated_within_the_goals(lora: bool) -> None:
+    cases = _held_out(lora=lora)
+    time, memory = time_errors(cases), memory_errors(cases)
+    assert time is not None
+    assert len({case.model.name for case in cases}) >= (3 if lora else 10)
+    assert time.median < 0.10
+    assert memory.median < 0.07
+
+
+def test_gradients_take_the_place_of_activations_unless_they_are_accumulated() -> None:
+    at_once, accumulated = (estimate(setup_of(Tuning()), Plan(accumulation=count)) for count in (1, 8))
+    assert at_once.memory["gradients"] < accumulated.memory["gradients"]
+    assert accumulated.memory["gradients"] >= 4 * find_model("llama-2-7b").parameters / 2**30
+    assert np.isclose(sum(at_once.memory.values()), at_once.memory_gib)
