@@ -300,7 +300,8 @@ class FakeService:
 
     async def why(self, caller: Caller, job: str) -> JobExplanation:
         status = self._find(caller, job)
-        return JobExplanation(status, self.events_by_job[status.id])
+        predicted = 2 * status.samples_per_second if status.samples_per_second else None
+        return JobExplanation(status, self.events_by_job[status.id], predicted_samples_per_second=predicted)
 
     async def logs(self, caller: Caller, job: str, query: LogsQuery) -> Logs:
         run, instance, offset = query.run, query.instance, query.offset

@@ -24,6 +24,13 @@ def test_the_best_plans_are_those_of_the_plan_search() -> None:
     assert (answer.nodes, answer.batch, answer.sequence) == (1, model.batch, model.sequence)
 
 
+def test_expert_parallelism_is_tried_and_degrees_can_be_given() -> None:
+    assert any("EP" in row.plan for row in search_plans(PlanQuestion("mixtral-8x7b", "A100-80GB", 32)).best)
+    given = search_plans(PlanQuestion("mixtral-8x7b", "A100-80GB", 32, cp=2, ep=4)).best
+    assert given != []
+    assert all("CP2" in row.plan and "EP4" in row.plan for row in given)
+
+
 def test_a_model_that_does_not_fit_comes_with_reasons_and_advice() -> None:
     answer = search_plans(PlanQuestion("llama-2-7b", "T4", 1, offload=False))
     assert answer.best == []

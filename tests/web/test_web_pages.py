@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -173,6 +174,14 @@ def test_output_that_another_tenant_may_not_read_is_not_shown(page: Any, served:
     assert "epoch 1" not in page.content()
 
 
+def test_the_predicted_throughput_is_shown_beside_the_measured_one(page: Any, served: FakeServer) -> None:
+    served.call(partial(served.service._change, "train-1", "note", samples_per_second=64.0))
+    open_job(page, served, READER, "train-1")
+    facts = page.locator(".facts")
+    facts.get_by_text("128 samples/s").wait_for()
+    facts.get_by_text("measured: 50 % of it").wait_for()
+
+
 def test_output_is_followed(page: Any, served: FakeServer) -> None:
     open_job(page, served, OWNER, "train-1")
     page.get_by_text("epoch 1").wait_for()
@@ -298,6 +307,20 @@ def test_the_planner_shows_plans_and_says_what_is_wrong_with_a_question(page: An
     page.get_by_label("Nodes").fill("4")
     page.get_by_role("button", name="Find plans").click()
     page.get_by_text("nodes is 4, expected at most 2").wait_for()
+
+
+def test_the_planner_tries_expert_and_context_parallelism(page: Any, served: FakeServer) -> None:
+    sign_in(page, served.address, READER, "plan")
+    page.get_by_label("Model", exact=True).select_option("mixtral-8x7b")
+    page.get_by_label("GPUs", exact=True).fill("32")
+    page.get_by_role("button", name="Find plans").click()
+    plans = page.get_by_role("region", name="Plan").locator("tbody code")
+    plans.filter(has_text="EP").first.wait_for()
+    page.get_by_label("Context parallelism").fill("2")
+    page.get_by_label("Expert parallelism").fill("4")
+    page.get_by_role("button", name="Find plans").click()
+    plans.filter(has_text="CP2").first.wait_for()
+    assert all("CP2" in plan and "EP4" in plan for plan in plans.all_inner_texts())
 
 
 # Hostile names and output

@@ -500,7 +500,10 @@ class PolicyComparison(msgspec.Struct, frozen=True):
 
 
 class PlanQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A training whose best plans are wanted. 0 `nodes`: as few as possible; 0 `batch`, `sequence`: the model's."""
+    """A training whose best plans are wanted. 0 `nodes`: as few as possible; 0 `batch`, `sequence`: the model's.
+
+    `cp`, `ep`: degrees of context and expert parallelism; 0: the best.
+    """
 
     model: Name
     gpu: Name
@@ -510,6 +513,8 @@ class PlanQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence: Annotated[int, Meta(ge=0, le=2**24)] = 0
     engine: Name = "megatron"
     offload: bool = True
+    cp: Annotated[int, Meta(ge=0, le=MAX_PLANNED_GPUS)] = 0
+    ep: Annotated[int, Meta(ge=0, le=MAX_PLANNED_GPUS)] = 0
 
 
 class PlanRow(msgspec.Struct, frozen=True):
@@ -805,13 +810,15 @@ class JobExplanation(msgspec.Struct, frozen=True):
     """A job and its history in chronological order.
 
     `first_estimate`: the first estimate of its first start, if the daemon has made one since it was started.
-    `gpu_seconds`: GPU time that it has held so far, if it has not ended.
+    `gpu_seconds`: GPU time that it has held so far, if it has not ended. `predicted_samples_per_second`: of a running
+    job, by the performance model, if it knows the job's model and GPUs.
     """
 
     job: JobStatus
     events: list[Event]
     first_estimate: TimeEstimate | None = None
     gpu_seconds: float | None = None
+    predicted_samples_per_second: float | None = None
 
 
 class Problem(msgspec.Struct, frozen=True):

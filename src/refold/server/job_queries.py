@@ -13,6 +13,7 @@ from refold.backends.local import LogChunk, log_path, read_log_at
 from refold.errors import BadInput, Conflict, Forbidden, NotFound
 from refold.server.live_state import LiveState
 from refold.server.log_copies import RefreshLog, is_up_to_date
+from refold.server.predicted_speeds import PredictedSpeeds
 from refold.server.start_forecasts import StartForecasts
 from refold.server.status import JobStates, wire_estimate
 from refold.server.store import StoreReader
@@ -37,6 +38,7 @@ class JobQueries:
         self._logs = logs
         self._forecasts = forecasts
         self._refresh_log = refresh_log
+        self._speeds = PredictedSpeeds(state)
 
     @property
     def _active(self) -> JobStates:
@@ -90,7 +92,8 @@ class JobQueries:
             events = [msgspec.structs.replace(event, text="", user="") for event in events]
         first, state = self._forecasts.first_estimate(status.id), self._state
         held = state.view.gpu_seconds(status.id) if status.id in state.job_table.records else None
-        return JobExplanation(status, events, None if first is None else wire_estimate(first, state.wall_time), held)
+        estimate = None if first is None else wire_estimate(first, state.wall_time)
+        return JobExplanation(status, events, estimate, held, self._speeds.samples_per_second(status.id))
 
     def readable(self, caller: Caller, job: str) -> JobStatus:
         """Return a job of a tenant whose output and environment the caller may read; raises Forbidden for others."""

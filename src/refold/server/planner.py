@@ -7,8 +7,9 @@ import asyncio
 from refold.api import Catalogue, PlanAnswer, PlanQuestion, PlanRejection, PlanRow
 from refold.catalogue import engines, find_engine, find_gpu, find_model, gpu_names, model_names
 from refold.errors import BadInput
+from refold.model import MAX_DEGREE
 from refold.perf import Estimate, TrainingSetup, build_machines
-from refold.plans import PlanLimits, best_plans
+from refold.plans import Pins, PlanLimits, best_plans
 from refold.server.policy_comparison import comparable_policies
 
 SHOWN_PLANS = 10
@@ -42,8 +43,13 @@ def search_plans(question: PlanQuestion) -> PlanAnswer:
     machines = build_machines(gpu, question.gpus, nodes=question.nodes)
     batch, sequence = question.batch or shape.batch, question.sequence or shape.sequence
     setup = TrainingSetup(shape, machines, find_engine(question.engine), batch, sequence)
-    context = MAX_CONTEXT if sequence >= LONG_SEQUENCE else 1
-    search = best_plans(setup, PlanLimits(max_context=context, offload=question.offload), SHOWN_PLANS)
+    limits = PlanLimits(
+        max_context=MAX_CONTEXT if sequence >= LONG_SEQUENCE or question.cp else 1,
+        max_expert=MAX_DEGREE,
+        offload=question.offload,
+        pinned=Pins(context=question.cp or None, expert=question.ep or None),
+    )
+    search = best_plans(setup, limits, SHOWN_PLANS)
     return PlanAnswer(
         shape.name,
         gpu.name,

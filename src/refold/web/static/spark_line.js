@@ -16,9 +16,10 @@ export class SparkLine {
     this.element = h("div", { class: "spark", hidden: true }, h("span", { class: "stat-label", text: label }), this._figure, this._drawing);
   }
 
-  /** Add the present value; null: not known. */
-  add(value) {
+  /** Add the present value; null: not known. `expected`: a value to compare with, drawn as a dashed line. */
+  add(value, expected = null) {
     if (value === null || value === undefined) return;
+    this._expected = expected;
     this._values = [...this._values, value].slice(-MAX_VALUES);
     this.element.hidden = false;
     this._figure.textContent = `${formatPrecise(value)}${this._unit}`;
@@ -26,9 +27,12 @@ export class SparkLine {
   }
 
   _line() {
-    const [low, high] = [Math.min(...this._values), Math.max(...this._values)];
+    const shown = this._expected ? [...this._values, this._expected] : this._values;
+    const [low, high] = [Math.min(...shown), Math.max(...shown)];
+    const y = (value) => (HEIGHT - 4 - ((value - low) / (high - low || 1)) * (HEIGHT - 8)).toFixed(1);
     const step = WIDTH / (this._values.length - 1);
-    const points = this._values.map((value, index) => `${(index * step).toFixed(1)},${(HEIGHT - 4 - ((value - low) / (high - low || 1)) * (HEIGHT - 8)).toFixed(1)}`);
-    return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${this._label}: ${formatPrecise(low)} – ${formatPrecise(high)}` }, svg("polyline", { points: points.join(" ") }));
+    const points = this._values.map((value, index) => `${(index * step).toFixed(1)},${y(value)}`);
+    const expected = this._expected ? svg("line", { class: "expected", x1: 0, x2: WIDTH, y1: y(this._expected), y2: y(this._expected) }) : null;
+    return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${this._label}: ${formatPrecise(low)} – ${formatPrecise(high)}` }, expected, svg("polyline", { points: points.join(" ") }));
   }
 }

@@ -97,7 +97,8 @@ export const texts = {
     stale: "late",
   },
   job: {
-    details: "Details", history: "History", output: "Output", throughput: "Samples", loss: "Loss", noHistory: "No events are kept.",
+    details: "Details", history: "History", output: "Output", throughput: "Samples, measured", predictedThroughput: "Throughput, predicted", perSecond: (samples) => `${samples} samples/s`,
+    measuredShare: (share) => `measured: ${share} of it`, loss: "Loss", noHistory: "No events are kept.",
     run: (number) => `Run ${number}`,
     position: "Position in the queue", outcome: "How it ended", noProgress: "reports no progress",
     owner: "Owner", requested: "Requested", runsOn: "Runs on", plan: "Plan", jobClass: "Class", preemptible: "May be stopped or reshaped",
@@ -158,7 +159,7 @@ export const texts = {
     guessed: "No job has ended yet, and some have neither an estimate nor a time limit: their run times are guessed.",
   },
   plan: {
-    hint: "The best parallel plans of a model on given GPUs.", question: "A training", model: "Model", gpu: "GPU type", gpus: "GPUs", nodes: "Nodes", batch: "Global batch, samples", sequence: "Sequence, tokens", engine: "Framework",
+    hint: "The best parallel plans of a model on given GPUs.", question: "A training", model: "Model", gpu: "GPU type", gpus: "GPUs", nodes: "Nodes", batch: "Global batch, samples", sequence: "Sequence, tokens", cp: "Context parallelism", ep: "Expert parallelism", chosen: "the best", engine: "Framework",
     fewest: "as few as possible", ofModel: "the model's", ask: "Find plans", best: (model, gpus) => `${model} on ${gpus}`, setup: (nodes, batch, sequence) => `Nodes: ${nodes}. Global batch: ${batch}. Sequence: ${sequence}.`,
     none: "No plan fits.", plan: "Plan", stepParts: "Where the time goes", step: "Step", samples: "Samples/s", mfu: "MFU", memory: "Memory per GPU",
     considered: (plans, memory) => `${plans} valid plans, of which ${memory} do not fit into memory.`, accuracy: "Estimated without measurements on this cluster.",

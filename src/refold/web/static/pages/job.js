@@ -2,7 +2,7 @@
 
 import { card, confirmDialog, emptyNote, errorBox, estimate, moment, progressBar, stateBadge, toast } from "../controls.js";
 import { fill, h, icon } from "../dom.js";
-import { formatDuration, formatFull, formatGib, formatMoment, formatNumber, formatPercent, formatPlacement, formatRange, formatWhole } from "../format.js";
+import { formatDuration, formatFull, formatGib, formatMoment, formatNumber, formatPercent, formatPlacement, formatPrecise, formatRange, formatWhole } from "../format.js";
 import { reasonText, shareDone } from "../job_rows.js";
 import { Refresher } from "../live.js";
 import { LogView } from "../log_view.js";
@@ -58,7 +58,7 @@ export default class JobPage {
     this._showFacts(found, now);
     fill(this._history, events.length ? historyList(events, now) : emptyNote(labels.noHistory));
     this._log?.update(job);
-    this._throughput.add(job.samples_per_second);
+    this._throughput.add(job.samples_per_second, found.predicted_samples_per_second);
     this._loss.add(job.loss);
   }
 
@@ -117,12 +117,13 @@ export default class JobPage {
     fill(this._now, ...rows);
   }
 
-  _showFacts({ job, first_estimate: first, gpu_seconds: held }, now) {
+  _showFacts({ job, first_estimate: first, gpu_seconds: held, predicted_samples_per_second: predicted = null }, now) {
     const facts = [
       [labels.owner, [job.user, job.tenant].filter(Boolean).join(" · ")],
       [labels.requested, job.demand],
       [labels.runsOn, job.placement?.length ? `${formatNumber(job.gpus)} GPU: ${formatPlacement(job.placement, 12)}` : ""],
       [labels.plan, job.plan],
+      [labels.predictedThroughput, predicted ? predictedText(job.samples_per_second, predicted) : ""],
       [labels.jobClass, [job.job_class, job.priority ? labels.priority(job.priority) : ""].filter(Boolean).join(", ")],
       [labels.preemptible, `${job.preemptible ? labels.yes : labels.no}${job.consent ? `: ${job.consent}` : ""}`],
       [labels.submitted, moment(job.submitted, now)],
@@ -140,6 +141,12 @@ export default class JobPage {
     ];
     fill(this._facts, ...facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", {}, value))));
   }
+}
+
+/** The modelled throughput, and what share of it was measured. */
+function predictedText(measured, predicted) {
+  const share = measured ? h("span", { class: "muted", text: ` ${labels.measuredShare(formatPercent(measured / predicted))}` }) : "";
+  return h("span", {}, labels.perSecond(formatPrecise(predicted)), share);
 }
 
 function outputCard(log) {

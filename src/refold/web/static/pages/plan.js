@@ -36,6 +36,8 @@ export default class PlanPage {
         nodes: h("input", { type: "number", min: 0, max: 1024, placeholder: labels.fewest }),
         batch: h("input", { type: "number", min: 1, placeholder: labels.ofModel }),
         sequence: h("input", { type: "number", min: 1, placeholder: labels.ofModel }),
+        cp: h("input", { type: "number", min: 1, max: 1024, placeholder: labels.chosen }),
+        ep: h("input", { type: "number", min: 1, max: 1024, placeholder: labels.chosen }),
         engine: select(options(catalogue.engines), "megatron"),
       };
       this._button = h("button", { type: "submit", class: "button primary", text: labels.ask });
@@ -47,7 +49,7 @@ export default class PlanPage {
 
   async _ask() {
     const number = (name) => Number(this._fields[name].value) || 0;
-    const body = { model: this._fields.model.value, gpu: this._fields.gpu.value, engine: this._fields.engine.value, gpus: number("gpus"), nodes: number("nodes"), batch: number("batch"), sequence: number("sequence") };
+    const body = { model: this._fields.model.value, gpu: this._fields.gpu.value, engine: this._fields.engine.value, gpus: number("gpus"), nodes: number("nodes"), batch: number("batch"), sequence: number("sequence"), cp: number("cp"), ep: number("ep") };
     this._button.disabled = true;
     try {
       const answer = await this._source.post("plan", { body, signal: this._abort.signal });
