@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.measure import REPOSITORY
-from benchmarks.reliability.queues import POLICIES, fill_queue
+from benchmarks.reliability.queues import POLICIES, cpu_seconds, fill_queue
 from benchmarks.table import Row, as_markdown, at_least, at_most
 
 sys.path.insert(0, str(REPOSITORY / "tests" / "helpers"))
@@ -135,12 +135,12 @@ def measure_submissions(policy: str, seconds: float, per_second: float) -> Submi
         ]
         for thread in others:
             thread.start()
-        cpu, children = _cpu_seconds(daemon.pid), os.times()
+        cpu, children = cpu_seconds(daemon.pid), os.times()
         part = Load(
             daemon.startup.address, daemon.startup.token, CLIENTS // PROCESSES, per_second / PROCESSES, seconds, "load"
         )
         results = submit_load([msgspec.structs.replace(part, name=f"p{number}") for number in range(PROCESSES)])
-        cpu, after = _cpu_seconds(daemon.pid) - cpu, os.times()
+        cpu, after = cpu_seconds(daemon.pid) - cpu, os.times()
         done.set()
         for thread in others:
             thread.join()
@@ -239,11 +239,6 @@ def _reset_connections(daemon: RealDaemon, done: threading.Event) -> None:
     while not done.wait(0.5):
         with _open_event_stream(daemon) as stream:
             stream.recv(1)
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def goals(results: LoadResults) -> list[Row]:

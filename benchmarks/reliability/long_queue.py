@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from benchmarks.measure import REPOSITORY
-from benchmarks.reliability.queues import POLICIES, fill_queue
+from benchmarks.reliability.queues import POLICIES, cpu_seconds, fill_queue
 from benchmarks.table import Row, as_markdown, at_least, at_most
 
 sys.path.insert(0, str(REPOSITORY / "tests" / "helpers"))
@@ -30,20 +30,28 @@ served_daemon.END_SECONDS = 600.0
 
 
 class EndsResult(msgspec.Struct, frozen=True):
-    """Jobs that ended in ten seconds. `load`: how many processes of the machine could run, before and after."""
+    """Jobs that ended in ten seconds. `load`: how many processes of the machine could run, before and after.
+
+    `cpu`: CPU seconds of the daemon meanwhile.
+    """
 
     policy: str
     waiting: int
     ended: int
+    cpu: float
     load: tuple[float, float]
 
 
 class RestartResult(msgspec.Struct, frozen=True):
-    """Seconds from `refold serve` until /readyz answers, after kill -9. `lost`: jobs that are not there any more."""
+    """Seconds from `refold serve` until /readyz answers, after kill -9. `lost`: jobs that are not there any more.
+
+    `cpu`: CPU seconds of the daemon until then.
+    """
 
     policy: str
     waiting: int
     seconds: float
+    cpu: float
     lost: int
     load: float
 
@@ -106,12 +114,13 @@ def measure_ends(policy: str) -> EndsResult:
         (folder / "go").touch()
         while _ended(client) < SLOTS:
             time.sleep(0.01)
-        before, start = _ended(client), time.monotonic()
+        before, start, cpu = _ended(client), time.monotonic(), cpu_seconds(daemon.pid)
         time.sleep(SECONDS)
         ended = (_ended(client) - before) * SECONDS / (time.monotonic() - start)
+        cpu = cpu_seconds(daemon.pid) - cpu
         daemon.kill()
         kill_runs(daemon.folder)
-    return EndsResult(policy, WAITING, round(ended), (load, os.getloadavg()[0]))
+    return EndsResult(policy, WAITING, round(ended), cpu, (load, os.getloadavg()[0]))
 
 
 def measure_restart(policy: str) -> RestartResult:
@@ -124,11 +133,12 @@ def measure_restart(policy: str) -> RestartResult:
         daemon.kill()
         load = os.getloadavg()[0]
         seconds = _start(daemon)
+        cpu = cpu_seconds(daemon.pid)
         with daemon.client() as client:
             waiting = client.jobs(limit=1, state=["waiting"]).total
         daemon.kill()
         kill_runs(daemon.folder)
-    return RestartResult(policy, waiting, seconds, RESTART_WAITING - waiting, load)
+    return RestartResult(policy, waiting, seconds, cpu, RESTART_WAITING - waiting, load)
 
 
 def table(results: QueueResults) -> str:
@@ -136,9 +146,10 @@ def table(results: QueueResults) -> str:
     rows: list[Row] = []
     for one in results.ends:
         what = f"{one.policy}, {one.waiting:,} waiting, {SLOTS} slots: jobs ended in 10 s (load {one.load[0]:.1f})"
-        rows.append(at_least(what, one.ended, 400, f"{one.ended}", ""))
+        measured = f"{one.ended} ({1000 * one.cpu / max(one.ended, 1):.0f} ms CPU each)"
+        rows.append(at_least(what, one.ended, 400, measured, ""))
     for restart in results.restarts:
         what = f"{restart.policy}, {restart.waiting:,} waiting: restart until ready (load {restart.load:.1f})"
-        rows.append(at_most(what, restart.seconds, 5, f"{restart.seconds:.1f} s", "s"))
+        rows.append(at_most(what, restart.seconds, 5, f"{restart.seconds:.1f} s ({restart.cpu:.1f} s CPU)", "s"))
         rows.append(at_most(f"{restart.policy}: jobs lost", restart.lost, 0, str(restart.lost), ""))
     return as_markdown(rows)

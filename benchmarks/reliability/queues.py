@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from refold.api import Submission
 from refold.api.calls import MAX_SUBMISSIONS
 from refold.client import Client
@@ -15,3 +18,9 @@ def fill_queue(client: Client, jobs: int, slots: int = 1, first: list[str] | Non
     for begin in range(0, jobs, MAX_SUBMISSIONS):
         count = min(MAX_SUBMISSIONS, jobs - begin)
         client.submit_all([Submission(name="waits", command=["true"]) for _ in range(count)])
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used, without its children."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

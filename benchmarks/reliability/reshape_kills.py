@@ -22,8 +22,9 @@ from real_daemon import RealDaemon, kill_runs, wait_until
 STEPS, SLOTS, TIMEOUT = 60, 8, 300.0
 POLICY = str(REPOSITORY / "tests" / "helpers" / "shrinking_policy.py")
 
-# Each step is appended to a log. A checkpoint is written when the job is stopped, and read when it starts. A second
-# process of the same job would find the lock taken.
+# Each step is appended to a log. A checkpoint is written when the job is stopped, and read when it starts; also after the
+# last step, since a job that is told to stop then is started again. A second process of the same job would find the
+# lock taken.
 JOB = r"""
 cd "$REFOLD_CHECKPOINT"
 exec 9>lock; flock -n 9 || echo overlap >>log
@@ -34,6 +35,7 @@ while [ $step -lt {steps} ]; do
     if [ -n "$stop" ]; then sleep 0.2; echo $step >saved; exit 0; fi
     step=$((step + 1)); echo "step $step" >>log; sleep 0.05
 done
+echo $step >saved
 """
 
 
@@ -58,7 +60,7 @@ def run_reshape_kills(seeds: int, kills: int) -> ReshapeKills:
         reshapes += found[0]
         jobs += found[1]
         violations += [f"seed {seed}: {text}" for text in found[2]]
-        print(f"seed {seed}: {found[0]} reshapes, {len(found[2])} violations", file=sys.stderr)
+        print(f"seed {seed}: {found[0]} reshapes, violations: {found[2]}", file=sys.stderr)
     return ReshapeKills(seeds, seeds * kills, reshapes, jobs, violations, (time.monotonic() - start) / 60)
 
 
