@@ -22,8 +22,8 @@ from real_daemon import RealDaemon, kill_runs, wait_until
 STEPS, SLOTS, TIMEOUT = 60, 8, 300.0
 POLICY = str(REPOSITORY / "tests" / "helpers" / "shrinking_policy.py")
 
-# Each step is appended to a log. A checkpoint is written when the job is stopped, and read when it starts; also after the
-# last step, since a job that is told to stop then is started again. A second process of the same job would find the
+# Each step is appended to a log. A checkpoint is written when the job is stopped, and read when it starts; also after
+# the last step, since a job that is told to stop then is started again. A second process of the same job would find the
 # lock taken.
 JOB = r"""
 cd "$REFOLD_CHECKPOINT"
