@@ -98,3 +98,13 @@ def test_a_script_builds_no_markup_from_strings_and_says_what_it_is_for(name: st
     )
     assert text.startswith("/** ")
     assert len(text.splitlines()) < 400
+
+
+def test_the_report_has_the_colours_of_the_web_ui() -> None:
+    report = (FOLDER.parents[1] / "results" / "templates" / "report.css.j2").read_text()
+    shared = re.search(r"As in the web UI.*?\n\n", report, re.DOTALL)
+    assert shared is not None
+    web = dict(re.findall(r"--([\w-]+): ([^;]+);", FILES["style.css"].decode()))
+    found = dict(re.findall(r"--([\w-]+): ([^;]+);", shared[0]))
+    assert len(found) >= 12
+    assert found == {name: web[name] for name in found}
