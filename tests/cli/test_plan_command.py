@@ -84,6 +84,20 @@ def test_a_plan_without_accumulation_says_so(invoke: Invoke) -> None:
     assert "micro-batch" not in invoke(*LLAMA, "--why", "dp8 zero1 accumulate 4").stderr
 
 
+def test_adapters_are_trained_beside_frozen_weights(json_of: JsonOf, error_of: TextOf, stdout_of: TextOf) -> None:
+    one = ("plan", "mistral-7b", "--gpus", "1xH200", "--batch", "4", "--seq", "1024", "--engine", "transformers")
+    full, lora, qlora = (
+        json_of(*one, "--pin", "ga1", *options)["best"][0]["memory"]
+        for options in ((), ("--lora", "16"), ("--qlora", "--lora", "16"))
+    )
+    assert lora["optimizer"] < full["optimizer"] / 100
+    assert qlora["weights"] < lora["weights"] / 3
+    title = stdout_of(*one, "--qlora", "--optimizer", "adamw-8bit").splitlines()[0]
+    assert title.endswith("transformers, QLoRA of rank 16 (41.9 M weights trained), adamw-8bit")
+    assert "unknown optimizer 'sgd'" in error_of(*one, "--optimizer", "sgd")
+    assert "LoRA needs the shapes of resnet50" in error_of("plan", "resnet50", "--gpus", "1xH200", "--lora", "4")
+
+
 def test_the_precision_is_that_of_the_products(json_of: JsonOf, error_of: TextOf, stdout_of: TextOf) -> None:
     hopper = ("plan", "llama-2-7b", "--gpus", "8xH100", "--batch", "64", "--seq", "2048")
     half, low = (json_of(*hopper, "--precision", name)["best"][0]["step_seconds"] for name in ("bf16", "fp8"))

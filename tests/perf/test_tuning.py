@@ -112,3 +112,7 @@ def test_gradients_take_the_place_of_activations_unless_they_are_accumulated() -
     assert at_once.memory["gradients"] < accumulated.memory["gradients"]
     assert accumulated.memory["gradients"] >= 4 * find_model("llama-2-7b").parameters / 2**30
     assert np.isclose(sum(at_once.memory.values()), at_once.memory_gib)
+
+
+def test_an_opaque_setup_of_all_weights_is_unchanged() -> None:
+    assert setup_of(Tuning(), model="resnet50").trained_share == 1.0

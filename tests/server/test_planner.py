@@ -31,6 +31,16 @@ def test_expert_parallelism_is_tried_and_degrees_can_be_given() -> None:
     assert all("CP2" in row.plan and "EP4" in row.plan for row in given)
 
 
+def test_adapters_fit_where_all_weights_do_not() -> None:
+    all_weights, adapters = (
+        search_plans(
+            PlanQuestion("llama-2-7b", "A100-40GB", 1, batch=8, offload=False, engine="transformers", lora=rank)
+        )
+        for rank in (0, 16)
+    )
+    assert (all_weights.best, adapters.best != []) == ([], True)
+
+
 def test_a_model_that_does_not_fit_comes_with_reasons_and_advice() -> None:
     answer = search_plans(PlanQuestion("llama-2-7b", "T4", 1, offload=False))
     assert answer.best == []
@@ -44,6 +54,7 @@ def test_a_model_that_does_not_fit_comes_with_reasons_and_advice() -> None:
         PlanQuestion("llama-2-7b", "nope", 8),
         PlanQuestion("llama-2-7b", "A100-80GB", 8, engine="nope"),
         PlanQuestion("llama-2-7b", "A100-80GB", 2, nodes=4),
+        PlanQuestion("llama-2-7b", "A100-80GB", 8, qlora=True),
         PlanQuestion("/etc/passwd", "A100-80GB", 8),
     ],
 )

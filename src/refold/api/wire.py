@@ -59,6 +59,7 @@ MAX_COUNT = 2**40
 MAX_COMPARED_POLICIES = 4
 MAX_VARIANTS = 32
 MAX_PLANNED_GPUS = 1024
+MAX_LORA_RANK = 65_536
 MAX_JOB_NUMBER = 10**15
 """Job numbers are smaller than this."""
 
@@ -503,6 +504,7 @@ class PlanQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A training whose best plans are wanted. 0 `nodes`: as few as possible; 0 `batch`, `sequence`: the model's.
 
     `cp`, `ep`: degrees of context and expert parallelism; 0: the best.
+    `lora`: rank of the adapters that are trained, 0 for all weights; `qlora`: frozen weights are stored in 4 bits.
     """
 
     model: Name
@@ -515,6 +517,8 @@ class PlanQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     offload: bool = True
     cp: Annotated[int, Meta(ge=0, le=MAX_PLANNED_GPUS)] = 0
     ep: Annotated[int, Meta(ge=0, le=MAX_PLANNED_GPUS)] = 0
+    lora: Annotated[int, Meta(ge=0, le=MAX_LORA_RANK)] = 0
+    qlora: bool = False
 
 
 class PlanRow(msgspec.Struct, frozen=True):

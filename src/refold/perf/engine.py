@@ -97,7 +97,8 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """Bytes per weight of its copy in half precision, where it is made for each use (autocast) and saved as well."""
 
     releases_gradients: bool = False
-    """Gradients are released after each update; in the backward pass, they take the place of activations."""
+    """Gradients are released after each update; in the backward pass, they take the place of activations, and only what
+    they need besides is counted."""
 
     compute_factor: float = 1.0
     """Compute time relative to the model: 1 unless fitted to measurements."""

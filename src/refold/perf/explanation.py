@@ -82,10 +82,8 @@ def _add_layer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     split = plan.tensor if plan.sequence_parallel else 1
     outside, inside = compute.elementwise_bytes(setup)
     traffic = outside / split + inside / plan.tensor
-    lines.given("memory traffic between matrix products", "B/token", elementwise_bytes=traffic)
-    lines.formula(
-        "elementwise", "tokens * elementwise_bytes / memory_rate", "s", "norms, residuals, activation functions"
-    )
+    lines.given("memory traffic between matrix products", "B/token", between_bytes=traffic)
+    lines.formula("elementwise", "tokens * between_bytes / memory_rate", "s", "norms, residuals, activation functions")
     scores = 0.0 if model.opaque or engine.fused_attention else model.heads * setup.sequence / plan.tensor
     lines.given("attention scores written to memory", "per token", scores=scores * model.attentions / model.blocks)
     lines.given("memory passes over the scores", score_passes=engine.passes_scores)

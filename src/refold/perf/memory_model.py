@@ -30,8 +30,8 @@ HOST_BUFFER_FACTOR = 1.5
 
 
 MEMORY_PART_MEANINGS = {
-    "weights": "weights, with ZeRO-3 two gathered layers, with autocast copies in half precision",
-    "gradients": "gradients, as far as they need more than the activations they replace",
+    "weights": "weights, and with ZeRO-3 two gathered layers",
+    "gradients": "gradients",
     "optimizer": "master weights and moments",
     "activations": "saved for the backward pass, of all micro-batches in flight",
     "logits": "logits and loss of the last stage",

@@ -8,7 +8,7 @@ from refold.api import Catalogue, PlanAnswer, PlanQuestion, PlanRejection, PlanR
 from refold.catalogue import engines, find_engine, find_gpu, find_model, gpu_names, model_names
 from refold.errors import BadInput
 from refold.model import MAX_DEGREE
-from refold.perf import Estimate, TrainingSetup, build_machines
+from refold.perf import Estimate, TrainingSetup, Tuning, build_machines
 from refold.plans import Pins, PlanLimits, best_plans
 from refold.server.policy_comparison import comparable_policies
 
@@ -42,7 +42,8 @@ def search_plans(question: PlanQuestion) -> PlanAnswer:
         raise BadInput(f"nodes is {question.nodes}, expected at most {question.gpus} for {question.gpus} GPUs")
     machines = build_machines(gpu, question.gpus, nodes=question.nodes)
     batch, sequence = question.batch or shape.batch, question.sequence or shape.sequence
-    setup = TrainingSetup(shape, machines, find_engine(question.engine), batch, sequence)
+    tuning = Tuning(question.lora, question.qlora)
+    setup = TrainingSetup(shape, machines, find_engine(question.engine), batch, sequence, tuning)
     limits = PlanLimits(
         max_context=MAX_CONTEXT if sequence >= LONG_SEQUENCE or question.cp else 1,
         max_expert=MAX_DEGREE,

@@ -27,6 +27,7 @@ def plan(
     model: plan_request.ModelName,
     hardware: plan_request.MachineOptions,
     training: plan_request.TrainingOptions,
+    tuned: plan_request.TuningOptions,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, max=1000, help="Number of plans to show.")] = 10,
     fit: Annotated[
         Path | None, typer.Option("--fit", metavar="FILE", help="Correct estimates with a file saved by 'refold fit'.")
@@ -55,6 +56,8 @@ def plan(
 
     Example: refold plan llama-2-7b --gpus 8xA100-80GB --launch deepspeed
 
+    Example: refold plan mistral-7b --gpus 1xH200 --batch 16 --seq 2048 --engine transformers --lora 16
+
     Example: refold plan deepseek-v3 --gpus 256xGB200 --engine megatron-core --precision mxfp8
     """
     from msgspec.structs import replace
@@ -76,7 +79,9 @@ def plan(
     if target is not None and engine == plan_request.DEFAULT_ENGINE:
         engine = LAUNCH_TARGETS[target].estimated_as
     framework = training.with_precision(find_engine((fitted.engine if fitted else None) or engine))
-    setup = TrainingSetup(shape, machines, framework, samples, tokens)
+    tuning, assumed = tuned.parse()
+    notes += assumed
+    setup = TrainingSetup(shape, machines, framework, samples, tokens, tuning)
     if fitted is not None:
         setup = apply_corrections(setup, fitted.values)
         notes += [f"estimates are corrected with {fit}, fitted to {fitted.model} with {framework.name}"]

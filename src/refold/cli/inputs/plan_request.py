@@ -13,7 +13,7 @@ import typer
 
 if TYPE_CHECKING:
     from refold.model import Link
-    from refold.perf import Engine, GpuSpec, Machines, ModelShape
+    from refold.perf import Engine, GpuSpec, Machines, ModelShape, Tuning
     from refold.plans import Pins, PlanLimits
 
 MAX_GPUS = 2**17
@@ -35,6 +35,10 @@ def _complete_models(incomplete: str) -> list[str]:
 
     known = [name for name in model_names() if name.startswith(incomplete)]
     return known + sorted(path.name for path in Path().glob(f"{incomplete}*")) if known else []
+
+
+def _complete_optimizers(incomplete: str) -> list[str]:
+    return [name for name in ("adamw", "adamw-8bit") if name.startswith(incomplete)]
 
 
 def _complete_engines(incomplete: str) -> list[str]:
@@ -222,6 +226,53 @@ class TrainingOptions:
                 f"{shape.name} has position embeddings for {shape.positions:,} tokens, but --seq is {sequence:,}"
             )
         return batch or shape.batch, sequence or shape.sequence, notes
+
+
+MAX_RANK = 65_536
+"""Largest rank of LoRA adapters."""
+
+DEFAULT_RANK = 16
+"""The rank of QLoRA's adapters if none is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class TuningOptions:
+    """What is trained."""
+
+    lora: Annotated[
+        int | None,
+        typer.Option(
+            "--lora", metavar="RANK", min=1, max=MAX_RANK, help="Train LoRA adapters of this rank, all else frozen."
+        ),
+    ] = None
+    qlora: Annotated[
+        bool, typer.Option("--qlora", help="Store frozen weights in 4 bits (QLoRA; default: adapters of rank 16).")
+    ] = False
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            "--optimizer",
+            metavar="NAME",
+            help="Optimizer: adamw, or adamw-8bit with moments in 8 bits.",
+            autocompletion=_complete_optimizers,
+        ),
+    ] = "adamw"
+
+    def parse(self) -> tuple[Tuning, list[str]]:
+        """Return what is trained, and notes on what was assumed."""
+        from typing import get_args
+
+        from msgspec import convert
+
+        from refold.errors import UnknownName
+        from refold.perf import Optimizer, Tuning
+
+        if self.optimizer not in get_args(Optimizer):
+            raise UnknownName("optimizer", self.optimizer, get_args(Optimizer))
+        assumed = self.qlora and self.lora is None
+        rank = DEFAULT_RANK if assumed else self.lora or 0
+        tuning = Tuning(rank, self.qlora, convert(self.optimizer, Optimizer))
+        return tuning, [f"assuming --lora {rank} for --qlora"] if assumed else []
 
 
 LONG_SEQUENCE = 16_384

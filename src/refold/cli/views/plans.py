@@ -76,8 +76,19 @@ def plan_title(setting: TrainingSetup) -> str:
     return (
         f"{shape.name} ({format_weights(shape)}) on {machines.gpus:,} × {machines.gpu.name}, "
         f"{format_layout(machines.gpus_on_node)}: {plural(setting.batch, 'sample')}{each} per step, "
-        f"{engine.name}{precision}"
+        f"{engine.name}{precision}{_format_tuning(setting)}"
     )
+
+
+def _format_tuning(setting: TrainingSetup) -> str:
+    """Format what is trained, if not all weights by AdamW: ', LoRA of rank 16 (41.9 M weights trained)'."""
+    tuning = setting.tuning
+    text = "" if tuning.optimizer == "adamw" else f", {tuning.optimizer}"
+    if not tuning.lora_rank:
+        return text
+    trained = tuning.trained_parameters(setting.model) / 1e6
+    name = "QLoRA" if tuning.quantized else "LoRA"
+    return f", {name} of rank {tuning.lora_rank} ({trained:,.1f} M weights trained){text}"
 
 
 def format_weights(shape: ModelShape) -> str:
