@@ -17,9 +17,9 @@ from refold.api.calls import CALLS
 from refold.api.openapi import ERROR_DESCRIPTIONS, build_openapi, render_docs_page
 from refold.api.wire import Submission
 
-STRICTER_THAN_SCHEMA = {"plan", "submit", "submit_all", "preview", "whatif", "create_environment"}
+STRICTER_THAN_SCHEMA = {"plan", "compare_policies", "submit", "submit_all", "preview", "whatif", "create_environment"}
 """Calls that check rules beyond their schema: patterns must compile, a fractional share needs exactly one GPU,
-names of variables must be valid, models and GPUs in the catalogue."""
+names of variables must be valid, models, GPUs and policies known, whole numbers without a fraction."""
 
 
 def make_api() -> Api:
