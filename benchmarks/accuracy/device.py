@@ -1,7 +1,8 @@
 """Our measurements on one H200 as cases, like those of published tables.
 
 The tables are part of the repository: h200_measured.csv (`measure_device`, on the machine of h200_machine.json) and
-transformers_h200.csv (`measure_transformers`, with the versions of transformers_h200.json).
+transformers_h200.csv (`measure_transformers`, with the versions of transformers_h200.json). What is in
+transformers_h200_later.csv was measured when the model was complete: nothing was chosen or fitted with it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from refold.perf import Measurement, ModelShape, Tuning
 
 HERE = Path(__file__).parent
 FILE = HERE / "h200_measured.csv"
-TRANSFORMERS_FILE = HERE / "transformers_h200.csv"
 
 
 def measurements() -> list[Measurement]:
@@ -38,9 +38,11 @@ def read_cases(table: str) -> Sequence[Case]:
     match table:
         case "h200_measured":
             return tuple(_case(row, one) for row, one in enumerate(measurements(), start=2))
-        case "transformers_h200":
-            with TRANSFORMERS_FILE.open(encoding="utf-8", newline="") as file:
-                return tuple(_transformers_case(row, keys) for row, keys in enumerate(csv.DictReader(file), start=2))
+        case "transformers_h200" | "transformers_h200_later":
+            path = HERE / f"{table}.csv"
+            with path.open(encoding="utf-8", newline="") as file:
+                rows = enumerate(csv.DictReader(file), start=2)
+                return tuple(_transformers_case(path.name, row, keys) for row, keys in rows)
     return tuple(read_table(table))
 
 
@@ -76,11 +78,11 @@ def transformers_shape(name: str) -> ModelShape:
     return shape_from_config(load_yaml(json.dumps(MODELS[name]), name), name)
 
 
-def _transformers_case(row: int, keys: Mapping[str, str]) -> Case:
+def _transformers_case(source: str, row: int, keys: Mapping[str, str]) -> Case:
     gpu, batch, sequence = find_gpu("H200"), int(keys["batch"]), int(keys["sequence"])
     engine = "transformers" + ("-bf16" if keys["precision"] == "bf16" else "")
     return Case(
-        source=TRANSFORMERS_FILE.name,
+        source=source,
         row=row,
         group=f"{keys['model']} {engine} LoRA {keys['rank']}, batch {batch} × {sequence}",
         model=transformers_shape(keys["model"]),
