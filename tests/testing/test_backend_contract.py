@@ -20,6 +20,8 @@ from refold.core import Event, Order, RunFailed, RunFinished, RunStarted, RunSto
 from refold.model import Job
 from refold.testing import BackendContract
 
+TIMED_OUT = "timed out after these reports: "
+
 MakeBackend = Callable[[Report, Path, float], Backend]
 
 
@@ -152,13 +154,13 @@ def _with_one_instance(order: Order) -> Order:
         (StopsOnDetach, "test_a_detached_back_end_lets_runs_continue_and_reports_nothing", "is_alive"),
         (StopsNothingElse, "test_stop_all_except_stops_all_other_runs", "[True, True, True] == [False, True, False]"),
         (StopsEverything, "test_stop_all_except_stops_all_other_runs", "[False, False, False] == [False, True, False]"),
-        (with_grace(0.0), "test_a_run_can_save_a_checkpoint_during_the_grace_period", "TimeoutError"),
+        (with_grace(0.0), "test_a_run_can_save_a_checkpoint_during_the_grace_period", TIMED_OUT),
         (
             with_grace(0.0),
             "test_child_processes_have_the_grace_period_even_if_their_shell_exits_at_once",
-            "TimeoutError",
+            TIMED_OUT,
         ),
-        (with_grace(600.0), "test_a_process_that_ignores_the_stop_signal_is_killed", "TimeoutError"),
+        (with_grace(600.0), "test_a_process_that_ignores_the_stop_signal_is_killed", TIMED_OUT),
         (with_an_own_folder_each(), "test_a_new_back_end_takes_over_a_run", r"'\n\n' == '\n'"),
         (with_an_own_folder_each(), "test_a_run_is_never_started_twice", r"\n\n"),
         (
@@ -171,7 +173,7 @@ def _with_one_instance(order: Order) -> Order:
 def test_a_broken_back_end_fails_the_case_of_its_defect(
     make: MakeBackend, failing: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    if message == "TimeoutError":
+    if message == TIMED_OUT:
         monkeypatch.setattr("refold.testing.backend_contract.TIMEOUT_SECONDS", 2.0)
     failed = run_contract(contract_of(make), tmp_path, only=failing).failed
     assert list(failed) == [failing]
