@@ -41,6 +41,15 @@ def test_adapters_fit_where_all_weights_do_not() -> None:
     assert (all_weights.best, adapters.best != []) == ([], True)
 
 
+def test_precision_and_margin_are_those_of_the_question() -> None:
+    half, low = (
+        search_plans(PlanQuestion("llama-2-7b", "H100", 8, precision=precision)).best[0].step_seconds
+        for precision in (None, "fp8")
+    )
+    assert low < 0.9 * half
+    assert search_plans(PlanQuestion("llama-2-7b", "H100", 8, margin=50)).best[0].memory_gib < 0.5 * 79.1
+
+
 def test_a_model_that_does_not_fit_comes_with_reasons_and_advice() -> None:
     answer = search_plans(PlanQuestion("llama-2-7b", "T4", 1, offload=False))
     assert answer.best == []
@@ -55,6 +64,7 @@ def test_a_model_that_does_not_fit_comes_with_reasons_and_advice() -> None:
         PlanQuestion("llama-2-7b", "A100-80GB", 8, engine="nope"),
         PlanQuestion("llama-2-7b", "A100-80GB", 2, nodes=4),
         PlanQuestion("llama-2-7b", "A100-80GB", 8, qlora=True),
+        PlanQuestion("llama-2-7b", "A100-80GB", 8, precision="fp8"),
         PlanQuestion("/etc/passwd", "A100-80GB", 8),
     ],
 )

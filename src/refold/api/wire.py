@@ -505,6 +505,8 @@ class PlanQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     `cp`, `ep`: degrees of context and expert parallelism; 0: the best.
     `lora`: rank of the adapters that are trained, 0 for all weights; `qlora`: frozen weights are stored in 4 bits.
+    `precision`: of the matrix products of layers, by default the engine's. `margin`: percentage of GPU memory to leave
+    free.
     """
 
     model: Name
@@ -519,6 +521,8 @@ class PlanQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ep: Annotated[int, Meta(ge=0, le=MAX_PLANNED_GPUS)] = 0
     lora: Annotated[int, Meta(ge=0, le=MAX_LORA_RANK)] = 0
     qlora: bool = False
+    precision: Literal["bf16", "fp8", "mxfp8", "nvfp4"] | None = None
+    margin: Annotated[float, Meta(ge=0, le=90)] = 6
 
 
 class PlanRow(msgspec.Struct, frozen=True):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
+
 from refold.api import Catalogue, PlanAnswer, PlanQuestion, PlanRejection, PlanRow
 from refold.catalogue import engines, find_engine, find_gpu, find_model, gpu_names, model_names
 from refold.errors import BadInput
@@ -41,9 +43,13 @@ def search_plans(question: PlanQuestion) -> PlanAnswer:
     if question.nodes > question.gpus:
         raise BadInput(f"nodes is {question.nodes}, expected at most {question.gpus} for {question.gpus} GPUs")
     machines = build_machines(gpu, question.gpus, nodes=question.nodes)
+    machines = msgspec.structs.replace(machines, margin=question.margin / 100)
+    engine = find_engine(question.engine)
+    if question.precision is not None:
+        engine = engine.with_precision(question.precision)
     batch, sequence = question.batch or shape.batch, question.sequence or shape.sequence
     tuning = Tuning(question.lora, question.qlora)
-    setup = TrainingSetup(shape, machines, find_engine(question.engine), batch, sequence, tuning)
+    setup = TrainingSetup(shape, machines, engine, batch, sequence, tuning)
     limits = PlanLimits(
         max_context=MAX_CONTEXT if sequence >= LONG_SEQUENCE or question.cp else 1,
         max_expert=MAX_DEGREE,
