@@ -245,6 +245,8 @@ def test_advice_in_five_minutes(
     slurm.wait_until(lambda: slurm.run(*recorded).strip() == "COMPLETED", "a job is recorded")
     running = submit(slurm, "--nodes=2", "--gpus-per-node=4", "--time=30")
     slurm.wait_until(lambda: "RUNNING" in slurm.run("squeue", "-h", "-o", "%T", "-j", running), "the job runs")
+    in_accounting = ("sacct", "-n", "-X", "-P", "-o", "State", "-j", running)
+    slurm.wait_until(lambda: slurm.run(*in_accounting).strip() == "RUNNING", "the running job is recorded")
     waiting = submit(slurm, "--gpus=4", "--time=60")
     slurm.wait_until(lambda: "Resources" in slurm.run("squeue", "-h", "-o", "%r", "-j", waiting), "its reason is known")
     before = slurm.run("squeue", "--noheader")
