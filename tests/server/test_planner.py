@@ -10,14 +10,15 @@ from refold.api.wire import PlanQuestion
 from refold.catalogue import find_engine, find_gpu, find_model
 from refold.errors import RefoldError
 from refold.perf import TrainingSetup, build_machines
-from refold.plans import best_plans
+from refold.plans import best_plans, wide_limits
 from refold.server.planner import Planner, search_plans
 
 
 def test_the_best_plans_are_those_of_the_plan_search() -> None:
     model = find_model("llama-2-7b")
     machines = build_machines(find_gpu("A100-80GB"), 8)
-    expected = best_plans(TrainingSetup(model, machines, find_engine("megatron"), model.batch, model.sequence)).best
+    setup = TrainingSetup(model, machines, find_engine("megatron"), model.batch, model.sequence)
+    expected = best_plans(setup, wide_limits(model.sequence)).best
     answer = search_plans(PlanQuestion("llama-2-7b", "A100-80GB", 8))
     assert [row.plan for row in answer.best] == [str(found.plan) for found in expected]
     assert answer.best[0].samples_per_second == expected[0].samples_per_second

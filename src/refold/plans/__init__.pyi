@@ -31,7 +31,13 @@ from .search import (
     best_plans as best_plans,
     is_risky as is_risky,
 )
-from .space import Pins as Pins, PlanLimits as PlanLimits, all_plans as all_plans, divisors as divisors
+from .space import (
+    Pins as Pins,
+    PlanLimits as PlanLimits,
+    all_plans as all_plans,
+    divisors as divisors,
+    wide_limits as wide_limits,
+)
 from .speeds import (
     CATALOGUE_ONLY as CATALOGUE_ONLY,
     Knowledge as Knowledge,

@@ -9,14 +9,11 @@ import msgspec
 from refold.api import Catalogue, PlanAnswer, PlanQuestion, PlanRejection, PlanRow
 from refold.catalogue import engines, find_engine, find_gpu, find_model, gpu_names, model_names
 from refold.errors import BadInput
-from refold.model import MAX_DEGREE
 from refold.perf import Estimate, TrainingSetup, Tuning, build_machines
-from refold.plans import Pins, PlanLimits, best_plans
+from refold.plans import Pins, best_plans, wide_limits
 from refold.server.policy_comparison import comparable_policies
 
 SHOWN_PLANS = 10
-LONG_SEQUENCE, MAX_CONTEXT = 16_384, 256
-"""Context parallelism is tried from this sequence length on, up to this degree, as in `refold plan`."""
 
 
 class Planner:
@@ -50,9 +47,8 @@ def search_plans(question: PlanQuestion) -> PlanAnswer:
     batch, sequence = question.batch or shape.batch, question.sequence or shape.sequence
     tuning = Tuning(question.lora, question.qlora)
     setup = TrainingSetup(shape, machines, engine, batch, sequence, tuning)
-    limits = PlanLimits(
-        max_context=MAX_CONTEXT if sequence >= LONG_SEQUENCE or question.cp else 1,
-        max_expert=MAX_DEGREE,
+    limits = msgspec.structs.replace(
+        wide_limits(sequence),
         offload=question.offload,
         pinned=Pins(context=question.cp or None, expert=question.ep or None),
     )

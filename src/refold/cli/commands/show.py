@@ -31,8 +31,8 @@ def show(
 ) -> None:
     """Show a recorded journal in the web UI, without a daemon: the cluster, the queue and each job at any time.
 
-    A journal is what refold simulate and refold run write with --out, or a snapshot. Only who has the link can open
-    the page, and nothing can be changed. Ends with Ctrl-C.
+    A journal is what refold simulate and refold run write with --out, or a snapshot. Only people with the link can
+    open the page, and nothing can be changed. Ends with Ctrl-C.
 
     Examples: refold show out/journal.jsonl · refold show out/journal.jsonl --export cluster.html
     """

@@ -275,14 +275,6 @@ class TuningOptions:
         return tuning, [f"assuming --lora {rank} for --qlora"] if assumed else []
 
 
-LONG_SEQUENCE = 16_384
-MAX_CONTEXT = 256
-"""Context parallelism is tried from this sequence length on, up to this degree; for shorter ones, if it is pinned."""
-
-MAX_INTERLEAVE = 16
-"""Largest number of chunks of a stage that are tried."""
-
-
 @dataclass(frozen=True, slots=True)
 class PlanLimitOptions:
     """Limits on the plans to search."""
@@ -298,9 +290,10 @@ class PlanLimitOptions:
 
     def parse(self, sequence: int, for_offload: Mapping[str, object]) -> PlanLimits:
         """Return the limits. `for_offload`: options with their values that matter only to plans with offload."""
+        from msgspec.structs import replace
+
         from refold.errors import BadInput
-        from refold.model import MAX_DEGREE
-        from refold.plans import Pins, PlanLimits
+        from refold.plans import Pins, wide_limits
 
         for option, value in for_offload.items():
             if self.no_offload and value is not None:
@@ -308,10 +301,8 @@ class PlanLimitOptions:
         pinned = Pins() if self.pin is None else parse_pins(self.pin)
         if self.no_offload and pinned.offload:
             raise BadInput(f"--pin {self.pin} requires offload, which --no-offload excludes: leave one of them out")
-        return PlanLimits(
-            max_context=MAX_CONTEXT if sequence >= LONG_SEQUENCE else 1,
-            max_expert=MAX_DEGREE,
-            max_interleave=MAX_INTERLEAVE,
+        return replace(
+            wide_limits(sequence),
             offload=not self.no_offload,
             tensor_across_nodes=self.tensor_across_nodes,
             uneven=self.uneven,
