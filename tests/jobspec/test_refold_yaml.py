@@ -297,7 +297,7 @@ GPUS = "a number such as 8, a fraction of one GPU such as 0.5, a range such as 2
 PLAN = "auto, off, a plan such as 'dp8 tp2 zero1', or its degrees: {dp: 8, tp: 2, zero: 1}"
 PLAN_KEYS = (
     "accumulate, accumulation, context, cp, data, dp, ep, expert, fixed, ga, gc, interleave, offload, pipeline, pp, "
-    "recompute, sequence_parallel, sp, tensor, tp, vpp, zero"
+    "recompute, replicate, sequence_parallel, sp, tensor, tp, vpp, zero"
 )
 DURATION = "a duration such as 90s, 15m or 1h30m"
 

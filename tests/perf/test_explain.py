@@ -87,7 +87,8 @@ plans = st.builds(
     st.booleans(),
     st.sampled_from([1, 1, 2, 4]),
     st.sampled_from([1, 1, 2, 8]),
-).filter(lambda plan: plan.data * plan.context % plan.expert == 0)
+    st.sampled_from([1, 1, 2, 4]),
+).filter(lambda plan: plan.data * plan.context % (plan.expert * plan.replicate) == 0)
 setups = st.builds(
     TrainingSetup,
     st.sampled_from(MODELS),

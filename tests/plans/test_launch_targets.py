@@ -144,6 +144,20 @@ def test_the_command_line_of_each_framework(engine: LaunchEngine, plan: str, com
             },
         ),
         (
+            "fsdp",
+            "dp8 zero3 replicate 2",
+            {
+                "mesh_shape": [2, 4, 1],
+                "mesh_dim_names": ["dp_replicate", "dp_shard", "tp"],
+                "reshard_after_forward": True,
+                "cpu_offload": False,
+                "sequence_parallel": False,
+                "recompute": False,
+                "accumulation": 1,
+                "micro_batch": 8,
+            },
+        ),
+        (
             "trainer",
             "dp4 zero2 offload recompute full",
             {"version": 2, "reshard_after_forward": False, "cpu_offload": True, "activation_checkpointing": True},
@@ -235,6 +249,7 @@ def test_an_unknown_batch_is_left_to_the_script(engine: LaunchEngine) -> None:
         ("accelerate", "dp2 tp2", "tensor parallelism with replicas needs ZeRO-2 or ZeRO-3"),
         ("accelerate", "tp2", ""),
         ("accelerate", "offload", "FSDP2 offloads only what it shards: ZeRO-2 or ZeRO-3"),
+        ("deepspeed", "dp4 zero3 replicate 2", "it has no setting for hybrid sharding"),
         ("trainer", "tp2", "it has no setting for tensor parallelism"),
         ("trainer", "dp2 zero3 offload", ""),
     ],
@@ -283,6 +298,7 @@ def plan_of(engine: LaunchEngine, settings: LaunchSettings, gpus: int, batch: in
                 mode,
                 config["accumulation"],
                 sequence_parallel=config["sequence_parallel"],
+                replicate=replicas if shards > 1 else 1,
             )
         case "accelerate":
             tensor = int(found.get("--parallelism_config_tp_size", 1))
@@ -292,7 +308,11 @@ def plan_of(engine: LaunchEngine, settings: LaunchSettings, gpus: int, batch: in
             mode = "full" if found.get("--fsdp_activation_checkpointing") == "true" else recompute
             data = int(found["--num_processes"]) // tensor
             assert int(settings.environment["REFOLD_MICRO_BATCH"]) * int(accumulation) * data == batch
-            return Plan(data, tensor, 1, stage, found.get("--fsdp_offload_params") == "true", mode, int(accumulation))
+            replicate = int(found.get("--parallelism_config_dp_replicate_size", 1))
+            if "--use_parallelism_config" in found:
+                assert int(found["--parallelism_config_dp_shard_size"]) * replicate == data
+            offload = found.get("--fsdp_offload_params") == "true"
+            return Plan(data, tensor, 1, stage, offload, mode, int(accumulation), replicate=replicate)
         case "trainer":
             accumulation = found["--gradient_accumulation_steps"]
             stage = 0 if "--fsdp" not in found else 3 if config["reshard_after_forward"] else 2
@@ -308,8 +328,10 @@ def test_every_offered_plan_can_be_read_back_from_its_settings(
     engine: LaunchEngine, gpus: int, make_setup: MakeSetup
 ) -> None:
     setup = make_setup("llama-2-7b", on=(gpus,), batch=96, sequence=2048)
-    offered = rows_of(all_plans(setup, PlanLimits(engine=engine)))
+    offered = rows_of(all_plans(setup, PlanLimits(engine=engine, max_replicate=8)))
     assert offered
+    can_replicate = gpus > 1 and engine in ("fsdp", "accelerate")
+    assert any(plan.replicate > 1 for plan in offered) == can_replicate
     for plan in offered:
         read = plan_of(engine, launch_settings(engine, LaunchRequest(plan, 96, Workers(gpus))), gpus, 96)
         if engine == "megatron":  # the optimizer state is always sharded

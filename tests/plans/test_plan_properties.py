@@ -1,5 +1,6 @@
 """Plan search and curves against brute force, on random small setups."""
 
+import dataclasses
 from dataclasses import fields
 
 import msgspec
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from refold.model.cluster import Link
 from refold.model.plan import RECOMPUTE
-from refold.perf.columns import PlanColumns
+from refold.perf.columns import PlanColumns, concatenate_plans
 from refold.perf.engine import Engine
 from refold.perf.estimation import estimate_all
 from refold.perf.hardware import GpuSpec, Machines
@@ -103,6 +104,7 @@ PINS = st.builds(
     sequence_parallel=maybe(False, True),
     context=maybe(1, 2),
     expert=maybe(1, 2),
+    replicate=maybe(1, 2),
 )
 
 LIMITS = st.builds(
@@ -111,6 +113,7 @@ LIMITS = st.builds(
     max_interleave=st.integers(1, 3),
     max_context=st.sampled_from([1, 1, 2, 100]),
     max_expert=st.sampled_from([1, 2, 100]),
+    max_replicate=st.sampled_from([1, 1, 2, 100]),
     tensor_across_nodes=st.booleans(),
     zero=st.sampled_from([(0, 1, 2, 3), (0, 1), (3, 1, 0), (2, 3)]),
     offload=st.booleans(),
@@ -122,7 +125,10 @@ LIMITS = st.builds(
 
 
 def every_combination(setup: TrainingSetup) -> PlanColumns:
-    """All combinations of degrees that use all GPUs; most of them are invalid."""
+    """All combinations of degrees that use all GPUs; most of them are invalid.
+
+    Hybrid sharding is combined only with what it is possible with, and with expert parallelism and offload.
+    """
     gpus = setup.machines.gpus
     divisors = [count for count in range(1, gpus + 1) if gpus % count == 0]
     degrees = [(data, tensor, context) for data in divisors for tensor in range(1, gpus + 1) for context in divisors]
@@ -144,7 +150,11 @@ def every_combination(setup: TrainingSetup) -> PlanColumns:
     data, tensor, context = np.array(degrees)[which].T
     exact = data * tensor * pipeline * context == gpus
     columns = (data, tensor, pipeline, zero, offload, recompute, accumulation, interleave, sequence_parallel, context)
-    return PlanColumns(*(np.asarray(column[exact], float) for column in (*columns, expert)))
+    ones = np.ones(len(which))
+    plans = PlanColumns(*(np.asarray(column[exact], float) for column in (*columns, expert, ones)))
+    sharded = plans.rows((plans.zero > 1) & (plans.pipeline == 1) & (plans.interleave == 1))
+    hybrid = [dataclasses.replace(sharded, replicate=np.full(len(sharded), float(each))) for each in divisors[1:]]
+    return concatenate_plans([plans, *hybrid])
 
 
 def as_rows(plans: PlanColumns) -> NDArray[np.float64]:

@@ -164,6 +164,24 @@ def test_sequences_are_divided_into_two_equal_parts_for_each_gpu(make_setup: Mak
     assert rejection_reasons(setup, parse_plan("dp4 cp2"))[0] == "outside the limits: context 2 (at most 1)"
 
 
+def test_hybrid_sharding_divides_replicas_into_groups(make_setup: MakeSetup) -> None:
+    anything = PlanLimits(max_replicate=8, max_expert=8)
+    setup = make_setup("llama-2-7b", on=(8,))
+
+    def reason(text: str) -> str:
+        return rejection_reasons(setup, parse_plan(text), anything)[0]
+
+    assert rejection_reasons(setup, parse_plan("dp8 zero3 replicate 2 recompute full accumulate 8"), anything) == []
+    assert reason("dp8 zero1 replicate 2") == "replicate 2 (hybrid sharding) needs ZeRO-2 or higher"
+    assert reason("dp8 zero3 replicate 3") == (
+        "8 replicas (data × context) cannot be divided into 3 groups for hybrid sharding"
+    )
+    assert reason("dp8 zero3 replicate 8") == "replicate 8 leaves groups of one GPU, over which ZeRO cannot shard"
+    assert reason("dp8 zero3 offload replicate 2") == (
+        "hybrid sharding is not possible with expert parallelism or offload"
+    )
+
+
 def test_experts_are_divided_among_replicas(make_setup: MakeSetup) -> None:
     anything = PlanLimits(max_expert=64)
     setup = make_setup("llama-2-7b", on=(8,), experts=16, experts_per_token=2, ffn=512)

@@ -117,6 +117,7 @@ FOUR_RANKS = [
     "tp4",
     "pp4 accumulate 4 recompute full",
     "dp4 zero1 offload",
+    "dp4 zero3 replicate 2",
 ]
 
 

@@ -359,15 +359,19 @@ def test_without_an_agent_a_batch_that_the_ranks_cannot_divide_is_an_error() -> 
         run_ranks(3, plan_in_use, Plan(data=3), form_group=False)
 
 
-def sizes_of_shard_groups(shard_group: int, data: int) -> int:
-    return Layout(Plan(data=data, zero=3), torch.distributed.get_rank(), torch.device("cpu"), shard_group).sizes[
-        "shard"
-    ]
+def number_of_shards(shard_group: int | None, replicate: int = 1) -> int:
+    plan = Plan(data=4, zero=3, replicate=replicate)
+    return Layout(plan, torch.distributed.get_rank(), torch.device("cpu"), shard_group).sizes["shard"]
+
+
+@pytest.mark.parametrize("shard_group", [None, 4])
+def test_a_plan_says_how_many_groups_have_all_shards(shard_group: int | None) -> None:
+    assert run_ranks(4, number_of_shards, shard_group, 2) == [2] * 4
 
 
 @pytest.mark.parametrize(("shard_group", "used"), [(2, 2), (3, 4), (8, 4)])
 def test_ranks_that_are_no_multiple_of_the_shard_group_shard_over_all(shard_group: int, used: int) -> None:
-    assert run_ranks(4, sizes_of_shard_groups, shard_group, 4) == [used] * 4
+    assert run_ranks(4, number_of_shards, shard_group) == [used] * 4
 
 
 def be_stopped(meeting: Path) -> int:

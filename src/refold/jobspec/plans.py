@@ -26,6 +26,7 @@ _DEGREES = {
     "accumulation": "accumulation",
     "vpp": "interleave",
     "interleave": "interleave",
+    "replicate": "replicate",
 }
 _SWITCHES = {"offload": "offload", "sp": "sequence_parallel", "sequence_parallel": "sequence_parallel"}
 _RECOMPUTE = ("gc", "recompute")

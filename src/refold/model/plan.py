@@ -15,7 +15,7 @@ RECOMPUTE: tuple[Recompute, ...] = get_args(Recompute)
 MAX_DEGREE = 2**20
 """The upper bound of every degree of a plan."""
 
-DEGREES = ("data", "tensor", "pipeline", "context", "expert", "accumulation", "interleave")
+DEGREES = ("data", "tensor", "pipeline", "context", "expert", "accumulation", "interleave", "replicate")
 """The fields of a plan that are degrees: integers of at least 1."""
 
 
@@ -28,6 +28,8 @@ class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unk
     splits along the sequence the activations that tensor parallelism does not split. `context` is the number of GPUs
     among which every sequence is divided; they hold the same weights. `expert` is the number of GPUs among which the
     experts of a layer are divided; these are data- and context-parallel GPUs, so that it does not add to their number.
+    `replicate` is the number of groups of data- and context-parallel GPUs each of which has all shards of ZeRO (hybrid
+    sharding, HSDP); 1: all of them are one group.
     """
 
     data: int = 1
@@ -41,12 +43,13 @@ class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unk
     sequence_parallel: bool = False
     context: int = 1
     expert: int = 1
+    replicate: int = 1
 
     def __post_init__(self) -> None:
-        degrees = [getattr(self, name) for name in DEGREES]
-        if not 1 <= min(degrees) <= max(degrees) <= MAX_DEGREE:
-            degrees_text = ", ".join(f"{name} {getattr(self, name)}" for name in DEGREES)
-            raise BadValue(f"plan has {degrees_text}, expected every degree to be at least 1 and at most {MAX_DEGREE}")
+        wrong = [name for name in DEGREES if not 1 <= getattr(self, name) <= MAX_DEGREE]
+        if wrong:
+            named = ", ".join(f"{name} {getattr(self, name)}" for name in wrong)
+            raise BadValue(f"plan has {named}, expected every degree to be at least 1 and at most {MAX_DEGREE}")
         if not 0 <= self.zero <= 3:
             raise BadValue(f"zero is {self.zero}, expected ZeRO stages 0 to 3")
 
@@ -64,6 +67,7 @@ class Plan(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unk
         parts += [f"interleave {self.interleave}"] if self.interleave > 1 else []
         parts += ["SP"] if self.sequence_parallel else []
         parts += [f"ZeRO-{self.zero}"] if self.zero else []
+        parts += [f"replicate {self.replicate}"] if self.replicate > 1 else []
         parts += ["offload"] if self.offload else []
         parts += [f"recompute {self.recompute}"] if self.recompute != "none" else []
         parts += [f"accumulate {self.accumulation}"] if self.accumulation > 1 else []
@@ -86,6 +90,7 @@ _FIELD_BY_NAME = {
     "accumulate": "accumulation",
     "accumulation": "accumulation",
     "ga": "accumulation",
+    "replicate": "replicate",
     "interleave": "interleave",
     "vpp": "interleave",
 }
@@ -128,5 +133,5 @@ def _not_a_plan(text: str, rest: str) -> BadInput:
     position = f" at {rest!r}" if rest else ""
     return BadInput(
         f"{text!r} is not a plan{position}; write it as 'dp8 tp2 pp4 zero1 accumulate 16', with offload, sp, cp2, ep8, "
-        "interleave 2 or recompute none|selective|full as options"
+        "replicate 2, interleave 2 or recompute none|selective|full as options"
     )

@@ -33,11 +33,17 @@ class PlanColumns:
     sequence_parallel: Column
     context: Column
     expert: Column
+    replicate: Column
 
     @property
     def replicas(self) -> Column:
         """GPUs that hold the same weights, unless ZeRO shards them: data-parallel and context-parallel ranks."""
         return self.data * self.context
+
+    @property
+    def shards(self) -> Column:
+        """GPUs over which ZeRO shards: all replicas, or with hybrid sharding a group of them."""
+        return self.replicas / self.replicate
 
     @property
     def gpus(self) -> Column:
@@ -74,6 +80,7 @@ def plans_to_columns(plans: Sequence[Plan]) -> PlanColumns:
             plan.sequence_parallel,
             plan.context,
             plan.expert,
+            plan.replicate,
         )
         for plan in plans
     ]

@@ -187,7 +187,8 @@ def gradient_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Colum
 
     Without ZeRO and in stage 1, gradients are exchanged once per step; from stage 2 on only shards of them are stored,
     so they are exchanged for each micro-batch. In stages 1 and 2 the updated weights are gathered once per step, in
-    stage 3 for every forward and every backward pass.
+    stage 3 for every forward and every backward pass. With hybrid sharding both happen inside a group, and the groups
+    then sum the shards of their gradients.
     """
     engine = setup.engine
     several = plans.replicas > 1
@@ -196,9 +197,11 @@ def gradient_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Colum
     gradients = _replicated_seconds(setup, plans, trained * engine.gradient_traffic_bytes, parameters, routed)
     weights = _replicated_seconds(setup, plans, gathered, parameters, routed)
     full_exchange = plans.zero <= (0 if engine.scatters_gradients else 1)
-    exchange = np.where(several, np.where(full_exchange, 2 * gradients, gradients), 0.0)
+    exchange = np.where(full_exchange, 2 * gradients, gradients)
+    exchange = np.where(several, exchange + _sum_of_groups_seconds(setup, plans, parameters), 0.0)
     gather = np.where(several, weights, 0.0)
-    latency = np.where(several, engine.message_seconds * plans.replicas * setup.stage_blocks(plans), 0.0)
+    ranks = plans.shards + np.where(plans.replicate > 1, plans.replicate, 0.0)
+    latency = np.where(several, engine.message_seconds * ranks * setup.stage_blocks(plans), 0.0)
     per_layer = np.ones(len(plans), bool) if engine.reduces_each_micro_batch else plans.zero >= 2
     return DataParallelTime(
         np.where(per_layer, 0.0, exchange) + latency,
@@ -208,13 +211,20 @@ def gradient_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Colum
     )
 
 
+def _sum_of_groups_seconds(setup: TrainingSetup, plans: PlanColumns, parameters: Column) -> Column:
+    """Return the seconds in which the groups of hybrid sharding sum their gradients: an all-reduce of each shard."""
+    payload = setup.trained_share * setup.engine.gradient_traffic_bytes * parameters / plans.shards
+    layout = group_layout(setup.machines, plans.replicate, plans.tensor * plans.shards)
+    return np.where(plans.replicate > 1, 2 * pass_seconds(setup.machines, payload, layout), 0.0)
+
+
 def _replicated_seconds(
     setup: TrainingSetup, plans: PlanColumns, each: float | Column, parameters: Column, routed: Column
 ) -> Column:
-    """Return the seconds of a reduce-scatter or an all-gather of what all replicas have, and of experts apart."""
+    """Return the seconds of a reduce-scatter or an all-gather of what replicas have, and of experts apart."""
     machines = setup.machines
     if not setup.model.routed_parameters:
-        return pass_seconds(machines, each * parameters, group_layout(machines, plans.replicas, plans.tensor))
-    common = pass_seconds(machines, each * (parameters - routed), group_layout(machines, plans.replicas, plans.tensor))
-    experts = group_layout(machines, plans.replicas / plans.expert, plans.tensor * plans.expert)
+        return pass_seconds(machines, each * parameters, group_layout(machines, plans.shards, plans.tensor))
+    common = pass_seconds(machines, each * (parameters - routed), group_layout(machines, plans.shards, plans.tensor))
+    experts = group_layout(machines, plans.shards / plans.expert, plans.tensor * plans.expert)
     return common + pass_seconds(machines, each * routed, experts)

@@ -124,15 +124,15 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     launch_factor_selective: float = 1.0
     """Factor on the launch time with selective recomputation."""
 
-    adapter_input_bytes: float = 14.0
-    """Memory traffic of a LoRA adapter in a forward pass, per element of its input: cast to single precision, cast back
-    and read."""
+    adapter_input_bytes: float = 2.0
+    """Memory traffic of a LoRA adapter in a forward pass, per element of its input. It is read in half precision; where
+    adapters are in single precision (PEFT), it is cast besides."""
 
-    adapter_output_bytes: float = 10.0
-    """The same per element of its output: written, scaled, and added to that of the frozen matrix."""
+    adapter_output_bytes: float = 6.0
+    """The same per element of its output: read, and added to that of the frozen matrix in half precision."""
 
-    adapter_saved_bytes: float = 2.0
-    """Bytes saved for the backward pass per element of an adapter's input: each adapter has its own copy."""
+    adapter_saved_bytes: float = 0.0
+    """Bytes saved for the backward pass per element of an adapter's input, where each adapter has its own copy."""
 
     adapter_launch_seconds: float = 0.0005
     """Host time to launch the kernels of one adapter, forward and backward."""

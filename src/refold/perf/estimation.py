@@ -158,8 +158,10 @@ def step_time_parts(setup: TrainingSetup, plans: PlanColumns) -> StepTimeParts:
 def straggler_share(setup: TrainingSetup, plans: PlanColumns) -> Column:
     """Return by how much longer a step takes as all GPUs wait for the slowest, relative to everything else."""
     engine = setup.engine
-    each = engine.straggler_share + np.where(plans.zero == 3, engine.gather_straggler_share, 0.0)
-    return np.asarray(each * np.log2(setup.machines.nodes))
+    nodes = setup.machines.nodes
+    of_group = np.log2(np.maximum(1.0, nodes / plans.replicate))  # that gathers weights together
+    gather = np.where(plans.zero == 3, engine.gather_straggler_share * of_group, 0.0)
+    return np.asarray(engine.straggler_share * np.log2(nodes) + gather)
 
 
 def _slowest_stage(setup: TrainingSetup, plans: PlanColumns, layer: Column) -> Column:

@@ -17,6 +17,13 @@ def replicas(plan: Plan) -> str:
     return "data * context" if plan.context > 1 else "data"
 
 
+def shard_count(plan: Plan, *, ranks: bool = False) -> str:
+    """Return over how many GPUs ZeRO shards, as a formula; `ranks`: with the members of the groups' all-reduce."""
+    if plan.replicate == 1:
+        return replicas(plan)
+    return f"({replicas(plan)} / replicate{' + replicate' if ranks else ''})"
+
+
 def add_communication(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     """Add communication within a layer and between stages."""
     model, engine, machines = setup.model, setup.engine, setup.machines
@@ -155,17 +162,24 @@ def _collective_formula(kind: str, payload: str = "", across: str = "") -> str:
 
 def add_data_parallel(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     """Add the communication of gradients and weights, as far as it does not overlap."""
-    engine = setup.engine
     parameters = memory_model.stage_parameters_of(setup, plan, is_last=False)
     has_experts = setup.model.routed_parameters > 0
     lines.given("weights of the first stage on one GPU", parameters=parameters.total)
     if has_experts:
         lines.given("those of experts", routed=parameters.routed)
-    copies = plan.data * plan.context
-    if copies == 1:
+    if plan.data * plan.context == 1:
         lines.formula("data_time", "0", "s", "one replica: no communication")
         return
-    _add_group(lines, setup, "data", copies, plan.tensor)
+    _add_collectives(lines, setup, plan)
+    _add_exposed(lines, setup, plan)
+
+
+def _add_collectives(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
+    """Add one reduce-scatter and one all-gather of a stage's weights, and the exchange of its gradients."""
+    engine = setup.engine
+    has_experts = setup.model.routed_parameters > 0
+    shards = plan.data * plan.context // plan.replicate
+    _add_group(lines, setup, "data", shards, plan.tensor)
     common = "(parameters - routed)" if has_experts else "parameters"
     exchanged = setup.trained_share * engine.gradient_traffic_bytes
     gathered = setup.stored_weight_bytes if plan.zero == 3 else setup.trained_share * engine.weight_bytes
@@ -175,7 +189,7 @@ def add_data_parallel(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
         _collective_formula("data", payload) for payload in ("gradient_bytes", "weight_bytes")
     )
     if has_experts:
-        _add_group(lines, setup, "copies", copies // plan.expert, plan.tensor * plan.expert)
+        _add_group(lines, setup, "copies", shards // plan.expert, plan.tensor * plan.expert)
         lines.formula("expert_gradients", f"{exchanged} * routed", "B", "gradients of experts")
         lines.formula("expert_weights", f"{gathered} * routed", "B", "weights of experts to gather with ZeRO")
         reduce_scatter += f" + {_collective_formula('copies', 'expert_gradients')}"
@@ -184,9 +198,19 @@ def add_data_parallel(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula("all_gather", all_gather, "s", "one all-gather")
     full_exchange = plan.zero <= (0 if engine.scatters_gradients else 1)
     exchange = "2 * reduce_scatter" if full_exchange else "reduce_scatter"
+    if plan.replicate > 1:
+        _add_group(lines, setup, "replicate", plan.replicate, plan.tensor * shards)
+        lines.formula("replicate_bytes", f"{exchanged} * parameters / {shards}", "B", "gradients of a shard")
+        lines.formula("sum_of_groups", f"2 * {_collective_formula('replicate')}", "s", "all-reduce between groups")
+        exchange += " + sum_of_groups"
     lines.formula("grad_exchange", exchange, "s", f"gradient exchange with ZeRO-{plan.zero}")
+
+
+def _add_exposed(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
+    """Add how often these happen, and how much of them does not overlap."""
+    engine = setup.engine
     per_micro_batch = plan.zero >= 2 or engine.reduces_each_micro_batch
-    messages = f"{engine.message_seconds} * {replicas(plan)} * stage_layers"
+    messages = f"{engine.message_seconds} * {shard_count(plan, ranks=True)} * stage_layers"
     overlap = engine.overlap_gradients if plan.zero == 0 else engine.overlap_shards
     overlap *= setup.machines.gpu.peer_to_peer
     lines.given("share of a pass that overlaps with communication", overlap=overlap)

@@ -14,7 +14,7 @@ from refold.perf.estimation import (
     layer_launch_seconds,
     update_bytes,
 )
-from refold.perf.explained_communication import add_communication, add_data_parallel, replicas
+from refold.perf.explained_communication import add_communication, add_data_parallel, replicas, shard_count
 from refold.perf.formula_lines import Lines, Section
 from refold.perf.training_setup import TrainingSetup
 
@@ -36,6 +36,8 @@ def _add_inputs(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.given("global batch", "samples", batch=setup.batch)
     lines.given("tokens per sample", "tokens", sequence=setup.tokens_per_sample)
     lines.given("data-parallel replicas", data=plan.data)
+    if plan.replicate > 1:
+        lines.given("groups of them that have all shards", replicate=plan.replicate)
     lines.given("tensor-parallel GPUs", tensor=plan.tensor)
     lines.given("pipeline stages", stages=plan.pipeline)
     if plan.context > 1:
@@ -213,17 +215,17 @@ def _add_step(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
         "compute + recompute + launch + tensor_time + context_time + expert_time + pipeline_time + bubble + data_time"
         " + optimizer + offload"
     )
-    share = engine.straggler_share + (engine.gather_straggler_share if plan.zero == 3 else 0.0)
-    lines.given("longer with each doubling of the nodes", straggler_share=share)
-    lines.formula(
-        "stragglers", f"straggler_share * log2({machines.nodes}) * ({parts})", "s", "waiting for the slowest GPU"
-    )
+    gather = engine.gather_straggler_share if plan.zero == 3 else 0.0
+    lines.given("longer with each doubling of the nodes", straggler_share=engine.straggler_share)
+    lines.given("the same of the nodes that gather weights together", gather_share=gather)
+    share = f"straggler_share * log2({machines.nodes}) + gather_share * log2({max(1, machines.nodes / plan.replicate)})"
+    lines.formula("stragglers", f"({share}) * ({parts})", "s", "waiting for the slowest GPU")
     lines.formula("step", f"{parts} + stragglers", "s", "total step time")
 
 
 def _add_optimizer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     engine, machines = setup.engine, setup.machines
-    divisor = replicas(plan).replace(" * ", " / ")
+    divisor = shard_count(plan) if plan.replicate > 1 else replicas(plan).replace(" * ", " / ")
     sharded = f"parameters / {divisor}"
     if setup.model.routed_parameters:
         sharded = f"(parameters - routed) / {divisor} + routed / {divisor} * expert"

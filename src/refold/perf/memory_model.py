@@ -99,7 +99,7 @@ class StageParameters(NamedTuple):
 def shard_of(parameters: StageParameters, plans: PlanColumns, is_sharded: NDArray[np.bool_]) -> Column:
     """Return how many of a stage's weights a GPU keeps or updates where they are sharded over their copies."""
     total, routed = parameters
-    sharded = (total - routed) / plans.replicas + routed / (plans.replicas / plans.expert)
+    sharded = (total - routed) / plans.shards + routed / (plans.shards / plans.expert)
     return np.where(is_sharded, sharded, total)
 
 
@@ -126,7 +126,7 @@ def _stage(setup: TrainingSetup, plans: PlanColumns, *, is_last: bool) -> Memory
     parameters = stage_parameters(setup, plans, is_last=is_last)
     on_host = plans.offload > 0
     one_layer = (model.stack_parameters - model.routed_parameters * (1 - 1 / plans.expert)) / model.blocks
-    gathered = np.where(plans.zero == 3, 2 * one_layer / plans.tensor * (1 - 1 / plans.replicas), 0.0)
+    gathered = np.where(plans.zero == 3, 2 * one_layer / plans.tensor * (1 - 1 / plans.shards), 0.0)
     weights = setup.stored_weight_bytes * (shard_of(parameters, plans, plans.zero == 3) + gathered)
     cast = np.where(plans.recompute == FULL, 0.0, _cast_weight_bytes(setup) * parameters.total)
     gradients = engine.gradient_bytes * setup.trained_share * shard_of(parameters, plans, plans.zero >= 2)

@@ -194,9 +194,9 @@ def _deepspeed(request: LaunchRequest) -> LaunchSettings:
 def _fsdp(request: LaunchRequest) -> LaunchSettings:
     """Return the arguments of `init_device_mesh` and `fully_shard` as JSON, under their names in PyTorch."""
     plan, path = request.plan, request.path("fsdp.json")
-    sharded = plan.zero > 0
+    copies = plan.replicate if plan.zero else plan.data
     config = {
-        "mesh_shape": [1 if sharded else plan.data, plan.data if sharded else 1, plan.tensor],
+        "mesh_shape": [copies, plan.data // copies, plan.tensor],
         "mesh_dim_names": ["dp_replicate", "dp_shard", "tp"],
         "reshard_after_forward": plan.zero == 3,
         "cpu_offload": plan.offload,
@@ -225,7 +225,8 @@ def _accelerate(request: LaunchRequest) -> LaunchSettings:
     }
     mesh = {
         "--use_parallelism_config": True,
-        "--parallelism_config_dp_shard_size": plan.data,
+        "--parallelism_config_dp_replicate_size": plan.replicate if plan.replicate > 1 else None,
+        "--parallelism_config_dp_shard_size": plan.data // plan.replicate,
         "--parallelism_config_tp_size": plan.tensor,
     }
     options = {
@@ -234,7 +235,7 @@ def _accelerate(request: LaunchRequest) -> LaunchSettings:
         **(rendezvous if workers.nodes > 1 else {}),
         "--main_process_port": workers.port if workers.nodes > 1 else 0,  # 0: a free one
         **(sharded if plan.zero else {"--multi_gpu": plan.gpus > 1}),
-        **(mesh if plan.tensor > 1 else {}),
+        **(mesh if max(plan.tensor, plan.replicate) > 1 else {}),
         "--gradient_accumulation_steps": plan.accumulation,
     }
     micro_batch = {"REFOLD_MICRO_BATCH": str(request.micro_batch)} if request.batch else {}
@@ -287,6 +288,7 @@ _NO_PIPELINE = _more_than("pipeline", 1, "it has no setting for pipeline stages"
 _NO_TENSOR = _more_than("tensor", 1, "it has no setting for tensor parallelism")
 _NO_EXPERT = _more_than("expert", 1, "it has no setting for expert parallelism")
 _NO_CONTEXT = _more_than("context", 1, "it has no setting for context parallelism")
+_NO_REPLICATE = _more_than("replicate", 1, "it has no setting for hybrid sharding")
 _NO_SEQUENCE = _more_than("sequence_parallel", 0, "it has no setting for sequence parallelism")
 _NO_SELECTIVE = Unsupported(lambda plans: plans.recompute == SELECTIVE, "it recomputes whole layers or nothing")
 _NO_ZERO_1 = _stages_of((0, 2, 3), "FSDP2 shards gradients too: ZeRO-2 or ZeRO-3, or none")
@@ -310,6 +312,7 @@ LAUNCH_TARGETS: dict[LaunchEngine, LaunchTarget] = {
             _NO_PIPELINE,
             _NO_CONTEXT,
             _NO_EXPERT,
+            _NO_REPLICATE,
             Unsupported(
                 lambda plans: (plans.tensor > 1) & (plans.zero == 3), "tensor parallelism needs at most ZeRO-2"
             ),
@@ -338,7 +341,17 @@ LAUNCH_TARGETS: dict[LaunchEngine, LaunchTarget] = {
     "trainer": LaunchTarget(
         "fsdp",
         _trainer,
-        (_NO_PIPELINE, _NO_CONTEXT, _NO_EXPERT, _NO_TENSOR, _NO_ZERO_1, _OFFLOADS_SHARDS, _NO_SEQUENCE, _NO_SELECTIVE),
+        (
+            _NO_PIPELINE,
+            _NO_CONTEXT,
+            _NO_EXPERT,
+            _NO_REPLICATE,
+            _NO_TENSOR,
+            _NO_ZERO_1,
+            _OFFLOADS_SHARDS,
+            _NO_SEQUENCE,
+            _NO_SELECTIVE,
+        ),
     ),
 }
 """All frameworks."""

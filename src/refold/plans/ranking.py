@@ -29,6 +29,7 @@ SIMPLEST_FIRST = (
     "context",
     "expert",
     "zero",
+    "replicate",
     "recompute",
     "interleave",
     "sequence_parallel",

@@ -17,6 +17,7 @@ from refold.plans.space import (
     CHOICE_FIELDS,
     DEFAULT_LIMITS,
     END_CHUNKS,
+    MIN_HYBRID_ZERO,
     Mask,
     PlanLimits,
     decode_value,
@@ -154,6 +155,18 @@ def _expert_text(single: SinglePlan) -> str:
     return f"experts are divided among replicas, but {replicas} (data × context) is not divisible by expert {degree}"
 
 
+def _replicate_text(single: SinglePlan) -> str:
+    plan = single.plan
+    if plan.zero < MIN_HYBRID_ZERO:
+        return f"replicate {plan.replicate} (hybrid sharding) needs ZeRO-{MIN_HYBRID_ZERO} or higher"
+    if plan.expert > 1 or plan.offload:
+        return "hybrid sharding is not possible with expert parallelism or offload"
+    replicas = plan.data * plan.context
+    if replicas == plan.replicate:
+        return f"replicate {plan.replicate} leaves groups of one GPU, over which ZeRO cannot shard"
+    return f"{replicas} replicas (data × context) cannot be divided into {plan.replicate} groups for hybrid sharding"
+
+
 def _differs_from_pins(group: PlanBatch) -> Any:
     differs = [
         getattr(group.plans, name) != encode_value(value) for name, value in group.limits.pinned.to_dict().items()
@@ -275,6 +288,20 @@ RULES: tuple[Rule, ...] = (
             )
         ),
         _expert_text,
+    ),
+    Rule(
+        "replicate",
+        lambda group: (
+            (group.plans.replicate > 1)
+            & (
+                (group.plans.zero < MIN_HYBRID_ZERO)
+                | (group.plans.expert > 1)
+                | (group.plans.offload > 0)
+                | (np.mod(group.plans.replicas, group.plans.replicate) != 0)
+                | (group.plans.replicas == group.plans.replicate)
+            )
+        ),
+        _replicate_text,
     ),
     Rule(
         "offload-experts",

@@ -22,10 +22,13 @@ Table = dict[str, Ints]
 END_CHUNKS = 2
 """Chunks of interleaved stages that may have no layer, as they have the embedding or the output layer."""
 
+MIN_HYBRID_ZERO = 2
+"""The lowest ZeRO stage with hybrid sharding: with stage 1, copies would save no communication."""
+
 CHOICE_FIELDS = ("zero", "offload", "recompute", "sequence_parallel")
 """Fields of a plan for which limits list the allowed choices."""
 
-BOUNDED_FIELDS = ("tensor", "interleave", "context", "expert")
+BOUNDED_FIELDS = ("tensor", "interleave", "context", "expert", "replicate")
 """Fields of a plan for which limits have a maximum degree."""
 
 
@@ -43,6 +46,7 @@ class Pins(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     sequence_parallel: bool | None = None
     context: int | None = None
     expert: int | None = None
+    replicate: int | None = None
 
     def __post_init__(self) -> None:
         Plan(**self.to_dict())  # raises BadValue for invalid values
@@ -63,6 +67,7 @@ class PlanLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     max_interleave: int = 8
     max_context: int = 1
     max_expert: int = 1
+    max_replicate: int = 1
     tensor_across_nodes: bool = False
     zero: tuple[int, ...] = (0, 1, 2, 3)
     offload: bool = True
@@ -119,7 +124,12 @@ def wide_limits(sequence: int) -> PlanLimits:
 
     Context parallelism is tried from `LONG_SEQUENCE` tokens on; for shorter sequences, it can be pinned.
     """
-    return PlanLimits(max_interleave=16, max_context=256 if sequence >= LONG_SEQUENCE else 1, max_expert=MAX_DEGREE)
+    return PlanLimits(
+        max_interleave=16,
+        max_context=256 if sequence >= LONG_SEQUENCE else 1,
+        max_expert=MAX_DEGREE,
+        max_replicate=MAX_DEGREE,
+    )
 
 
 def encode_value(value: int | bool | Recompute) -> int:
@@ -150,7 +160,7 @@ def plans_on(setups: Iterable[TrainingSetup], limits: PlanLimits) -> tuple[PlanC
     columns = np.array(rows, np.int64).reshape(len(rows), 5).T
     table = dict(zip(("setup_index", "data", "tensor", "pipeline", "context"), columns, strict=True))
     table = _sharding(table, limits)
-    for choose in (_expert, _sequence_parallel, _recompute, _accumulation, _interleave):
+    for choose in (_expert, _replicate, _sequence_parallel, _recompute, _accumulation, _interleave):
         table = choose(table, setups[0], limits)
     setup_index = table.pop("setup_index")
     table["zero"], table["offload"] = np.divmod(table.pop("sharding"), 2)
@@ -252,6 +262,21 @@ def _expert(table: Table, setup: TrainingSetup, limits: PlanLimits) -> Table:
     on_host = (table["sharding"] % 2 == 1)[:, None]
     divided = (experts % choices == 0) & (replicas % choices == 0) & ~on_host
     return _cross(table, "expert", choices, (choices == 1) | divided)
+
+
+def _replicate(table: Table, setup: TrainingSetup, limits: PlanLimits) -> Table:  # noqa: ARG001
+    maximum, pinned = limits.maximum("replicate"), limits.pinned.replicate
+    replicas = table["data"] * table["context"]
+    groups = [
+        one
+        for one in divisors(int(np.lcm.reduce(replicas, initial=1)))
+        if one <= min(maximum, max(replicas, default=1))
+    ]
+    choices = np.array(groups if pinned is None else [pinned], np.int64)
+    stage, on_host = (part[:, None] for part in np.divmod(table["sharding"], 2))
+    several = (stage >= MIN_HYBRID_ZERO) & (on_host == 0) & (table["expert"][:, None] == 1)
+    divided = (replicas[:, None] % choices == 0) & (replicas[:, None] > choices)
+    return _cross(table, "replicate", choices, (choices == 1) | (several & divided))
 
 
 def _sequence_parallel(table: Table, setup: TrainingSetup, limits: PlanLimits) -> Table:

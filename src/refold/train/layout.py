@@ -56,8 +56,9 @@ class Meshes:
 class Layout:
     """The mesh of a plan, from the point of view of one rank.
 
-    Data-parallel ranks are `replica` × `shard`: ZeRO shards over groups of `shard_group` ranks, which are replicas of
-    each other, or over all ranks if they cannot be divided into such groups. Creating a layout is collective.
+    Data-parallel ranks are `replica` × `shard`: with ZeRO, the plan says how many replicas of the shards there are. If
+    it says one, ZeRO shards over groups of `shard_group` ranks, or over all ranks if they cannot be divided into such
+    groups. Creating a layout is collective.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Layout:
         shard_group: int | None = None,
         meshes: Meshes | None = None,
     ) -> None:
-        shards = (plan.data if shard_group is None or plan.data % shard_group else shard_group) if plan.zero else 1
+        shards = shards_of(plan, shard_group)
         self.plan = plan
         self.rank = rank
         self.device = device
@@ -106,6 +107,15 @@ class Layout:
         return range(stage * size, (stage + 1) * size)
 
 
+def shards_of(plan: Plan, shard_group: int | None = None) -> int:
+    """Return over how many data-parallel ranks ZeRO shards; 1 without it."""
+    if not plan.zero:
+        return 1
+    if plan.replicate > 1:
+        return plan.data // plan.replicate
+    return plan.data if shard_group is None or plan.data % shard_group else shard_group
+
+
 def check_batch(plan: Plan, batch: int) -> None:
     """Raise an error if a global batch cannot be divided as a plan says."""
     parts = plan.data * plan.accumulation
@@ -115,6 +125,8 @@ def check_batch(plan: Plan, batch: int) -> None:
         raise BadInput(f"refold.train does not support sequence parallelism ({plan})")
     if max(plan.context, plan.expert) > 1:
         raise BadInput(f"refold.train does not support context or expert parallelism ({plan})")
+    if plan.data % plan.replicate:
+        raise BadInput(f"{plan.data} data-parallel ranks cannot be divided into {plan.replicate} groups ({plan})")
     if plan.pipeline > 1 and plan.accumulation < plan.pipeline:
         raise BadInput(
             f"{plan.pipeline} pipeline stages need at least as many micro-batches, the plan has {plan.accumulation}"

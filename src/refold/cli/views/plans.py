@@ -22,6 +22,7 @@ DEFAULT_VALUES = {
     "interleave": 1,
     "sequence_parallel": False,
     "zero": 0,
+    "replicate": 1,
     "offload": False,
     "recompute": "none",
 }
@@ -39,6 +40,7 @@ DEGREES = (
     "interleave",
     "sequence_parallel",
     "zero",
+    "replicate",
     "offload",
     "recompute",
     "micro_batches",
@@ -171,6 +173,7 @@ def _columns(setting: TrainingSetup, best: Sequence[Estimate], memory: str) -> d
         "interleave": Column("interleave", lambda one: str(one.plan.interleave), number=True),
         "sequence_parallel": Column("SP", lambda one: _format_flag(one.plan.sequence_parallel)),
         "zero": Column("ZeRO", lambda one: str(one.plan.zero), number=True),
+        "replicate": Column("replicate", lambda one: str(one.plan.replicate), number=True),
         "offload": Column("offload", lambda one: _format_flag(one.plan.offload)),
         "recompute": Column("recompute", lambda one: one.plan.recompute, whole=True),
         "micro_batches": Column("micro batches", micro_batches, number=True),
