@@ -27,6 +27,8 @@ WATCH = "watch"
 """The setting that every policy accepts: the rules of the run-time watch."""
 PROFILE = "profile"
 """The setting of policies that choose plans: the limits of profiling new model types. True: the default limits."""
+START_ESTIMATES = "start_estimates"
+"""The setting of policies that estimate when waiting jobs start. The orders are the same without estimates."""
 
 
 class PolicyInfo(NamedTuple):

@@ -8,6 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from msgspec.structs import replace
 
 from refold.core import Entry, ListJournal, Scheduler
 from refold.core.events import JobCancelled, JobSubmitted, NodeLost, NodeReturned, RunFinished, RunStarted, Woke
@@ -25,7 +26,7 @@ from refold.policies.common.start_bounds import (
 from refold.policies.common.start_estimates import MIN_EXTENSION, MIN_REFRESH, kind_of
 from refold.registry import make_policy
 from refold.simulator import simulate
-from refold.testing import make_cluster, make_job
+from refold.testing import make_cluster, make_job, seeded_workload
 
 POLICIES = ["refold", "easy", "conservative"]
 
@@ -302,3 +303,17 @@ class TestEstimates:
 )
 def test_errors_are_learned_by_kind_of_job(demand: Demand, kind: str) -> None:
     assert kind_of(demand, whole_node=4) == kind
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_everything_but_the_estimates_is_the_same_without_estimates(policy: str) -> None:
+    jobs, cluster = seeded_workload(3, jobs=120)
+
+    def entries(start_estimates: bool) -> list[Entry]:
+        journal = ListJournal()
+        simulate(jobs, cluster, make_policy(policy, {"start_estimates": start_estimates}), journal=journal)
+        return journal.entries
+
+    with_estimates, without = entries(True), entries(False)
+    assert any(entry.start_estimates for entry in with_estimates)
+    assert without == [replace(entry, start_estimates=()) for entry in with_estimates]

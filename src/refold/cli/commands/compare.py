@@ -42,18 +42,26 @@ class _SeveralPolicies:
         list[str] | None,
         typer.Option("--set", metavar="[POLICY.]KEY=VALUE", help="Setting of one or all policies; repeatable."),
     ] = None
+    start_estimates: Annotated[
+        bool,
+        typer.Option(
+            "--start-estimates",
+            help="Let policies estimate when waiting jobs start, and measure the estimates; slow if queues are long.",
+        ),
+    ] = False
 
     def select(self, watch: str | None) -> list[SelectedPolicy]:
         """Return the policies with their placements and settings."""
-        from refold.cli.inputs import POWER_PLACEMENT, check_spread_power, parse_policies
+        from refold.cli.inputs import POWER_PLACEMENT, check_spread_power, parse_policies, without_start_estimates
 
         given = parse_settings(self.settings, None, self.seed, watch)
         names = self._names()
+        placements = [] if self.placements is None else _split_list("--placements", self.placements)
         if self.spread_power:
             check_spread_power(names, {"--placements": self.placements}, given)
-            return parse_policies(names, [POWER_PLACEMENT], given)
-        placements = [] if self.placements is None else _split_list("--placements", self.placements)
-        return parse_policies(names, placements, given)
+            placements = [POWER_PLACEMENT]
+        selected = parse_policies(names, placements, given)
+        return selected if self.start_estimates else [without_start_estimates(policy) for policy in selected]
 
     def _names(self) -> list[str]:
         """Return the names of the policies. Default: all; with --spread-power, all that take a placement."""

@@ -72,6 +72,15 @@ def parse_policies(
     return _with_unique_names(selected)
 
 
+def without_start_estimates(selected: SelectedPolicy) -> SelectedPolicy:
+    """Return a policy that makes no start estimates, unless its settings say otherwise; it gives the same orders."""
+    from refold.registry import START_ESTIMATES, default_settings
+
+    if START_ESTIMATES not in default_settings(selected.policy):
+        return selected
+    return replace(selected, settings={START_ESTIMATES: False, **selected.settings})
+
+
 def check_spread_power(policies: Sequence[str], placements: Mapping[str, str | None], given: Mapping[str, Any]) -> None:
     """Reject `--spread-power`, which selects a placement, with other placements or policies that take none.
 

@@ -72,6 +72,7 @@ class Backfill:
         max_overtaken: int = 0,
         max_wait_seconds: float = 0.0,
         depth: int = 0,
+        start_estimates: bool = True,
         knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
     ) -> None:
         """Create the policy.
@@ -81,7 +82,8 @@ class Backfill:
         first jobs the runs that overtook them are preempted. `lanes`: whether jobs that take whole nodes have a
         separate lane. `max_overtaken`, `max_wait_seconds`: a job that was overtaken this often, or has waited this
         long, is not overtaken again (0: no limit). `depth`: number of jobs per lane that get a reservation (0: the
-        default of the policy). `knowledge`: speeds for jobs with a GPU range.
+        default of the policy). `start_estimates`: whether to estimate when waiting jobs start. `knowledge`: speeds for
+        jobs with a GPU range.
         """
         _check(duration_quantile, confidence, backfill_order, preempt, max_overtaken, max_wait_seconds)
         if depth < 0:
@@ -94,7 +96,8 @@ class Backfill:
         self._two_lanes, self._max_overtaken, self._max_wait = lanes, max_overtaken, max_wait_seconds or inf
         self._shortest_first = backfill_order == "shortest"
         self._preemption = Preemption(preempt, self._placer)
-        self._estimates = StartEstimator(self._durations.remaining_time, OrderRule(reserves=True))
+        estimator = StartEstimator(self._durations.remaining_time, OrderRule(reserves=True))
+        self._estimates = estimator if start_estimates else None
         self._reasons = Reasons(self._placer)
         self._knowledge = Knowledge.from_settings(knowledge)
         self._schedule: Schedule | None = None
@@ -129,7 +132,8 @@ class Backfill:
         """Update the schedule by what has changed since the last round."""
         self._placer.observe(view)
         self._durations.observe(view)
-        self._estimates.observe(view)
+        if self._estimates is not None:
+            self._estimates.observe(view)
         schedule = self._schedule
         if schedule is None:
             second_lane_gpus = view.cluster.max_node_gpus if self._two_lanes else inf
@@ -282,7 +286,7 @@ class Backfill:
 
     def _make_estimates(self, view: View, schedule: Schedule) -> tuple[StartEstimate, ...]:
         """Return the start estimates that are due; none while nothing is known about run times."""
-        if not self._durations.are_known(view):
+        if self._estimates is None or not self._durations.are_known(view):
             return ()
         queue = QueueState(
             schedule.queue.all_in_order, _ranks_by_position, lambda _: BEHIND_ALL, self._starts, self._stops

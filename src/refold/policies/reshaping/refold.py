@@ -93,6 +93,7 @@ class Refold:
         goal: str = "time",
         placement: str = "best-fit",
         seed: int = 0,
+        start_estimates: bool = True,
         knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
     ) -> None:
         """Create the policy.
@@ -109,7 +110,7 @@ class Refold:
         may preempt; guaranteed jobs always may. `fair_share`: how much the weight of a job depends on what its user and
         tenant have used, 0 (not at all) to 1; `fair_share_half_life`: GPU time used this long ago counts half.
         `trust_steps`: take the number of steps that jobs declare as exact. `placement`: rule by which jobs are placed;
-        `seed`: of its random numbers.
+        `seed`: of its random numbers. `start_estimates`: whether to estimate when waiting jobs start.
         """
         if goal not in GOALS:
             raise UnknownName("goal of refold", goal, GOALS)
@@ -141,7 +142,7 @@ class Refold:
         # In simulated futures all jobs age at one rate, between those of jobs of known and of unknown length.
         halving = sqrt(weight_doubling_seconds * delay_doubling_seconds)
         rule = OrderRule(halving=halving, starvation=starvation_seconds)
-        self._estimates = StartEstimator(self._remaining_time, rule)
+        self._estimates = StartEstimator(self._remaining_time, rule) if start_estimates else None
         self._reservation: Reservation | None = None
         """The nodes that are reserved for the first starving job that cannot start."""
         self._overtaken: dict[str, int] = {}
@@ -186,7 +187,7 @@ class Refold:
     ) -> Decision:
         """Add start estimates; none while nothing is known about run times."""
         assert self._sources is not None
-        if not self._sources.expected_service.durations.are_known(view):
+        if self._estimates is None or not self._sources.expected_service.durations.are_known(view):
             return decision
         queue = QueueState(
             lambda: order, lambda _: ranks, lambda job_id: ranks.get(job_id, 0.0), decision.starts, decision.stops
@@ -217,7 +218,8 @@ class Refold:
             self._sources = JobSources(estimator, options, guarantees, service, self._fair_share)
         self._placer.observe(view)
         self._sources.expected_service.observe(view)
-        self._estimates.observe(view)
+        if self._estimates is not None:
+            self._estimates.observe(view)
         changes = view.changes
         self._arrivals.record(view.now, changes.submitted)
         for job in (*changes.submitted, *changes.requeued):
