@@ -218,3 +218,15 @@ def test_the_error_for_a_missing_extra_says_what_to_install(monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(MissingExtra, match=r"the report needs an optional dependency: pip install 'refold\[report\]'"):
         report(simulate_policies(make_jobs(3), make_cluster(8)))
+
+
+def test_a_report_of_many_jobs_stays_small(tmp_path: Path) -> None:
+    cluster, journal = make_cluster(*[8] * 200), HistoryJournal()
+    jobs = [make_job(f"job-{n}", at=n * 5.0, work=60.0 + n % 977, tenant=f"tenant-{n % 700}") for n in range(13_000)]
+    simulate(jobs, cluster, Fifo(), journal=journal)
+    history = journal.history(cluster)
+    run = ReportRun("fifo", history, measure(history))
+    sizes = [len(report([run] * count)) for count in (1, 3)]
+    assert len(history.runs) > gantt.MAX_BLOCKS
+    assert max(sizes) < 5e6
+    assert "job-7000" not in report([run])

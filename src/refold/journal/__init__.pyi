@@ -28,10 +28,13 @@ from .files import (
     replay as replay,
 )
 from .history import (
+    TIME_TOLERANCE_SECONDS as TIME_TOLERANCE_SECONDS,
     History as History,
     HistoryJournal as HistoryJournal,
     Outcome as Outcome,
     sum_by_group as sum_by_group,
 )
 from .job_history import JobHistories as JobHistories
+from .packed_history import PackedHistoryJournal as PackedHistoryJournal
+from .packed_values import PackedAllocations as PackedAllocations
 from .records import Ending as Ending, JobRecord as JobRecord, RecordState as RecordState, RunRecord as RunRecord

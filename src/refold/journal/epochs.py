@@ -23,7 +23,8 @@ from refold.core import (
 )
 from refold.journal.changes import NodeChange
 from refold.journal.files import read_epochs
-from refold.journal.history import History, HistoryJournal
+from refold.journal.history import History
+from refold.journal.packed_history import PackedHistoryJournal
 from refold.model import Allocation, Cluster, Node, Seconds
 
 NOT_IN_CLUSTER = "it is not in the cluster"
@@ -43,7 +44,7 @@ def read_history(path: Path) -> tuple[Header, History]:
             if number == 0:
                 journal.begin_epoch(entry, epoch.header.cluster)
             journal.write(entry)
-    return epochs[-1].header, journal.history(epochs[-1].cluster)
+    return epochs[-1].header, journal.packed_history()
 
 
 class Epoch(NamedTuple):
@@ -90,12 +91,11 @@ def _larger(node: Node, other: Node) -> Node:
     return replace(node, gpus=other.gpus, gpu_type=node.gpu_type or other.gpu_type)
 
 
-class _EpochsJournal(HistoryJournal):
+class _EpochsJournal(PackedHistoryJournal):
     """Records the entries of several epochs, whose nodes are numbered as in the united cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
-        super().__init__()
-        self._cluster = cluster
+        super().__init__(cluster)
         self._missing: set[tuple[int, int | None]] = set()
 
     def begin_epoch(self, first: Entry, cluster: Cluster) -> None:
@@ -109,7 +109,7 @@ class _EpochsJournal(HistoryJournal):
         self._set_missing(first.now, cluster)
 
     def _set_missing(self, now: Seconds, cluster: Cluster) -> None:
-        missing = _missing_parts(self._cluster, cluster)
+        missing = _missing_parts(self.cluster, cluster)
         for change in membership_changes(now, self._missing, missing):
             self._change_node(change)
         self._missing = missing

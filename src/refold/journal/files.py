@@ -12,10 +12,9 @@ import sys
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
-from itertools import islice
 from math import inf
 from pathlib import Path
-from typing import IO, Self, cast
+from typing import IO, NamedTuple, Self, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -102,16 +101,17 @@ def read_epochs(path: Path) -> list[tuple[Header, Iterator[Entry]]]:
     An epoch replays on its own. Journals of simulations have one, the daemon's a new one when its policy or cluster
     has changed, or when it was restarted after many entries.
     """
-    headers = {1: _read_first_header(path)}
+    header, epochs, offset = _read_first_header(path), [], 0
+    lines = _Lines(path, 2, 0, sys.maxsize)
     with _open(path, "rb") as file:
         for number, line in enumerate(_complete_lines(file), start=1):
-            if number > 1 and line.startswith(_HEADER_PREFIX):
-                headers[number] = _decode_header(path, line, number)
-    last_lines = [*(number - 1 for number in headers if number > 1), sys.maxsize]
-    return [
-        (header, _read_entries(path, header.cluster, number + 1, last))
-        for (number, header), last in zip(headers.items(), last_lines, strict=True)
-    ]
+            offset += len(line)
+            if number == 1:
+                lines = lines._replace(offset=offset)
+            elif line.startswith(_HEADER_PREFIX):
+                epochs.append((header, _read_entries(lines._replace(beyond=number), header.cluster)))
+                header, lines = _decode_header(path, line, number), _Lines(path, number + 1, offset, sys.maxsize)
+    return [*epochs, (header, _read_entries(lines, header.cluster))]
 
 
 def _read_first_header(path: Path) -> Header:
@@ -135,10 +135,20 @@ def _decode_header(path: Path, line: bytes, number: int) -> Header:
         raise BadFile(path, f"line {number} is not the header of an epoch: {error}") from None
 
 
-def _read_entries(path: Path, cluster: Cluster, first_line: int, last_line: int) -> Iterator[Entry]:
-    last = -inf
+class _Lines(NamedTuple):
+    """The lines of a file from number `first`, at byte `offset`, to before number `beyond`."""
+
+    path: Path
+    first: int
+    offset: int
+    beyond: int
+
+
+def _read_entries(lines: _Lines, cluster: Cluster) -> Iterator[Entry]:
+    path, last = lines.path, -inf
     with _open(path, "rb") as file:
-        for number, line in islice(enumerate(_complete_lines(file), start=1), first_line - 1, last_line):
+        file.seek(lines.offset)
+        for number, line in zip(range(lines.first, lines.beyond), _complete_lines(file), strict=False):
             try:
                 entry = _ENTRY.decode(line)
             except msgspec.MsgspecError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -14,9 +14,13 @@ from refold.core import Entry, Header
 from refold.errors import BadJournal
 from refold.journal.changes import NodeChange
 from refold.journal.job_history import JobHistories
+from refold.journal.packed_values import PackedAllocations, PackedJobs
 from refold.journal.records import Ending, JobRecord, RecordState, RunRecord
 from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Seconds, StartEstimate
 from refold.packing import Floats, FreeResources, Ints
+
+TIME_TOLERANCE_SECONDS: Seconds = 1e-3
+"""Start and end times are rounded separately: smaller differences do not count as later."""
 
 
 class Outcome(IntEnum):
@@ -59,6 +63,12 @@ class JobColumns:
     def __len__(self) -> int:
         return len(self.jobs)
 
+    def by_kind(self, value: Callable[[Job], int]) -> Ints:
+        """Return a value per job that does not depend on its id, submission time and work."""
+        if isinstance(self.jobs, PackedJobs):
+            return self.jobs.by_kind(value)
+        return make_ints([value(job) for job in self.jobs])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunColumns:
@@ -88,12 +98,19 @@ class RunColumns:
     def __len__(self) -> int:
         return len(self.allocations)
 
+    def distinct_allocations(self) -> tuple[Sequence[Allocation], Ints]:
+        """Return allocations, and the index of that of each run among them; equal ones may be one."""
+        if isinstance(self.allocations, PackedAllocations):
+            return self.allocations.distinct, self.allocations.number
+        return self.allocations, np.arange(len(self.allocations))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StartEstimateColumns:
-    """One row per start estimate, in the order in which they were made.
+    """One row per start estimate, in the order in which they were made; of a journal file, the first and last per job.
 
-    `made_at` is the time of the estimate; `soonest` and `latest` are nan if the estimate has no bounds.
+    `made_at` is the time of the estimate; `soonest` and `latest` are nan if the estimate has no bounds. `postponed`:
+    how often the latest start was postponed since the row before of the same job.
     """
 
     job: Ints
@@ -101,6 +118,7 @@ class StartEstimateColumns:
     at: Floats
     soonest: Floats
     latest: Floats
+    postponed: Ints
 
     def __len__(self) -> int:
         return len(self.job)
@@ -165,13 +183,14 @@ class HistoryJournal(JobHistories):
     def history(self, source: Header | Cluster) -> History:
         """Return the entries written so far as columns."""
         cluster = source.cluster if isinstance(source, Header) else source
-        self._check_indices(cluster)
+        check_runs(cluster, self.jobs_of_runs, self.runs)
+        check_node_changes(cluster, self.node_changes)
         tenants = tuple(sorted({record.job.tenant for record in self.jobs}))
         index = {id(record): index for index, record in enumerate(self.jobs)}
         return History(
             cluster,
-            _job_columns(self.jobs, tenants, cluster),
-            _run_columns(self.runs, [index[id(record)] for record in self.jobs_of_runs]),
+            job_columns(self.jobs, {tenant: index for index, tenant in enumerate(tenants)}, cluster),
+            run_columns(self.runs, [index[id(record)] for record in self.jobs_of_runs]),
             tenants,
             self.node_changes,
             self.now,
@@ -180,28 +199,33 @@ class HistoryJournal(JobHistories):
             ),
         )
 
-    def _check_indices(self, cluster: Cluster) -> None:
-        """Check that all nodes and GPUs exist: compiled code uses their indices without bounds checks."""
-        gpus = [node.gpus for node in cluster.nodes]
-        for record, run in zip(self.jobs_of_runs, self.runs, strict=True):
-            for share in run.allocation.placement:
-                if not 0 <= share.node < len(gpus):
-                    raise BadJournal(
-                        f"{_run_name(record, run)} is on node {share.node}, but the cluster has"
-                        f" {_node_count_text(gpus)}"
-                    )
-                if share.gpus and not 0 <= min(share.gpus) <= max(share.gpus) < gpus[share.node]:
-                    name, held = cluster.nodes[share.node].name, list(share.gpus)
-                    raise BadJournal(
-                        f"{_run_name(record, run)} is on GPUs {held} of node {name!r}, which has {gpus[share.node]}"
-                    )
-        for change in self.node_changes:
-            change_text = f"{'came up' if change.up else 'went down'} at {change.at:g} s"
-            if not 0 <= change.node < len(gpus):
-                raise BadJournal(f"node {change.node} {change_text}, but the cluster has {_node_count_text(gpus)}")
-            if change.gpu is not None and not 0 <= change.gpu < gpus[change.node]:
-                gpu_text = f"GPU {change.gpu} of node {cluster.nodes[change.node].name!r}"
-                raise BadJournal(f"{gpu_text} {change_text}, but the node has {gpus[change.node]} GPUs")
+
+def check_runs(cluster: Cluster, jobs: Iterable[JobRecord], runs: Iterable[RunRecord]) -> None:
+    """Check that the nodes and GPUs of runs exist: compiled code uses their indices without bounds checks."""
+    gpus = [node.gpus for node in cluster.nodes]
+    for record, run in zip(jobs, runs, strict=True):
+        for share in run.allocation.placement:
+            if not 0 <= share.node < len(gpus):
+                raise BadJournal(
+                    f"{_run_name(record, run)} is on node {share.node}, but the cluster has {_node_count_text(gpus)}"
+                )
+            if share.gpus and not 0 <= min(share.gpus) <= max(share.gpus) < gpus[share.node]:
+                name, held = cluster.nodes[share.node].name, list(share.gpus)
+                raise BadJournal(
+                    f"{_run_name(record, run)} is on GPUs {held} of node {name!r}, which has {gpus[share.node]}"
+                )
+
+
+def check_node_changes(cluster: Cluster, changes: Iterable[NodeChange]) -> None:
+    """Check that the nodes and GPUs that went down or came up exist."""
+    gpus = [node.gpus for node in cluster.nodes]
+    for change in changes:
+        change_text = f"{'came up' if change.up else 'went down'} at {change.at:g} s"
+        if not 0 <= change.node < len(gpus):
+            raise BadJournal(f"node {change.node} {change_text}, but the cluster has {_node_count_text(gpus)}")
+        if change.gpu is not None and not 0 <= change.gpu < gpus[change.node]:
+            gpu_text = f"GPU {change.gpu} of node {cluster.nodes[change.node].name!r}"
+            raise BadJournal(f"{gpu_text} {change_text}, but the node has {gpus[change.node]} GPUs")
 
 
 def _run_name(record: JobRecord, run: RunRecord) -> str:
@@ -212,49 +236,51 @@ def _node_count_text(gpus: list[int]) -> str:
     return f"{len(gpus):,} node{'s' * (len(gpus) != 1)}, numbered from 0"
 
 
-def _job_columns(records: list[JobRecord], tenants: tuple[str, ...], cluster: Cluster) -> JobColumns:
+def job_columns(records: Sequence[JobRecord], code: Mapping[str, int], cluster: Cluster) -> JobColumns:
+    """Return the columns of these jobs. `code`: number of each tenant."""
     jobs = [record.job for record in records]
-    code = {tenant: index for index, tenant in enumerate(tenants)}
     return JobColumns(
         jobs,
         submitted=_floats([job.submitted for job in jobs]),
         work=_floats([_or_nan(job.work) for job in jobs]),
         gpus=_floats([job.demand.total_gpus for job in jobs]),
-        tenant=_ints([code[job.tenant] for job in jobs]),
+        tenant=make_ints([code[job.tenant] for job in jobs]),
         first_start=_floats([_or_nan(record.first_placed) for record in records]),
         ended=_floats([_or_nan(record.ended) for record in records]),
-        outcome=_ints(_outcomes(records, cluster)),
+        outcome=make_ints(_outcomes(records, cluster)),
     )
 
 
-def _outcomes(records: list[JobRecord], cluster: Cluster) -> list[int]:
+def _outcomes(records: Sequence[JobRecord], cluster: Cluster) -> list[int]:
     """Return the recorded outcomes; waiting jobs that would not fit into the empty cluster are infeasible."""
-    empty = FreeResources(cluster)
+    empty: FreeResources | None = None
     fits: dict[Demand, bool] = {}
     outcomes: list[int] = []
     for record in records:
         outcome, demand = _OUTCOMES[record.state], record.job.demand
         if outcome is Outcome.WAITING:
             if demand not in fits:
+                empty = empty or FreeResources(cluster)
                 fits[demand] = empty.fits_when_empty(demand)
             outcome = outcome if fits[demand] else Outcome.INFEASIBLE
         outcomes.append(int(outcome))
     return outcomes
 
 
-def _run_columns(runs: list[RunRecord], jobs: list[int]) -> RunColumns:
+def run_columns(runs: Sequence[RunRecord], jobs: Sequence[int]) -> RunColumns:
+    """Return the columns of these runs of jobs with these indices."""
     start = [run.start if run.adopted is None else run.adopted for run in runs]
     return RunColumns(
         [run.allocation for run in runs],
-        job=_ints(jobs),
-        number=_ints([run.number for run in runs]),
+        job=make_ints(jobs),
+        number=make_ints([run.number for run in runs]),
         start=_floats(start),
-        start_step=_ints([run.start_step for run in runs]),
+        start_step=make_ints([run.start_step for run in runs]),
         computing_since=_floats([_computing_since(run) for run in runs]),
         stop_ordered=_floats([_or_nan(run.stop_ordered) for run in runs]),
         end=_floats([_or_nan(run.end) for run in runs]),
-        end_step=_ints([-1 if run.end is None else run.end_step for run in runs]),
-        ending=_ints([int(run.ending) for run in runs]),
+        end_step=make_ints([-1 if run.end is None else run.end_step for run in runs]),
+        ending=make_ints([int(run.ending) for run in runs]),
         saved_before=_floats([run.saved_before for run in runs]),
         saved=_floats([nan if run.end_report is None else run.end_report.done for run in runs]),
         gpus=_floats([run.allocation.gpu_milli for run in runs]) / WHOLE,
@@ -271,12 +297,19 @@ def _computing_since(run: RunRecord) -> float:
 
 
 def _start_estimate_columns(estimates: list[tuple[int, Seconds, StartEstimate]]) -> StartEstimateColumns:
+    job = make_ints([job for job, _, _ in estimates])
+    latest = _floats([_or_nan(estimate.latest) for _, _, estimate in estimates])
+    order = np.argsort(job, kind="stable")
+    before, after = order[:-1], order[1:]
+    postponed = np.zeros(len(job), dtype=np.int64)
+    postponed[after] = (job[before] == job[after]) & (latest[after] > latest[before] + TIME_TOLERANCE_SECONDS)
     return StartEstimateColumns(
-        job=_ints([job for job, _, _ in estimates]),
+        job,
         made_at=_floats([made_at for _, made_at, _ in estimates]),
         at=_floats([estimate.at for _, _, estimate in estimates]),
         soonest=_floats([_or_nan(estimate.soonest) for _, _, estimate in estimates]),
-        latest=_floats([_or_nan(estimate.latest) for _, _, estimate in estimates]),
+        latest=latest,
+        postponed=postponed,
     )
 
 
@@ -296,5 +329,6 @@ def _floats(values: Sequence[float]) -> Floats:
     return np.array(values, dtype=np.float64)
 
 
-def _ints(values: Sequence[int]) -> Ints:
+def make_ints(values: Sequence[int]) -> Ints:
+    """Return a column."""
     return np.array(values, dtype=np.int64)

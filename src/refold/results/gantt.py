@@ -42,8 +42,7 @@ class JobColours:
 def choose_colours(history: History) -> JobColours:
     """Colour jobs by tenant, in order of GPU-hours, or by size if there is only one tenant."""
     if len(history.tenants) < 2:
-        sizes = np.array([size_of(job) for job in history.jobs.jobs], dtype=np.int64)
-        return JobColours("job size", SIZES, sizes)
+        return JobColours("job size", SIZES, history.jobs.by_kind(size_of))
     gpu_seconds = np.bincount(
         history.jobs.tenant, history.jobs.gpus * history.time_running, minlength=len(history.tenants)
     )
@@ -188,14 +187,12 @@ def rasterise(history: History, colours: JobColours, axis: Axis) -> NDArray[np.u
     # On very large clusters only every n-th GPU is drawn, to limit the size of the image.
     every = max(1, -(-gpus // MAX_IMAGE_ROWS))
     pixels = np.zeros((max(1, -(-gpus // every)), len(times)), dtype=np.uint8)
-    first = np.searchsorted(times, history.runs.start, side="left").tolist()
-    beyond = np.searchsorted(times, history.run_end, side="left").tolist()
-    fill = (colours.fill_of_job[history.runs.job] + 1).tolist()
+    first = np.searchsorted(times, history.runs.start, side="left")
+    beyond = np.searchsorted(times, history.run_end, side="left")
+    fill = colours.fill_of_job[history.runs.job] + 1
     first_rows = _first_rows(history.cluster)
-    for run, allocation in enumerate(history.runs.allocations):
-        if first[run] == beyond[run]:
-            continue
-        for share in allocation.placement:
+    for run in np.flatnonzero(first < beyond).tolist():
+        for share in history.runs.allocations[run].placement:
             for gpu in share.gpus:
                 row, remainder = divmod(first_rows[share.node] + gpu, every)
                 if not remainder:

@@ -7,7 +7,6 @@ no jobs, are None.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -112,7 +111,7 @@ def measure(history: History) -> Measures:
     per_job = _PerJob(history)
     window = submission_window(history)
     all_jobs = np.arange(len(jobs))
-    sizes = np.array([size_of(job) for job in jobs.jobs], dtype=np.int64)
+    sizes = jobs.by_kind(size_of)
     lost = lost_seconds(history)
     overhead, reshapes = float((overhead_seconds(history) * runs.gpus).sum()), _reshapes(history)
     return Measures(
@@ -144,7 +143,7 @@ def measure(history: History) -> Measures:
         jain_jobs=jain(per_job.slowdown[~np.isnan(per_job.slowdown)]),
         tenants=_groups(per_job, history.tenants, jobs.tenant, all_jobs),
         sizes=_groups(per_job, SIZES, sizes, all_jobs),
-        classes=_groups(per_job, CLASSES, _class_indices(jobs.jobs), all_jobs),
+        classes=_groups(per_job, CLASSES, jobs.by_kind(lambda job: CLASSES.index(job.job_class)), all_jobs),
         power=power_use(history),
         overtaken=compute_spread(count_overtaking(history)),
         start_estimates=measure_start_estimates(history, SIZES, sizes),
@@ -286,13 +285,16 @@ def _reshapes(history: History) -> int:
     stopped = runs.ending[before] == Ending.STOPPED
     immediately = runs.end_step[before] == runs.start_step[after]
     reshaped = np.flatnonzero(same_job & stopped & immediately)
-    return sum(history.jobs.jobs[job].reshapable for job in runs.job[after[reshaped]].tolist())
+    return int(_is_reshapable(history)[runs.job[after[reshaped]]].sum())
 
 
 def _reshapable_jobs(history: History) -> int:
     """Count the reshapable jobs that were started."""
-    started = np.flatnonzero(~np.isnan(history.jobs.first_start)).tolist()
-    return sum(history.jobs.jobs[job].reshapable for job in started)
+    return int(_is_reshapable(history)[~np.isnan(history.jobs.first_start)].sum())
+
+
+def _is_reshapable(history: History) -> Ints:
+    return history.jobs.by_kind(lambda job: job.reshapable)
 
 
 def lost_seconds(history: History) -> Floats:
@@ -355,10 +357,6 @@ def size_of(job: Job) -> int:
 
 
 CLASSES: tuple[JobClass, ...] = ("guaranteed", "best-effort")
-
-
-def _class_indices(jobs: Sequence[Job]) -> Ints:
-    return np.array([CLASSES.index(job.job_class) for job in jobs], dtype=np.int64)
 
 
 def _groups(per_job: _PerJob, names: tuple[str, ...], group: Ints, all_jobs: Ints) -> tuple[MeasureGroup, ...]:

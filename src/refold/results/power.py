@@ -94,13 +94,19 @@ def rack_power_series(history: History) -> RackPowerSeries | None:
 
 def _shares(history: History) -> tuple[Ints, Ints, Ints, Ints]:
     """Return, for every share of every run, the run, the node, and the thousandths of GPUs and CPUs it holds."""
+    values, number = history.runs.distinct_allocations()
     rows = [
-        (run, share.node, len(share.gpus) * share.gpu_milli, share.cpu_milli)
-        for run, allocation in enumerate(history.runs.allocations)
+        (share.node, len(share.gpus) * share.gpu_milli, share.cpu_milli)
+        for allocation in values
         for share in allocation.placement
     ]
-    run, node, gpu_milli, cpu_milli = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    return run, node, gpu_milli, cpu_milli
+    node, gpu_milli, cpu_milli = np.array(rows, dtype=np.int64).reshape(-1, 3).T
+    shares = np.array([len(allocation.placement) for allocation in values], dtype=np.int64)
+    first = np.cumsum(shares) - shares
+    run = np.repeat(np.arange(len(number)), shares[number])
+    within = np.arange(len(run)) - np.repeat(np.cumsum(shares[number]) - shares[number], shares[number])
+    row = first[number[run]] + within
+    return run, node[row], gpu_milli[row], cpu_milli[row]
 
 
 def power_use(history: History) -> PowerUse | None:

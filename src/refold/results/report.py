@@ -424,8 +424,8 @@ def _distribution_line(series: int, name: str, durations: Floats, levels: Floats
 
 def _gantts(runs: Sequence[ReportRun], span: tuple[float, float]) -> tuple[list[Any], list[Figure]]:
     """Return the job tables for tooltips, each of which several policies may share, and the figures."""
-    # A run has at least one block, so histories with many runs need not be counted.
-    many = sum(len(run.history.runs) for run in runs) > gantt.MAX_BLOCKS
+    # A run has at least one block, so histories with many runs need not be counted. The page has a row for each job.
+    many = sum(max(len(run.history.runs), len(run.history.jobs)) for run in runs) > gantt.MAX_BLOCKS
     as_image = many or sum(gantt.count_blocks(run.history) for run in runs) > gantt.MAX_BLOCKS
     colours = [gantt.choose_colours(run.history) for run in runs]
     table_of_ids: dict[tuple[str, ...], int] = {}

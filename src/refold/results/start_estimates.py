@@ -13,12 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refold.jit import compiled
-from refold.journal import History, Outcome
+from refold.journal import TIME_TOLERANCE_SECONDS, History, Outcome
 from refold.model import Seconds
 from refold.packing import Floats, Ints
-
-TIME_TOLERANCE_SECONDS: Seconds = 1e-3
-"""Start and end times are rounded separately: smaller differences do not count as later."""
 
 MIN_WAIT_SECONDS: Seconds = 10.0
 """Shorter waits count as this long in relative errors."""
@@ -104,11 +101,6 @@ def _estimated_jobs(history: History) -> _EstimatedJobs | None:
         return None
     job, first = np.unique(estimates.job[order], return_index=True)
     last = np.append(first[1:], len(order)) - 1
-    postponed = np.zeros(len(order), dtype=np.int64)
-    before, after = order[:-1], order[1:]
-    postponed[1:] = (estimates.job[before] == estimates.job[after]) & (
-        estimates.latest[after] > estimates.latest[before] + TIME_TOLERANCE_SECONDS
-    )
     ended = np.where(np.isnan(jobs.ended[job]), history.until, jobs.ended[job])
     started = jobs.first_start[job]
     return _EstimatedJobs(
@@ -117,7 +109,7 @@ def _estimated_jobs(history: History) -> _EstimatedJobs | None:
         at=estimates.at[order[first]],
         latest=estimates.latest[order[first]],
         last_at=estimates.at[order[last]],
-        postponements=np.add.reduceat(postponed, first),
+        postponements=np.add.reduceat(estimates.postponed[order], first),
         submitted=jobs.submitted[job],
         started=started,
         left_queue=np.where(np.isnan(started), ended, started),

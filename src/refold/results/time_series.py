@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
@@ -126,7 +126,10 @@ def typical_demands(history: History) -> tuple[Ints, Floats]:
     Demands for CPUs only are excluded: every free GPU would be a fragment to them, which says nothing about packing.
     """
     typical, weights = empty_typical_demands()
-    demands: Counter[Demand] = Counter(job.demand for job in history.jobs.jobs if job.demand.gpus)
+    code: dict[Demand, int] = {}
+    demand_of_job = history.jobs.by_kind(lambda job: code.setdefault(job.demand, len(code)))
+    count_of = np.bincount(demand_of_job, minlength=len(code)).tolist()
+    demands = {demand: count_of[index] for demand, index in code.items() if demand.gpus and count_of[index]}
     if demands:
         shapes = np.vstack([encode_demand(demand, history.cluster) for demand in demands])
         counts = np.array(list(demands.values()), dtype=np.int64)

@@ -126,11 +126,14 @@ def _event_table(title: str, events: Sequence[tuple[float, str, str]], after: Se
 
 
 def _print_most_restarted(journal: Path, as_json: bool) -> None:
-    from refold.journal import History, read_journal
+    from refold.journal import PackedHistoryJournal, read_journal
 
     header, entries = read_journal(journal)
+    recorded = PackedHistoryJournal(header.cluster)
     with progress(f"reading {journal.name}"):
-        rows = _restarted_jobs(History.from_entries(header.cluster, entries))
+        for entry in entries:
+            recorded.write(entry)
+        rows = _restarted_jobs(recorded.packed_history())
     if as_json:
         print_json({"policy": header.policy, "jobs": rows})
         return
@@ -150,12 +153,13 @@ def _print_most_restarted(journal: Path, as_json: bool) -> None:
 
 def _restarted_jobs(history: History) -> list[dict[str, Any]]:
     """Return a row for each job with more than one run, those with the most runs first."""
+    import numpy as np
+
     from refold.journal import Ending
 
-    runs_of: dict[int, list[int]] = {}
-    for run, job in enumerate(history.runs.job.tolist()):
-        runs_of.setdefault(job, []).append(run)
-    most = sorted((job for job in runs_of if len(runs_of[job]) > 1), key=lambda job: (-len(runs_of[job]), job))
+    counts = np.bincount(history.runs.job, minlength=len(history.jobs))
+    most = [job for job in np.argsort(-counts, kind="stable")[:MAX_JOBS].tolist() if counts[job] > 1]
+    runs_of = {job: np.flatnonzero(history.runs.job == job).tolist() for job in most}
     ending = history.runs.ending
     return [
         {
@@ -166,7 +170,7 @@ def _restarted_jobs(history: History) -> list[dict[str, Any]]:
             "gpus": [float(history.runs.gpus[run]) for run in runs_of[job]],
             "waited": _waited(history, job),
         }
-        for job in most[:MAX_JOBS]
+        for job in most
     ]
 
 
