@@ -28,6 +28,7 @@ ORDER = [
     "results",
     "research",
     "registry",
+    "tuning",
     "comparison",
     "backends",
     "api",

@@ -1,8 +1,11 @@
-"""Find policies by name: the built-in ones, and policies in the user's own Python files.
+"""Find policies by name: the built-in ones, policies in the user's own Python files, and policy files.
 
 A user's policy is referred to by the path of its file, or by its name if the file is in the folder that the environment
 variable REFOLD_POLICIES names. The file has one class with a `name` and a `decide` method; the first line of the class
 docstring is its summary.
+
+A policy file is a YAML document with the name of a policy and its settings, such as `refold tune` writes. It stands for
+that policy wherever a policy is named.
 """
 
 from __future__ import annotations
@@ -18,9 +21,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import msgspec
+
 from refold.core import Policy
+from refold.documents import convert as convert_document, load_yaml, read_text
 from refold.errors import BadFile, BadInput, RefoldError, UnknownName
-from refold.policies import POLICIES, QueueOrder
+from refold.policies import POLICIES, QueueOrder, SettingRange, range_by_default
 
 FOLDER_VARIABLE = "REFOLD_POLICIES"
 WATCH = "watch"
@@ -29,6 +35,20 @@ PROFILE = "profile"
 """The setting of policies that choose plans: the limits of profiling new model types. True: the default limits."""
 START_ESTIMATES = "start_estimates"
 """The setting of policies that estimate when waiting jobs start. The orders are the same without estimates."""
+
+
+POLICY_FILE_SUFFIXES = (".yaml", ".yml")
+
+FIXED_SETTINGS = ("placement", "seed", "restart_seconds")
+"""Settings that are not tuned unless a policy says so: random seeds, and what is a fact of the cluster."""
+
+
+class PolicyFile(msgspec.Struct, frozen=True):
+    """A policy with its settings, as a document. `tuned`: how the settings were chosen, for people."""
+
+    name: str
+    settings: dict[str, Any] = {}
+    tuned: dict[str, Any] = {}
 
 
 class PolicyInfo(NamedTuple):
@@ -81,8 +101,55 @@ def _describe_file(path: Path) -> PolicyInfo:
     )
 
 
+def is_policy_file(name: str) -> bool:
+    """Return whether a policy is named by a policy file."""
+    return name.endswith(POLICY_FILE_SUFFIXES)
+
+
+def resolve_policy(name: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the policy and the settings that a policy file stands for; given settings override those of the file.
+
+    Another name is returned as it is.
+    """
+    if not is_policy_file(name):
+        return name, dict(settings)
+    file = _read_policy_file(Path(name))
+    return file.name, {**file.settings, **settings}
+
+
+def _read_policy_file(path: Path) -> PolicyFile:
+    """Read a policy file. The path of a Python file in it is relative to its folder."""
+    root = load_yaml(read_text(path), str(path))
+    file = convert_document(root, PolicyFile)
+    if is_policy_file(file.name):
+        raise root.at("name").unexpected("the name of a policy, or a Python file")
+    if file.name.endswith(".py"):
+        file = msgspec.structs.replace(file, name=str(path.parent / file.name))
+    try:
+        known = default_settings(file.name)
+    except RefoldError as error:
+        raise root.at("name").error(error) from None
+    if file.settings:
+        root.at("settings").fields({*known, WATCH})
+    return file
+
+
+def setting_ranges(name: str) -> dict[str, SettingRange]:
+    """Return the ranges of a policy's settings: those that it declares or, if none, by the type of the defaults."""
+    policy_class = _find_class(name)
+    declared: Mapping[str, SettingRange] | None = getattr(policy_class, "ranges", None)
+    if declared is not None:
+        return dict(declared)
+    defaults = {key: value for key, value in _settings(policy_class).items() if key not in FIXED_SETTINGS}
+    by_default = {key: range_by_default(value) for key, value in defaults.items()}
+    return {key: found for key, found in by_default.items() if found is not None}
+
+
 def default_settings(name: str) -> Mapping[str, Any]:
-    """Return the settings of a policy with their default values."""
+    """Return the settings of a policy with their default values; of a policy file, with its values."""
+    if is_policy_file(name):
+        name, given = resolve_policy(name, {})
+        return {**default_settings(name), **given}
     settings = _settings(_find_class(name))
     return {**settings, PROFILE: None} if chooses_plans(name) else settings
 
@@ -100,7 +167,8 @@ def queue_order(name: str, settings: Mapping[str, Any]) -> QueueOrder | None:
 
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
     """Construct a policy by name or by file path. `settings` may include a run-time watch and profiling."""
-    own, rules = split_settings(name, settings or {})
+    name, settings = resolve_policy(name, settings or {})
+    own, rules = split_settings(name, settings)
     limits = own.pop(PROFILE, None) if chooses_plans(name) else None
     policy = _with_profiling(_construct(name, own), limits, own)
     return with_run_watch(policy, rules)

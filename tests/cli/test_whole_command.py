@@ -54,6 +54,7 @@ COMMANDS = [
     "restore",
     "report",
     "compare",
+    "tune",
     "simulate",
     "show",
     "replay",

@@ -55,6 +55,7 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
     },
     "Simulation": {
         "compare": CommandEntry("Compare policies on a trace.", "compare:compare"),
+        "tune": CommandEntry("Choose the settings of a policy on a job history.", "tune:tune"),
         "simulate": CommandEntry("Simulate one policy on a trace.", "simulate:simulate"),
         "show": CommandEntry("Show a journal in the web UI.", "show:show"),
         "replay": CommandEntry("Replay a journal, with its own or another policy.", "replay:replay"),

@@ -79,7 +79,7 @@ def _complete_settings(ctx: typer.Context, incomplete: str) -> list[str]:
 
     policy = ctx.params.get("policy") or DEFAULT_POLICY
     try:
-        settings = default_settings(policy if policy.endswith(".py") else policy.partition("/")[0])
+        settings = default_settings(policy if policy.endswith((".py", ".yaml", ".yml")) else policy.partition("/")[0])
     except RefoldError:
         return []
     plain = {key: default for key, default in settings.items() if isinstance(default, str | int | float)}
@@ -114,7 +114,7 @@ PolicyName = Annotated[
     typer.Option(
         "--policy",
         metavar="POLICY",
-        help="Scheduling policy: NAME, NAME/PLACEMENT (see 'refold policies'), or a Python file.",
+        help="Scheduling policy: NAME, NAME/PLACEMENT (see 'refold policies'), a Python file, or a policy file.",
         autocompletion=_complete_policies,
     ),
 ]
@@ -123,7 +123,7 @@ OtherPolicy = Annotated[
     typer.Option(
         "--policy",
         metavar="POLICY",
-        help="Simulate this policy instead: NAME, NAME/PLACEMENT, or a Python file.",
+        help="Simulate this policy instead: NAME, NAME/PLACEMENT, a Python file, or a policy file.",
         autocompletion=_complete_policies,
     ),
 ]
@@ -132,7 +132,7 @@ PolicyNames = Annotated[
     typer.Option(
         "--policies",
         metavar="NAME,…",
-        help="Policies to compare: NAME, NAME/PLACEMENT, or a Python file (default: ten of them, and your own).",
+        help="Policies to compare: NAME, NAME/PLACEMENT, a Python file, or a policy file (default: ten, and your own).",
         autocompletion=_complete_policy_lists,
     ),
 ]

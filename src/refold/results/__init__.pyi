@@ -5,6 +5,7 @@ from .guarantees import (
     check_guarantees as check_guarantees,
     find_violations as find_violations,
 )
+from .job_measures import JobMeasures as JobMeasures, join_measures as join_measures, measure_jobs as measure_jobs
 from .measures import (
     MeasureGroup as MeasureGroup,
     Measures as Measures,

@@ -121,7 +121,7 @@ def measure(history: History) -> Measures:
         waiting=compute_spread(per_job.waiting),
         to_first_start=compute_spread(jobs.first_start - jobs.submitted),
         slowdown=compute_spread(per_job.slowdown),
-        finish_time_fairness=compute_spread(_finish_time_fairness(history, per_job.completion, per_job.work)),
+        finish_time_fairness=compute_spread(finish_time_fairness(history, per_job.completion, per_job.work)),
         makespan=_makespan(history),
         submission_window=window,
         allocation=_allocation(history, window),
@@ -241,7 +241,7 @@ def midpoints(first: Seconds, last: Seconds, count: int) -> Floats:
     return centres
 
 
-def _finish_time_fairness(history: History, completion: Floats, work: Floats) -> Floats:
+def finish_time_fairness(history: History, completion: Floats, work: Floats) -> Floats:
     """Return the completion time divided by that on an equal share of the GPUs (Themis, NSDI'20).
 
     rho = T / (w · max(1, d · N / G)): T completion time, w work, d requested GPUs, G all GPUs, and N the mean number of

@@ -92,7 +92,8 @@ def serve(
         typer.Option("--slots", metavar="N", min=1, max=62, help="Schedule this number of CPU slots instead of GPUs."),
     ] = None,
     policy: Annotated[
-        str | None, typer.Option("--policy", metavar="NAME", help="Scheduling policy (default: refold).")
+        str | None,
+        typer.Option("--policy", metavar="POLICY", help="Scheduling policy, or a policy file (default: refold)."),
     ] = None,
     placement: PlacementName = None,
     settings: Settings = None,

@@ -53,6 +53,7 @@ from .power_limits import (
     spreads_power as spreads_power,
     with_power_limits as with_power_limits,
 )
+from .setting_ranges import parse_ranges as parse_ranges
 from .slurm_history import parse_since as parse_since, read_slurm_workload as read_slurm_workload
 from .submission import SubmitOptions as SubmitOptions, read_submissions as read_submissions
 from .workload import (

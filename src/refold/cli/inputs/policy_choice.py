@@ -27,7 +27,7 @@ class SelectedPolicy:
 
 def policy_label(policy: str, settings: Mapping[str, Any]) -> str:
     """Return 'las', or 'las/fgd' if the settings have a placement; for a file, its name."""
-    short = Path(policy).stem if policy.endswith(".py") else policy
+    short = Path(policy).stem if _is_file(policy) else policy
     placement = settings.get("placement")
     return f"{short}/{placement}" if placement else short
 
@@ -118,10 +118,16 @@ def _all_policies() -> list[str]:
 
 
 def _select_policy(policy: str, settings: Mapping[str, Any]) -> SelectedPolicy:
-    """Check the settings and construct the policy once, so that errors appear before the simulation."""
-    from refold.cli import make_guarded_policy
-    from refold.registry import default_settings
+    """Check the settings and construct the policy once, so that errors appear before the simulation.
 
+    A policy file is replaced by what it stands for, but gives the policy its label.
+    """
+    from refold.cli import make_guarded_policy
+    from refold.registry import default_settings, is_policy_file, resolve_policy
+
+    if is_policy_file(policy):
+        selected = _select_policy(*resolve_policy(policy, settings))
+        return replace(selected, name=policy)
     defaults = default_settings(policy)
     valid = {key: _check_setting(policy, key, value, defaults.get(key)) for key, value in settings.items()}
     policy_object = make_guarded_policy(policy, valid)
@@ -170,8 +176,14 @@ def _parse_seconds(value: Any) -> Any:
         return value
 
 
+def _is_file(policy: str) -> bool:
+    from refold.registry import is_policy_file
+
+    return policy.endswith(".py") or is_policy_file(policy)
+
+
 def _policy_and_placement(text: str) -> tuple[str, str]:
-    if text.endswith(".py"):
+    if _is_file(text):
         return text, ""
     policy, slash, placement = text.rpartition("/")
     return (policy, placement) if slash else (text, "")

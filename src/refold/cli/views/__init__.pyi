@@ -42,3 +42,9 @@ from .times import (
     format_moment as format_moment,
     format_peak as format_peak,
 )
+from .tuning import (
+    describe_parts as describe_parts,
+    describe_verdict as describe_verdict,
+    format_ratio as format_ratio,
+    tuning_tables as tuning_tables,
+)

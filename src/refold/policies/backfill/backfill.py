@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from refold.core import View
 from refold.errors import BadValue
@@ -29,6 +29,7 @@ from refold.model import (
 )
 from refold.packing import Placer
 from refold.plans import CATALOGUE_ONLY, Knowledge
+from refold.policies import Choices, Range, SettingRange
 from refold.policies.backfill.bookings import Reservation
 from refold.policies.backfill.forecast import SizeChoice
 from refold.policies.backfill.ordering import Ordering, OrderName
@@ -57,6 +58,17 @@ class Backfill:
 
     name = "backfill"
     depth = 1
+    ranges: ClassVar[Mapping[str, SettingRange]] = {
+        "order": Choices(("arrival", "fair-share", "shortest", "attained")),
+        "duration_quantile": Range(0.1, 0.95),
+        "confidence": Range(0.1, 0.95),
+        "backfill_order": Choices(("queue", "shortest")),
+        "preempt": Choices(("never", "whole-node", "always")),
+        "lanes": Choices((False, True)),
+        "max_overtaken": Choices((0, 3, 10, 30, 100)),
+        "max_wait_seconds": Choices((0.0, 4 * 3600.0, 12 * 3600.0, 24 * 3600.0, 48 * 3600.0)),
+        "depth": Choices((1, 2, 4, 8, 16, 64)),
+    }
 
     def __init__(
         self,

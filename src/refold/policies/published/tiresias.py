@@ -9,16 +9,17 @@ expected service spent in it, estimated from jobs that have ended.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 from math import inf, isfinite
-from typing import Literal, NamedTuple, get_args
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import WHOLE, Decision, Job, Run, Seconds
 from refold.packing import Placer
+from refold.policies import Choices, Range, SettingRange
 from refold.policies.queueing import PreemptingQueue
 
 OrderName = Literal["las", "gittins"]
@@ -30,10 +31,22 @@ MIN_ENDED_JOBS = 16
 """Number of ended jobs needed for a Gittins index; until then the LAS queues are used."""
 
 
+def _threshold_choices() -> tuple[tuple[float, ...], ...]:
+    """Return one to three thresholds, each ten times the one before it, from 10 GPU-minutes on."""
+    firsts = (600.0, 1800.0, 3600.0, 10_800.0, 36_000.0, 108_000.0)
+    return tuple(tuple(first * 10**level for level in range(count)) for count in (1, 2, 3) for first in firsts)
+
+
 class Tiresias:
     """Jobs with little attained service go first, in discrete queues; jobs in later queues are preempted."""
 
     name = "tiresias"
+    ranges: ClassVar[Mapping[str, SettingRange]] = {
+        "thresholds_gpu_seconds": Choices(_threshold_choices()),
+        "promote_knob": Choices((0.0, 1.0, 2.0, 4.0, 8.0, 16.0)),
+        "order": Choices(("las", "gittins")),
+        "quantum_gpu_seconds": Range(300.0, 1e5, log=True),
+    }
 
     def __init__(
         self,

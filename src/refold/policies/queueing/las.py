@@ -7,13 +7,16 @@ arrival.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from heapq import heappop, heappush
 from math import inf
+from typing import ClassVar
 
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import WHOLE, Decision, Job, Run, Seconds, Start
 from refold.packing import Placer
+from refold.policies import Range, SettingRange
 from refold.policies.queueing.preempting import PreemptingQueue
 
 ROUNDING_GPU_SECONDS = 1e-3
@@ -24,6 +27,7 @@ class Las:
     """Jobs with little attained service preempt jobs with much. Jobs of higher priority come before both queues."""
 
     name = "las"
+    ranges: ClassVar[Mapping[str, SettingRange]] = {"threshold_gpu_seconds": Range(600.0, 2e6, log=True)}
 
     def __init__(self, placement: str = "best-fit", seed: int = 0, threshold_gpu_seconds: float = 57_600.0) -> None:
         if not threshold_gpu_seconds > 0:

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from math import inf, sqrt
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -36,6 +36,7 @@ from refold.errors import UnknownName
 from refold.model import NO_CHANGE, Decision, Demand, Job, Seconds
 from refold.packing import Placer
 from refold.plans import CATALOGUE_ONLY, Knowledge
+from refold.policies import Choices, Range, SettingRange
 from refold.policies.common import (
     Draft,
     ExpectedService,
@@ -73,6 +74,17 @@ class Refold:
     """Least remaining work first, each job at its most profitable size."""
 
     name = "refold"
+    ranges: ClassVar[Mapping[str, SettingRange]] = {
+        "gpu_price": Range(0.5, 32.0, log=True),
+        "weight_doubling_seconds": Range(1800.0, 10 * 86_400.0, log=True),
+        "delay_doubling_seconds": Range(600.0, 86_400.0, log=True),
+        "starvation_seconds": Range(6 * 3600.0, 7 * 86_400.0, log=True),
+        "wide_weight": Range(1.0, 64.0, log=True),
+        "wide_share": Range(0.1, 1.0),
+        "preemption_margin": Range(1.0, 20.0, log=True),
+        "max_restarts": Choices((0, 1, 2, 3, 5, 10, 20)),
+        "fair_share": Choices((0.0, 0.5, 1.0)),
+    }
 
     def __init__(
         self,

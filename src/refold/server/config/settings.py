@@ -90,8 +90,8 @@ class PolicyConfig(msgspec.Struct, frozen=True):
 
 
 def _read_policy(part: Part) -> PolicyConfig:
-    """Read a policy name, or a name with settings. Settings are checked by creating the policy."""
-    from refold.registry import default_settings, make_policy  # imports the policy
+    """Read the name of a policy or a policy file, or a name with settings. Creating the policy checks its settings."""
+    from refold.registry import default_settings, make_policy, resolve_policy  # imports the policy
 
     config = PolicyConfig(part.text()) if isinstance(part.value, str) else convert(part, PolicyConfig)
     try:
@@ -104,7 +104,7 @@ def _read_policy(part: Part) -> PolicyConfig:
             make_policy(config.name, config.settings)
         except RefoldError as error:
             raise part.at("settings").error(error) from None
-    return config
+    return PolicyConfig(*resolve_policy(config.name, config.settings))
 
 
 class TenantConfig(msgspec.Struct, frozen=True):

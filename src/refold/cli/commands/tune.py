@@ -1,0 +1,315 @@
+"""`refold tune`: choose the settings of a policy on one part of a history, and report on a later part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from refold.cli import (
+    ClusterFile,
+    ExperimentOptions,
+    Settings,
+    TraceName,
+    parse_duration_option,
+    parse_settings,
+    with_option_groups,
+)
+from refold.cli.views import AsJson, print_json, print_line, print_notes, print_tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from refold.cli.inputs import SelectedPolicy, Workload
+    from refold.tuning import Goal, Objective, ReportPolicy, TunedPolicy, TuningResult
+
+STUDY_FILE = "study.jsonl"
+POLICY_FILE = "policy.yaml"
+PICTURE_FILE = "report.html"
+DEFAULT_BASELINES = "fifo,fifo-skip,easy,srtf"
+EXPECTED_POINTS = 6
+"""Points of the trade-off, for the progress bar."""
+
+NOT_WRITTEN = ("knowledge", "watch")
+"""Settings that are not part of a policy file: the daemon has its own."""
+
+
+def _complete_policies(incomplete: str) -> list[str]:
+    from refold.registry import policy_names
+
+    return [name for name in policy_names() if name.startswith(incomplete)]
+
+
+def _complete_objectives(incomplete: str) -> list[str]:
+    from refold.tuning import OBJECTIVES
+
+    return [name for name in OBJECTIVES if name.startswith(incomplete)]
+
+
+@dataclass(frozen=True, slots=True)
+class _TunedPolicy:
+    """The policy whose settings are chosen."""
+
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            metavar="POLICY",
+            help="Policy to tune: a name or a Python file.",
+            autocompletion=_complete_policies,
+        ),
+    ] = "refold"
+    settings: Settings = None
+    ranges: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--range",
+            metavar="KEY=LOW:HIGH|A,B,…",
+            help="Range or values of a setting (default: what the policy declares; --set keeps one fixed); repeatable.",
+        ),
+    ] = None
+
+    def select(self, watch: str | None) -> SelectedPolicy:
+        """Return the policy with the settings that are fixed."""
+        from refold.cli.inputs import parse_policy
+
+        return parse_policy(self.policy, parse_settings(self.settings, watch=watch))
+
+    def tuned(self, selected: SelectedPolicy) -> TunedPolicy:
+        """Return the policy with the settings that vary: those with a range, unless they are set."""
+        from refold.cli.inputs import parse_ranges
+        from refold.errors import BadInput
+        from refold.registry import default_settings, setting_ranges
+        from refold.tuning import Space, TunedPolicy
+
+        name, defaults = selected.policy, default_settings(selected.policy)
+        ranges = {**setting_ranges(name), **parse_ranges(self.ranges or [], name, defaults)}
+        varied = {key: one for key, one in ranges.items() if key not in selected.settings}
+        if not varied:
+            raise BadInput(f"no setting of {name} varies; give a range, such as --range KEY=1:10")
+        return TunedPolicy(name, Space(varied, selected.settings, _is_valid(name)), defaults)
+
+
+@dataclass(frozen=True, slots=True)
+class _SearchOptions:
+    """How long to search, and for what."""
+
+    trials: Annotated[
+        int, typer.Option("--trials", metavar="N", min=1, max=100_000, help="Number of settings to try.")
+    ] = 48
+    time: Annotated[
+        str | None, typer.Option("--time", metavar="TIME", help="Try no further settings after this time.")
+    ] = None
+    workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, max=256, help="Number of processes that simulate.")
+    ] = 1
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**62, help="Random seed of the search.")] = 0
+    report_share: Annotated[
+        float,
+        typer.Option(
+            "--report-share",
+            metavar="SHARE",
+            min=0.05,
+            max=0.95,
+            help="Share of the jobs, the last ones, on which to report; settings are chosen on the others.",
+        ),
+    ] = 0.4
+    baselines: Annotated[
+        str,
+        typer.Option("--baselines", metavar="NAME,…", help="Policies that the settings have to beat."),
+    ] = DEFAULT_BASELINES
+
+    def select_baselines(self, tuned: SelectedPolicy) -> list[SelectedPolicy]:
+        """Return the policies to compare with; the tuned policy itself is compared with its default settings anyway."""
+        from refold.cli.inputs import parse_policies
+
+        names = [name.strip() for name in self.baselines.split(",") if name.strip()]
+        return parse_policies([name for name in names if name != tuned.policy], [], {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """Which settings to choose."""
+
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            "--objective",
+            metavar="NAME",
+            help="What to minimise: balanced, delay, tail, wide, fairness or preemptions (default: balanced).",
+            autocompletion=_complete_objectives,
+        ),
+    ] = None
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", metavar="NAME=W,…", help="Weights of the measures, such as delay=2,tail=1."),
+    ] = None
+    pick: Annotated[
+        int | None,
+        typer.Option(
+            "--pick",
+            metavar="N",
+            min=1,
+            help="Choose this point of the trade-off (default: the best by the objective).",
+        ),
+    ] = None
+
+    def parse(self) -> Objective:
+        """Return the objective."""
+        from refold.errors import BadInput, UnknownName
+        from refold.tuning import OBJECTIVES, Objective
+
+        if self.weights is None:
+            name = self.objective or "balanced"
+            if name not in OBJECTIVES:
+                raise UnknownName("objective", name, OBJECTIVES)
+            return OBJECTIVES[name]
+        if self.objective is not None:
+            raise BadInput("--objective and --weights both say what to minimise: leave one of them out")
+        weights = {}
+        for text in self.weights.split(","):
+            name, _, value = text.partition("=")
+            try:
+                weights[name.strip()] = float(value)
+            except ValueError:
+                raise BadInput(f"--weights {text}: expected NAME=WEIGHT, such as delay=2") from None
+        return Objective(weights)
+
+
+@with_option_groups
+def tune(
+    *,
+    history: TraceName,
+    cluster: ClusterFile = None,
+    policy: _TunedPolicy,
+    search: _SearchOptions,
+    choice: _Choice,
+    experiment: ExperimentOptions,
+    out: Annotated[
+        Path,
+        typer.Option("--out", metavar="DIR", help="Folder of the study, the report and the policy file."),
+    ] = Path("refold-tune"),
+    as_json: AsJson = False,
+) -> None:
+    """Choose the settings of a policy on one part of a history, and report on a later part.
+
+    Prints numbered points of the trade-off between mean delay, tail, wide jobs, fairness and preemptions, with
+    confidence intervals on jobs that the search has not seen. If the chosen point is better there than the default
+    settings and the baselines, writes a policy file for `refold serve --policy`; otherwise recommends nothing. Ctrl-C
+    stops the search, and the same command continues it.
+
+    Example: refold tune jobs.csv --cluster 16x8:A100 --trials 100 --workers 8
+    """
+    from refold.cli import output_folder, prepare_experiment, trace_notes
+    from refold.cli.views import describe_verdict, tuning_tables
+    from refold.tuning import Goal
+
+    objective, fixed = choice.parse(), policy.select(experiment.watch)
+    others = search.select_baselines(fixed)
+    workload, [fixed, *others] = prepare_experiment(history, cluster, [fixed, *others], experiment)
+    with output_folder(out):
+        goal = Goal(objective, tuple(map(_baseline, others)), choice.pick)
+        result = _run(workload, policy.tuned(fixed), goal, search, out)
+    report = result.report
+    written = _write_policy(out / POLICY_FILE, workload, result) if report.is_recommended else None
+    if as_json:
+        print_json(_document(workload, result, written))
+        return
+    print_notes(trace_notes(workload))
+    print_tables(*tuning_tables(f"{fixed.policy} on {workload}", result))
+    print_line(describe_verdict(report))
+    if written:
+        print_line(f"policy file: {written} (refold serve --policy {written})")
+
+
+def _run(workload: Workload, policy: TunedPolicy, goal: Goal, search: _SearchOptions, out: Path) -> TuningResult:
+    """Search and report; results are kept in the study of the output folder."""
+    from time import monotonic
+
+    import numpy as np
+
+    from refold.cli import start_tuning_runs, study_inputs
+    from refold.cli.views import progress
+    from refold.tuning import Budget, Study, Tuner, expected_slices, split_history
+
+    submitted = [job.submitted for job in workload.jobs]
+    split = split_history(submitted, search.report_share)
+    study = Study(out / STUDY_FILE, study_inputs(workload, [policy.name, *(one.policy for one in goal.baselines)]))
+    ends = monotonic() + parse_duration_option("--time", search.time) if search.time else inf
+    budget = Budget(search.trials, lambda: monotonic() < ends)
+    slice_jobs = sum(part.simulated for part in split.slices) / len(split.slices)
+    jobs = expected_slices(search.trials, len(split.slices)) * slice_jobs
+    jobs += (len(goal.baselines) + EXPECTED_POINTS) * split.report.simulated
+    gpus = np.array([job.demand.total_gpus for job in workload.jobs], dtype=np.float64)
+    try:
+        with (
+            progress(f"tuning {policy.name}", jobs) as advance,
+            start_tuning_runs(workload, study, search.workers, advance) as runs,
+        ):
+            tuner = Tuner(split, np.array(submitted), gpus, runs.run, search.seed)
+            return tuner.tune(policy, goal, budget)
+    except KeyboardInterrupt:
+        print_line(f"stopped; the same command continues with what is in {out / STUDY_FILE}", err=True)
+        raise
+
+
+def _is_valid(policy: str) -> Callable[[Mapping[str, Any]], bool]:
+    """Return a function that says whether a policy takes settings."""
+    from refold.errors import RefoldError
+    from refold.registry import make_policy
+
+    def is_valid(settings: Mapping[str, Any]) -> bool:
+        try:
+            make_policy(policy, settings)
+        except RefoldError:
+            return False
+        return True
+
+    return is_valid
+
+
+def _baseline(policy: SelectedPolicy) -> ReportPolicy:
+    from refold.tuning import ReportPolicy
+
+    return ReportPolicy("oracle" if policy.oracle else "baseline", policy.name, policy.policy, policy.settings)
+
+
+def _write_policy(path: Path, workload: Workload, result: TuningResult) -> Path:
+    """Write the chosen settings, with how they were chosen."""
+    from refold import __version__
+    from refold.registry import PolicyFile
+    from refold.tuning import write_policy_file
+
+    report = result.report
+    assert report.chosen is not None
+    row = report.row(report.chosen)
+    settings = {name: value for name, value in row.policy.settings.items() if name not in NOT_WRITTEN}
+    tuned = {
+        "history": workload.name,
+        "jobs": len(workload.jobs),
+        "reported_jobs": report.jobs,
+        "objective": dict(report.objective.weights),
+        "score": {"value": round(row.score.value, 4), "low": round(row.score.low, 4), "high": round(row.score.high, 4)},
+        "refold": __version__,
+    }
+    write_policy_file(path, PolicyFile(row.policy.policy, settings, tuned))
+    return path
+
+
+def _document(workload: Workload, result: TuningResult, written: Path | None) -> object:
+    from refold.cli.views import describe_verdict
+
+    report = result.report
+    return {
+        "history": workload.name,
+        "skipped_rows": workload.skipped_rows,
+        "tried": result.tried,
+        "finalists": result.finalists,
+        "report": report,
+        "recommended": report.is_recommended,
+        "verdict": describe_verdict(report),
+        "policy_file": written and str(written),
+    }
