@@ -8,8 +8,8 @@ from refold.core import Policy
 from refold.journal import HistoryJournal
 from refold.model import Cluster, Job
 from refold.registry import START_ESTIMATES, default_settings, make_policy
-from refold.results import Measures, measure
-from refold.simulator import NO_COSTS, Costs, SpeedModel, simulate
+from refold.results import Measures, measure, replayed_history
+from refold.simulator import NO_COSTS, Conditions, Costs, SpeedModel, find_replay, simulate
 
 
 def compare(
@@ -29,14 +29,21 @@ def compare(
     jobs start, which is slow if queues are long, and changes no other measure.
     """
     measures: dict[str, Measures] = {}
+    conditions = Conditions(charge, costs)
     for chosen in policies:
-        policy = _make_policy(chosen, start_estimates) if isinstance(chosen, str) else chosen
-        journal = HistoryJournal()
-        simulate(jobs, cluster, policy, journal=journal, charge=charge, costs=costs)
-        measures[policy.name] = measure(journal.history(cluster))
+        settings = _settings(chosen, start_estimates)
+        policy = make_policy(chosen, settings) if isinstance(chosen, str) else chosen
+        replay = find_replay(chosen, settings, jobs, cluster, conditions) if isinstance(chosen, str) else None
+        if replay is not None:
+            history = replayed_history(jobs, cluster, replay())
+        else:
+            journal = HistoryJournal()
+            simulate(jobs, cluster, policy, journal=journal, charge=charge, costs=costs)
+            history = journal.history(cluster)
+        measures[policy.name] = measure(history)
     return measures
 
 
-def _make_policy(name: str, start_estimates: bool) -> Policy:
-    settings = {START_ESTIMATES: start_estimates} if START_ESTIMATES in default_settings(name) else {}
-    return make_policy(name, settings)
+def _settings(chosen: str | Policy, start_estimates: bool) -> dict[str, bool]:
+    takes_it = isinstance(chosen, str) and START_ESTIMATES in default_settings(chosen)
+    return {START_ESTIMATES: start_estimates} if takes_it else {}

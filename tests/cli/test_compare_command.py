@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from refold import simulator
 from refold.cli import parallel_runs
 from refold.cli.inputs.policy_choice import parse_policy
 from refold.cli.inputs.workload import Workload
@@ -225,3 +226,24 @@ def test_an_exception_of_a_policy_is_printed_once_with_its_own_frames(
     assert [line for line in lines if line.startswith("  File")] == [f'  File "{bad}", line 4, in decide']
     assert lines[-1].startswith("error: policy bad failed: TypeError: ")
     assert text.count("TypeError") == 1
+
+
+def test_table_and_report_are_the_same_with_and_without_compiled_replays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stdout_of: TextOf
+) -> None:
+    trace, report = tmp_path / "trace.csv", tmp_path / "out" / "report.html"
+    stdout_of("trace", "generate", str(trace), "--jobs", "2100", "--cluster", "8x8")
+    known = ("--set", "easy.durations=known")
+    words = ("compare", str(trace), "--cluster", "8x8", "--policies", "fifo,fifo-skip,easy", *known, "--out", "out")
+    monkeypatch.chdir(tmp_path)
+    asked: list[str] = []
+
+    def no_journal(*_: Any, **__: Any) -> None:
+        raise AssertionError("the general simulator was used")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("refold.simulator.simulate", no_journal)
+        replayed = stdout_of(*words), report.read_text()
+    monkeypatch.setattr(simulator, "find_replay", lambda policy, *_: asked.append(policy))
+    assert (stdout_of(*words), report.read_text()) == replayed
+    assert asked == ["fifo", "fifo-skip", "easy"]

@@ -60,13 +60,20 @@ def run_policy(workload: Workload, policy: SelectedPolicy, journal: Path | None 
 def simulate_policy(
     workload: Workload, selected: SelectedPolicy, path: Path | None, advance: Advance, gap: bool = False
 ) -> ReportRun:
-    """Simulate the workload under a policy; `advance` is called with the number of jobs that have finished since."""
+    """Simulate the workload under a policy; `advance` is called with the number of jobs that have finished since.
+
+    Without a journal, a compiled replay is used if the policy has one that gives the same result.
+    """
     from refold.cli.policy_guard import make_guarded_policy
     from refold.core import Header, Journals
     from refold.journal import HistoryJournal
     from refold.results import ReportRun, measure
     from refold.simulator import simulate
 
+    replayed = _replay(workload, selected) if path is None and not gap else None
+    if replayed is not None:
+        advance(len(workload.jobs))
+        return ReportRun(selected.name, replayed, measure(replayed))
     policy = make_guarded_policy(selected.policy, selected.settings)
     gap_meter = _make_gap_meter(policy, selected) if gap else None
     finished = 0
@@ -95,6 +102,18 @@ def simulate_policy(
     if gap_meter is not None:
         return gap_meter.report_run(selected.name, history, measure(history))
     return ReportRun(selected.name, history, measure(history))
+
+
+def _replay(workload: Workload, selected: SelectedPolicy) -> History | None:
+    """Return the history of the compiled replay; None if there is none with the same result."""
+    from refold.results import replayed_history
+    from refold.simulator import Conditions, find_replay
+
+    jobs, cluster, charging = workload.jobs, workload.cluster, workload.charging
+    charge = charging.charge(cluster) if charging.count_affected(jobs, cluster) else None
+    conditions = Conditions(charge, workload.costs, workload.faults, workload.never_end)
+    replay = find_replay(selected.policy, selected.settings, jobs, cluster, conditions)
+    return None if replay is None else replayed_history(jobs, cluster, replay())
 
 
 def _make_gap_meter(policy: Policy, selected: SelectedPolicy) -> GapMeter:

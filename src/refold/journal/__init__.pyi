@@ -31,7 +31,10 @@ from .history import (
     TIME_TOLERANCE_SECONDS as TIME_TOLERANCE_SECONDS,
     History as History,
     HistoryJournal as HistoryJournal,
+    JobColumns as JobColumns,
     Outcome as Outcome,
+    RunColumns as RunColumns,
+    StartEstimateColumns as StartEstimateColumns,
     sum_by_group as sum_by_group,
 )
 from .job_history import JobHistories as JobHistories

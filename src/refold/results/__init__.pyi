@@ -25,6 +25,7 @@ from .power import (
     format_rack_name as format_rack_name,
     sort_by_limit_margin as sort_by_limit_margin,
 )
+from .replayed import replayed_history as replayed_history
 from .report import ReportRun as ReportRun, write_report as write_report
 from .start_estimates import StartEstimateGroup as StartEstimateGroup
 from .tables import (

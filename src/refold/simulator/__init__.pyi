@@ -31,6 +31,7 @@ from .replay import (
     replay_compiled as replay_compiled,
     task_columns as task_columns,
 )
+from .replay_choice import Conditions as Conditions, find_replay as find_replay
 from .run_time_draws import RunTimes as RunTimes
 from .simulation import simulate as simulate
 from .start_times import (

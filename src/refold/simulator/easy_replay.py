@@ -166,7 +166,8 @@ def _replay(
     scores: ScoreCache,
     racks: RackDraw,
 ) -> None:
-    submitted, work, demand_of, rows, fits_empty, first_row, placements, started, ended = arrays
+    submitted, work, demand_of, rows, fits_empty, first_row, placements, started, ended = arrays[:9]
+    start_number, start_step, end_step = arrays[9:]
     count, demand_count = len(submitted), len(rows)
     up = np.ones(nodes.shape[0] - 1, dtype=np.int64)
     scratch = np.zeros(max(1, int(nodes[:-1, GPUS].max())), dtype=np.int64)
@@ -178,7 +179,7 @@ def _replay(
     queues, queue_size = np.empty(count, dtype=np.int64), np.zeros(demand_count, dtype=np.int64)
     free_until = np.zeros(demand_count)
     freed_nodes, is_freed = np.empty(nodes.shape[0], dtype=np.int64), np.zeros(nodes.shape[0], dtype=np.bool_)
-    arrived = size = waiting = head = steps = 0
+    arrived = size = waiting = head = steps = starts = 0
     reserved, reserved_start = -1, np.inf
     while arrived < count or size > 0:
         now = submitted[arrived] if arrived < count else np.inf
@@ -194,6 +195,7 @@ def _replay(
         while size > 0 and times[0] == now:
             task = pop(times, running, size)
             size -= 1
+            end_step[task] = steps
             demand, first = demand_of[task], first_row[task]
             booked_until = started[task] + max(work[task], MIN_WORK_SECONDS)
             intervals = _change_booking(intervals, rows, demand, placements, first, now, booked_until, 1)
@@ -253,6 +255,8 @@ def _replay(
             if start > now:
                 break
             started[head], ended[head] = now, now + work[head]
+            start_step[head], start_number[head] = steps, starts
+            starts += 1
             push(times, running, size, ended[head], head)
             size += 1
             waiting -= 1
@@ -300,6 +304,8 @@ def _replay(
             _remove(queues[queue_start[demand] : queue_start[demand + 1]], queue_size[demand], best)
             queue_size[demand] -= 1
             started[best], ended[best] = now, now + work[best]
+            start_step[best], start_number[best] = steps, starts
+            starts += 1
             push(times, running, size, ended[best], best)
             size += 1
             waiting -= 1

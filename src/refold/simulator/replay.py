@@ -63,7 +63,9 @@ class TaskColumns(NamedTuple):
 class ReplayResult(NamedTuple):
     """The start, end and placement of each task; NaN if it never started.
 
-    `placements` has one row of (node, GPU mask) per instance; the rows of a task begin at `first_row`.
+    `placements` has one row of (node, GPU mask) per instance; the rows of a task begin at `first_row`. `start_number`:
+    which start it was of all tasks, from 0. `start_step` and `end_step`: the steps of the loop in which it started and
+    ended, from 1. They are -1 if it never started.
     """
 
     tasks: TaskColumns
@@ -71,6 +73,9 @@ class ReplayResult(NamedTuple):
     ended: Floats
     first_row: Ints
     placements: Ints
+    start_number: Ints
+    start_step: Ints
+    end_step: Ints
 
     def placement(self, task: int) -> Placement:
         """Return the placement of a task; empty if it never started."""
@@ -111,6 +116,9 @@ class ReplayArrays(NamedTuple):
     placements: Ints
     started: Floats
     ended: Floats
+    start_number: Ints
+    start_step: Ints
+    end_step: Ints
 
     @staticmethod
     def allocate(tasks: TaskColumns, free: FreeResources) -> ReplayArrays:
@@ -126,11 +134,13 @@ class ReplayArrays(NamedTuple):
         np.cumsum(instances, out=first_row[1:])
         placements = np.zeros((int(first_row[-1]), 2), dtype=np.int64)
         started, ended = (np.full(len(instances), np.nan) for _ in range(2))
-        return ReplayArrays(*tasks[:3], demand_rows, fits_empty, first_row, placements, started, ended)
+        steps = (np.full(len(instances), -1, dtype=np.int64) for _ in range(3))
+        return ReplayArrays(*tasks[:3], demand_rows, fits_empty, first_row, placements, started, ended, *steps)
 
     def result(self, tasks: TaskColumns) -> ReplayResult:
         """Return what the replay has written."""
-        return ReplayResult(tasks, self.started, self.ended, self.first_row, self.placements)
+        steps = self.start_number, self.start_step, self.end_step
+        return ReplayResult(tasks, self.started, self.ended, self.first_row, self.placements, *steps)
 
 
 def replay_compiled(
@@ -228,16 +238,18 @@ def _replay(
     scores: ScoreCache,
     racks: RackDraw,
 ) -> None:
-    submitted, work, demand_of, rows, fits_empty, first_row, placements, started, ended = arrays
+    submitted, work, demand_of, rows, fits_empty, first_row, placements, started, ended = arrays[:9]
+    start_number, start_step, end_step = arrays[9:]
     count, demand_count = submitted.shape[0], rows.shape[0]
     times, running = np.empty(count), np.empty(count, dtype=np.int64)
     head_of = np.empty(demand_count, dtype=np.int64)
     next_task = _link_equal_demands(demand_of, head_of)
     blocked = np.zeros(demand_count, dtype=np.bool_)
     demand_counts = np.zeros(demand_count, dtype=np.int64)
-    arrived = size = waiting = tasks_seen = demands_seen = 0
+    arrived = size = waiting = tasks_seen = demands_seen = steps = starts = 0
     head, head_blocked = 0, False
     while arrived < count or size > 0:
+        steps += 1
         now = np.inf
         if arrived < count:
             now = submitted[arrived]
@@ -248,6 +260,7 @@ def _replay(
         while size > 0 and times[0] == now:
             task = pop(times, running, size)
             size -= 1
+            end_step[task] = steps
             need = need_at(rows, demand_of[task])
             release_task(nodes, gpus, bits, need, placements, first_row[task], first_row[task + 1])
             blocked[:] = False
@@ -283,6 +296,8 @@ def _replay(
                 continue
             need = need_at(rows, demand)
             started[task] = now
+            start_step[task], start_number[task] = steps, starts
+            starts += 1
             ended[task] = now + work[task] / _speed(need, speed_of_node, placements, first)
             push(times, running, size, ended[task], task)
             size += 1
