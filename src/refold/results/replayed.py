@@ -57,8 +57,8 @@ def _run_columns(replayed: ReplayResult, runs: Ints, gpus: Floats) -> RunColumns
 
 
 def _no_estimates() -> StartEstimateColumns:
-    none = np.zeros(0)
-    return StartEstimateColumns(np.zeros(0, dtype=np.int64), none, none, none, none)
+    times, numbers = np.zeros(0), np.zeros(0, dtype=np.int64)
+    return StartEstimateColumns(numbers, times, times, times, times, numbers)
 
 
 class _Allocations(Sequence[Allocation]):
