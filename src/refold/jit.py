@@ -2,8 +2,8 @@
 
 The cache is outside the package: `$REFOLD_CACHE_DIR`, else `~/.cache/refold` (`$XDG_CACHE_HOME`), else a private
 temporary folder. It is keyed by the contents of the kernels' sources, not by paths or modification times: every
-checkout and installed version with the same kernels shares it. Changing a kernel of `packing` or `predict` recompiles
-all kernels, since Numba inlines these into each other.
+checkout and installed version with the same kernels shares it. Changing a kernel of `packing`, `predict` or
+`policies.learned` recompiles all kernels, since Numba inlines these into each other.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _PACKAGE = Path(__file__).parent
 _SHARED_SOURCES = [
     *sorted(_PACKAGE.glob("packing/*.py")),
     _PACKAGE / "predict" / "kernels.py",
+    _PACKAGE / "policies" / "learned" / "kernels.py",
     _PACKAGE / "model" / "units.py",
 ]
 _KEY = sha256(b"".join(path.read_bytes() for path in _SHARED_SOURCES)).hexdigest()

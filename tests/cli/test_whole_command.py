@@ -59,6 +59,7 @@ COMMANDS = [
     "show",
     "replay",
     "predict",
+    "learn",
     "policies",
     "trace",
     "plan",

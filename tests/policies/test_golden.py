@@ -41,6 +41,7 @@ RESHAPING = (
     "antman",
     "optimus",
     "tiresias",
+    "learned",
 )
 VARIANTS: dict[str, dict[str, object]] = {
     "refold": {},

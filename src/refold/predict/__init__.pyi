@@ -1,3 +1,3 @@
-from .distribution import DurationDistribution as DurationDistribution
+from .distribution import DurationDistribution as DurationDistribution, bin_edges as bin_edges
 from .kernels import Floats as Floats, quantiles as quantiles
 from .predictor import Predictor as Predictor

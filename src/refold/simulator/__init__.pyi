@@ -23,6 +23,12 @@ from .futures import (
     continue_with_own_policy as continue_with_own_policy,
     simulate_futures as simulate_futures,
 )
+from .learned_replay import (
+    TrainingResult as TrainingResult,
+    TrainingTasks as TrainingTasks,
+    replay_learned as replay_learned,
+    training_tasks as training_tasks,
+)
 from .measured_speeds import MeasuredSpeeds as MeasuredSpeeds
 from .modelled_speeds import ModelledSpeeds as ModelledSpeeds
 from .replay import (

@@ -130,6 +130,7 @@ def _select_policy(policy: str, settings: Mapping[str, Any]) -> SelectedPolicy:
         return replace(selected, name=policy)
     defaults = default_settings(policy)
     valid = {key: _check_setting(policy, key, value, defaults.get(key)) for key, value in settings.items()}
+    _, valid = resolve_policy(policy, valid)
     policy_object = make_guarded_policy(policy, valid)
     return SelectedPolicy(
         policy,
