@@ -286,6 +286,19 @@ FITS = (
 )
 
 
+FITTED_MODULES = (
+    "resnet-50",
+    "swin-base",
+    "unet",
+    "t5-large",
+    "vit-large",
+    "segformer-b3",
+    "mamba-370m",
+    "efficientnet-b4",
+)
+"""Modules to which the costs of traced modules are fitted (`fit_modules`)."""
+
+
 def is_fitted_on(case: Case) -> bool:
     """Return whether constants are fitted to this row; a part of every table is held out.
 
@@ -308,6 +321,8 @@ def is_fitted_on(case: Case) -> bool:
             return case.row % 2 == 0
         case "torchtitan_docs_2025-01.csv":
             return case.gpus == 8
+        case "modules_h200.csv":
+            return case.model.name in FITTED_MODULES
         case "transformers_h200.csv":
             return case.model.name in TRANSFORMERS_MODELS
         case "h200_measured.csv":

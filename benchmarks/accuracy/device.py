@@ -3,15 +3,18 @@
 The tables are part of the repository: h200_measured.csv (`measure_device`, on the machine of h200_machine.json) and
 transformers_h200.csv (`measure_transformers`, with the versions of transformers_h200.json). What is in
 transformers_h200_later.csv was measured when the model was complete: nothing was chosen or fitted with it.
+modules_h200.csv has steps of modules whose shapes are not known (`measure_modules`), modules_traced.json their totals.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+
+import msgspec
 
 from benchmarks.accuracy.measure_transformers import MODELS
 from benchmarks.accuracy.recipes import RECIPES, read_recipes
@@ -19,7 +22,7 @@ from benchmarks.accuracy.tables import Case, read_table
 from refold.catalogue import find_gpu, find_model, read_samples, shape_from_config
 from refold.documents import load_yaml
 from refold.model import Plan
-from refold.perf import Measurement, ModelShape, Tuning
+from refold.perf import Measurement, ModelShape, ModuleCosts, ModuleTotals, Tuning
 
 HERE = Path(__file__).parent
 FILE = HERE / "h200_measured.csv"
@@ -38,6 +41,8 @@ def read_cases(table: str) -> Sequence[Case]:
     match table:
         case "h200_measured":
             return tuple(_case(row, one) for row, one in enumerate(measurements(), start=2))
+        case "modules_h200":
+            return tuple(module_cases())
         case "transformers_h200" | "transformers_h200_later":
             path = HERE / f"{table}.csv"
             with path.open(encoding="utf-8", newline="") as file:
@@ -70,6 +75,41 @@ def _case(row: int, one: Measurement) -> Case:
         sync_seconds=one.backward_seconds,
         optimizer_seconds=one.optimizer_seconds,
     )
+
+
+@cache
+def module_totals() -> Mapping[str, ModuleTotals]:
+    """Return the totals of the traced modules by name."""
+    document = json.loads((HERE / "modules_traced.json").read_text(encoding="utf-8"))
+    return msgspec.convert(document["modules"], dict[str, ModuleTotals])
+
+
+def module_cases(costs: ModuleCosts | None = None) -> Iterator[Case]:
+    """Yield the measured steps of modules, with the totals that costs give."""
+    path, gpu = HERE / "modules_h200.csv", find_gpu("H200")
+    with path.open(encoding="utf-8", newline="") as file:
+        for row, keys in enumerate(csv.DictReader(file), start=2):
+            name, batch = keys["module"], int(keys["batch"])
+            totals = module_totals()[name]
+            yield Case(
+                source=path.name,
+                row=row,
+                group=f"{name} on 1 {gpu.name}",
+                model=totals.shape(name) if costs is None else totals.shape(name, costs),
+                gpu=gpu.name,
+                gpus_on_node=(1,),
+                network=gpu.link,
+                inside=None,
+                engine="pytorch-bf16",
+                plan=Plan(),
+                micro_batch=batch,
+                batch=batch,
+                sequence=1,
+                cpus=0.0,
+                step_seconds=float(keys["step_s"]),
+                memory_gib=float(keys["memory_gib"]),
+                fits=True,
+            )
 
 
 @cache

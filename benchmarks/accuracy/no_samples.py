@@ -77,6 +77,8 @@ PARTS = (
     Part("transformers_h200", "LoRA, 4 models (fitted on)", lambda case: _is_lora(case) and is_fitted_on(case)),
     Part("transformers_h200", "LoRA, 3 models (held out)", lambda case: _is_lora(case) and not is_fitted_on(case)),
     Part("transformers_h200_later", "full, 2 models (measured afterwards)", _all_rows),
+    Part("modules_h200", "traced, 8 modules (fitted on)", is_fitted_on),
+    Part("modules_h200", "traced, 7 modules (held out)", lambda case: not is_fitted_on(case)),
     Part("llm_foundry_a100", "A100-40GB (fitted on)", is_fitted_on),
     Part("llm_foundry_a100", "A100-80GB (held out)", lambda case: not is_fitted_on(case)),
     Part("bigscience_sweeps", "A100, even lines (fitted on)", lambda case: "A100" in case.gpu and is_fitted_on(case)),

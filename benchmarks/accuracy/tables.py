@@ -40,6 +40,7 @@ ENGINES = {
     "deepspeed-2023-fp32": "DeepSpeed 0.9 and DDP in single precision (TF32: more than 19.5 TFLOP/s were reached)",
     "pytorch": "plain PyTorch of 2026 without torch.compile, as benchmarks.accuracy.measure_device runs it",
     "megatron-core": "Megatron-Core of 2025 and 2026 as NVIDIA's recipes run it",
+    "pytorch-bf16": "any PyTorch module, traced: everything in bfloat16, fused AdamW, without torch.compile",
     "transformers": "Hugging Face transformers 5 with Trainer(bf16=True): weights in float32, autocast, SDPA",
     "transformers-eager": "the same with eager attention",
     "transformers-bf16": "the same with SDPA and all weights in bfloat16",

@@ -36,6 +36,20 @@ MODELS = [
     ),
     ModelShape("vit", "vit", layers=12, hidden=768, heads=12, sequence=197),
     ModelShape("resnet", "opaque", parameters_stated=25_000_000, sample_gflop=4.1, sample_mib=90.0),
+    ModelShape(
+        "traced",
+        "opaque",
+        layers=6,
+        parameters_stated=90_000_000,
+        sample_gflop=30.0,
+        sample_mib=60.0,
+        attention_gflop=1.5,
+        traffic_mib=200.0,
+        operations=3000,
+        product_share=0.9,
+        product_width=700.0,
+        product_results=150_000.0,
+    ),
 ]
 
 ENGINES = [

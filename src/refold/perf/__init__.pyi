@@ -5,7 +5,12 @@ from .columns import (
     concatenate_plans as concatenate_plans,
     plans_to_columns as plans_to_columns,
 )
-from .compute import head_time as head_time, layer_time as layer_time
+from .compute import (
+    TENSOR_CORE_ALIGNMENT as TENSOR_CORE_ALIGNMENT,
+    UNALIGNED_PEAK_SHARE as UNALIGNED_PEAK_SHARE,
+    head_time as head_time,
+    layer_time as layer_time,
+)
 from .engine import Arithmetic as Arithmetic, Engine as Engine, Precision as Precision
 from .estimation import (
     DEFAULT_CPUS_PER_GPU as DEFAULT_CPUS_PER_GPU,
@@ -46,6 +51,13 @@ from .measurement import Measurement as Measurement, Status as Status
 from .memory_model import (
     MEMORY_PART_MEANINGS as MEMORY_PART_MEANINGS,
     memory_footprint as memory_footprint,
+)
+from .module_totals import (
+    ModuleCosts as ModuleCosts,
+    ModuleTotals as ModuleTotals,
+    ProductKind as ProductKind,
+    ProductTotals as ProductTotals,
+    TrafficKind as TrafficKind,
 )
 from .shapes import ModelKind as ModelKind, ModelShape as ModelShape
 from .training_setup import TrainingSetup as TrainingSetup

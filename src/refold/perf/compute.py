@@ -89,7 +89,12 @@ def head_time(setup: TrainingSetup, plans: PlanColumns) -> Column:
 
 def matmul_efficiency(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> Column:
     """Return the share of the peak that matrix products reach: less with few rows or narrow tensor-parallel shards."""
-    if setup.model.opaque:
+    model = setup.model
+    if model.traced:
+        reached = tokens / (tokens + half_tokens(setup) * 1024 / model.product_results)
+        share = matmul_share(setup) * model.product_share
+        return share * reached / (1 + setup.machines.gpu.efficiency.half_width / model.product_width)
+    if model.opaque:
         return matmul_share(setup) * OPAQUE_EFFICIENCY * tokens / (tokens + OPAQUE_HALF_SAMPLES)
     return _share_reached(setup, tokens, narrower_width(setup) / plans.tensor)
 
@@ -160,7 +165,7 @@ def matmul_flops_per_token(setup: TrainingSetup) -> float:
     """Return the FLOPs of one layer's matrix products in a forward pass, per token: 2 for each active weight."""
     model = setup.model
     if model.opaque:
-        return model.sample_gflop * 1e9
+        return model.sample_gflop * 1e9 / model.blocks
     return 2.0 * model.active_parameters / model.blocks
 
 
@@ -171,7 +176,7 @@ def attention_flops_per_token(setup: TrainingSetup) -> float:
     """
     model = setup.model
     if model.opaque:
-        return 0.0
+        return model.attention_gflop * 1e9 / model.blocks
     is_causal = model.kind == "decoder" and setup.engine.fused_attention
     width = model.query_width + model.value_width
     return 2.0 * setup.sequence * width * (0.5 if is_causal else 1.0) * model.attentions / model.blocks
@@ -229,7 +234,7 @@ def elementwise_bytes(setup: TrainingSetup) -> tuple[float, float]:
     """
     model, engine = setup.model, setup.engine
     if model.opaque:
-        return 0.0, 0.0
+        return 0.0, model.traffic_mib * 2**20 / model.blocks
     outside = engine.passes_hidden * model.hidden + engine.passes_norm * composed_norm_width(setup)
     inside = engine.passes_inner * inner_width(setup) + engine.passes_attention * attention_width(setup)
     inside += engine.passes_activation * composed_activation_width(setup) + expert_elements(setup)
@@ -309,7 +314,7 @@ def product_peak(setup: TrainingSetup) -> float:
 
 def attention_peak(setup: TrainingSetup) -> float:
     """Return the peak inside attention: tensor cores need a head size that is a multiple of 8."""
-    return peak_rate(setup) * _aligned_share(setup.model.head_width)
+    return peak_rate(setup) * (1.0 if setup.model.opaque else _aligned_share(setup.model.head_width))
 
 
 def head_peak(setup: TrainingSetup) -> float:

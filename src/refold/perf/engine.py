@@ -115,6 +115,9 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     launch_seconds: float = 0.001
     """Host time to launch the kernels of one layer, forward and backward: a lower bound of the layer's time."""
 
+    operation_launch_seconds: float = 0.00000925
+    """Host time to launch one operation of a traced module, forward or backward."""
+
     norm_launch_seconds: float = 0.0
     """The same for each RMS norm that is computed in several steps, besides."""
 

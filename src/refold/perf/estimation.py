@@ -192,6 +192,8 @@ def _launch_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
 def layer_launch_seconds(setup: TrainingSetup) -> float:
     """Return the host time to launch the kernels of a layer without recomputation."""
     engine, model = setup.engine, setup.model
+    if model.traced:
+        return engine.operation_launch_seconds * model.operations / model.blocks
     seconds = engine.launch_seconds * (1 + model.attentions / model.blocks) / 2
     if model.experts > 1:
         seconds += engine.expert_launch_seconds * model.expert_layers / model.blocks

@@ -61,7 +61,19 @@ def _add_layer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
         "tokens", f"batch * sequence / ({replicas(plan)} * micro_batches)", "tokens", "tokens per micro-batch"
     )
     lines.given("rows of 1,024 columns where matrix products reach half", half_tokens=compute.half_tokens(setup))
-    if model.opaque:
+    if model.traced:
+        lines.given("results of products per sample", product_results=model.product_results)
+        lines.given("columns of products", product_width=model.product_width)
+        lines.given("their efficiency / that of large products", product_share=model.product_share)
+        lines.given("columns where matrix products reach half", half_width=efficiency.half_width)
+        lines.formula(
+            "efficiency",
+            "matmul_share * product_share * tokens / (tokens + half_tokens * 1024 / product_results)"
+            " / (1 + half_width / product_width)",
+            "",
+            "share of the peak for the products of a traced module",
+        )
+    elif model.opaque:
         shares = f"matmul_share * {compute.OPAQUE_EFFICIENCY} * tokens / (tokens + {compute.OPAQUE_HALF_SAMPLES})"
         lines.formula("efficiency", shares, "", "share of the peak for an opaque model")
     else:

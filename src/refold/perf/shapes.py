@@ -30,7 +30,11 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     `parameters_stated` is a published count, where the shapes do not give it exactly. `sequence` and `batch` are the
     defaults of commands. An opaque model has `parameters_stated`, `sample_gflop` (forward pass) and `sample_mib` (saved
-    activations). `not_modelled`: parts of a model that estimates leave out.
+    activations). If it was traced, also FLOPs of a sample inside fused attention, memory traffic outside products, and
+    the number of operations of a step; products have `product_width` columns, `product_results` results per sample, and
+    `product_share` of the efficiency of large ones (harmonic means, weighted by FLOPs).
+
+    `not_modelled`: parts of a model that estimates leave out.
     """
 
     name: str
@@ -67,6 +71,12 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     parameters_stated: int = 0
     sample_gflop: float = 0.0
     sample_mib: float = 0.0
+    attention_gflop: float = 0.0
+    traffic_mib: float = 0.0
+    operations: int = 0
+    product_share: float = 1.0
+    product_width: float = 0.0
+    product_results: float = 0.0
     source: str = ""
     not_modelled: tuple[str, ...] = ()
 
@@ -100,6 +110,12 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             "parameters_stated": self.parameters_stated,
             "sample_gflop": self.sample_gflop,
             "sample_mib": self.sample_mib,
+            "attention_gflop": self.attention_gflop,
+            "traffic_mib": self.traffic_mib,
+            "operations": self.operations,
+            "product_share": self.product_share,
+            "product_width": self.product_width,
+            "product_results": self.product_results,
         }
         for minimum, fields in ((1, positive), (0, non_negative)):
             for field, value in fields.items():
@@ -129,11 +145,18 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     def _check_opaque(self) -> None:
         if not (self.parameters_stated and self.sample_gflop):
             raise BadValue(f"opaque model {self.name!r} needs parameters_stated and sample_gflop")
+        if bool(self.product_width) != bool(self.product_results):
+            raise BadValue(f"opaque model {self.name!r} needs both product_width and product_results, or neither")
 
     @property
     def opaque(self) -> bool:
         """Whether only measured totals are known, not the shapes."""
         return self.kind == "opaque"
+
+    @property
+    def traced(self) -> bool:
+        """Whether the sizes of matrix products are known on average, though not the shapes."""
+        return self.product_width > 0
 
     @property
     def blocks(self) -> int:

@@ -108,14 +108,14 @@ def curve(
     Example: refold curve gpt2-xl --cluster cluster.yaml --cpus-at 2
     """
 
-    from refold.catalogue import find_engine, read_model
-    from refold.cli.inputs import parse_gpu_pools, pools_with_gpus
+    from refold.catalogue import find_engine
+    from refold.cli.inputs import engine_for, parse_gpu_pools, pools_with_gpus, read_or_trace_model
 
     _check_chart_path(out)
-    shape = read_model(model)
+    shape = read_or_trace_model(model)
     samples, tokens, notes = training.resolve_sizes(shape)
     plan_limits = limits.parse(tokens, {"--cpus-at": cpus_at})
-    framework = training.with_precision(find_engine(training.engine))
+    framework = training.with_precision(find_engine(engine_for(shape, training.engine)))
     setup = _CurveSetup(model, shape, framework, samples, tokens, plan_limits)
     pools, pool_notes = parse_gpu_pools(cluster, gpu, gpus_up_to, network)
     with progress(f"curves of {shape.name}"):

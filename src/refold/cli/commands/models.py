@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from refold.cli.views import AsJson, Column, Table, format_number, format_parameters, print_json, print_tables
+import typer
+
+from refold.cli.views import (
+    AsJson,
+    Column,
+    Table,
+    format_number,
+    format_parameters,
+    print_json,
+    print_tables,
+)
 
 if TYPE_CHECKING:
     from refold.perf import ModelShape
 
 
-def models(as_json: AsJson = False) -> None:
-    """List the models in the catalogue with their shapes and sources.
+def models(
+    model: Annotated[
+        str | None,
+        typer.Argument(metavar="[MODEL]", help="Show this model instead: a name, or a file as for 'refold plan'."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the models in the catalogue with their shapes and sources, or show one as YAML.
 
-    To use a model that is not in the catalogue, describe it in a file: see docs/catalogue.md.
+    The YAML of a model is a file that other commands take. To use a model that is not in the catalogue, describe it in
+    a file: see docs/catalogue.md.
+
+    Example: refold models examples/module.py > module.yaml
     """
     from msgspec.structs import asdict
 
     from refold.catalogue import model_aliases, models as known
 
+    if model is not None:
+        _print_model(model, as_json)
+        return
     aliases = _aliases_by_name(model_aliases())
     if as_json:
         print_json(
@@ -49,6 +71,18 @@ def models(as_json: AsJson = False) -> None:
     ]
     after = ["heads: query heads / key-value heads, if these are fewer"]
     print_tables(Table("Models", columns, known(), after))
+
+
+def _print_model(model: str, as_json: bool) -> None:
+    import msgspec
+
+    from refold.cli.inputs import read_or_trace_model
+
+    document = msgspec.to_builtins(read_or_trace_model(model))
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo(msgspec.yaml.encode(document).decode().rstrip())
 
 
 def _format_heads(shape: ModelShape) -> str:

@@ -58,11 +58,14 @@ def plan(
 
     Example: refold plan mistral-7b --gpus 1xH200 --batch 16 --seq 2048 --engine transformers --lora 16
 
+    Example: refold plan examples/module.py --gpus 8xH100 --batch 512
+
     Example: refold plan deepseek-v3 --gpus 256xGB200 --engine megatron-core --precision mxfp8
     """
     from msgspec.structs import replace
 
-    from refold.catalogue import find_engine, read_model
+    from refold.catalogue import find_engine
+    from refold.cli.inputs import engine_for, read_or_trace_model
     from refold.errors import BadInput
     from refold.model import MAX_DEGREE
     from refold.perf import TrainingSetup, apply_corrections
@@ -70,12 +73,12 @@ def plan(
 
     if explain is not None and why is not None:
         raise BadInput("--explain and --why exclude each other: leave one of them out")
-    shape = read_model(model)
+    shape = read_or_trace_model(model)
     machines = hardware.parse()
     samples, tokens, notes = training.resolve_sizes(shape)
     fitted = _read_fit(fit, machines.gpu.name, training.engine) if fit is not None else None
     target = None if launch is None else parse_launch_engine(launch)
-    engine = training.engine
+    engine = engine_for(shape, training.engine)
     if target is not None and engine == plan_request.DEFAULT_ENGINE:
         engine = LAUNCH_TARGETS[target].estimated_as
     framework = training.with_precision(find_engine((fitted.engine if fitted else None) or engine))

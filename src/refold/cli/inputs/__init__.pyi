@@ -56,6 +56,7 @@ from .power_limits import (
 from .setting_ranges import parse_ranges as parse_ranges
 from .slurm_history import parse_since as parse_since, read_slurm_workload as read_slurm_workload
 from .submission import SubmitOptions as SubmitOptions, read_submissions as read_submissions
+from .traced_models import engine_for as engine_for, read_or_trace_model as read_or_trace_model
 from .workload import (
     Workload as Workload,
     with_charging as with_charging,

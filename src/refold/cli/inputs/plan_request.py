@@ -71,7 +71,7 @@ ModelName = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        help="Model name (see 'refold models'), a config.json or its folder, or a YAML file.",
+        help="Model name (see 'refold models'), config.json or its folder, YAML file, or Python file with a module.",
         autocompletion=_complete_models,
     ),
 ]

@@ -1,0 +1,37 @@
+"""The model of a command: of the catalogue, from a file of shapes, or a PyTorch module that a Python file builds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from refold.cli.inputs.plan_request import DEFAULT_ENGINE
+
+if TYPE_CHECKING:
+    from refold.perf import ModelShape
+
+MODULE_ENGINE = "pytorch-bf16"
+"""The engine of traced modules, unless another is given."""
+
+
+def read_or_trace_model(text: str) -> ModelShape:
+    """Return a model; 'model.py' is traced with its function build(), 'model.py:other' with other()."""
+    from refold.catalogue import read_model
+
+    file, _, function = text.partition(":")
+    if Path(file).suffix != ".py":
+        return read_model(text)
+    from refold.errors import BadFile
+    from refold.train import require_torch
+
+    if not Path(file).is_file():
+        raise BadFile(file, "does not exist")
+    require_torch(f"tracing {file}")
+    from refold.train.tracing import trace_file
+
+    return trace_file(Path(file), function or "build")
+
+
+def engine_for(shape: ModelShape, engine: str) -> str:
+    """Return the engine to estimate with, where the default one stands for that of the model."""
+    return MODULE_ENGINE if shape.traced and engine == DEFAULT_ENGINE else engine
