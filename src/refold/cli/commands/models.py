@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def models(
     model: Annotated[
         str | None,
-        typer.Argument(metavar="[MODEL]", help="Show this model instead: a name, or a file as for 'refold plan'."),
+        typer.Argument(metavar="MODEL", help="Show this model instead: a name, or a file as for 'refold plan'."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
