@@ -27,7 +27,7 @@ def read_or_trace_model(text: str) -> ModelShape:
     if not Path(file).is_file():
         raise BadFile(file, "does not exist")
     require_torch(f"tracing {file}")
-    from refold.train.tracing import trace_file
+    from refold.train import trace_file
 
     return trace_file(Path(file), function or "build")
 
