@@ -32,8 +32,10 @@ from refold.tuning import (
     find_front,
     make_blocks,
     make_report,
+    render_trade_off,
     split_history,
 )
+from refold.tuning.bootstrap import interval
 
 JOBS = 200
 DELAY = OBJECTIVES["delay"]
@@ -97,6 +99,28 @@ def test_whole_blocks_are_resampled() -> None:
         of_block = weights[:, blocks.of_job == block]
         assert (of_block == of_block[:, :1]).all()
     assert set(np.unique(weights)) >= {0.0, 1.0, 2.0}
+
+
+def test_intervals_of_few_blocks_are_wider() -> None:
+    resampled = np.random.default_rng(0).normal(1.0, 0.1, 2000)
+    widths = [interval(1.0, resampled, blocks) for blocks in (3, 6, 1000)]
+    assert widths[0].high > widths[1].high > widths[2].high == pytest.approx(1.196, abs=0.02)
+    assert interval(1.0, resampled, 1) == (1.0, 0.0, np.inf)
+
+
+def test_intervals_contain_the_true_ratio_as_often_as_they_say() -> None:
+    """Delays of jobs of one block are alike: 12 blocks of 5 jobs, with a true ratio of 1."""
+    random = np.random.default_rng(1)
+    part = ReportPart(np.repeat(np.arange(12.0) * DAY, 5), np.ones(60))
+    contained = 0
+    for _ in range(60):
+        pair = [
+            (policy("default", "default"), measures(np.repeat(random.lognormal(5.0, 0.5, 12), 5), 60)),
+            (policy("point", "point 1", 1), measures(np.repeat(random.lognormal(5.0, 0.5, 12), 5), 60)),
+        ]
+        score = make_report(part, pair, DELAY, chosen=1).row(1).score
+        contained += score.low <= 1.0 <= score.high
+    assert contained >= 54  # 57 of 60 are expected; independent jobs would give about 30
 
 
 # Measures.
@@ -255,3 +279,24 @@ def test_a_study_of_other_inputs_is_refused(tmp_path: Path) -> None:
     path.write_text("jobs,gpus\n")
     with pytest.raises(BadFile, match="is not a study file"):
         Study(path, INPUTS)
+
+
+# The picture.
+
+
+def test_the_picture_shows_every_policy_and_the_verdict() -> None:
+    report = make_report(
+        PART,
+        [
+            (policy("default", "default"), noisy(100.0, 1)),
+            (policy("point", "point 1", 1), noisy(50.0, 2)),
+            (policy("baseline", "a <fifo>"), measures(np.where(np.arange(JOBS) == 3, np.inf, 1.0))),
+        ],
+        DELAY,
+        chosen=1,
+    )
+    page = render_trade_off(report, "las on x", "200 jobs", "Recommended: point 1.", "refold tune x")
+    assert page.count("<circle") == 2 * 6
+    assert "point 1, mean delay: 0." in page
+    assert "a &lt;fifo&gt;" in page
+    assert "Recommended: point 1." in page

@@ -5,6 +5,7 @@ from .guarantees import (
     check_guarantees as check_guarantees,
     find_violations as find_violations,
 )
+from .interval_chart import IntervalChart as IntervalChart, IntervalRow as IntervalRow, Ratio as Ratio
 from .job_measures import JobMeasures as JobMeasures, join_measures as join_measures, measure_jobs as measure_jobs
 from .measures import (
     MeasureGroup as MeasureGroup,
@@ -13,6 +14,7 @@ from .measures import (
     compute_spread as compute_spread,
     measure as measure,
 )
+from .page import html_page as html_page
 from .plan_curve_chart import (
     CurveChart as CurveChart,
     CurveStep as CurveStep,

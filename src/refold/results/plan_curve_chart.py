@@ -13,6 +13,7 @@ from math import ceil, log2
 
 from refold.results import svg
 from refold.results.axes import Axis, Frame, Plot, nice_maximum
+from refold.results.page import html_page
 
 FRAME = Frame(1000.0, 520.0, left=74, right=28, top=104, bottom=54)
 
@@ -94,16 +95,7 @@ class CurveChart:
 def render_page(charts: Sequence[CurveChart]) -> str:
     """Return an HTML page with the charts, each followed by a table of its steps."""
     content = "".join(f"{chart.svg()}{_table(chart)}" for chart in charts)
-    style = (
-        "body { margin: 24px auto; max-width: 1000px; font: 14px system-ui, sans-serif; color-scheme: light dark; }"
-        "svg { max-width: 100%; height: auto; } table { border-collapse: collapse; margin: 8px 28px 32px; }"
-        "td, th { padding: 3px 16px 3px 0; text-align: right; } td:first-child, td:last-child { text-align: left; }"
-    )
-    title = escape(charts[0].title)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{style}</style></head>\n<body>{content}</body></html>\n"
-    )
+    return html_page(charts[0].title, content)
 
 
 def _table(chart: CurveChart) -> str:

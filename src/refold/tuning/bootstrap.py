@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from scipy.special import ndtr, stdtrit
 
 from refold.model import DAY, HOUR, Seconds
 from refold.packing import Floats, Ints
@@ -13,7 +14,7 @@ BLOCKS: tuple[Seconds, ...] = (7 * DAY, 3 * DAY, DAY, 12 * HOUR, 6 * HOUR, 3 * H
 """Lengths of blocks: the longest of which there are at least MIN_BLOCKS, else the shortest."""
 
 MIN_BLOCKS = 6
-RESAMPLES = 1000
+RESAMPLES = 2000
 CONFIDENCE = 0.95
 
 
@@ -50,11 +51,16 @@ def make_blocks(submitted: Floats) -> Blocks:
     return Blocks(seconds, len(used), of_job.astype(np.int64))
 
 
-def interval(value: float, resampled: Floats) -> Interval:
-    """Return a value with the percentile interval of its resamples."""
+def interval(value: float, resampled: Floats, blocks: int) -> Interval:
+    """Return a value with the percentile interval of its resamples, expanded for the small number of blocks.
+
+    The percentiles are those of a normal distribution at sqrt(n / (n - 1)) times Student's t with n - 1 degrees of
+    freedom, n blocks (Hesterberg, What teachers should know about the bootstrap, 2015).
+    """
     known = resampled[~np.isnan(resampled)]
-    if not len(known):
-        return Interval(value, np.nan, np.nan)
-    tail = (1 - CONFIDENCE) / 2
+    if not len(known) or blocks < 2:
+        return Interval(value, 0.0, np.inf)
+    quantile = stdtrit(blocks - 1, (1 - CONFIDENCE) / 2)
+    tail = float(ndtr(np.sqrt(blocks / (blocks - 1)) * quantile))
     low, high = np.quantile(known, (tail, 1 - tail), method="inverted_cdf").tolist()
     return Interval(value, low, high)

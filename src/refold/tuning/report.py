@@ -98,27 +98,31 @@ def make_report(
     values = [counted.trade_off(measured) for _, measured in results]
     resampled = [counted.resampled(measured, weights) for _, measured in results]
     rows = tuple(
-        _row(policy, objective, (values[number], values[0]), (resampled[number], resampled[0]))
+        _row(policy, objective, blocks.number, (values[number], values[0]), (resampled[number], resampled[0]))
         for number, (policy, _) in enumerate(results)
     )
-    gains = _gains(rows, values, resampled, objective, chosen)
+    gains = [] if chosen is None else _gains(rows, values, resampled, objective, chosen, blocks.number)
     jobs = int(counted.counted.sum())
-    return TuningReport(objective, jobs, blocks.seconds, blocks.number, rows, chosen, gains)
+    return TuningReport(objective, jobs, blocks.seconds, blocks.number, rows, chosen, tuple(gains))
 
 
 def _row(
-    policy: ReportPolicy, objective: Objective, values: tuple[Floats, Floats], resampled: tuple[Floats, Floats]
+    policy: ReportPolicy,
+    objective: Objective,
+    blocks: int,
+    values: tuple[Floats, Floats],
+    resampled: tuple[Floats, Floats],
 ) -> ReportRow:
     ratios, resampled_ratios = ratios_of(*values), ratios_of(*resampled)
     return ReportRow(
         policy,
         {name: value for name, value in zip(MEASURES, values[0].tolist(), strict=True) if not np.isnan(value)},
         {
-            name: interval(ratio, resampled_ratios[:, column])
+            name: interval(ratio, resampled_ratios[:, column], blocks)
             for column, (name, ratio) in enumerate(zip(MEASURES, ratios.tolist(), strict=True))
             if not np.isnan(ratio)
         },
-        interval(float(objective.scores(*values)), objective.scores(*resampled)),
+        interval(float(objective.scores(*values)), objective.scores(*resampled), blocks),
     )
 
 
@@ -127,22 +131,24 @@ def _gains(
     values: Sequence[Floats],
     resampled: Sequence[Floats],
     objective: Objective,
-    chosen: int | None,
-) -> tuple[Gain, ...]:
+    chosen: int,
+    blocks: int,
+) -> list[Gain]:
     """Return the gains of the chosen point over the default settings and all baselines."""
-    own = next((number for number, row in enumerate(rows) if row.policy.number == chosen), None)
-    if chosen is None or own is None:
-        return ()
+    own = next(number for number, row in enumerate(rows) if row.policy.number == chosen)
     gains = []
     for number, row in enumerate(rows):
-        if row.policy.kind == "point":
-            continue
-        score = interval(
-            float(objective.scores(values[own], values[number])), objective.scores(resampled[own], resampled[number])
-        )
-        gains.append(Gain(row.policy.name, score, _relation(score), row.policy.kind != "oracle"))
-    return tuple(gains)
+        if row.policy.kind != "point":
+            value = float(objective.scores(values[own], values[number]))
+            score = interval(value, objective.scores(resampled[own], resampled[number]), blocks)
+            gains.append(Gain(row.policy.name, score, _relation(score), row.policy.kind != "oracle"))
+    return gains
 
 
 def _relation(score: Interval) -> Relation:
     return "better" if score.high < 1 else "worse" if score.low > 1 else "no clear difference"
+
+
+def format_setting(value: Any) -> str:
+    """Format the value of a setting; numbers with six digits."""
+    return f"{value:,.6g}" if isinstance(value, float) else str(value)

@@ -110,17 +110,23 @@ class Search:
 
     def run(self, evaluate: Evaluate, trials: int, may_continue: Callable[[], bool]) -> list[Evaluated]:
         """Try settings while `may_continue`; return those that were simulated on all slices, the default ones first."""
-        default, slices = self._space.fixed, range(len(self._gpus))
-        self._reference = evaluate([Trial(default, part) for part in slices])
-        self._seen, self._found = [default], [Evaluated(default, self._values(self._reference, slices))]
+        self._reference = ()
+        self._seen, self._found = [self._space.fixed], [self.evaluate_fully(evaluate, self._space.fixed)]
+        slices = range(len(self._gpus))
         order = sorted(slices, key=lambda part: -_finite_sum(self._reference[part].delay))
         for batch in count():
-            left = trials - self.tried
-            candidates = self._draw(batch, min(BATCH, left)) if left > 0 and self._space.ranges else []
-            if not candidates or not may_continue():
+            candidates = self._draw(batch, min(BATCH, trials - self.tried)) if may_continue() else []
+            if not candidates:
                 break
             self._halve(evaluate, candidates, order, may_continue)
         return self._found
+
+    def evaluate_fully(self, evaluate: Evaluate, settings: Settings) -> Evaluated:
+        """Simulate settings on all slices; the first ones are those that all others are compared with."""
+        slices = range(len(self._gpus))
+        measured = evaluate([Trial(settings, part) for part in slices])
+        self._reference = self._reference or measured
+        return Evaluated(settings, self._values(measured, slices))
 
     def _halve(
         self, evaluate: Evaluate, candidates: Sequence[Settings], order: Sequence[int], may_continue: Callable[[], bool]

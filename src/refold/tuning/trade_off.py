@@ -110,11 +110,10 @@ class Objective(msgspec.Struct, frozen=True):
         weights = np.array([self.weights.get(name, 0.0) for name in MEASURES])
         ratios = ratios_of(values, reference)
         weights = np.where(np.isnan(ratios), 0.0, weights)
-        logs = np.where(weights > 0, np.log(np.where(np.isnan(ratios), 1.0, ratios)), 0.0)
-        total = weights.sum(axis=-1)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            scores: Floats = np.exp(np.where(total > 0, (weights * logs).sum(axis=-1) / total, 0.0))
-        return scores
+        with np.errstate(invalid="ignore", divide="ignore"):  # a job that is never finished has an infinite delay
+            logs = np.where(weights > 0, np.log(ratios), 0.0)
+            scores: Floats = np.exp((weights * logs).sum(axis=-1) / weights.sum(axis=-1))
+        return np.where(np.isnan(scores), 1.0, scores)
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {weight:g}" for name, weight in self.weights.items() if weight)
@@ -122,7 +121,8 @@ class Objective(msgspec.Struct, frozen=True):
 
 def ratios_of(values: Floats, reference: Floats) -> Floats:
     """Return the ratios of measures to those of a reference."""
-    ratios: Floats = (values + FLOORS) / (reference + FLOORS)
+    with np.errstate(invalid="ignore"):
+        ratios: Floats = (values + FLOORS) / (reference + FLOORS)
     return ratios
 
 

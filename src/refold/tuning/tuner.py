@@ -14,7 +14,7 @@ from refold.results import JobMeasures
 from refold.tuning.front import find_front
 from refold.tuning.parts import Part, Split
 from refold.tuning.report import ReportPart, ReportPolicy, TuningReport, make_report
-from refold.tuning.search import Evaluated, Search, Space, Trial
+from refold.tuning.search import Evaluate, Evaluated, Search, Space, Trial
 from refold.tuning.trade_off import Objective
 
 
@@ -69,8 +69,8 @@ class Tuner:
 
     def tune(self, policy: TunedPolicy, goal: Goal, budget: Budget) -> TuningResult:
         """Choose settings on the tuning part, and compare them with others on the report part."""
-        search = Search(policy.space, policy.defaults, self._gpus_of_slices(), goal.objective, self._seed)
-        found = search.run(self._evaluate(policy.name), budget.trials, budget.may_continue)
+        search = Search(policy.space, policy.defaults, self.gpus_of_slices(), goal.objective, self._seed)
+        found = search.run(self.evaluator(policy.name), budget.trials, budget.may_continue)
         points = self._points(policy.name, found, goal.objective)
         chosen = _choose(points, goal.pick)
         default = ReportPolicy("default", f"{policy.name}, default settings", policy.name, policy.space.fixed)
@@ -84,10 +84,13 @@ class Tuner:
         measured = ReportPart(self._submitted[part.measured : part.last], self._gpus[part.measured : part.last])
         return make_report(measured, list(zip(policies, results, strict=True)), objective, chosen, self._seed)
 
-    def _gpus_of_slices(self) -> list[Floats]:
+    def gpus_of_slices(self) -> list[Floats]:
+        """Return the GPUs of the measured jobs of each slice."""
         return [self._gpus[part.measured : part.last] for part in self._split.slices]
 
-    def _evaluate(self, policy: str) -> Callable[[Sequence[Trial]], Sequence[JobMeasures]]:
+    def evaluator(self, policy: str) -> Evaluate:
+        """Return a function that simulates a policy with settings on slices."""
+
         def evaluate(trials: Sequence[Trial]) -> Sequence[JobMeasures]:
             return self._simulate([PartRun(policy, one.settings, self._split.slices[one.slice]) for one in trials])
 

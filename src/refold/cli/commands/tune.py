@@ -215,14 +215,18 @@ def tune(
         result = _run(workload, policy.tuned(fixed), goal, search, out)
     report = result.report
     written = _write_policy(out / POLICY_FILE, workload, result) if report.is_recommended else None
+    picture = _write_picture(out / PICTURE_FILE, f"{fixed.policy} on {workload.name}", result)
     if as_json:
-        print_json(_document(workload, result, written))
+        print_json(_document(workload, result, written, picture))
         return
     print_notes(trace_notes(workload))
     print_tables(*tuning_tables(f"{fixed.policy} on {workload}", result))
     print_line(describe_verdict(report))
+    print_line(f"report: {picture}")
     if written:
         print_line(f"policy file: {written} (refold serve --policy {written})")
+    elif (out / POLICY_FILE).exists():
+        print_notes([f"{out / POLICY_FILE} was written by an earlier command"])
 
 
 def _run(workload: Workload, policy: TunedPolicy, goal: Goal, search: _SearchOptions, out: Path) -> TuningResult:
@@ -299,7 +303,22 @@ def _write_policy(path: Path, workload: Workload, result: TuningResult) -> Path:
     return path
 
 
-def _document(workload: Workload, result: TuningResult, written: Path | None) -> object:
+def _write_picture(path: Path, title: str, result: TuningResult) -> Path:
+    """Write the chart of the trade-off."""
+    from refold.cli.views import current_command_line, describe_parts, describe_verdict
+    from refold.errors import BadFile
+    from refold.tuning import render_trade_off
+
+    verdict = describe_verdict(result.report)
+    page = render_trade_off(result.report, title, describe_parts(result), verdict, current_command_line())
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise BadFile(path, f"cannot be written: {error.strerror}") from None
+    return path
+
+
+def _document(workload: Workload, result: TuningResult, written: Path | None, picture: Path) -> object:
     from refold.cli.views import describe_verdict
 
     report = result.report
@@ -312,4 +331,5 @@ def _document(workload: Workload, result: TuningResult, written: Path | None) ->
         "recommended": report.is_recommended,
         "verdict": describe_verdict(report),
         "policy_file": written and str(written),
+        "picture": str(picture),
     }

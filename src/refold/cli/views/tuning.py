@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from refold.cli.views.output import plural
 from refold.cli.views.tables import Column, Table
@@ -87,11 +87,9 @@ def _settings(report: TuningReport) -> Table:
 
 
 def _setting_column(name: str) -> Column[ReportRow]:
-    return Column(name, lambda row: _format_setting(row.policy.settings.get(name, "")), number=True)
+    from refold.tuning import format_setting
 
-
-def _format_setting(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return Column(name, lambda row: format_setting(row.policy.settings.get(name, "")), number=True)
 
 
 def describe_verdict(report: TuningReport) -> str:

@@ -1,0 +1,1 @@
+"""What `refold tune` gains on published traces, and how its search compares with others."""
