@@ -80,12 +80,17 @@ class Learned:
             if not 0 <= value < inf:
                 raise BadValue(f"{name} is {value}, expected a number ≥ 0")
         self.oracle = durations == "known"
-        parameters = read_table(SHIPPED_WEIGHTS, Parameters) if weights is None else Parameters.from_settings(weights)
+        parameters = self.shipped_parameters() if weights is None else Parameters.from_settings(weights)
         self._weights = parameters.weights()
         self._restart_seconds, self._max_restarts = float(restart_seconds), int(max_restarts)
         self._durations = DurationSource(durations)
         self._jobs = _JobTable()
         self._reasons = Reasons()
+
+    @staticmethod
+    def shipped_parameters() -> Parameters:
+        """Return the parameters that ship with the package."""
+        return read_table(SHIPPED_WEIGHTS, Parameters)
 
     def decide(self, view: View) -> Decision:
         """Run a scheduling round, if jobs wait."""
