@@ -1,4 +1,5 @@
 from .columns import (
+    FULL as FULL,
     SELECTIVE as SELECTIVE,
     Column as Column,
     PlanColumns as PlanColumns,
@@ -11,7 +12,12 @@ from .compute import (
     head_time as head_time,
     layer_time as layer_time,
 )
-from .engine import Arithmetic as Arithmetic, Engine as Engine, Precision as Precision
+from .engine import (
+    Arithmetic as Arithmetic,
+    Engine as Engine,
+    PlanFeature as PlanFeature,
+    Precision as Precision,
+)
 from .estimation import (
     DEFAULT_CPUS_PER_GPU as DEFAULT_CPUS_PER_GPU,
     Estimate as Estimate,

@@ -20,6 +20,24 @@ Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 """Precision of the matrix products of layers, as users choose it."""
 
 
+PlanFeature = Literal[
+    "tensor",
+    "sequence",
+    "pipeline",
+    "interleave",
+    "context",
+    "expert",
+    "zero-1",
+    "zero-2",
+    "zero-3",
+    "replicate",
+    "offload",
+    "selective",
+    "full",
+]
+"""A feature that a plan may use: `sequence` is sequence parallelism, `selective` and `full` are recomputation."""
+
+
 class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """A version of a training framework. Undocumented numbers were fitted; `source` says to which measurements."""
 
@@ -210,6 +228,9 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     gather_straggler_share: float = 0.0
     """The same in addition with ZeRO-3, where all wait for each other in every layer."""
+
+    runs: tuple[PlanFeature, ...] = ()
+    """What its plans may use; empty: everything. Data parallelism and accumulation are always possible."""
 
     source: str = ""
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from refold.model import Plan
 from refold.perf import SELECTIVE, Estimate, PlanColumns, TrainingSetup, estimate, plans_to_columns
+from refold.plans.engine_features import cannot_run, cannot_run_reason
 from refold.plans.launch_targets import cannot_launch, launch_problem
 from refold.plans.space import (
     BOUNDED_FIELDS,
@@ -353,6 +354,11 @@ RULES: tuple[Rule, ...] = (
         lambda single: (  # noqa: ARG005
             "offload is possible with data parallelism only, not with tensor, pipeline or context parallelism"
         ),
+    ),
+    Rule(
+        "features",
+        lambda group: cannot_run(group.setup.engine, group.plans),
+        lambda single: cannot_run_reason(single.setup.engine, single.plan),
     ),
     Rule(
         "engine",

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from refold.errors import BadValue
 from refold.model import MAX_DEGREE, RECOMPUTE, LaunchEngine, Plan, Recompute
 from refold.perf import SELECTIVE, PlanColumns, TrainingSetup
+from refold.plans.engine_features import cannot_run
 from refold.plans.launch_targets import cannot_launch
 
 Ints = NDArray[np.int64]
@@ -165,9 +166,12 @@ def plans_on(setups: Iterable[TrainingSetup], limits: PlanLimits) -> tuple[PlanC
     setup_index = table.pop("setup_index")
     table["zero"], table["offload"] = np.divmod(table.pop("sharding"), 2)
     plans = PlanColumns(**{name: column.astype(np.float64) for name, column in table.items()})
-    if limits.engine is None:
+    engine = setups[0].engine
+    if limits.engine is None and not engine.runs:
         return plans, setup_index
-    can_run = ~cannot_launch(limits.engine, plans)
+    can_run = ~cannot_run(engine, plans)
+    if limits.engine is not None:
+        can_run &= ~cannot_launch(limits.engine, plans)
     return plans.rows(can_run), setup_index[can_run]
 
 

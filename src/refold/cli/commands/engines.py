@@ -26,11 +26,19 @@ def engines(as_json: AsJson = False) -> None:
         Column("engine", lambda engine: engine.name, whole=True),
         Column("arithmetic", lambda engine: engine.arithmetic, whole=True),
         Column("bytes per weight", lambda engine: format_number(_bytes_per_weight(engine)), number=True),
+        Column("plans", _format_features, optional=1),
         Column("fused attention", lambda engine: "yes" if engine.fused_attention else ""),
         Column("description and source of its parameters", lambda engine: engine.source),
     ]
-    after = ["bytes per weight: weight, gradient and optimizer state"]
+    after = [
+        "bytes per weight: weight, gradient and optimizer state",
+        "plans: what they may use besides data parallelism and accumulation; empty: everything",
+    ]
     print_tables(Table("Engines (--engine)", columns, known(), after))
+
+
+def _format_features(engine: Engine) -> str:
+    return ", ".join(engine.runs)
 
 
 def _bytes_per_weight(engine: Engine) -> float:
