@@ -1,5 +1,8 @@
 """Fine-tuning: LoRA, QLoRA and 8-bit optimizers, and the engine of Hugging Face's transformers."""
 
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 from benchmarks.accuracy.calibrate import is_fitted_on
@@ -116,3 +119,45 @@ def test_gradients_take_the_place_of_activations_unless_they_are_accumulated() -
 
 def test_an_opaque_setup_of_all_weights_is_unchanged() -> None:
     assert setup_of(Tuning(), model="resnet50").trained_share == 1.0
+
+
+def test_frozen_layers_have_no_backward_pass_and_keep_nothing() -> None:
+    full, half = (estimate(setup_of(Tuning(frozen_layers=layers), engine="fsdp"), Plan()) for layers in (0, 16))
+    model = find_model("llama-2-7b")
+    assert half.memory["activations"] == pytest.approx(full.memory["activations"] / 2)
+    trained = 1 - Tuning(frozen_layers=16).trained_share(model)
+    frozen = model.stack_parameters / 2 + model.vocabulary * model.hidden
+    assert trained == pytest.approx(frozen / model.parameters)
+    assert half.memory["optimizer"] == pytest.approx(full.memory["optimizer"] * (1 - trained))
+    assert 0.5 * full.seconds["compute"] < half.seconds["compute"] < 0.75 * full.seconds["compute"]
+
+
+@given(some.integers(0, 31), some.integers(0, 2048), some.sampled_from(ENGINES))
+def test_frozen_layers_and_packing_are_explained(layers: int, packed: int, engine: str) -> None:
+    setup = msgspec.structs.replace(setup_of(Tuning(frozen_layers=layers), engine=engine), packed=packed)
+    plan = Plan(recompute="full", accumulation=2)
+    lines = {line.name: line.value for section in explain(setup, plan) for line in section.lines}
+    assert lines["step"] == pytest.approx(estimate(setup, plan).step_seconds)
+
+
+def test_packed_samples_attend_only_to_themselves() -> None:
+    def attention(packed: int, engine: str = "fsdp") -> float:
+        setup = msgspec.structs.replace(setup_of(Tuning(), engine=engine), packed=packed)
+        return next(line.value for part in explain(setup, Plan()) for line in part.lines if line.name == "attention")
+
+    assert attention(256) == pytest.approx(attention(0) / 4)
+    assert attention(4096) == attention(0)
+    assert attention(256, "transformers-eager") == attention(0, "transformers-eager")
+
+
+@pytest.mark.parametrize(
+    ("tuning", "problem"),
+    [
+        (Tuning(frozen_layers=32), "32 layers are frozen, but llama-2-7b has 32: nothing would be trained"),
+        (lambda: Tuning(16, frozen_layers=2), "with LoRA, all layers are frozen already"),
+    ],
+)
+def test_frozen_layers_that_make_no_sense_are_rejected(tuning: Any, problem: str) -> None:
+    with pytest.raises(BadValue) as raised:
+        setup_of(tuning() if callable(tuning) else tuning)
+    assert str(raised.value) == problem

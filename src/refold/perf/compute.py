@@ -59,7 +59,7 @@ def layer_time(setup: TrainingSetup, plans: PlanColumns) -> LayerTime:
     memory = _memory_seconds(setup, plans, tokens)
     matmul = matmul + dequantized_bytes(setup) / plans.tensor / memory_rate(setup)
     forward = matmul + attention + scores + memory
-    backward = (
+    backward = setup.backward_share * (
         setup.tuning.backward_products * matmul
         + (BACKWARD_ATTENTION if setup.engine.fused_attention else BACKWARD_SCORES) * attention
         + BACKWARD_MEMORY * (scores + memory)
@@ -70,6 +70,7 @@ def layer_time(setup: TrainingSetup, plans: PlanColumns) -> LayerTime:
     recompute_seconds = np.where(
         plans.recompute == FULL, forward, np.where(plans.recompute == SELECTIVE, selected, 0.0)
     )
+    recompute_seconds = setup.backward_share * recompute_seconds
     factor = setup.engine.compute_factor
     return LayerTime(factor * forward, factor * backward, factor * recompute_seconds)
 
@@ -172,14 +173,15 @@ def matmul_flops_per_token(setup: TrainingSetup) -> float:
 def attention_flops_per_token(setup: TrainingSetup) -> float:
     """Return the FLOPs inside one layer's attention in a forward pass, per token: queries × keys, scores × values.
 
-    Fused causal attention skips half of them.
+    Fused causal attention skips half of them, and all between packed samples.
     """
     model = setup.model
     if model.opaque:
         return model.attention_gflop * 1e9 / model.blocks
     is_causal = model.kind == "decoder" and setup.engine.fused_attention
     width = model.query_width + model.value_width
-    return 2.0 * setup.sequence * width * (0.5 if is_causal else 1.0) * model.attentions / model.blocks
+    keys = setup.attended if setup.engine.fused_attention else setup.sequence
+    return 2.0 * keys * width * (0.5 if is_causal else 1.0) * model.attentions / model.blocks
 
 
 def inner_width(setup: TrainingSetup) -> float:

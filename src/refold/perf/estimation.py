@@ -114,8 +114,9 @@ def model_flops(setup: TrainingSetup) -> float:
     """Return the FLOPs of a step that the model requires with any plan; recomputation does not count."""
     model = setup.model
     head = 2.0 * (1 + model.mtp_layers) * model.vocabulary * model.hidden if model.predicts_tokens else 0.0
-    products = (1 + setup.tuning.backward_products) * (model.blocks * matmul_flops_per_token(setup) + head)
-    return setup.tokens * (products + 3.0 * model.blocks * attention_flops_per_token(setup))
+    backward, share = setup.tuning.backward_products, setup.backward_share
+    products = (1 + backward * share) * model.blocks * matmul_flops_per_token(setup) + (1 + backward) * head
+    return setup.tokens * (products + (1 + 2 * share) * model.blocks * attention_flops_per_token(setup))
 
 
 @in_blocks

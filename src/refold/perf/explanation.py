@@ -109,9 +109,12 @@ def _add_layer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     backward_factor = compute.BACKWARD_ATTENTION if engine.fused_attention else compute.BACKWARD_SCORES
     lines.given("backward / forward cost of attention", attention_back=backward_factor)
     back = f"{setup.tuning.backward_products:g}"
+    trained = "trained_layers * " if setup.tuning.frozen_layers else ""
+    if trained:
+        lines.given("layers that are trained / all layers", trained_layers=setup.backward_share)
     lines.formula(
         "backward",
-        f"compute_factor * ({back} * matmul + attention_back * attention + 2 * (score_time + elementwise))",
+        f"{trained}compute_factor * ({back} * matmul + attention_back * attention + 2 * (score_time + elementwise))",
         "s",
         "backward pass",
     )
@@ -119,7 +122,7 @@ def _add_layer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     repeated = "attention + score_time + " if engine.selective_attention else ""
     selected = f"compute_factor * ({repeated}{share} * (matmul + elementwise))"
     recompute_formula = {"none": "0", "selective": selected, "full": "forward"}[plan.recompute]
-    lines.formula("recompute_time", recompute_formula, "s", f"activation recomputation: {plan.recompute}")
+    lines.formula("recompute_time", f"{trained}{recompute_formula}", "s", f"activation recomputation: {plan.recompute}")
 
 
 def _add_products(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
@@ -242,7 +245,7 @@ def _add_optimizer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     if setup.model.routed_parameters:
         sharded = f"(parameters - routed) / {divisor} + routed / {divisor} * expert"
     updated = sharded if plan.zero else "parameters"
-    if setup.tuning.lora_rank:
+    if setup.trained_share != 1:
         lines.given("trained weights / all weights", trained=setup.trained_share)
         updated = f"({updated}) * trained"
     lines.formula("updated", updated, "", "weights updated by this GPU")

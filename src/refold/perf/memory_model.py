@@ -206,6 +206,7 @@ def _activations(setup: TrainingSetup, plans: PlanColumns, tokens: Column, in_fl
     blocks = np.ceil(setup.stage_blocks(plans))
     full, selective = plans.recompute == FULL, plans.recompute == SELECTIVE
     saved = np.where(full, checkpoint, np.where(selective, selected, layer)) * blocks * in_flight
+    saved = setup.backward_share * saved
     working = np.where(full | selective, layer, 0.0)  # of the layer that is being recomputed
     present = 2 / plans.context if engine.overlap_context else 1.0  # in a ring, the present block and the next one
     keys_and_values = np.where(plans.context > 1, present * key_value_bytes(setup, plans), 0.0)

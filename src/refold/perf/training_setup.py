@@ -15,7 +15,11 @@ from refold.perf.tuning import Tuning
 
 
 class TrainingSetup(msgspec.Struct, frozen=True, dict=True):
-    """Model, machines, training framework, global batch and sequence length of a job, and what it trains."""
+    """Model, machines, training framework, global batch and sequence length of a job, and what it trains.
+
+    `packed`: sequences are filled with samples of so many tokens on average, which do not attend to each other; 0: a
+    sequence is one sample.
+    """
 
     model: ModelShape
     machines: Machines
@@ -23,6 +27,7 @@ class TrainingSetup(msgspec.Struct, frozen=True, dict=True):
     batch: int
     sequence: int
     tuning: Tuning = Tuning()
+    packed: int = 0
 
     def __post_init__(self) -> None:
         if not (1 <= self.batch <= 2**40 and 1 <= self.sequence <= 2**40):
@@ -32,6 +37,11 @@ class TrainingSetup(msgspec.Struct, frozen=True, dict=True):
             raise BadValue(f"{gpu.name} has no matrix products in {arithmetic}")
         if self.tuning.lora_rank and self.model.opaque:
             raise BadValue(f"LoRA needs the shapes of {self.model.name}, which is known only by its totals")
+        if self.tuning.frozen_layers >= self.model.blocks:
+            frozen, layers = self.tuning.frozen_layers, self.model.blocks
+            raise BadValue(f"{frozen} layers are frozen, but {self.model.name} has {layers}: nothing would be trained")
+        if self.packed < 0:
+            raise BadValue(f"packed is {self.packed}, expected a number of tokens ≥ 0")
 
     @property
     def tokens(self) -> int:
@@ -42,6 +52,16 @@ class TrainingSetup(msgspec.Struct, frozen=True, dict=True):
     def tokens_per_sample(self) -> int:
         """Tokens per sample; 1 for an opaque model, whose samples count as one token."""
         return 1 if self.model.opaque else self.sequence
+
+    @property
+    def attended(self) -> int:
+        """Tokens to which those of a sample attend: the sequence, or less if samples are packed."""
+        return min(self.packed or self.sequence, self.sequence)
+
+    @property
+    def backward_share(self) -> float:
+        """Layers that have a backward pass, relative to all."""
+        return 1 - self.tuning.frozen_layers / self.model.blocks
 
     @cached_property
     def trained_share(self) -> float:

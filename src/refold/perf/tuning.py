@@ -38,17 +38,23 @@ class Tuning(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """What is trained. `lora_rank`: of the adapters of all linear layers but the output layer; 0: all weights.
 
     `quantized`: frozen weights of layers are stored in 4 bits, and dequantized wherever they are used (QLoRA).
+    `frozen_layers`: the first layers that are not trained, and the embedding before them; they have no backward pass.
     """
 
     lora_rank: int = 0
     quantized: bool = False
     optimizer: Optimizer = "adamw"
+    frozen_layers: int = 0
 
     def __post_init__(self) -> None:
         if not 0 <= self.lora_rank <= MAX_RANK:
             raise BadValue(f"the rank of LoRA is {self.lora_rank}, expected 0 to {MAX_RANK:,}")
         if self.quantized and not self.lora_rank:
             raise BadValue("quantized weights cannot be trained: QLoRA needs the rank of its adapters")
+        if self.frozen_layers < 0:
+            raise BadValue(f"frozen_layers is {self.frozen_layers}, expected a number ≥ 0")
+        if self.frozen_layers and self.lora_rank:
+            raise BadValue("with LoRA, all layers are frozen already")
 
     @property
     def backward_products(self) -> float:
@@ -67,11 +73,17 @@ class Tuning(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         return self.trained_parameters(model) / model.parameters
 
     def trained_parameters(self, model: ModelShape) -> float:
-        """Return the number of trained weights: two matrices for each adapter."""
+        """Return the number of trained weights: those of layers that are not frozen, or two matrices per adapter."""
         if not self.lora_rank:
-            return float(model.parameters)
+            return float(model.parameters) - self._frozen_parameters(model)
         adapters = self.adapters(model, experts=model.experts)
         return self.lora_rank * model.blocks * (adapters.inputs + adapters.outputs)
+
+    def _frozen_parameters(self, model: ModelShape) -> float:
+        if not self.frozen_layers:
+            return 0.0
+        embedding = 0 if model.tied else model.embedding_parameters  # a tied one is the output layer, which is trained
+        return embedding + model.stack_parameters * self.frozen_layers / model.blocks
 
     def adapters(self, model: ModelShape, experts: float) -> Adapters:
         """Return the adapters of an average layer, of so many experts of each layer that has any."""

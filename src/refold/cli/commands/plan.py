@@ -84,7 +84,7 @@ def plan(
     framework = training.with_precision(find_engine((fitted.engine if fitted else None) or engine))
     tuning, assumed = tuned.parse()
     notes += assumed
-    setup = TrainingSetup(shape, machines, framework, samples, tokens, tuning)
+    setup = TrainingSetup(shape, machines, framework, samples, tokens, tuning, tuned.packing or 0)
     if fitted is not None:
         setup = apply_corrections(setup, fitted.values)
         notes += [f"estimates are corrected with {fit}, fitted to {fitted.model} with {framework.name}"]

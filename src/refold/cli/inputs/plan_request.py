@@ -248,6 +248,20 @@ class TuningOptions:
     qlora: Annotated[
         bool, typer.Option("--qlora", help="Store frozen weights in 4 bits (QLoRA; default: adapters of rank 16).")
     ] = False
+    frozen_layers: Annotated[
+        int,
+        typer.Option("--frozen-layers", metavar="N", min=0, help="Do not train the first N layers and the embedding."),
+    ] = 0
+    packing: Annotated[
+        int | None,
+        typer.Option(
+            "--packing",
+            metavar="TOKENS",
+            min=1,
+            max=MAX_AMOUNT,
+            help="Sequences are filled with samples of so many tokens on average, which do not attend to each other.",
+        ),
+    ] = None
     optimizer: Annotated[
         str,
         typer.Option(
@@ -271,7 +285,7 @@ class TuningOptions:
             raise UnknownName("optimizer", self.optimizer, get_args(Optimizer))
         assumed = self.qlora and self.lora is None
         rank = DEFAULT_RANK if assumed else self.lora or 0
-        tuning = Tuning(rank, self.qlora, convert(self.optimizer, Optimizer))
+        tuning = Tuning(rank, self.qlora, convert(self.optimizer, Optimizer), self.frozen_layers)
         return tuning, [f"assuming --lora {rank} for --qlora"] if assumed else []
 
 

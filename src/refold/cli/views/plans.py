@@ -86,11 +86,13 @@ def _format_tuning(setting: TrainingSetup) -> str:
     """Format what is trained, if not all weights by AdamW: ', LoRA of rank 16 (41.9 M weights trained)'."""
     tuning = setting.tuning
     text = "" if tuning.optimizer == "adamw" else f", {tuning.optimizer}"
-    if not tuning.lora_rank:
+    text += f", samples of {setting.packed:,} tokens packed" if setting.packed else ""
+    if not (tuning.lora_rank or tuning.frozen_layers):
         return text
-    trained = tuning.trained_parameters(setting.model) / 1e6
-    name = "QLoRA" if tuning.quantized else "LoRA"
-    return f", {name} of rank {tuning.lora_rank} ({trained:,.1f} M weights trained){text}"
+    trained = f"({tuning.trained_parameters(setting.model) / 1e6:,.1f} M weights trained)"
+    if tuning.frozen_layers:
+        return f", {plural(tuning.frozen_layers, 'layer')} frozen {trained}{text}"
+    return f", {'QLoRA' if tuning.quantized else 'LoRA'} of rank {tuning.lora_rank} {trained}{text}"
 
 
 def format_weights(shape: ModelShape) -> str:
