@@ -70,5 +70,6 @@ from .timetable import (
     longest_free_duration as longest_free_duration,
     longest_free_duration_on as longest_free_duration_on,
     write_free_during as write_free_during,
+    write_free_on_node as write_free_on_node,
 )
 from .trial import Trial as Trial

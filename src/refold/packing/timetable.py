@@ -613,25 +613,31 @@ def _longest_free_duration_of_gang(
     return np.inf
 
 
+@inlined
+def write_free_on_node(
+    intervals: FreeIntervals, nodes: Ints, gpus: Ints, bits: Words, node: int, start: float, end: float, gpu_free: Ints
+) -> None:
+    """Write the resources of one node that are free throughout a window; if it has no length, those at its start."""
+    first = _interval_at(intervals, node, start)
+    cpu, memory = intervals.free[node, first, CPU], intervals.free[node, first, MEMORY]
+    for gpu in range(nodes[node, GPUS]):
+        gpu_free[gpu] = intervals.free[node, first, FIRST_GPU_FREE + gpu]
+    interval = first + 1
+    while interval < intervals.number[node] and intervals.starts[node, interval] < end:
+        cpu = min(cpu, intervals.free[node, interval, CPU])
+        memory = min(memory, intervals.free[node, interval, MEMORY])
+        for gpu in range(nodes[node, GPUS]):
+            gpu_free[gpu] = min(gpu_free[gpu], intervals.free[node, interval, FIRST_GPU_FREE + gpu])
+        interval += 1
+    for gpu in range(nodes[node, GPUS]):
+        gpu_free[gpu] = max(gpu_free[gpu], 0)
+    set_free(nodes, gpus, bits, node, gpu_free, max(cpu, 0), max(memory, 0))
+
+
 @compiled
 def write_free_during(
     intervals: FreeIntervals, nodes: Ints, gpus: Ints, bits: Words, start: float, end: float, gpu_free: Ints
 ) -> None:
     """Write the resources that are free throughout a window into the arrays of the placement rules."""
     for node in range(nodes.shape[0] - 1):
-        interval = first = _interval_at(intervals, node, start)
-        cpu, memory = intervals.free[node, first, CPU], intervals.free[node, first, MEMORY]
-        for gpu in range(nodes[node, GPUS]):
-            gpu_free[gpu] = intervals.free[node, first, FIRST_GPU_FREE + gpu]
-        interval += 1
-        while interval < intervals.number[node] and intervals.starts[node, interval] < end:
-            cpu, memory = (
-                min(cpu, intervals.free[node, interval, CPU]),
-                min(memory, intervals.free[node, interval, MEMORY]),
-            )
-            for gpu in range(nodes[node, GPUS]):
-                gpu_free[gpu] = min(gpu_free[gpu], intervals.free[node, interval, FIRST_GPU_FREE + gpu])
-            interval += 1
-        for gpu in range(nodes[node, GPUS]):
-            gpu_free[gpu] = max(gpu_free[gpu], 0)
-        set_free(nodes, gpus, bits, node, gpu_free, max(cpu, 0), max(memory, 0))
+        write_free_on_node(intervals, nodes, gpus, bits, node, start, end, gpu_free)

@@ -27,6 +27,7 @@ from refold.packing import (
     RackDraw,
     ScoreCache,
     Words,
+    adjust_free,
     change_interval,
     drop_past_intervals,
     earliest_start,
@@ -41,9 +42,10 @@ from refold.packing import (
     pop,
     push,
     write_free_during,
+    write_free_on_node,
 )
 from refold.simulator.costs import RecordedSpeeds
-from refold.simulator.replay import ReplayArrays, ReplayResult, TaskColumns
+from refold.simulator.replay import ReplayArrays, ReplayResult, TaskColumns, release_task
 
 BackfillOrder = Literal["shortest", "queue"]
 
@@ -169,6 +171,8 @@ def _replay(
     submitted, work, demand_of, rows, fits_empty, first_row, placements, started, ended = arrays[:9]
     start_number, start_step, end_step = arrays[9:]
     count, demand_count = len(submitted), len(rows)
+    # What is free now is kept up to date; what is free in a later window is written when a reservation is made.
+    later_nodes, later_gpus, later_bits = nodes.copy(), gpus.copy(), bits.copy()
     up = np.ones(nodes.shape[0] - 1, dtype=np.int64)
     scratch = np.zeros(max(1, int(nodes[:-1, GPUS].max())), dtype=np.int64)
     times, running = np.empty(count), np.empty(count, dtype=np.int64)
@@ -199,6 +203,7 @@ def _replay(
             demand, first = demand_of[task], first_row[task]
             booked_until = started[task] + max(work[task], MIN_WORK_SECONDS)
             intervals = _change_booking(intervals, rows, demand, placements, first, now, booked_until, 1)
+            release_task(nodes, gpus, bits, need_at(rows, demand), placements, first, first_row[task + 1])
             for row in range(first, first_row[task + 1]):
                 if not is_freed[placements[row, NODE]]:
                     is_freed[placements[row, NODE]] = True
@@ -221,7 +226,7 @@ def _replay(
             while not np.isnan(started[head]) or not fits_empty[demand_of[head]]:
                 head += 1
             demand, first, duration = demand_of[head], first_row[head], max(work[head], MIN_WORK_SECONDS)
-            one_demand, need = rows[demand : demand + 1], need_at(rows, demand)
+            one_demand, need, is_placed = rows[demand : demand + 1], need_at(rows, demand), False
             if reserved == head and reserved_start > now:
                 if not improved:
                     break
@@ -239,11 +244,36 @@ def _replay(
             elif reserved == head:
                 start = reserved_start
                 intervals = _change_booking(intervals, rows, demand, placements, first, start, start + duration, 1)
-            else:
-                start = earliest_start(intervals, nodes, up, one_demand, duration, now, np.inf, scratch)
+                for row in range(first, first + need.instances):
+                    node, mask = placements[row, NODE], placements[row, GPU_MASK]
+                    adjust_free(nodes, gpus, bits, node, mask, -need.milli, -need.cpu, -need.memory)
+                is_placed = True
+            else:  # nothing is reserved, so what is free now stays free
+                is_placed = place_instances(
+                    rule, nodes, gpus, bits, rows, demand, demand, state, history, scores, racks, placements, first
+                )
+                start = now
+                if not is_placed:
+                    start = earliest_start(intervals, nodes, up, one_demand, duration, now, np.inf, scratch)
                 improved = False
-            if reserved != head or start != reserved_start:
-                write_free_during(intervals, nodes, gpus, bits, start, start + duration, scratch)
+            if not is_placed and start > now:
+                write_free_during(intervals, later_nodes, later_gpus, later_bits, start, start + duration, scratch)
+                place_instances(
+                    rule,
+                    later_nodes,
+                    later_gpus,
+                    later_bits,
+                    rows,
+                    demand,
+                    demand,
+                    state,
+                    history,
+                    scores,
+                    racks,
+                    placements,
+                    first,
+                )
+            elif not is_placed:
                 place_instances(
                     rule, nodes, gpus, bits, rows, demand, demand, state, history, scores, racks, placements, first
                 )
@@ -296,11 +326,18 @@ def _replay(
             free_until[demand] = now + longest
             if best_duration > longest:
                 continue
-            write_free_during(intervals, nodes, gpus, bits, now, now + best_duration, scratch)
+            overlaps = reserved >= 0 and now + best_duration > reserved_start
+            if overlaps:
+                for row in range(first_row[reserved], first_row[reserved + 1]):
+                    node, until = placements[row, NODE], now + best_duration
+                    write_free_on_node(intervals, nodes, gpus, bits, node, now, until, scratch)
             place_instances(
                 rule, nodes, gpus, bits, rows, demand, demand, state, history, scores, racks, placements, first
             )
             intervals = _change_booking(intervals, rows, demand, placements, first, now, now + best_duration, -1)
+            if overlaps:
+                for row in range(first_row[reserved], first_row[reserved + 1]):
+                    write_free_on_node(intervals, nodes, gpus, bits, placements[row, NODE], now, now, scratch)
             _remove(queues[queue_start[demand] : queue_start[demand + 1]], queue_size[demand], best)
             queue_size[demand] -= 1
             started[best], ended[best] = now, now + work[best]
