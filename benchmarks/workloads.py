@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,6 +14,7 @@ from benchmarks.measure import REPOSITORY, cpu_seconds
 from refold.core import Header, StartRun
 from refold.journal import JournalFile, read_journal
 from refold.model import Cluster, Job
+from refold.packing import FreeResources
 from refold.registry import make_policy
 from refold.simulator import simulate
 from refold.traces import enlarge, read_cluster, read_trace
@@ -49,6 +51,22 @@ def pai() -> tuple[tuple[Job, ...], Cluster]:
     """Return the PAI sample enlarged to the full load, and its cluster. Instances of tasks have one GPU each."""
     sample = read_trace(TRACES / PAI, gpus_per_instance=1)
     return enlarge(sample, 1 / PAI_SAMPLE, seed=1).jobs, read_cluster(TRACES / PAI_NODES)
+
+
+class Slice(NamedTuple):
+    """Consecutive jobs of a trace from job number `first` on, and a cluster (a file of the traces, or shorthand)."""
+
+    name: str
+    file: str
+    first: int
+    cluster: str
+
+    def load(self, count: int) -> tuple[tuple[Job, ...], Cluster]:
+        """Return the next `count` jobs that fit the cluster, from time 0, and the cluster."""
+        cluster = read_cluster(TRACES / self.cluster if (TRACES / self.cluster).exists() else self.cluster)
+        free = FreeResources(cluster)
+        jobs = trace_slice(self.file, self.first, 2 * count)
+        return tuple(job for job in jobs if free.fits_when_empty(job.demand))[:count], cluster
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The general simulator compared with AccaSim, both with FIFO, on the first Philly jobs."""
+"""The general simulator compared with AccaSim, both with FIFO, on three slices of traces."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from typing import NamedTuple
 from benchmarks.measure import in_fresh_process
 from benchmarks.peers import accasim_simulator as peer
 from benchmarks.table import Row, at_least, skipped
-from benchmarks.workloads import PHILLY, PHILLY_NODES, missing, philly, simulate_with_journal, starts_in
+from benchmarks.workloads import HELIOS, PHILLY, PHILLY_NODES, Slice, missing, simulate_with_journal, starts_in
 
-CASE = "Philly, fifo"
-QUICK_COUNT = 2_000
+COUNT, QUICK_COUNT = 20_000, 2_000
+SLICES = (
+    Slice("Philly", PHILLY, 0, PHILLY_NODES),
+    Slice("Philly from job 50,000", PHILLY, 50_000, PHILLY_NODES),
+    Slice("Helios Venus", HELIOS, 0, "135x8:V100"),
+)
 
 
 class RefoldResult(NamedTuple):
@@ -25,41 +29,48 @@ class RefoldResult(NamedTuple):
 
 
 def rows(quick: bool) -> list[Row]:
-    """Measure jobs per second of both, and the speed-up: medians of three alternating pairs of runs."""
-    unavailable = missing(PHILLY, PHILLY_NODES)
-    if unavailable:
-        return [skipped(CASE, unavailable)]
-    count = QUICK_COUNT if quick else 20_000
-    allocator = min(peer.ALLOCATORS, key=lambda name: in_fresh_process(accasim, QUICK_COUNT, name)[0])
+    """Measure jobs per second of both, and the speed-up: medians of three alternating pairs of runs per slice."""
+    found: list[Row] = []
+    for number, part in enumerate(SLICES):
+        unavailable = missing(part.file, PHILLY_NODES)
+        found += [skipped(f"{part.name}, fifo", unavailable)] if unavailable else _rows_of(number, part, quick)
+    return found
+
+
+def _rows_of(number: int, part: Slice, quick: bool) -> list[Row]:
+    count = QUICK_COUNT if quick else COUNT
+    allocator = min(peer.ALLOCATORS, key=lambda name: in_fresh_process(accasim, number, QUICK_COUNT, name)[0])
     pairs = [
         (
-            peer.Result(*in_fresh_process(accasim, count, allocator)),
-            RefoldResult(*in_fresh_process(refold, count)),
+            peer.Result(*in_fresh_process(accasim, number, count, allocator)),
+            RefoldResult(*in_fresh_process(refold, number, count)),
         )
         for _ in range(3)
     ]
     for theirs, ours in pairs:
         assert theirs.finished == ours.started == count, f"of {count} jobs, AccaSim ran {theirs}, Refold {ours}"
     theirs, ours = pairs[0]
-    ratio = statistics.median(theirs.cpu_seconds / ours.cpu_seconds for theirs, ours in pairs)
+    ratios = [theirs.cpu_seconds / ours.cpu_seconds for theirs, ours in pairs]
     their_seconds = statistics.median(theirs.cpu_seconds for theirs, _ in pairs)
     our_seconds = statistics.median(ours.cpu_seconds for _, ours in pairs)
     waiting = f"mean waiting {ours.mean_waiting:,.0f} s, AccaSim {theirs.mean_waiting:,.0f} s"
+    ratio = statistics.median(ratios)
+    measured = f"{ratio:.1f} × ({min(ratios):.1f}–{max(ratios):.1f}; {waiting})"
     return [
-        Row(f"AccaSim fifo + {allocator}, {count:,} Philly jobs", f"{count / their_seconds:,.0f} jobs/s"),
-        Row(f"Refold fifo + best-fit, journal on, {count:,} Philly jobs", f"{count / our_seconds:,.0f} jobs/s"),
-        at_least("Refold / AccaSim with its faster allocator", ratio, 20, f"{ratio:.1f} × ({waiting})"),
+        Row(f"AccaSim fifo + {allocator}, {count:,} jobs of {part.name}", f"{count / their_seconds:,.0f} jobs/s"),
+        Row(f"Refold fifo + best-fit, journal on, {part.name}", f"{count / our_seconds:,.0f} jobs/s"),
+        at_least(f"Refold / AccaSim with its faster allocator, {part.name}", ratio, 20, measured),
     ]
 
 
-def accasim(count: int, allocator: peer.Allocator) -> peer.Result:
+def accasim(number: int, count: int, allocator: peer.Allocator) -> peer.Result:
     """Run AccaSim; called in a fresh process."""
-    return peer.run(*philly(count), allocator)
+    return peer.run(*SLICES[number].load(count), allocator)
 
 
-def refold(count: int) -> RefoldResult:
+def refold(number: int, count: int) -> RefoldResult:
     """Run Refold; called in a fresh process."""
-    jobs, cluster = philly(count)
+    jobs, cluster = SLICES[number].load(count)
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
         simulate_with_journal(jobs[:100], cluster, "fifo", "best-fit", journal)

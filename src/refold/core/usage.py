@@ -38,7 +38,8 @@ class Usage:
     """GPU time of the runs of each account that have ended."""
 
     def __init__(self) -> None:
-        self._amounts: dict[Account, list[GpuTime]] = {}
+        self._amounts: dict[Account, list[tuple[Seconds, float]]] = {}
+        """Time and GPU-seconds, as in `GpuTime`; plain tuples, because they are made for every run."""
 
     def add_run(self, account: Account, gpus: float, since: Seconds, now: Seconds) -> None:
         """Add a run that ends now, in parts: the longer ago, the longer a part."""
@@ -46,14 +47,14 @@ class Usage:
         until, length = now, FINEST
         while until > since:
             begin = max(since, until - length)
-            amounts.append(GpuTime((begin + until) / 2, (until - begin) * gpus))
+            amounts.append(((begin + until) / 2, (until - begin) * gpus))
             until, length = begin, 2 * length
         if len(amounts) > MAX_AMOUNTS:
-            self._amounts[account] = _merge(amounts, now)
+            self._amounts[account] = [*_merge(amounts, now)]
 
     def restore(self, account: Account, amounts: Sequence[tuple[Seconds, float]]) -> None:
         """Restore what was used before the journal began."""
-        self._amounts[account] = [GpuTime(*amount) for amount in amounts]
+        self._amounts[account] = [(at, gpu_seconds) for at, gpu_seconds in amounts]
 
     def merged(self, now: Seconds) -> Iterator[tuple[Account, list[GpuTime]]]:
         """Yield each account with its amounts, those of about the same age merged."""
@@ -75,7 +76,7 @@ def decayed_gpu_seconds(gpus: float, age: Seconds, half_life: Seconds) -> float:
     return gpus * half_life / log(2.0) * (1.0 - exp2(-age / half_life))
 
 
-def _merge(amounts: Sequence[GpuTime], now: Seconds) -> list[GpuTime]:
+def _merge(amounts: Sequence[tuple[Seconds, float]], now: Seconds) -> list[GpuTime]:
     """Merge amounts of about the same age, and forget the oldest. The last is the most recent."""
     by_age: dict[int, tuple[float, float]] = {}
     for at, gpu_seconds in amounts:

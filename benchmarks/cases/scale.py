@@ -1,0 +1,53 @@
+"""One simulation of a large cluster."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from benchmarks.measure import cpu_seconds, peak_memory_bytes
+from refold.journal import History, HistoryJournal
+from refold.registry import make_policy
+from refold.results import measure, replayed_history
+from refold.simulator import Conditions, find_replay, simulate
+from refold.traces import everyday_workload, generate, read_cluster
+
+LOAD = 0.95
+GPUS_PER_NODE = 8
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fifo": {},
+    "easy": {"durations": "known", "start_estimates": False},
+    "refold": {"start_estimates": False},
+}
+
+
+class Measured(NamedTuple):
+    """CPU seconds of the simulation and of the measures, peak memory, mean wait, share of GPUs allocated."""
+
+    simulation: float
+    measures: float
+    memory_mib: float
+    mean_wait: float
+    allocation: float
+
+
+def run(policy: str, jobs: int, nodes: int) -> Measured:
+    """Simulate one case, after a few jobs that load the kernels; called in a fresh process."""
+    cluster, settings = read_cluster(f"{nodes}x{GPUS_PER_NODE}:A100"), SETTINGS[policy]
+    workload = generate(everyday_workload(jobs).for_load(cluster, LOAD), seed=1).jobs
+
+    def history(count: int) -> History:
+        chosen = workload[:count]
+        replay = find_replay(policy, settings, chosen, cluster, Conditions(), min_jobs=0)
+        if replay is not None:
+            return replayed_history(chosen, cluster, replay())
+        journal = HistoryJournal()
+        simulate(chosen, cluster, make_policy(policy, settings), journal=journal)
+        return journal.history(cluster)
+
+    measure(history(50))
+    histories: list[History] = []
+    simulation = cpu_seconds(lambda: histories.append(history(jobs)))
+    measures = measure(histories[0])
+    seconds = cpu_seconds(lambda: measure(histories[0]))
+    wait, allocation = measures.waiting.mean or 0.0, measures.allocation or 0.0
+    return Measured(simulation, seconds, peak_memory_bytes() / 2**20, wait, allocation)
