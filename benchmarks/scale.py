@@ -1,4 +1,4 @@
-"""Simulations of large clusters: `python -m benchmarks.scale [--write] [--again] [--policy NAME]`.
+"""Simulations of large clusters: `python -m benchmarks.scale [--write] [--again | --measured] [--policy NAME]`.
 
 Each case runs in a fresh process: a synthetic workload at 95 % load, simulated without a journal, as `refold compare`
 does, and measured. Results are kept under build/, and measured once more with --again. `--write` writes
@@ -41,8 +41,9 @@ def main() -> None:
     parser = page_parser("benchmarks.scale", __doc__)
     parser.add_argument("--again", action="store_true", help="measure again what has been measured before")
     parser.add_argument("--policy", choices=SETTINGS, help="measure the cases of one policy; the page has all")
+    parser.add_argument("--measured", action="store_true", help="measure nothing: a page of what has been measured")
     options = parser.parse_args()
-    for case in CASES:
+    for case in () if options.measured else CASES:
         if options.policy in (None, case.policy) and (options.again or _load(case) is None):
             print(f"measuring {case} …", file=sys.stderr, flush=True)
             _save(case, Measured(*in_fresh_process(run, *case)))
