@@ -63,7 +63,7 @@ def test_histories_without_a_queue_or_with_too_few_jobs_are_refused() -> None:
     with pytest.raises(BadInput, match="jobs wait in only"):
         idle = history()._replace(cluster=make_cluster(*[8] * 60))
         list(draw_slices([idle], replace(OPTIONS, slices=1)))
-    with pytest.raises(BadInput, match=r"synthetic has 600 jobs .* expected at least 700"):
+    with pytest.raises(BadInput, match=r"synthetic has 588 jobs .* expected at least 700"):
         list(draw_slices([history()], replace(OPTIONS, jobs_per_slice=700)))
 
 
