@@ -270,7 +270,7 @@ What the daemon adds, in milliseconds of real time; one is {replay.speed_up / 10
 {chr(10).join(lags)}
 
 A start is the time of a run beyond that of its command: starting the process and noticing its end. The replays ran at
-the same time, on two cores that other programs used as well: starts and submissions are late if the machine is busy. Then
+the same time, on two cores that other programs used as well. On a busy machine, starts and submissions are late:
 the prediction is off, and the jobs that were played are not exactly those of the trace.
 """
 
