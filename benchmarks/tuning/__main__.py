@@ -20,6 +20,8 @@ STUDIES = REPOSITORY / "build" / "tuning"
 
 OBJECTIVE = OBJECTIVES["balanced"]
 BASELINES = ("fifo", "fifo-skip", "easy", "srtf")
+TRIALS = {"las": 32, "tiresias": 32, "easy": 32, "refold": 16}
+"""Policies to tune, and the number of settings to try; simulations of `refold` take five times as long."""
 
 
 class SearchCase(NamedTuple):
@@ -34,7 +36,7 @@ SEARCHES = (SearchCase("philly", "tiresias", 32), SearchCase("helios", "tiresias
 SEEDS = (1, 2, 3)
 
 
-def measure_gain(history: str, policy: str, trials: int, workers: int) -> GainRow:
+def measure_gain(history: str, policy: str, workers: int) -> GainRow:
     """Tune a policy on a history."""
     workload = HISTORIES[history].workload(history)
     others = tuple(
@@ -43,7 +45,7 @@ def measure_gain(history: str, policy: str, trials: int, workers: int) -> GainRo
         if name != policy
     )
     with tuner_of(workload, STUDIES, workers) as tuner:
-        result = tuner.tune(tuned_policy(policy), Goal(OBJECTIVE, others), Budget(trials))
+        result = tuner.tune(tuned_policy(policy), Goal(OBJECTIVE, others), Budget(TRIALS[policy]))
     print(f"{history} {policy}: {result.report.gains}", file=sys.stderr, flush=True)
     return GainRow(history, policy, result)
 
@@ -68,17 +70,14 @@ def main() -> None:
     """Run the benchmark."""
     parser = measurement_parser("benchmarks.tuning", __doc__, "las on one trace only, no searches")
     parser.add_argument("--workers", type=int, default=1, help="number of processes")
-    parser.add_argument("--policies", default="las,easy,refold", help="policies to tune")
-    parser.add_argument("--trials", type=int, default=32, help="number of settings to try")
+    parser.add_argument("--policies", default=",".join(TRIALS), help="policies to tune")
     parser.add_argument("--no-searches", action="store_true", help="do not compare searches")
     options = parser.parse_args()
     if absent := missing(*(history.file for history in HISTORIES.values())):
         parser.error(absent)
     histories = ["helios"] if options.quick else list(HISTORIES)
     policies = ["las"] if options.quick else options.policies.split(",")
-    gains = [
-        measure_gain(history, policy, options.trials, options.workers) for policy in policies for history in histories
-    ]
+    gains = [measure_gain(history, policy, options.workers) for policy in policies for history in histories]
     cases = [] if options.quick or options.no_searches else SEARCHES
     searches = [row for case in cases for row in measure_searches(case, options.workers)]
     numbers = {"gains": [gain.numbers() for gain in gains], "searches": [row._asdict() for row in searches]}
