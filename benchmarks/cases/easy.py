@@ -24,7 +24,7 @@ from refold.simulator import replay_easy, simulate, task_columns
 COUNT, QUICK_COUNT = 5_000, 1_000
 SLICES = (
     Slice("Philly from job 20,000 on 40 × 8 GPUs", PHILLY, 20_000, "40x8"),
-    Slice("Philly from job 60,000 on 88 × 8 GPUs", PHILLY, 60_000, "88x8"),
+    Slice("Philly from job 60,000 on 40 × 8 GPUs", PHILLY, 60_000, "40x8"),
     Slice("Helios Venus from job 13,000 on 64 × 8 GPUs", HELIOS, 13_000, "64x8"),
 )
 SETTINGS = {"durations": "known", "start_estimates": False}
