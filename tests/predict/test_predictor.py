@@ -310,3 +310,50 @@ def test_expectations_of_equal_jobs_change_with_everything_that_is_learned() -> 
     fresh = copy.deepcopy(predictor)
     assert quartiles(predictor.expect(jobs[1], 300.0)) == quartiles(fresh.expect(jobs[1], 300.0))
     assert quartiles(predictor.expect(jobs[1], 300.0)) != quartiles(first)
+
+
+def predictor_of_two_tenants() -> Predictor:
+    """A predictor that has seen the jobs of ten users each: those of `fast` take minutes, those of `slow` days."""
+    predictor, now = Predictor(), 0.0
+    for index in range(40):
+        for tenant, seconds in (("fast", 300.0), ("slow", 200_000.0)):
+            job = make_job(f"{tenant}-{index}", at=now, tenant=tenant, user=f"{tenant}-{index % 10}")
+            predictor.submitted(job, now)
+            now += seconds
+            predictor.finished(job, seconds, now)
+    return predictor
+
+
+def test_a_new_user_is_expected_to_be_like_the_users_of_the_tenant() -> None:
+    predictor = predictor_of_two_tenants()
+    fast, slow, unknown = (
+        predictor.expect(make_job("new", at=1e9, tenant=tenant, user="new"), 1e9).quantile(0.5)
+        for tenant in ("fast", "slow", "unknown")
+    )
+    assert 10 * fast < slow
+    assert fast <= unknown <= slow
+
+
+def test_a_new_user_borrows_from_others_with_the_same_workload() -> None:
+    predictor, now = Predictor(), 0.0
+    for index in range(60):
+        workload, seconds = (("short", 300.0), ("long", 100_000.0))[index % 2]
+        job = make_job(f"past-{index}", at=now, user=f"user-{index % 7}", workload=workload)
+        predictor.submitted(job, now)
+        now += seconds
+        predictor.finished(job, seconds, now)
+    short, long, other = (
+        predictor.expect(make_job("new", at=now, user="new", workload=workload), now).quantile(0.5)
+        for workload in ("short", "long", "unknown")
+    )
+    assert short < other < long
+
+
+def test_the_jobs_of_a_known_user_outweigh_those_of_the_tenant() -> None:
+    predictor, now = predictor_of_two_tenants(), 1e9
+    for index in range(20):
+        job = make_job(f"own-{index}", at=now, tenant="slow", user="quick")
+        predictor.submitted(job, now)
+        now += 60.0
+        predictor.finished(job, 60.0, now)
+    assert predictor.expect(make_job("next", at=now, tenant="slow", user="quick"), now).quantile(0.5) < 300

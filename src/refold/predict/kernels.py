@@ -127,11 +127,16 @@ LAST_BIN, PREVIOUS_BIN, AVERAGE_BIN, LAST_ARRIVAL, LAST_END, UNFINISHED, RECENT_
 
 # The contexts. First the static ones, from the job's own fields, coarse to fine; then those that include recent jobs
 # like it; then those of the ratio of a duration to a hint: two contexts, coarse and fine, for each hint (the last two
-# jobs like it, its time limit, and a performance model).
+# jobs like it, its time limit, and a performance model); then those that are not mixed, but borrowed from: the jobs of
+# the owner's tenant, and those of other owners with the same name and workload.
 ALL, GPUS, DEMAND, OWNER, OWNER_DEMAND, KIND, FULL, STATIC_CONTEXTS = 0, 1, 2, 3, 4, 5, 6, 7
-HOUR, OWNER_RECENT, TIME_CONTEXTS, CONTEXTS = 10, 11, 17, 23
+HOUR, OWNER_RECENT, TIME_CONTEXTS = 10, 11, 17
+TENANT, NAME, CONTEXTS = 23, 24, 25
 BACKOFF = (ALL, ALL, GPUS, ALL, DEMAND, OWNER, OWNER_DEMAND, *(FULL,) * 3, GPUS, OWNER, *(FULL,) * 5)
 """The coarser context that a context with few examples backs off to."""
+
+NAME_WEIGHT = 0.5
+"""How much of what a name and workload change for all owners is expected for an owner without such jobs."""
 
 RECENT_HINT, LIMIT_HINT, MODEL_HINT, HINTS = 0, 1, 2, 3
 """Hints of the duration, in seconds; 0: no hint."""
@@ -231,6 +236,10 @@ def context_keys(static: Hashes, now: float, hints: Floats, tables: ContextTable
     keys = np.zeros(CONTEXTS, np.uint64)
     for at in range(STATIC_CONTEXTS):
         keys[at] = combine_hash(static[at], at)
+    for at in range(TENANT, CONTEXTS):
+        borrowed = static[STATIC_CONTEXTS + at - TENANT]
+        if borrowed != np.uint64(0):
+            keys[at] = combine_hash(borrowed, at)
     hashes, recent = tables.hashes, tables.recent
     full, owner, all_jobs = keys[FULL], keys[OWNER], keys[ALL]
     similar, own, whole = (
@@ -334,6 +343,18 @@ def times_from_ratios(ratios: Singles, hint_seconds: float) -> Singles:
     return log_odds_tree(shifted)
 
 
+@inlined
+def borrow(at: int, rate: int, keys: Hashes, tables: ContextTables, inputs: Singles, coarser: Singles) -> None:
+    """Change what a context backs off to by other owners' jobs: an owner to its tenant, a kind by its name."""
+    all_jobs, found = inputs[1 + ALL * RATES + rate], np.empty(BINS, np.float32)
+    if at == OWNER and keys[TENANT] != np.uint64(0):
+        predict_row(find_row(tables.hashes, keys[TENANT]), rate, all_jobs, tables, found)
+        coarser[:] = found
+    elif at == KIND and keys[NAME] != np.uint64(0):
+        predict_row(find_row(tables.hashes, keys[NAME]), rate, all_jobs, tables, found)
+        coarser += np.float32(NAME_WEIGHT) * (found - all_jobs)
+
+
 @compiled
 def collect_inputs(
     keys: Hashes, hints: Floats, tables: ContextTables, prior: Singles, ratios: Singles
@@ -345,10 +366,12 @@ def collect_inputs(
     hint_count = HINTS if hints[MODEL_HINT] > 0.0 else 2 if hints[LIMIT_HINT] > 0.0 else 1
     inputs = np.zeros((1 + (TIME_CONTEXTS + hint_count) * RATES, BINS), np.float32)
     inputs[0] = prior
+    coarser = np.empty(BINS, np.float32)
     for at in range(TIME_CONTEXTS):
         row = find_row(tables.hashes, keys[at])
         for rate in range(RATES):
-            coarser = inputs[0] if at == ALL else inputs[1 + BACKOFF[at] * RATES + rate]
+            coarser[:] = inputs[0] if at == ALL else inputs[1 + BACKOFF[at] * RATES + rate]
+            borrow(at, rate, keys, tables, inputs, coarser)
             predict_row(row, rate, coarser, tables, inputs[1 + at * RATES + rate])
     coarse, fine = np.empty(BINS, np.float32), np.empty(BINS, np.float32)
     for hint in range(hint_count):
@@ -464,7 +487,7 @@ def update_contexts(keys: Hashes, seconds: float, hints: Floats, now: float, tab
         if keys[at] == np.uint64(0):
             continue
         row = find_or_claim_row(tables, tick, keys[at])
-        if at >= TIME_CONTEXTS:
+        if TIME_CONTEXTS <= at < TENANT:
             ratio = math.floor(bin_position(seconds) - bin_position(hints[(at - TIME_CONTEXTS) >> 1])) + RATIO_ONE_BIN
             update_row(row, min(max(ratio, 0), BINS - 1), tables)
             continue

@@ -234,7 +234,13 @@ def _hash_fields(job: Job) -> Hashes:
     kind = f"{owner}\0{job.group}\0{job.workload}"
     full = f"{kind}\0{demand}\0{job.job_class}\0{job.steps}\0{job.batch}"
     texts = ("", str(job.demand.total_gpu_milli), demand, owner, f"{owner}\0{demand}", kind, full)
-    return np.array([crc32(text.encode()) for text in texts], np.uint64)
+    return np.array([crc32(text.encode()) for text in texts] + _hash_borrowed(job), np.uint64)
+
+
+def _hash_borrowed(job: Job) -> list[int]:
+    """Hash what a job has in common with those of other users: tenant, and name and workload; 0: nothing."""
+    name = f"{job.group}\0{job.workload}" if job.group or job.workload else ""
+    return [crc32(text.encode()) if text and job.user else 0 for text in (job.tenant, name)]
 
 
 def _empty_tables() -> ContextTables:
