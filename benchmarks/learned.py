@@ -315,9 +315,9 @@ Delays relative to tuned `refold`: geometric means over slices, with the smalles
 - A cost with the longest delay, and the share of wide jobs among arrivals as a feature, are the first things to try.
 
 Slices were not all chosen in advance: philly-56000 and helios-40000 were first run as they are, where jobs hardly wait
-(mean delays of `refold` and `learned`: 0.02 and 0.04 h, 0.01 and 0.01 h), and replaced by dense ones; philly-50000-dense
-was added then. Gavel's trace is left out, as it has no run times. The slices are shorter than those of
-[unified.md](unified.md), so that queues are too. Training took 60 generations and about four minutes of CPU time; a
+(mean delays of `refold` and `learned`: 0.02 and 0.04 h, 0.01 and 0.01 h), and replaced by dense ones;
+philly-50000-dense was added then. Gavel's trace is left out, as it has no run times. The slices are shorter than those
+of [unified.md](unified.md), so that queues are too. Training took 60 generations and about four minutes of CPU time; a
 longer one was not tried, nor hidden units.
 
 ## All slices
