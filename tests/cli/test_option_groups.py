@@ -63,7 +63,16 @@ def test_compare_and_simulate_have_the_same_options_of_an_experiment() -> None:
     first = list(compare).index("--format")
     assert list(compare)[first : first + len(EXPERIMENT_OPTIONS)] == EXPERIMENT_OPTIONS
     assert {name: compare[name] for name in EXPERIMENT_OPTIONS} == {name: simulate[name] for name in EXPERIMENT_OPTIONS}
-    only_compare = {"--policies", "--placements", "--processes", "--workers", "--gap", "--from", "--since"}
+    only_compare = {
+        "--policies",
+        "--placements",
+        "--processes",
+        "--workers",
+        "--gap",
+        "--from",
+        "--since",
+        "--start-estimates",
+    }
     assert {name for name in compare if name not in simulate} == only_compare
     assert {name for name in simulate if name not in compare} == {"--policy", "--placement", "--journal"}
 
