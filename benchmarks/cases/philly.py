@@ -1,4 +1,4 @@
-"""The general simulator compared with AccaSim, both with FIFO, on three slices of traces."""
+"""FIFO compared with AccaSim on three slices: the general simulator and the compiled replay, with journals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from typing import NamedTuple
 from benchmarks.measure import in_fresh_process
 from benchmarks.peers import accasim_simulator as peer
 from benchmarks.table import Row, at_least, skipped
-from benchmarks.workloads import HELIOS, PHILLY, PHILLY_NODES, Slice, missing, simulate_with_journal, starts_in
+from benchmarks.workloads import (
+    HELIOS,
+    PHILLY,
+    PHILLY_NODES,
+    Slice,
+    missing,
+    replay_with_journal,
+    simulate_with_journal,
+    starts_in,
+)
 
 COUNT, QUICK_COUNT = 20_000, 2_000
 SLICES = (
@@ -24,6 +33,7 @@ class RefoldResult(NamedTuple):
     """Result of a run of Refold; started jobs and mean waiting (seconds) are read from the journal."""
 
     cpu_seconds: float
+    general_seconds: float
     started: int
     mean_waiting: float
 
@@ -53,12 +63,14 @@ def _rows_of(number: int, part: Slice, quick: bool) -> list[Row]:
     ratios = [theirs.cpu_seconds / ours.cpu_seconds for theirs, ours in pairs]
     their_seconds = statistics.median(theirs.cpu_seconds for theirs, _ in pairs)
     our_seconds = statistics.median(ours.cpu_seconds for _, ours in pairs)
+    general = statistics.median(theirs.cpu_seconds / ours.general_seconds for theirs, ours in pairs)
     waiting = f"mean waiting {ours.mean_waiting:,.0f} s, AccaSim {theirs.mean_waiting:,.0f} s"
     ratio = statistics.median(ratios)
     measured = f"{ratio:.1f} × ({min(ratios):.1f}–{max(ratios):.1f}; {waiting})"
     return [
         Row(f"AccaSim fifo + {allocator}, {count:,} jobs of {part.name}", f"{count / their_seconds:,.0f} jobs/s"),
         Row(f"Refold fifo + best-fit, journal on, {part.name}", f"{count / our_seconds:,.0f} jobs/s"),
+        Row(f"general simulator, journal on / AccaSim, {part.name}", f"{general:.1f} ×"),
         at_least(f"Refold / AccaSim with its faster allocator, {part.name}", ratio, 20, measured),
     ]
 
@@ -73,7 +85,12 @@ def refold(number: int, count: int) -> RefoldResult:
     jobs, cluster = SLICES[number].load(count)
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
-        simulate_with_journal(jobs[:100], cluster, "fifo", "best-fit", journal)
-        seconds = simulate_with_journal(jobs, cluster, "fifo", "best-fit", journal)
+        simulated, general = Path(folder) / "simulated.jsonl", 0.0
+        for part in (jobs[:100], jobs):  # the first loads the kernels
+            general = simulate_with_journal(part, cluster, "fifo", "best-fit", simulated)
+            seconds = replay_with_journal(part, cluster, "fifo", "best-fit", journal)
+        assert simulated.read_bytes() == journal.read_bytes()
         started = dict(starts_in(journal))
-    return RefoldResult(seconds, len(started), statistics.fmean(started[job.id] - job.submitted for job in jobs))
+    return RefoldResult(
+        seconds, general, len(started), statistics.fmean(started[job.id] - job.submitted for job in jobs)
+    )

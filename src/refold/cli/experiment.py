@@ -62,7 +62,7 @@ def simulate_policy(
 ) -> ReportRun:
     """Simulate the workload under a policy; `advance` is called with the number of jobs that have finished since.
 
-    Without a journal, a compiled replay is used if the policy has one that gives the same result.
+    A compiled replay is used if the policy has one with the same result, and if a journal is written, the same journal.
     """
     from refold.cli.policy_guard import make_guarded_policy
     from refold.core import Header, Journals
@@ -70,7 +70,7 @@ def simulate_policy(
     from refold.results import ReportRun, measure
     from refold.simulator import simulate
 
-    replayed = _replay(workload, selected) if path is None and not gap else None
+    replayed = _replay(workload, selected, path) if not gap else None
     if replayed is not None:
         advance(len(workload.jobs))
         return ReportRun(selected.name, replayed, measure(replayed))
@@ -104,16 +104,25 @@ def simulate_policy(
     return ReportRun(selected.name, history, measure(history))
 
 
-def _replay(workload: Workload, selected: SelectedPolicy) -> History | None:
-    """Return the history of the compiled replay; None if there is none with the same result."""
+def _replay(workload: Workload, selected: SelectedPolicy, path: Path | None) -> History | None:
+    """Return the history of the compiled replay, and write its journal; None if there is none with the same result."""
+    from refold.core import Header
     from refold.results import replayed_history
-    from refold.simulator import Conditions, find_replay
+    from refold.simulator import Conditions, find_journaled_replay, find_replay
 
     jobs, cluster, charging = workload.jobs, workload.cluster, workload.charging
     charge = charging.charge(cluster) if charging.count_affected(jobs, cluster) else None
     conditions = Conditions(charge, workload.costs, workload.faults, workload.never_end)
-    replay = find_replay(selected.policy, selected.settings, jobs, cluster, conditions)
-    return None if replay is None else replayed_history(jobs, cluster, replay())
+    asked = selected.policy, selected.settings, jobs, cluster, conditions
+    if path is None:
+        replay = find_replay(*asked)
+        return None if replay is None else replayed_history(jobs, cluster, replay())
+    with_journal = find_journaled_replay(*asked)
+    if with_journal is None:
+        return None
+    with _journal_file(path, Header(cluster, selected.policy, dict(selected.settings))) as file:
+        assert file is not None
+        return replayed_history(jobs, cluster, with_journal(file))
 
 
 def _make_gap_meter(policy: Policy, selected: SelectedPolicy) -> GapMeter:

@@ -22,8 +22,10 @@ from .free import (
 from .genetic_paper import best_pair as best_pair
 from .heap import pop as pop, push as push
 from .kernels import (
+    INSTANCES_THAT_FIT as INSTANCES_THAT_FIT,
     adjust_free as adjust_free,
     candidate_row as candidate_row,
+    count_shortages as count_shortages,
     fits as fits,
     max_gpus_per_node as max_gpus_per_node,
     need_at as need_at,

@@ -32,12 +32,18 @@ from .learned_replay import (
 from .measured_speeds import MeasuredSpeeds as MeasuredSpeeds
 from .modelled_speeds import ModelledSpeeds as ModelledSpeeds
 from .replay import (
+    ReplayNotes as ReplayNotes,
     ReplayResult as ReplayResult,
     TaskColumns as TaskColumns,
     replay_compiled as replay_compiled,
     task_columns as task_columns,
 )
-from .replay_choice import Conditions as Conditions, find_replay as find_replay
+from .replay_choice import (
+    Conditions as Conditions,
+    find_journaled_replay as find_journaled_replay,
+    find_replay as find_replay,
+)
+from .replay_journal import replay_entries as replay_entries
 from .run_time_draws import RunTimes as RunTimes
 from .simulation import simulate as simulate
 from .start_times import (

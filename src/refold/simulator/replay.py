@@ -20,6 +20,7 @@ from refold.packing import (
     FGD,
     GENETIC,
     GPU_MASK,
+    INSTANCES_THAT_FIT,
     LEARNING_RULES,
     NODE,
     RULE_STATE_ENTRIES,
@@ -35,6 +36,7 @@ from refold.packing import (
     ScoreCache,
     Words,
     adjust_free,
+    count_shortages,
     empty_demand_history,
     empty_score_cache,
     indices_from_mask,
@@ -104,6 +106,26 @@ def task_columns(jobs: Iterable[Job]) -> TaskColumns:
     )
 
 
+class ReplayNotes(NamedTuple):
+    """What a journal needs besides: the steps in which tasks arrive and are first found not to fit.
+
+    `blocked_number` counts tasks that do not fit, and is -1 for the others; `shortages` has what the nodes lacked then.
+    Empty arrays: nothing is noted.
+    """
+
+    arrival_step: Ints
+    blocked_step: Ints
+    blocked_number: Ints
+    shortages: Ints
+
+    @staticmethod
+    def allocate(tasks: int) -> ReplayNotes:
+        """Return the arrays for so many tasks."""
+        arrival_step, blocked_step, blocked_number = np.full((3, tasks), -1, dtype=np.int64)
+        shortages = np.zeros((tasks, INSTANCES_THAT_FIT + 1), dtype=np.int64)
+        return ReplayNotes(arrival_step, blocked_step, blocked_number, shortages)
+
+
 class ReplayArrays(NamedTuple):
     """The arrays that a compiled replay reads and writes."""
 
@@ -144,9 +166,17 @@ class ReplayArrays(NamedTuple):
 
 
 def replay_compiled(
-    tasks: TaskColumns, cluster: Cluster, placement: str = "best-fit", order: FifoOrder = "fifo", seed: int = 0
+    tasks: TaskColumns,
+    cluster: Cluster,
+    placement: str = "best-fit",
+    order: FifoOrder = "fifo",
+    seed: int = 0,
+    notes: ReplayNotes | None = None,
 ) -> ReplayResult:
-    """Simulate all tasks to completion. `order`: `fifo` is strict; `fifo-skip` skips tasks that do not fit."""
+    """Simulate all tasks to completion. `order`: `fifo` is strict; `fifo-skip` skips tasks that do not fit.
+
+    `notes` are written for a journal.
+    """
     if placement not in RULES:
         raise UnknownName("placement", placement, RULES)
     if placement in GENETIC:
@@ -169,6 +199,7 @@ def replay_compiled(
         free.bits,
         RecordedSpeeds(cluster).speed_of_node,
         arrays,
+        notes or ReplayNotes.allocate(0),
         rule_state,
         learns,
         empty_demand_history(),
@@ -232,6 +263,7 @@ def _replay(
     bits: Words,
     speed_of_node: Floats,
     arrays: ReplayArrays,
+    notes: ReplayNotes,
     state: Ints,
     learns: bool,
     history: DemandHistory,
@@ -246,8 +278,8 @@ def _replay(
     next_task = _link_equal_demands(demand_of, head_of)
     blocked = np.zeros(demand_count, dtype=np.bool_)
     demand_counts = np.zeros(demand_count, dtype=np.int64)
-    arrived = size = waiting = tasks_seen = demands_seen = steps = starts = 0
-    head, head_blocked = 0, False
+    arrived = size = waiting = tasks_seen = demands_seen = steps = starts = noted = 0
+    head, head_blocked, records = 0, False, len(notes.arrival_step) > 0
     while arrived < count or size > 0:
         steps += 1
         now = np.inf
@@ -274,6 +306,8 @@ def _replay(
                 tasks_seen += 1
                 if learns and is_update_due(tasks_seen):
                     update_demand_history(rule == FGD, rows, demand_counts, demands_seen, history, scores)
+            if records:
+                notes.arrival_step[arrived] = steps
             arrived += 1
 
         # 2. Start tasks in the order of arrival.
@@ -293,6 +327,10 @@ def _replay(
             ):
                 blocked[demand] = True
                 head_blocked = strict
+                if records and notes.blocked_number[task] < 0:
+                    notes.blocked_number[task], notes.blocked_step[task] = noted, steps
+                    notes.shortages[task] = count_shortages(nodes, gpus, rows, demand)
+                    noted += 1
                 continue
             need = need_at(rows, demand)
             started[task] = now

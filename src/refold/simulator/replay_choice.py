@@ -6,17 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from refold.core import Journal
 from refold.model import Cluster, Job
-from refold.packing import GENETIC, RULES
+from refold.packing import GENETIC, RULES, FreeResources
 from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds, SpeedModel
 from refold.simulator.easy_replay import PLACEMENTS, replay_easy
 from refold.simulator.faults import Fault, NeverEnds
-from refold.simulator.replay import ReplayResult, replay_compiled, task_columns
+from refold.simulator.replay import ReplayNotes, ReplayResult, replay_compiled, task_columns
+from refold.simulator.replay_journal import replay_entries
 
 MIN_JOBS = 2_000
 """With fewer jobs the general simulator takes a second at most, which is less than compiling a replay."""
 
+FIFO_ORDERS = ("fifo", "fifo-skip")
+
 Replay = Callable[[], ReplayResult]
+JournaledReplay = Callable[[Journal], ReplayResult]
 
 
 class Conditions(NamedTuple):
@@ -42,16 +47,49 @@ def find_replay(
     """
     if len(jobs) < min_jobs or not (_are_plain(conditions) and _are_replayable(jobs) and _is_unlimited(cluster)):
         return None
-    own, placement = dict(settings), str(settings.get("placement", "best-fit"))
-    own.pop("placement", None)
-    seed = own.pop("seed", 0)
-    if policy in ("fifo", "fifo-skip"):
+    own, placement, seed = _split(settings)
+    if policy in FIFO_ORDERS:
         if own or placement not in RULES or placement in GENETIC:
             return None
         return partial(_replay_fifo, jobs, cluster, placement, policy, seed)
     if policy == "easy" and _is_plain_easy(own) and placement in PLACEMENTS and _has_equal_speeds(cluster):
         return partial(_replay_easy, jobs, cluster, placement, own.get("backfill_order", "shortest"))
     return None
+
+
+def find_journaled_replay(
+    policy: str,
+    settings: Mapping[str, Any],
+    jobs: Sequence[Job],
+    cluster: Cluster,
+    conditions: Conditions,
+    min_jobs: int = MIN_JOBS,
+) -> JournaledReplay | None:
+    """Return the compiled replay of a policy that also writes the journal of `simulate`; None: there is none."""
+    if policy not in FIFO_ORDERS or find_replay(policy, settings, jobs, cluster, conditions, min_jobs) is None:
+        return None
+    free = FreeResources(cluster)
+    if not all(free.fits_when_empty(demand) for demand in {job.demand for job in jobs}):
+        return None
+    _, placement, seed = _split(settings)
+    return partial(_replay_fifo_with_journal, jobs, cluster, placement, policy, seed)
+
+
+def _split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str, int]:
+    """Return the settings other than placement rule and random seed, and these two."""
+    own = dict(settings)
+    placement, seed = str(own.pop("placement", "best-fit")), own.pop("seed", 0)
+    return own, placement, seed
+
+
+def _replay_fifo_with_journal(
+    jobs: Sequence[Job], cluster: Cluster, placement: str, order: Any, seed: int, journal: Journal
+) -> ReplayResult:
+    notes = ReplayNotes.allocate(len(jobs))
+    replayed = replay_compiled(task_columns(jobs), cluster, placement, order, seed, notes)
+    for entry in replay_entries(jobs, replayed, notes, len(cluster.nodes)):
+        journal.write(entry)
+    return replayed
 
 
 def _replay_fifo(jobs: Sequence[Job], cluster: Cluster, placement: str, order: Any, seed: int) -> ReplayResult:

@@ -1,0 +1,111 @@
+"""The journal of a compiled FIFO replay: the same entries that the general simulator writes, made from its columns.
+
+The loop over the steps is written out, since it takes most of the time of a simulation with a journal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from refold.core import Entry, Event, JobSubmitted, RunFinished, StartRun
+from refold.model import Allocation, Job, Reason, Shortage, Wait
+from refold.packing import Ints
+from refold.simulator.replay import ReplayNotes, ReplayResult
+
+StepRanges = Iterator[tuple[int, int]]
+"""For each step, the first of its tasks in a sorted list, and the first one of the next step."""
+
+
+def replay_entries(jobs: Sequence[Job], replayed: ReplayResult, notes: ReplayNotes, nodes: int) -> Iterator[Entry]:
+    """Yield the entry of every step. All jobs, sorted by submission, have run; the cluster has so many nodes.
+
+    There is a step whenever jobs end or are submitted. Events are in the order of the general simulator: ends in the
+    order of the starts, then submissions.
+    """
+    steps = max(int(notes.arrival_step.max(initial=0)), int(replayed.end_step.max(initial=0)))
+    times = np.empty(steps + 1)
+    times[notes.arrival_step], times[replayed.end_step] = replayed.tasks.submitted, replayed.ended
+    by_start = np.argsort(replayed.start_number)
+    by_end = by_start[np.argsort(replayed.end_step[by_start], kind="stable")]
+    blocked = np.flatnonzero(notes.blocked_number >= 0)
+    blocked = blocked[np.argsort(notes.blocked_number[blocked])]
+    starting: list[int] = by_start.tolist()
+    ending: list[int] = by_end.tolist()
+    noting: list[int] = blocked.tolist()
+    ids, allocation = [job.id for job in jobs], _allocations(replayed)
+    waiting = 0
+    for now, (end, next_end), (arrival, next_arrival), (start, next_start), (note, next_note) in zip(
+        times[1:].tolist(),
+        _ranges(replayed.end_step[by_end], steps),
+        _ranges(notes.arrival_step, steps),
+        _ranges(replayed.start_step[by_start], steps),
+        _ranges(notes.blocked_step[blocked], steps),
+        strict=True,
+    ):
+        events: tuple[Event, ...]
+        if end == next_end and arrival + 1 == next_arrival:  # most steps have one event
+            events = (JobSubmitted(jobs[arrival]),)
+        elif end + 1 == next_end and arrival == next_arrival:
+            events = (RunFinished(ids[ending[end]], 1),)
+        else:
+            finished = [RunFinished(ids[task], 1) for task in ending[end:next_end]]
+            events = (*finished, *map(JobSubmitted, jobs[arrival:next_arrival]))
+        starts = starting[start:next_start]
+        orders = tuple([StartRun(ids[task], 1, allocation(task)) for task in starts]) if starts else ()
+        waiting += next_arrival - arrival - len(starts)
+        waits: tuple[Wait, ...] = ()
+        if waiting and (arrival < next_arrival or note < next_note):
+            noted = noting[note:next_note]
+            lacking = [_lacks_resources(jobs[task], notes, task, nodes) for task in noted]
+            behind = [task for task in range(arrival, next_arrival) if task not in noted and task not in starts]
+            waits = (*lacking, *_behind_others(ids, behind, waiting))
+        yield Entry(now, events, orders, waits)
+
+
+def _ranges(steps_of_tasks: Ints, steps: int) -> StepRanges:
+    return pairwise(np.searchsorted(steps_of_tasks, np.arange(1, steps + 2)).tolist())
+
+
+def _allocations(replayed: ReplayResult) -> Callable[[int], Allocation]:
+    """Return a function that returns the allocation of a task; tasks with the same demand and GPUs share one."""
+    demand_of: list[int] = replayed.tasks.demand_of.tolist()
+    first_row: list[int] = replayed.first_row.tolist()
+    rows: list[list[int]] = replayed.placements.tolist()
+    known: dict[tuple[int, ...], Allocation] = {}
+
+    def allocation(task: int) -> Allocation:
+        first, end = first_row[task], first_row[task + 1]
+        if end - first > 1:
+            return Allocation(replayed.placement(task))
+        key = (demand_of[task], *rows[first])
+        if (found := known.get(key)) is None:
+            found = known[key] = Allocation(replayed.placement(task))
+        return found
+
+    return allocation
+
+
+def _lacks_resources(job: Job, notes: ReplayNotes, task: int, nodes: int) -> Wait:
+    fits, down, wrong_type, too_small, few_gpus, few_cpus, little_memory, instances = notes.shortages[task].tolist()
+    shortage = Shortage(
+        instances=job.demand.instances,
+        instances_fit=instances,
+        nodes=nodes,
+        nodes_fit=fits,
+        down=down,
+        wrong_type=wrong_type,
+        too_small=too_small,
+        too_few_gpus=few_gpus,
+        too_few_cpus=few_cpus,
+        too_little_memory=little_memory,
+    )
+    return Wait(job.id, Reason.RESOURCES, shortage=shortage)
+
+
+def _behind_others(ids: Sequence[str], behind: Sequence[int], waiting: int) -> list[Wait]:
+    """Return the waits of new jobs that were not considered, because others are ahead of them."""
+    ahead = waiting - len(behind)
+    return [Wait(ids[task], Reason.PRIORITY, ahead=ahead + place) for place, task in enumerate(behind)]
