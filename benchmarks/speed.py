@@ -14,7 +14,7 @@ from benchmarks.cases import decisions, easy, growth, helios, philly, policies, 
 from benchmarks.table import Row, as_markdown, as_plain, as_text
 
 CASES: dict[str, tuple[str, Callable[[bool], list[Row]]]] = {
-    "philly": ("general simulator compared with AccaSim", philly.rows),
+    "philly": ("FIFO compared with AccaSim", philly.rows),
     "easy": ("EASY backfill compared with AccaSim", easy.rows),
     "decisions": ("time per backfill decision, by queue length", decisions.rows),
     "helios": ("general simulator compared with bare event loops", helios.rows),

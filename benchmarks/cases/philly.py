@@ -24,7 +24,7 @@ from benchmarks.workloads import (
 COUNT, QUICK_COUNT = 20_000, 2_000
 SLICES = (
     Slice("Philly", PHILLY, 0, PHILLY_NODES),
-    Slice("Philly from job 50,000", PHILLY, 50_000, PHILLY_NODES),
+    Slice("Philly from job 20,000 on 64 nodes", PHILLY, 20_000, "64x8"),
     Slice("Helios Venus", HELIOS, 0, "135x8:V100"),
 )
 
