@@ -31,7 +31,7 @@ CASES = (
     *(Case(policy, 1_000_000, 12_500) for policy in ("fifo", "easy")),
     *(Case(policy, jobs, 1_250) for policy in ("fifo", "easy") for jobs in (10_000, 100_000, 1_000_000)),
     *(Case(policy, 1_000_000, 125) for policy in ("fifo", "easy")),
-    *(Case("refold", jobs, 125) for jobs in (500, 1_000, 2_000)),
+    *(Case("refold", jobs, 125) for jobs in (1_000, 3_000, 10_000, 30_000)),
     *(Case("refold", 1_000, nodes) for nodes in (1_250, 12_500)),
 )
 
