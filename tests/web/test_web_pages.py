@@ -366,6 +366,20 @@ def test_the_map_is_used_with_the_keyboard(page: Any, served: FakeServer) -> Non
     page.get_by_role("heading", name="train-1", level=1).wait_for()
 
 
+def test_the_map_speaks_if_it_has_the_focus_before_the_gpus_arrive(page: Any, served: FakeServer) -> None:
+    held: list[Any] = []
+    page.route("**/gpus*", lambda route: held.append(route))  # noqa: PLW0108
+    sign_in(page, served.address, OWNER)
+    canvas = page.get_by_role("application")
+    canvas.wait_for()
+    canvas.focus()
+    assert held
+    for route in held:
+        route.continue_()
+    page.unroute("**/gpus*")
+    page.locator("[aria-live=polite]").filter(has_text="here, GPU 0").first.wait_for(state="attached")
+
+
 def test_colours_can_be_chosen_and_are_remembered(page: Any, served: FakeServer) -> None:
     sign_in(page, served.address, OWNER)
     page.get_by_role("button", name="Colours: As the system").click()

@@ -63,7 +63,9 @@ export class GpuMap {
     const used = gpus.filter((gpu) => gpu.jobs.length).length;
     this._canvas.setAttribute("aria-label", labels.summary(formatWhole(used), formatWhole(gpus.length), plural(nodes.length, "node")));
     this._hideModesWithoutReadings(gpus);
+    const isFirst = !this._layout.cells.length;
     this._draw();
+    if (isFirst && document.activeElement === this._canvas) this._select(0, true); // the focus was there before the GPUs
   }
 
   _hideModesWithoutReadings(gpus) {
