@@ -24,6 +24,9 @@ from refold.core import Event, JobCancelled, RunFailed, RunFinished, RunStarted,
 from refold.model import Allocation, Demand, Job, Launch, Plan, Share
 
 TIMEOUT_SECONDS = 30.0
+MAX_REFUSALS = 3
+"""Times that a request is refused: pauses between attempts grow, and many in a row would take longer than the test."""
+
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
 Ending = RunFinished | RunFailed | RunStopped
 
@@ -159,8 +162,13 @@ def test_gangs_are_bound_once_and_as_a_whole_although_bindings_fail(server: Fake
     draw = random.Random(seed)
     failures = (Refusal(0), Refusal(0, late=True), Refusal(500), Refusal(503, late=True), Refusal(429, retry_after="0"))
 
+    refused = Counter[str]()
+
     def refuse(method: str, path: str) -> Refusal | None:
-        return draw.choice(failures) if path.endswith("/binding") and draw.random() < 0.4 else None
+        if not path.endswith("/binding") or refused[path] == MAX_REFUSALS or draw.random() > 0.4:
+            return None
+        refused[path] += 1
+        return draw.choice(failures)
 
     async def test(gangs: Gangs) -> None:
         server.refuse = refuse
