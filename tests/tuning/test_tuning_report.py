@@ -76,7 +76,7 @@ def test_a_short_history_has_fewer_slices() -> None:
 
 
 def test_a_history_that_is_too_short_is_rejected() -> None:
-    with pytest.raises(BadInput, match="the history has 99 jobs, expected at least 100"):
+    with pytest.raises(BadInput, match="expected a history of at least 100 jobs, found 99"):
         split_history([float(number) for number in range(99)], 0.4)
 
 

@@ -57,6 +57,7 @@ from .option_groups import with_option_groups as with_option_groups
 from .options import (
     ClusterFile as ClusterFile,
     HistorySourceOption as HistorySourceOption,
+    OptionalTrace as OptionalTrace,
     OtherPolicy as OtherPolicy,
     OutFolder as OutFolder,
     PlacementName as PlacementName,
@@ -78,4 +79,5 @@ from .options import (
 )
 from .parallel_runs import run_policies as run_policies, run_policies_on_ray as run_policies_on_ray
 from .policy_guard import make_guarded_policy as make_guarded_policy
+from .source_options import SourceOptions as SourceOptions
 from .tuning_runs import start_tuning_runs as start_tuning_runs, study_inputs as study_inputs

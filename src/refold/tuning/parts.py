@@ -40,7 +40,7 @@ class Split(NamedTuple):
 def split_history(submitted: Sequence[Seconds], report_share: float) -> Split:
     """Split the jobs of a history, which are sorted by submission; the last `report_share` of them are reported."""
     if len(submitted) < MIN_JOBS:
-        raise BadInput(f"the history has {len(submitted)} jobs, expected at least {MIN_JOBS}")
+        raise BadInput(f"expected a history of at least {MIN_JOBS} jobs, found {len(submitted)}")
     begin = round(len(submitted) * (1 - report_share))
     while begin < len(submitted) and submitted[begin] <= submitted[begin - 1]:
         begin += 1  # jobs that are submitted at once belong to one part

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
 import pytest
 from slurm_output import FakePrograms, node_line
+from typer.testing import CliRunner, Result
 
 from refold.backends.slurm.cluster import map_nodes
 from refold.backends.slurm.node_records import read_nodes
+from refold.cli.typer_app import app
 from refold.core import Entry, JobSubmitted, RunFinished, RunStarted, StartRun
 from refold.errors import BadInput
 from refold.journal import History
@@ -110,3 +116,31 @@ def test_a_requeued_job_starts_with_its_last_run() -> None:
 def test_jobs_without_a_start_are_only_submitted() -> None:
     entries, left_out = recorded_entries(read(row(1, 1000, 1000, 5)).trace.jobs, {}, CLUSTER)
     assert ([type(event) for entry in entries for event in entry.events], left_out) == ([JobSubmitted], 1)
+
+
+# `refold tune --from slurm`.
+
+
+def invoke_tune(monkeypatch: pytest.MonkeyPatch, out: Path, rows: Sequence[str], *options: str) -> Result:
+    text = "\n".join(["|".join(COLUMNS), *rows]) + "\n"
+    monkeypatch.setattr("refold.backends.slurm.Programs", lambda: FakePrograms([], NODES, sacct=text))
+    search = ("--policy", "las", "--baselines", "fifo", "--trials", "1", "--out", str(out))
+    return CliRunner().invoke(app, ["tune", "--from", "slurm", *search, *options])
+
+
+def test_a_search_on_slurm_s_jobs_continues_with_the_same_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row(number, 1000 * number, 1000 * number + 60, 1500, gpus=number % 4 + 1) for number in range(1, 151)]
+    first = invoke_tune(monkeypatch, tmp_path / "out", rows, "--json")
+    assert first.exit_code == 0, first.output
+    assert json.loads(first.stdout)["report"]["jobs"] == 60
+    later = invoke_tune(monkeypatch, tmp_path / "out", rows[10:])
+    assert "150 jobs on 2 nodes with 8 GPUs" in later.stdout
+    assert "the jobs are those of the earlier command" in later.stderr
+    other = invoke_tune(monkeypatch, tmp_path / "out", rows, "--since", "3d")
+    assert "has jobs that were read with other options; choose another --out" in str(other.exception)
+
+
+def test_too_few_jobs_of_slurm_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = invoke_tune(monkeypatch, tmp_path / "out", [row(1, 1000, 1060, 50)])
+    assert "expected a history of at least 100 jobs, found 1" in str(ended.exception)
+    assert not (tmp_path / "out").exists()

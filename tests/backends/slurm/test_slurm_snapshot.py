@@ -199,6 +199,9 @@ def test_options_without_slurm_are_errors() -> None:
         (["snapshot", "--no-priorities"], "--no-priorities needs --from slurm"),
         (["compare", "--since", "3d"], "--since needs --from slurm"),
         (["compare", "jobs.csv", "--from", "slurm"], "leave jobs.csv out"),
+        (["tune", "jobs.csv", "--since", "3d"], "--since needs --from slurm"),
+        (["tune", "jobs.csv", "--from", "slurm"], "leave jobs.csv out"),
+        (["tune"], "no job history given: name a trace file, or use --from slurm"),
         (["report", "--since", "3d"], "--since needs --from slurm"),
         (["report", "old.jsonl", "--from", "slurm"], "leave old.jsonl out"),
     ]:

@@ -5,22 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from refold.cli import (
     ClusterFile,
     ExperimentOptions,
-    HistorySourceOption,
     PlacementNames,
     PolicyNames,
     Seed,
-    Since,
+    SourceOptions,
     SpreadPower,
     TraceOrDemo,
     parse_settings,
-    require_option,
     with_option_groups,
 )
 from refold.cli.views import AsJson, Column, Table, print_json, print_line, print_notes, print_tables
@@ -116,34 +114,12 @@ class _OutputOptions:
         return run_policies_on_ray(workload, policies, self.gap)
 
 
-@dataclass(frozen=True, slots=True)
-class _SourceOptions:
-    """Where the jobs come from, if not from a trace."""
-
-    source: HistorySourceOption = None
-    since: Since = None
-
-    def reader(self, trace: str) -> Any:
-        """Return what reads the jobs; None: they are in the trace."""
-        from functools import partial
-
-        from refold.cli.inputs import DEMO, parse_since, read_slurm_workload
-        from refold.errors import BadInput
-
-        if self.source is None:
-            require_option("--from slurm", {"--since": self.since}, "a trace is read whole")
-            return None
-        if trace != DEMO:
-            raise BadInput(f"--from slurm reads Slurm's accounting; leave {trace} out")
-        return partial(read_slurm_workload, parse_since(self.since))
-
-
 @with_option_groups
 def compare(
     *,
     trace: TraceOrDemo = "demo",
     cluster: ClusterFile = None,
-    source: _SourceOptions,
+    source: SourceOptions,
     policies: _SeveralPolicies,
     experiment: ExperimentOptions,
     output: _OutputOptions,
@@ -164,10 +140,10 @@ def compare(
         trace_notes,
         try_write_report,
     )
-    from refold.cli.inputs import power_limit_notes
+    from refold.cli.inputs import DEMO, power_limit_notes
 
     out, gap = output.out, output.gap
-    reader = source.reader(trace)
+    reader = source.reader(None if trace == DEMO else trace)
     workload, selected = prepare_experiment(trace, cluster, policies.select(experiment.watch), experiment, reader)
     with output_folder(out):
         runs = output.run(workload, selected)

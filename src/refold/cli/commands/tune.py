@@ -12,8 +12,9 @@ import typer
 from refold.cli import (
     ClusterFile,
     ExperimentOptions,
+    OptionalTrace,
     Settings,
-    TraceName,
+    SourceOptions,
     parse_duration_option,
     parse_settings,
     with_option_groups,
@@ -24,9 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from refold.cli.inputs import SelectedPolicy, Workload
-    from refold.tuning import Goal, Objective, ReportPolicy, TunedPolicy, TuningResult
+    from refold.tuning import Goal, Objective, ReportPolicy, Split, TunedPolicy, TuningResult
 
 STUDY_FILE = "study.jsonl"
+HISTORY_FILE = "history.json"
 POLICY_FILE = "policy.yaml"
 PICTURE_FILE = "report.html"
 DEFAULT_BASELINES = "fifo,fifo-skip,easy,srtf"
@@ -182,8 +184,9 @@ class _Choice:
 @with_option_groups
 def tune(
     *,
-    history: TraceName,
+    history: OptionalTrace = None,
     cluster: ClusterFile = None,
+    source: SourceOptions,
     policy: _TunedPolicy,
     search: _SearchOptions,
     choice: _Choice,
@@ -201,18 +204,28 @@ def tune(
     settings and the baselines, writes a policy file for `refold serve --policy`; otherwise recommends nothing. Ctrl-C
     stops the search, and the same command continues it.
 
-    Example: refold tune jobs.csv --cluster 16x8:A100 --trials 100 --workers 8
+    Examples: refold tune jobs.csv --cluster 16x8:A100 --trials 100 --workers 8 ·
+    refold tune --from slurm --since 90d
     """
     from refold.cli import output_folder, prepare_experiment, trace_notes
+    from refold.cli.inputs import KeptHistory
     from refold.cli.views import describe_verdict, tuning_tables
-    from refold.tuning import Goal
+    from refold.errors import BadInput
+    from refold.tuning import Goal, split_history
 
     objective, fixed = choice.parse(), policy.select(experiment.watch)
-    others = search.select_baselines(fixed)
-    workload, [fixed, *others] = prepare_experiment(history, cluster, [fixed, *others], experiment)
+    others, reader = search.select_baselines(fixed), source.reader(history)
+    if history is None and reader is None:
+        raise BadInput("no job history given: name a trace file, or use --from slurm")
+    kept = KeptHistory(out / HISTORY_FILE, reader) if reader else None
     with output_folder(out):
+        read = kept.read if kept else None
+        workload, [fixed, *others] = prepare_experiment(history or "", cluster, [fixed, *others], experiment, read)
+        split = split_history([job.submitted for job in workload.jobs], search.report_share)
+        if kept:
+            kept.write()
         goal = Goal(objective, tuple(map(_baseline, others)), choice.pick)
-        result = _run(workload, policy.tuned(fixed), goal, search, out)
+        result = _run(workload, split, policy.tuned(fixed), goal, search, out)
     report = result.report
     written = _write_policy(out / POLICY_FILE, workload, result) if report.is_recommended else None
     picture = _write_picture(out / PICTURE_FILE, f"{fixed.policy} on {workload.name}", result)
@@ -229,7 +242,9 @@ def tune(
         print_notes([f"{out / POLICY_FILE} was written by an earlier command"])
 
 
-def _run(workload: Workload, policy: TunedPolicy, goal: Goal, search: _SearchOptions, out: Path) -> TuningResult:
+def _run(
+    workload: Workload, split: Split, policy: TunedPolicy, goal: Goal, search: _SearchOptions, out: Path
+) -> TuningResult:
     """Search and report; results are kept in the study of the output folder."""
     from time import monotonic
 
@@ -237,10 +252,9 @@ def _run(workload: Workload, policy: TunedPolicy, goal: Goal, search: _SearchOpt
 
     from refold.cli import start_tuning_runs, study_inputs
     from refold.cli.views import progress
-    from refold.tuning import Budget, Study, Tuner, expected_slices, split_history
+    from refold.tuning import Budget, Study, Tuner, expected_slices
 
-    submitted = [job.submitted for job in workload.jobs]
-    split = split_history(submitted, search.report_share)
+    submitted = np.array([job.submitted for job in workload.jobs])
     study = Study(out / STUDY_FILE, study_inputs(workload, [policy.name, *(one.policy for one in goal.baselines)]))
     ends = monotonic() + parse_duration_option("--time", search.time) if search.time else inf
     budget = Budget(search.trials, lambda: monotonic() < ends)
@@ -253,7 +267,7 @@ def _run(workload: Workload, policy: TunedPolicy, goal: Goal, search: _SearchOpt
             progress(f"tuning {policy.name}", jobs) as advance,
             start_tuning_runs(workload, study, search.workers, advance) as runs,
         ):
-            tuner = Tuner(split, np.array(submitted), gpus, runs.run, search.seed)
+            tuner = Tuner(split, submitted, gpus, runs.run, search.seed)
             return tuner.tune(policy, goal, budget)
     except KeyboardInterrupt:
         print_line(f"stopped; the same command continues with what is in {out / STUDY_FILE}", err=True)

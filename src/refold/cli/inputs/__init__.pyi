@@ -27,6 +27,7 @@ from .journal_state import (
     stop_after as stop_after,
 )
 from .journal_workload import read_recorded_run as read_recorded_run, workload_from_history as workload_from_history
+from .kept_history import KeptHistory as KeptHistory
 from .launch_engines import (
     LaunchEngineName as LaunchEngineName,
     LaunchTargetName as LaunchTargetName,
