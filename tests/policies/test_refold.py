@@ -10,18 +10,21 @@ from random import Random
 from typing import Any, ClassVar
 
 import msgspec
+import numpy as np
 import pytest
 
 from refold.core import Journals, ListJournal, Policy, View
 from refold.core.orders import StartRun
 from refold.errors import BadValue, UnknownName
 from refold.journal import HistoryJournal
-from refold.model import Cluster, Job, Plan, Reason, Tenant
+from refold.model import ChangeLimit, Cluster, Job, Plan, Reason, Tenant
 from refold.plans.speeds import Speeds
 from refold.policies.common import Draft
 from refold.policies.reshaping.refold import Refold
-from refold.policies.reshaping.refold_jobs import JobSources, RoundJobs
+from refold.policies.reshaping.refold_jobs import RoundJobs
+from refold.policies.reshaping.refold_sources import JobSources
 from refold.policies.reshaping.refold_starts import Starter
+from refold.policies.reshaping.refold_table import JobRow
 from refold.results.guarantees import find_violations
 from refold.simulator import Costs, RecordedSpeeds, simulate
 from refold.simulator.modelled_speeds import ModelledSpeeds
@@ -535,23 +538,42 @@ def test_invalid_settings_are_rejected(settings: dict[str, float]) -> None:
         Simulation([make_job("a")], Refold(**settings))  # type: ignore[arg-type]
 
 
-class CheckedFacts(Refold):
-    """Compares what a round has kept of waiting jobs with what it would find out now."""
+class CheckedTable(Refold):
+    """Compares what is kept of all jobs between rounds with what a round would find out without it."""
 
-    checked = renewed = 0
+    kept = renewed = 0
 
     def _run_round(self, view: View, sources: JobSources) -> tuple[RoundJobs, Starter, Draft]:
-        kept = dict(sources._waiting)
-        found = sources.facts(view, ())
-        sources._waiting.clear()
-        assert sources.facts(view, ()) == found
-        self.renewed += sum(job_id in kept and kept[job_id] != facts for job_id, facts in found.items())
-        self.checked += len(kept)
+        known = dict(sources.facts)
+        guaranteed = sources.guarantees.guaranteed_jobs(view)
+        sources.update(view, guaranteed)
+        anew = JobSources(
+            sources.estimator, sources.options, sources.guarantees, sources.expected_service, sources.fair_share
+        )
+        anew._waiting_since = sources._waiting_since
+        anew.update(view, guaranteed)
+        assert (sources.facts, sources.by_id) == (anew.facts, anew.by_id)
+        assert set(sources.with_shapes) == set(anew.with_shapes)
+        assert set(sources.with_range) == set(anew.with_range)
+        own_rows, other_rows = sources.table.rows(sources.by_id), anew.table.rows(sources.by_id)
+        for name in JobRow._fields:
+            own, other = sources.table.column(name)[own_rows], anew.table.column(name)[other_rows]
+            np.testing.assert_array_equal(own, other, name)
+        self.renewed += sum(sources.facts[job_id] is not known.get(job_id) for job_id in sources.facts)
+        self.kept += sum(sources.facts[job_id] is known.get(job_id) for job_id in sources.facts)
         return super()._run_round(view, sources)
 
 
-def test_what_a_round_knows_of_waiting_jobs_is_up_to_date() -> None:
-    jobs = [rigid(f"job-{number}", 1 + number % 8, 3 * number, 60 + number % 500) for number in range(200)]
-    policy = CheckedFacts(restart_seconds=1.0)
-    simulate(jobs, NO_QUOTAS, policy, costs=COSTS)
-    assert policy.checked > 100 * policy.renewed > 0
+@pytest.mark.parametrize("cluster", [NO_QUOTAS, TWO_NODES])
+def test_what_is_kept_of_jobs_between_rounds_is_up_to_date(cluster: Cluster) -> None:
+    jobs = [
+        rigid(f"job-{number}", 1 + number % 8, 3 * number, 60 + number % 500, preemptible=number % 5 > 0)
+        for number in range(200)
+    ]
+    classes = ("guaranteed", "best-effort")
+    for number in range(20):
+        limits = {"gpu_range": (1, 8), "change_limit": ChangeLimit(every=300.0), "job_class": classes[number % 2]}
+        jobs.append(modelled("bert", f"bert-{number}", 4, 40 * number, 500, **limits))
+    policy, charge = CheckedTable(restart_seconds=1.0), ModelledSpeeds(Speeds(cluster), RecordedSpeeds(cluster))
+    simulate(sorted(jobs, key=lambda job: job.submitted), cluster, policy, charge=charge, costs=COSTS)
+    assert policy.kept > policy.renewed > 0

@@ -18,7 +18,8 @@ from refold.plans import CATALOGUE_ONLY
 from refold.policies.common import Draft, ExpectedService, FairShare, GuaranteeRules, OptionCache, ProgressEstimator
 from refold.policies.reshaping.arrivals import ArrivalSummary
 from refold.policies.reshaping.refold_growth import Growth
-from refold.policies.reshaping.refold_jobs import JobSources, RefoldSettings, RoundJobs
+from refold.policies.reshaping.refold_jobs import RefoldSettings, RoundJobs
+from refold.policies.reshaping.refold_sources import JobSources
 from refold.policies.reshaping.refold_starts import Starter
 from refold.testing import make_cluster, make_job
 
@@ -59,7 +60,7 @@ class Round:
         options = OptionCache(estimator.speeds)
         guarantees, service = GuaranteeRules(estimator, options), ExpectedService(CATALOGUE_ONLY)
         sources = JobSources(estimator, options, guarantees, service, FairShare(0.0, 3600.0))
-        return RoundJobs(self.view, sources, SETTINGS, {}, NO_ARRIVALS_SOON)
+        return RoundJobs(self.view, sources, SETTINGS, NO_ARRIVALS_SOON)
 
     def decide(self, *events: Event, then: Decision = NO_CHANGE) -> None:
         self.policy.next = then
@@ -109,7 +110,7 @@ def grown(placed: int, waiting: int) -> list[int]:
     state = Round(*map(modelled, names), *(make_job(f"w{number}", gpus=8, work=None) for number in range(waiting)))
     draft, jobs = Draft(state.view), state.jobs()
     for name in names:
-        assert draft.place_first(name, Placer("best-fit"), jobs.options[name])
+        assert draft.place_first(name, Placer("best-fit"), jobs.options_of(name))
     Growth(jobs, draft, Placer("best-fit")).grow()
     return [gpus_of(draft)[name] for name in names]
 

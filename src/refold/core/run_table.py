@@ -32,8 +32,12 @@ class RunTable:
         self.jobs: dict[str, Job] = {}
         self.runs: dict[str, Run] = {}
         self.progress: dict[str, Progress] = {}
+        self.stopping: dict[str, None] = {}
+        """Jobs whose runs have been ordered to stop; a dictionary, to keep their order."""
         self.cancelled: set[str] = set()
         """Jobs that are not queued again when their runs have stopped."""
+        self._with_change_limit: set[str] = set()
+        """Jobs with a run that may be changed only so often."""
         self._reshape_holdings: dict[str, Placement] = {}
         self._reshapes: dict[str, Reshape] = {}
         """What runs that are being reshaped will become."""
@@ -81,12 +85,15 @@ class RunTable:
         run = Run(job.id, progress.runs, allocation, since, False, profiling)
         self.jobs[job.id] = job
         self.runs[job.id] = run
+        if job.change_limit is not None:
+            self._with_change_limit.add(job.id)
         self._changes.started.append(run)
         return StartRun(job.id, run.number, allocation)
 
     def stop(self, job_id: str, why: str, now: Seconds, next_allocation: Allocation | None = None) -> StopRun:
         """Stop a run. It holds its resources until its end is reported."""
         run, progress = self.runs[job_id], self.progress[job_id]
+        self.stopping[job_id] = None
         self.runs[job_id] = Run(run.job, run.number, run.allocation, run.since, True, run.profiling)
         if progress.computing_since is not None:
             progress.done += now - progress.computing_since
@@ -111,6 +118,11 @@ class RunTable:
         is_used_up = limit.at_most is not None and progress.changes >= limit.at_most
         return inf if is_used_up else progress.changed_at + limit.every
 
+    def next_changeable_at(self, now: Seconds) -> Seconds:
+        """Return when the next run becomes changeable that now is not; infinity: none does."""
+        moments = map(self.changeable_at, self._with_change_limit)
+        return min((moment for moment in moments if moment > now), default=inf)
+
     def stop_for_good(self, job_id: str, why: str, now: Seconds) -> StopRun:
         """Stop a run; its job is not queued again."""
         self.cancelled.add(job_id)
@@ -131,6 +143,8 @@ class RunTable:
             self._reshape_holdings.pop(job_id, None)
             reshape = self._reshapes.pop(job_id, None)
         run = self.runs.pop(job_id)
+        self.stopping.pop(job_id, None)
+        self._with_change_limit.discard(job_id)
         progress = self.progress[job_id]
         progress.computing_since = None
         job, gpus = self.jobs[job_id], run.allocation.gpu_milli / WHOLE

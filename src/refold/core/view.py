@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from math import inf
 from types import MappingProxyType
 
 from refold.core.changes import Changes
@@ -45,6 +44,8 @@ class View:
         """Jobs with a run."""
         self.runs: Mapping[str, Run] = MappingProxyType(state.running.runs)
         """The current run of each active job."""
+        self.stopping: Collection[str] = state.running.stopping.keys()
+        """The active jobs whose runs have been ordered to stop."""
         self.measured_speeds: Mapping[MeasuredShape, float] = MappingProxyType(state.running.measurements.speeds)
         """Speeds that runs have reported, in steps per second, averaged by kind of job, GPUs and plan.
 
@@ -147,6 +148,10 @@ class View:
             return progress.done
         return progress.done + self.now - progress.computing_since
 
+    def reported_done(self, job_id: str) -> Seconds:
+        """Return the work done, in seconds, when the current run was started or last reported progress."""
+        return self._state.running.progress[job_id].done
+
     def steps_done(self, job_id: str) -> tuple[int, Seconds]:
         """Return the steps last reported as done, and the time of that report (-inf: never)."""
         progress = self._state.running.progress[job_id]
@@ -167,10 +172,7 @@ class View:
 
     def next_preemptible_at(self) -> Seconds:
         """Return when the next run becomes preemptible that now is not; infinity: none does."""
-        if all(job.change_limit is None for job in self.active.values()):
-            return inf
-        moments = map(self._state.running.changeable_at, self.runs)
-        return min((moment for moment in moments if moment > self.now), default=inf)
+        return self._state.running.next_changeable_at(self.now)
 
     def loss(self, job_id: str) -> float | None:
         """Return the training loss that a job last reported; None: it has reported none."""

@@ -47,13 +47,12 @@ class Draft:
         self._allocations: dict[str, Allocation | None] = {}
         """Allocations that differ from those of the current runs."""
         self._closed: frozenset[int] = frozenset()
-        for run in view.runs.values():
-            if run.stopping:
-                self.free.release(view.held_by(run.job))
-                following = view.next_allocation(run.job)
-                if following is not None and self.free.take(following.placement) is not None:
-                    following = None
-                self._allocations[run.job] = following
+        for job_id in view.stopping:
+            self.free.release(view.held_by(job_id))
+            following = view.next_allocation(job_id)
+            if following is not None and self.free.take(following.placement) is not None:
+                following = None
+            self._allocations[job_id] = following
 
     def allocation_of(self, job_id: str) -> Allocation | None:
         """Return the allocation of a job in this draft; None if it has none."""
@@ -77,6 +76,10 @@ class Draft:
         """Return the jobs without a run that have an allocation."""
         runs = self._view.runs
         return {job_id for job_id, held in self._allocations.items() if held is not None and job_id not in runs}
+
+    def without_allocation(self) -> list[str]:
+        """Return the active jobs that have lost their allocation in this draft."""
+        return [job_id for job_id, held in self._allocations.items() if held is None and job_id in self._view.runs]
 
     def may_change(self, job_id: str) -> bool:
         """Return whether a job may be changed: it is not running, or preemptible on nodes and GPUs that are up."""
@@ -191,8 +194,7 @@ def has_external_changes(view: View) -> bool:
     changes = view.changes
     if changes.submitted or changes.removed or changes.nodes:
         return True
-    known = view.runs.keys() | view.waiting.keys() if changes.ended else ()
-    return any(not run.stopping or run.job not in known for run in changes.ended)
+    return any(not run.stopping or not (run.job in view.runs or run.job in view.waiting) for run in changes.ended)
 
 
 def ended_jobs(view: View) -> list[str]:

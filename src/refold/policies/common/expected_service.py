@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 from typing import Any, NamedTuple
 
 from refold.core import View
@@ -24,12 +23,21 @@ MAX_ENDED_RUNS = 50
 """The prediction for a waiting job is renewed when so many runs have ended since."""
 
 
-class _Expectation(NamedTuple):
-    """The expected service after some work, predicted when so many runs had ended. `is_mean`: it is the mean."""
+class PredictionBasis(NamedTuple):
+    """The work that a job had done, and the number of runs that had ended, at the time of a prediction."""
 
-    seconds: Seconds
     done: Seconds
     ended_runs: int
+
+
+NO_PREDICTION = PredictionBasis(0.0, 0)
+
+
+class _Expectation(NamedTuple):
+    """The expected service until completion. `is_mean`: it is the mean."""
+
+    seconds: Seconds
+    basis: PredictionBasis
     is_mean: bool
 
 
@@ -50,19 +58,33 @@ class ExpectedService:
         self.durations.observe(view)
         self.ended_runs += len(view.changes.ended)
 
+    def basis(self, job_id: str) -> PredictionBasis:
+        """Return the basis of the last prediction for a job."""
+        last = self._expectations.get(job_id)
+        return NO_PREDICTION if last is None else last.basis
+
+    def is_outdated(self, predicted_done: Any, predicted_ended: Any, done: Any, is_running: Any) -> Any:
+        """Return whether a prediction is to be renewed; of many jobs, if the arguments are columns.
+
+        For a run, it is when the work that it has done has grown; for a waiting job, also when many runs have ended.
+        """
+        has_changed = (done < predicted_done) | (done > predicted_done * MIN_CHANGE + MIN_CHANGE_SECONDS)
+        is_old = self.ended_runs - predicted_ended >= MAX_ENDED_RUNS
+        return has_changed | (is_old & (is_running ^ True))
+
     def seconds(self, view: View, job: Job) -> Seconds:
         """Return the expected service until a job completes.
 
         This is `DurationDistribution.service_per_completion`; but the mean for a waiting job that may not be stopped:
         once started, it runs to its end, however long that takes.
         """
-        done = view.done(job.id)
-        is_mean = not job.preemptible and job.id not in view.runs
+        done, is_running = view.done(job.id), job.id in view.runs
+        is_mean = not job.preemptible and not is_running
         last = self._expectations.get(job.id)
-        if last is None or last.is_mean != is_mean or self._is_outdated(last, done, is_running=job.id in view.runs):
+        if last is None or last.is_mean != is_mean or self.is_outdated(*last.basis, done, is_running):
             total = self._total(self.durations.distribution(view, job), is_mean)
             seconds = max(total - done, MIN_REMAINING) if is_mean else total
-            last = self._expectations[job.id] = _Expectation(seconds, done, self.ended_runs, is_mean)
+            last = self._expectations[job.id] = _Expectation(seconds, PredictionBasis(done, self.ended_runs), is_mean)
         return last.seconds
 
     def _total(self, distribution: DurationDistribution, is_mean: bool) -> Seconds:
@@ -72,16 +94,6 @@ class ExpectedService:
             self._last_total = distribution, is_mean, seconds
         return self._last_total[2]
 
-    def valid_until(self, job_id: str) -> float:
-        """Return the number of ended runs at which the prediction for a waiting job is renewed; infinity: none is."""
-        last = self._expectations.get(job_id)
-        return inf if last is None else last.ended_runs + MAX_ENDED_RUNS
-
     def forget(self, job_id: str) -> None:
         """Drop what is cached for a job that has ended."""
         self._expectations.pop(job_id, None)
-
-    def _is_outdated(self, last: _Expectation, done: Seconds, *, is_running: bool) -> bool:
-        if not last.done <= done <= last.done * MIN_CHANGE + MIN_CHANGE_SECONDS:
-            return True
-        return not is_running and self.ended_runs - last.ended_runs >= MAX_ENDED_RUNS

@@ -35,9 +35,13 @@ class Sharing:
         placer: Placer,
         jobs: Mapping[str, Job],
         options_of: Callable[[str], Sequence[Option]],
+        with_range: Iterable[str],
     ) -> None:
-        """`jobs`: all waiting and running jobs. `options_of`: the shapes that a job may have."""
+        """`jobs`: all waiting and running jobs. `options_of`: the shapes that a job may have. `with_range`: jobs that
+        requested a range of GPUs.
+        """
         self._draft, self._placer, self._jobs, self._options_of = draft, placer, jobs, options_of
+        self._with_range = with_range
 
     def is_possible(self) -> bool:
         """Return whether any job holds more than it requested."""
@@ -106,11 +110,11 @@ class Sharing:
     def _lenders(self) -> list[_Lender]:
         """Return the jobs that may be shrunk, those with the most GPUs beyond their request first."""
         lenders: list[_Lender] = []
-        for job_id, held in self._draft.allocations():
-            job = self._jobs.get(job_id)
-            if job is None or job.gpu_range is None or not self._draft.may_change(job_id):
+        for job_id in self._with_range:
+            held = self._draft.allocation_of(job_id)
+            if held is None or not self._draft.may_change(job_id):
                 continue
-            requested, gpus = requested_gpus(job), held.gpu_milli // WHOLE
+            requested, gpus = requested_gpus(self._jobs[job_id]), held.gpu_milli // WHOLE
             if gpus > requested:
                 shapes = [option for option in self._options_of(job_id) if requested <= option.gpus < gpus]
                 lenders.append(_Lender(job_id, held, shapes))

@@ -50,13 +50,13 @@ from refold.policies.common import (
     RemainingTime,
     StartEstimator,
     Transition,
-    ended_jobs,
     has_external_changes,
 )
 from refold.policies.reshaping.arrivals import Arrivals
 from refold.policies.reshaping.refold_growth import Growth
-from refold.policies.reshaping.refold_jobs import JobSources, RefoldSettings, RoundJobs
+from refold.policies.reshaping.refold_jobs import RefoldSettings, RoundJobs
 from refold.policies.reshaping.refold_reservation import Reservation
+from refold.policies.reshaping.refold_sources import JobSources
 from refold.policies.reshaping.refold_starts import Starter
 from refold.policies.reshaping.refold_throughput import maximise_throughput
 
@@ -141,8 +141,6 @@ class Refold:
         self._goal = goal
         self._fair_share = FairShare(fair_share, fair_share_half_life)
         self._placer = Placer(placement, seed)
-        self._waiting_since: dict[str, Seconds] = {}
-        """When each waiting job was submitted or returned to the queue."""
         self._safety_factor, self._trust_steps = safety_factor, trust_steps
         self._knowledge = Knowledge.from_settings(knowledge)
         self._transition = Transition(self._placer)
@@ -173,11 +171,11 @@ class Refold:
         self._last_round = view.now
         jobs, starter, draft = self._run_round(view, sources)
         decision = self._with_reasons(view, self._transition.step_towards(view, draft.target()))
-        return self._with_estimates(view, decision, starter.queue, jobs.weighted_work)
+        return self._with_estimates(view, decision, starter.queue, jobs)
 
     def _run_round(self, view: View, sources: JobSources) -> tuple[RoundJobs, Starter, Draft]:
         """Return a draft of all allocations after a round, and set the time of the next one."""
-        jobs = RoundJobs(view, sources, self._settings, self._waiting_since, self._arrivals.summary(view.now))
+        jobs = RoundJobs(view, sources, self._settings, self._arrivals.summary(view.now))
         draft = Draft(view, self._placer)
         if self._goal == "time":
             starter = Starter(jobs, draft, self._placer, self._settings.max_preemptors, self._reservation)
@@ -194,16 +192,16 @@ class Refold:
             self._wake_at = min(self._wake_at, view.now + REVIEW_SECONDS)
         return jobs, starter, draft
 
-    def _with_estimates(
-        self, view: View, decision: Decision, order: Sequence[str], ranks: Mapping[str, float]
-    ) -> Decision:
+    def _with_estimates(self, view: View, decision: Decision, order: Sequence[str], jobs: RoundJobs) -> Decision:
         """Add start estimates; none while nothing is known about run times."""
         assert self._sources is not None
         if self._estimates is None or not self._sources.expected_service.durations.are_known(view):
             return decision
-        queue = QueueState(
-            lambda: order, lambda _: ranks, lambda job_id: ranks.get(job_id, 0.0), decision.starts, decision.stops
-        )
+
+        def rank(job_id: str) -> float:
+            return jobs.weighted_work_of(job_id) if job_id in jobs.by_id else 0.0  # it has ended already
+
+        queue = QueueState(lambda: order, jobs.weighted_work_by_id, rank, decision.starts, decision.stops)
         estimates = self._estimates.estimates(view, queue)
         return msgspec.structs.replace(decision, start_estimates=estimates) if estimates else decision
 
@@ -232,16 +230,8 @@ class Refold:
         self._sources.expected_service.observe(view)
         if self._estimates is not None:
             self._estimates.observe(view)
-        changes = view.changes
-        self._arrivals.record(view.now, changes.submitted)
-        for job in (*changes.submitted, *changes.requeued):
-            self._waiting_since[job.id] = view.now
-        for run in changes.started:
-            self._waiting_since.pop(run.job, None)
-            self._sources.forget_waiting(run.job)
-        for job_id in ended_jobs(view):
-            self._waiting_since.pop(job_id, None)
-            self._sources.forget(job_id)
+        self._sources.observe(view)
+        self._arrivals.record(view.now, view.changes.submitted)
         return self._sources
 
     def _note_reserved(self, view: View, placed: Collection[str]) -> list[str]:

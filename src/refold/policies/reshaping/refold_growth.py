@@ -44,8 +44,10 @@ class Growth:
         self._rate = jobs.delay_per_gpu_second(sum(draft.allocation_of(job_id) is None for job_id in jobs.view.waiting))
         heap = [
             larger
-            for job_id, held in draft.allocations()
-            if self._may_grow(job_id, held) and (larger := self._best(job_id, held))
+            for job_id in {**jobs.with_shapes, **dict.fromkeys(jobs.guaranteed)}
+            if (held := draft.allocation_of(job_id)) is not None
+            and self._may_grow(job_id, held)
+            and (larger := self._best(job_id, held))
         ]
         heapify(heap)
         while heap and self._free:
@@ -62,7 +64,7 @@ class Growth:
 
     def _may_grow(self, job_id: str, held: Allocation) -> bool:
         jobs, gpus = self._jobs, held.gpu_milli // WHOLE
-        options = jobs.options[job_id]
+        options = jobs.options_of(job_id)
         if options.most_gpus <= gpus or options.fewest_gpus > gpus + self._free:
             return False
         return jobs.has_other_shapes(job_id) and self._draft.may_change(job_id)
@@ -70,7 +72,7 @@ class Growth:
     def _best(self, job_id: str, held: Allocation) -> _Larger | None:
         """Return the larger shape that saves the most time per GPU; None if no other is worthwhile."""
         jobs, gpus = self._jobs, held.gpu_milli // WHOLE
-        larger = [option for option in jobs.options[job_id] if gpus < option.gpus <= gpus + self._free]
+        larger = [option for option in jobs.options_of(job_id) if gpus < option.gpus <= gpus + self._free]
         if not larger:
             return None
         now, best = jobs.remaining_time(job_id, held), None

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import cast
 
 import msgspec
+import numpy as np
 
 from refold.core import Account, View
 from refold.errors import BadValue
-from refold.model import Allocation, Job, Seconds
+from refold.model import Allocation, Seconds
+from refold.packing import Floats, Ints
 from refold.policies.common import (
-    ExpectedService,
-    FairShare,
-    GuaranteeRules,
     Option,
-    OptionCache,
     Options,
-    ProgressEstimator,
 )
-from refold.policies.reshaping.arrivals import ArrivalSummary, is_wide
+from refold.policies.reshaping.arrivals import ArrivalSummary
+from refold.policies.reshaping.refold_sources import JobSources
+from refold.policies.reshaping.refold_table import Flags
 
 FREQUENT_WIDE_JOBS = 18.0
 """Wide jobs are frequent if at least one of so many jobs is wide: `wide_weight` is the weight of each of them."""
@@ -53,160 +52,97 @@ class RefoldSettings(msgspec.Struct, frozen=True):
             raise BadValue(f"wide_share is {self.wide_share}, expected a number from 0 to 1")
 
 
-class JobFacts(NamedTuple):
-    """What a round knows of a job besides its age.
-
-    `remaining`: work, in steps; `work`: in GPU-seconds at its most efficient size, which count more if its user has
-    used more than others. `done`: seconds of work.
-    `may_be_preferred`: it is wide, of unknown length, and can be stopped again for jobs that turn out shorter.
-    `valid_until`: number of ended runs until which this holds while the job waits.
-    """
-
-    job: Job
-    options: Options
-    remaining: float
-    work: float
-    done: Seconds
-    is_known: bool
-    may_be_preferred: bool
-    valid_until: float
-
-
-class JobSources:
-    """Estimates that outlive a round."""
-
-    def __init__(
-        self,
-        estimator: ProgressEstimator,
-        options: OptionCache,
-        guarantees: GuaranteeRules,
-        expected_service: ExpectedService,
-        fair_share: FairShare,
-    ) -> None:
-        self.estimator, self.options, self.guarantees = estimator, options, guarantees
-        self.expected_service, self.fair_share = expected_service, fair_share
-        self._waiting: dict[str, JobFacts] = {}
-        """Waiting jobs whose facts are known: there may be many, and little changes while they wait."""
-
-    def learn(self, view: View) -> bool:
-        """Correct the estimates by measured speeds; return whether any has changed."""
-        if not self.estimator.learn(view):
-            return False
-        self.options.clear()
-        self.guarantees.clear()
-        self._waiting.clear()
-        return True
-
-    def forget(self, job_id: str) -> None:
-        """Drop what is cached for a job that has ended."""
-        self.options.forget(job_id)
-        self.estimator.forget(job_id)
-        self.expected_service.forget(job_id)
-        self.forget_waiting(job_id)
-
-    def forget_waiting(self, job_id: str) -> None:
-        """Drop what holds for a job only while it waits."""
-        self._waiting.pop(job_id, None)
-
-    def facts(self, view: View, guaranteed: Collection[str]) -> dict[str, JobFacts]:
-        """Return what is known of all jobs."""
-        found: dict[str, JobFacts] = {}
-        waiting, ended_runs = self._waiting, self.expected_service.ended_runs
-        for job_id, job in view.waiting.items():
-            known = waiting.get(job_id)
-            if known is None or known.valid_until <= ended_runs:
-                known = waiting[job_id] = self._facts_of(view, job, self.options.for_job(job))
-            found[job_id] = known
-        for job_id, job in view.active.items():
-            found[job_id] = self._facts_of(view, job, self.options.for_job(job))
-        for job_id in guaranteed:
-            job = view.waiting.get(job_id) or view.active[job_id]
-            found[job_id] = self._facts_of(view, job, self.guarantees.safe_options(job))
-        return found
-
-    def _facts_of(self, view: View, job: Job, options: Options) -> JobFacts:
-        is_known, remaining = self.estimator.knows_work(job), self.estimator.remaining_work(view, job)
-        return JobFacts(
-            job,
-            options,
-            remaining,
-            remaining * options.gpu_seconds_per_step,
-            view.done(job.id),
-            is_known,
-            not is_known and job.preemptible and is_wide(job),
-            inf if is_known else self.expected_service.valid_until(job.id),
-        )
-
-
 class RoundJobs:
     """All waiting and running jobs at the time of a view."""
 
-    def __init__(
-        self,
-        view: View,
-        sources: JobSources,
-        settings: RefoldSettings,
-        waiting_since: Mapping[str, Seconds],
-        arrivals: ArrivalSummary,
-    ) -> None:
-        """`waiting_since`: when each waiting job was submitted or returned to the queue."""
+    def __init__(self, view: View, sources: JobSources, settings: RefoldSettings, arrivals: ArrivalSummary) -> None:
         guarantees = sources.guarantees
         self.view, self._now, self.settings = view, view.now, settings
         self.arrivals = arrivals
-        self._estimator, self._guarantees, self._waiting_since = sources.estimator, guarantees, waiting_since
+        self._estimator, self._guarantees = sources.estimator, guarantees
         self._durations = sources.expected_service.durations
-        self.by_id: dict[str, Job] = {**view.waiting, **view.active}
         self.guaranteed = guarantees.guaranteed_jobs(view)
-        self._facts = sources.facts(view, self.guaranteed)
-        self.options = {job_id: facts.options for job_id, facts in self._facts.items()}
+        sources.update(view, self.guaranteed)
+        self.table, self._facts, self.by_id = sources.table, sources.facts, sources.by_id
+        self.with_shapes, self.with_range = sources.with_shapes, sources.with_range
         self.guarantee_options = {
             job_id: guarantees.sufficient_options(self.by_id[job_id]) for job_id in self.guaranteed
         }
         self._remaining_times: dict[str, tuple[Allocation, Seconds]] = {}
         self._fair_weights = sources.fair_share.weights(view, self.by_id.values())
+        self.work: Floats = self.table.column("work")
+        """Remaining GPU-seconds by row, which count more if the user has used more than others."""
         if self._fair_weights:
-            facts_of = self._facts.items()
-            self._facts = {id: facts._replace(work=facts.work / self._fair_weight(id)) for id, facts in facts_of}
-        self._preferred_wide_jobs = self._choose_wide_jobs()
-        self.weighted_work = {job_id: facts.work / self._delay_weight(facts) for job_id, facts in self._facts.items()}
+            self.work = self.work / np.fromiter(map(self._fair_weight, self.table.ids), np.float64)
+        self.is_preferred_wide_job = self._choose_wide_jobs()
+        self._delay_weights = self._weigh_delays()
+        self.weighted_work: Floats = self.work / self._delay_weights
+        """Work divided by the weight of a second of delay, by row."""
 
-    def _choose_wide_jobs(self) -> set[str]:
-        """Return the wide jobs of unknown length that have the weight of many.
+    def _choose_wide_jobs(self) -> Flags:
+        """Return by row which wide jobs of unknown length have the weight of many.
 
         These are running ones first, then those with the least work, until they use `wide_share` of the GPUs: under
         overload, all of them together would leave little for other jobs.
         """
-        wide = [facts for facts in self._facts.values() if facts.may_be_preferred]
-        wide.sort(key=lambda facts: (facts.job.id not in self.view.runs, facts.work, facts.job.id))
-        chosen: set[str] = set()
-        left = self.settings.wide_share * self.view.cluster.gpus
-        for facts in wide:
-            if left <= 0:
-                break
-            chosen.add(facts.job.id)
-            left -= facts.job.demand.total_gpus
-        return chosen
+        wide = np.flatnonzero(self.table.column("may_be_preferred"))
+        is_chosen = np.zeros(len(self.table), dtype=np.bool_)
+        if len(wide):
+            ordered = self.table.sort(wide, ~self.table.column("is_running")[wide], self.work[wide])
+            share = self.settings.wide_share * self.view.cluster.gpus
+            left = np.subtract.accumulate([share, *self.table.column("gpus")[ordered]])[:-1]
+            is_chosen[ordered[left > 0]] = True
+        return is_chosen
+
+    def options_of(self, job_id: str) -> Options:
+        """Return the shapes that a job may have."""
+        return self._facts[job_id].options
+
+    def weighted_work_of(self, job_id: str) -> float:
+        """Return the remaining work of a job, divided by the weight of a second of its delay."""
+        return float(self.weighted_work[self.table.row_of[job_id]])
+
+    def weighted_work_by_id(self, job_ids: Sequence[str]) -> dict[str, float]:
+        """Return the same of many jobs."""
+        return dict(zip(job_ids, self.weighted_work[self.table.rows(job_ids)].tolist(), strict=True))
+
+    def in_order(self, job_ids: Iterable[str], starving: Collection[str]) -> list[str]:
+        """Sort jobs: guaranteed first, then by priority, then starving ones as submitted, then by weighted work."""
+        table, is_first, is_guaranteed = self.table, self._flags(starving), self._flags(self.guaranteed)
+        rows = table.rows(job_ids)
+        rank = np.where(is_first, table.column("submitted"), self.weighted_work)
+        keys = (~is_guaranteed, -table.column("priority"), ~is_first, rank)
+        return cast(list[str], table.ids[table.sort(rows, *(key[rows] for key in keys))].tolist())
+
+    def _flags(self, job_ids: Collection[str]) -> Flags:
+        flags = np.zeros(len(self.table), dtype=np.bool_)
+        flags[self.table.rows(job_ids)] = True
+        return flags
 
     def weight(self, job_id: str) -> float:
         """Return the weight of a second of delay of a job."""
-        weight = self._delay_weight(self._facts[job_id])
+        weight = float(self._delay_weights[self.table.row_of[job_id]])
         return weight * self._fair_weight(job_id) if self._fair_weights else weight
 
-    def _delay_weight(self, facts: JobFacts) -> float:
-        """Return the weight of a second of delay of a job, apart from its fair share.
+    def _weigh_delays(self) -> Floats:
+        """Return the weight of a second of delay of every job, apart from its fair share.
 
         It grows with the time in the system until completion at full speed; if the remaining work is not known, with
         the delay so far. Wide jobs of unknown length that may be stopped have a weight that does not grow: that of
         many, or 1.
         """
-        age = self._now - facts.job.submitted
-        if facts.is_known:
-            full_speed = facts.remaining / facts.options.top_speed
-            return 1 + (age + full_speed) / self.settings.weight_doubling_seconds
-        if facts.may_be_preferred and self.settings.wide_weight:
-            return self._wide_weight() if facts.job.id in self._preferred_wide_jobs else 1.0
-        delay = max(0.0, age - facts.done)
-        return 1 + delay / self.settings.delay_doubling_seconds
+        column, settings = self.table.column, self.settings
+        age = self._now - column("submitted")
+        delay = np.maximum(0.0, age - self.table.done(self._now))
+        weights: Floats = np.where(
+            column("is_known"),
+            1 + (age + column("run_time")) / settings.weight_doubling_seconds,
+            1 + delay / settings.delay_doubling_seconds,
+        )
+        if settings.wide_weight:
+            wide_weights = np.where(self.is_preferred_wide_job, self._wide_weight(), 1.0)
+            weights = np.where(column("may_be_preferred"), wide_weights, weights)
+        return weights
 
     def _wide_weight(self) -> float:
         """Return the weight of a preferred wide job, which grows with the third power of how rare wide jobs are.
@@ -226,13 +162,15 @@ class RoundJobs:
 
     def is_wide_beyond_share(self, job_id: str) -> bool:
         """Return whether a wide job of unknown length does not have the weight of many."""
-        return job_id not in self._preferred_wide_jobs and self._facts[job_id].may_be_preferred
+        row = self.table.row_of[job_id]
+        return bool(self.table.column("may_be_preferred")[row] and not self.is_preferred_wide_job[row])
 
-    def is_shorter_wide_job(self, job_id: str, other: str) -> bool:
-        """Return whether a wide job has so much less work than one with the weight of many that it may preempt it."""
-        if other not in self._preferred_wide_jobs or self.by_id[other].priority > self.by_id[job_id].priority:
-            return False
-        return self._facts[other].work > self.settings.preemption_margin * self._facts[job_id].work
+    def are_longer_wide_jobs(self, rows: Ints, job_id: str) -> Flags:
+        """Return which jobs with the weight of many have so much more work than a wide job that it may preempt them."""
+        own_work = self.work[self.table.row_of[job_id]]
+        is_longer: Flags = self.work[rows] > self.settings.preemption_margin * own_work
+        is_longer &= self.table.column("priority")[rows] <= self.by_id[job_id].priority
+        return self.is_preferred_wide_job[rows] & is_longer
 
     def is_protected(self, job_id: str, preemptor: str) -> bool:
         """Return whether a run of unknown length must not be stopped for a job of the same priority.
@@ -254,14 +192,14 @@ class RoundJobs:
 
     def is_ahead_by_fair_share(self, job_id: str, other: str) -> bool:
         """Return whether a job has less weighted work than another only because its user has used less."""
-        if not self._fair_weights or self.weighted_work[job_id] >= self.weighted_work[other]:
+        if not self._fair_weights or self.weighted_work_of(job_id) >= self.weighted_work_of(other):
             return False
-        unfair = [self.weighted_work[one] * self._fair_weight(one) for one in (job_id, other)]
+        unfair = [self.weighted_work_of(one) * self._fair_weight(one) for one in (job_id, other)]
         return unfair[0] >= unfair[1]
 
     def has_other_shapes(self, job_id: str) -> bool:
         """Return whether a job has more than one possible shape."""
-        return len(self.guarantee_options.get(job_id) or self.options[job_id]) > 1
+        return len(self.guarantee_options.get(job_id) or self.options_of(job_id)) > 1
 
     def run_time(self, job_id: str, option: Option) -> Seconds:
         """Return the seconds that a job takes in a shape for its remaining work."""
@@ -283,7 +221,7 @@ class RoundJobs:
         run, job = self.view.runs.get(job_id), self.by_id[job_id]
         if self.knows_work(job_id):
             return self._facts[job_id].remaining / (
-                self.speed(job_id, run.allocation) if run else self.options[job_id].top_speed
+                self.speed(job_id, run.allocation) if run else self.options_of(job_id).top_speed
             )
         if run is None:
             return self._durations.remaining_time(self.view, job).quantile(quantile)
@@ -322,15 +260,16 @@ class RoundJobs:
 
     def next_starvation(self, waiting: Iterable[str]) -> Seconds:
         """Return when the next of these waiting jobs will be starving."""
-        latest = self.view.now - self.settings.starvation_seconds  # those that wait since then are starving already
-        since = (self._waiting_since.get(job_id, inf) for job_id in waiting)
-        return min((moment for moment in since if moment > latest), default=inf) + self.settings.starvation_seconds
+        since = self.table.column("waiting_since")[self.table.rows(waiting)]
+        latest = self._now - self.settings.starvation_seconds  # those that wait since then are starving already
+        return float(since[since > latest].min(initial=inf)) + self.settings.starvation_seconds
 
     def is_starving(self, job_id: str) -> bool:
         """Return whether a job has waited so long that it goes first."""
-        return self._now - self._waiting_since.get(job_id, self._now) >= self.settings.starvation_seconds
+        since = self.table.column("waiting_since")[self.table.row_of[job_id]]
+        return bool(self._now - since >= self.settings.starvation_seconds)
 
     def starving(self) -> set[str]:
         """Return the waiting jobs that are starving."""
-        now, since, least = self._now, self._waiting_since, self.settings.starvation_seconds
-        return {job_id for job_id in self.view.waiting if now - since.get(job_id, now) >= least}
+        is_starving = self._now - self.table.column("waiting_since") >= self.settings.starvation_seconds
+        return set(self.table.ids[is_starving])

@@ -7,14 +7,15 @@ own (`preemption_margin`).
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
+
+import numpy as np
 
 from refold.model import WHOLE, Allocation, Seconds, format_duration
-from refold.packing import Placer
+from refold.packing import Floats, Ints, Placer
 from refold.policies.common import Draft, Option
 from refold.policies.reshaping.refold_clearing import Clearing
 from refold.policies.reshaping.refold_jobs import RoundJobs
@@ -59,7 +60,7 @@ class Preemptor:
         """
         draft, victims = self._draft, self._victims.for_job(job_id)
         guaranteed = job_id in self._jobs.guaranteed
-        if not victims and not guaranteed:
+        if not len(victims) and not guaranteed:
             return False
         before = draft.snapshot()
         if placed is not None:
@@ -97,7 +98,7 @@ class Preemptor:
                 ends.append((self._jobs.remaining_time(job_id, held), job_id))
         self._estimated_ends = sorted(ends)
 
-    def _make_room(self, job_id: str, ranked: list[Option], victims: Sequence[str]) -> _Preemption:
+    def _make_room(self, job_id: str, ranked: list[Option], victims: Collection[str]) -> _Preemption:
         """Place a guaranteed job in the first of its shapes, smallest first, for which there can be room."""
         draft, before = self._draft, self._draft.snapshot()
         starting = [other for other, _ in draft.allocations() if other not in self._jobs.view.runs]
@@ -148,7 +149,7 @@ class Preemptor:
         gap = self._jobs.arrivals.mean_gap
         return min(seconds / gap, MAX_FOLLOWERS) * seconds / 2 if gap else 0.0
 
-    def _place_by_displacing(self, job_id: str, option: Option, victims: Sequence[str]) -> Seconds:
+    def _place_by_displacing(self, job_id: str, option: Option, victims: Collection[str]) -> Seconds:
         """Place a job by releasing victims, in order, until it fits; then place the victims again.
 
         Returns the weighted delay of the victims; infinite if the job does not fit or a guarantee would be broken.
@@ -160,7 +161,7 @@ class Preemptor:
             if other is None:
                 return inf
             held = self._draft.allocation_of(other)
-            if held is not None and not self._victims.is_protected(other, job_id):
+            if held is not None and self._victims.may_be_displaced(other, job_id):
                 moved[other] = held, self._jobs.remaining_time(other, held)
                 self._draft.release(other)
         guaranteed_first = sorted(moved, key=lambda other: other not in self._jobs.guaranteed)
@@ -208,7 +209,7 @@ class Preemptor:
             return ()
         # A guaranteed victim gets its smallest shape, to leave GPUs for other guaranteed victims.
         smallest_first = jobs.guarantee_options.get(job_id)
-        return smallest_first or sorted(jobs.options[job_id], key=lambda option: -option.speed)
+        return smallest_first or sorted(jobs.options_of(job_id), key=lambda option: -option.speed)
 
     def _idle_cost(self, job_id: str, gpus: int) -> Seconds:
         """Return the delay of waiting jobs caused by GPUs that restart a job and do not compute."""
@@ -222,41 +223,55 @@ class _Victims:
     def __init__(self, jobs: RoundJobs, draft: Draft) -> None:
         self._jobs, self._draft = jobs, draft
 
-    def for_job(self, job_id: str) -> Sequence[str]:
+    def for_job(self, job_id: str) -> Collection[str]:
         """Return the jobs that a job may displace: lowest priority first, then most remaining work.
 
-        Whether they are `protected` from it is not checked here: of thousands, only the first few are displaced.
+        Whether each `may_be_displaced` is not checked here: of thousands, only the first few are.
         """
-        jobs, movable = self._jobs, self._movable
+        jobs, ranked = self._jobs, self._ranked
         if job_id in jobs.guaranteed:
-            held = [other for other in movable if other != job_id and self._draft.allocation_of(other) is not None]
+            held = [other for other in jobs.table.ids[ranked.rows] if other != job_id and self._may_change(other)]
             return sorted(held, key=lambda other: other in jobs.guaranteed)  # other guaranteed jobs last
         margin = 1.0 if jobs.knows_work(job_id) else jobs.settings.preemption_margin
-        work = 0.0 if jobs.is_starving(job_id) else margin * jobs.weighted_work[job_id]
-        longer = bisect_left(self._ranked, (jobs.by_id[job_id].priority, -work, ""))
-        if not jobs.is_wide_beyond_share(job_id):
-            return movable[:longer]
-        return [*movable[:longer], *(other for other in movable[longer:] if jobs.is_shorter_wide_job(job_id, other))]
+        work = 0.0 if jobs.is_starving(job_id) else margin * jobs.weighted_work_of(job_id)
+        longer = ranked.count_before(jobs.by_id[job_id].priority, work)
+        victims, others = ranked.rows[:longer], ranked.rows[longer:]
+        if jobs.is_wide_beyond_share(job_id):
+            victims = np.concatenate([victims, others[jobs.are_longer_wide_jobs(others, job_id)]])
+        return cast(Collection[str], jobs.table.ids[victims])
 
-    def is_protected(self, other: str, job_id: str) -> bool:
-        """Return whether a run must not be stopped for a job: it has no lower priority, and was restarted recently."""
+    def may_be_displaced(self, other: str, job_id: str) -> bool:
+        """Return whether a run may be stopped for a job: not one that was restarted recently, if it is as urgent."""
         jobs = self._jobs
-        if job_id in jobs.guaranteed or jobs.by_id[other].priority < jobs.by_id[job_id].priority:
+        if not self._draft.may_change(other):
             return False
-        return jobs.is_protected(other, job_id)
+        if job_id in jobs.guaranteed or jobs.by_id[other].priority < jobs.by_id[job_id].priority:
+            return True
+        return not jobs.is_protected(other, job_id)
+
+    def _may_change(self, other: str) -> bool:
+        return self._draft.allocation_of(other) is not None and self._draft.may_change(other)
 
     @cached_property
-    def _movable(self) -> list[str]:
-        return [other for _, _, other in self._ranked]
-
-    @cached_property
-    def _ranked(self) -> list[tuple[int, float, str]]:
+    def _ranked(self) -> _RankedRuns:
         """The runs that may be changed, by priority and work; guaranteed ones only if they have another shape."""
-        jobs, draft = self._jobs, self._draft
-        return sorted(
-            (jobs.by_id[other].priority, -jobs.weighted_work[other], other)
-            for other in jobs.view.runs
-            if draft.allocation_of(other) is not None
-            and draft.may_change(other)
-            and (other not in jobs.guaranteed or jobs.has_other_shapes(other))
-        )
+        jobs, table = self._jobs, self._jobs.table
+        may_be_stopped = table.column("may_be_stopped").copy()
+        fixed = [job_id for job_id in jobs.guaranteed if not jobs.has_other_shapes(job_id)]
+        may_be_stopped[table.rows([*fixed, *self._draft.without_allocation()])] = False
+        rows = np.flatnonzero(may_be_stopped)
+        rows = table.sort(rows, table.column("priority")[rows], -jobs.weighted_work[rows])
+        return _RankedRuns(rows, table.column("priority")[rows], -jobs.weighted_work[rows])
+
+
+class _RankedRuns(NamedTuple):
+    """Rows of runs: lowest priority first, then least minus the weighted work, that is, most work."""
+
+    rows: Ints
+    priority: Ints
+    minus_work: Floats
+
+    def count_before(self, priority: int, work: float) -> int:
+        """Return the number of runs with a lower priority, or with this one and more work."""
+        first, end = np.searchsorted(self.priority, priority, "left"), np.searchsorted(self.priority, priority, "right")
+        return int(first + np.searchsorted(self.minus_work[first:end], -work, "left"))

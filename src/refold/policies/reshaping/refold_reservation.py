@@ -35,7 +35,7 @@ def reserve_nodes(jobs: RoundJobs, draft: Draft, job_id: str, before: Reservatio
 
     Returns None if it needs no whole GPUs, or there are not enough nodes.
     """
-    demand = min(jobs.options[job_id], key=lambda option: option.gpus).demand
+    demand = min(jobs.options_of(job_id), key=lambda option: option.gpus).demand
     if not demand.gpus or demand.gpu_milli < WHOLE:
         return None
     chances = _NodeChances(jobs, draft, demand)

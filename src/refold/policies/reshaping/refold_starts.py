@@ -45,11 +45,11 @@ class Starter:
     def place_waiting(self) -> None:
         """Start waiting jobs in order; then let jobs without GPUs share those that others hold beyond their request."""
         self._restore_guarantees()
-        jobs, waiting = self._jobs, sorted(self._unplaced(), key=self._order)
+        jobs, waiting = self._jobs, self._in_order(self._unplaced())
         self.queue = waiting
         given_up: Options | None = None
         for position, job_id in enumerate(waiting):
-            options = jobs.options[job_id]
+            options = jobs.options_of(job_id)
             if options is not given_up or job_id in jobs.guaranteed:
                 if self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1)):
                     given_up = None
@@ -60,16 +60,16 @@ class Starter:
                 self._reserve_for(job_id)
                 given_up = None
         stopped = [job_id for job_id in self._draft.changed if job_id in jobs.view.runs and self._has_no_gpus(job_id)]
-        sharing = Sharing(self._draft, self._placer, jobs.by_id, self._options_of)
+        sharing = Sharing(self._draft, self._placer, jobs.by_id, self._options_of, jobs.with_range)
         if sharing.is_possible():
-            sharing.place(sorted([*self._unplaced(), *stopped], key=self._order))
+            sharing.place(self._in_order([*self._unplaced(), *stopped]))
 
-    def _order(self, job_id: str) -> tuple[bool, int, bool, float, str]:
-        """Sort key: guaranteed jobs first, then by priority, then starving ones as submitted, then by weighted work."""
-        jobs, job = self._jobs, self._jobs.by_id[job_id]
-        goes_first = job_id in self._starving
-        rank = job.submitted if goes_first else jobs.weighted_work[job_id]
-        return job_id not in jobs.guaranteed, -job.priority, not goes_first, rank, job_id
+    def _in_order(self, job_ids: list[str]) -> list[str]:
+        return self._jobs.in_order(job_ids, self._starving) if job_ids else []
+
+    def _order_class(self, job_id: str) -> tuple[bool, int, bool]:
+        """Return what matters more in the order than weighted work."""
+        return job_id in self._jobs.guaranteed, self._jobs.by_id[job_id].priority, job_id in self._starving
 
     def _choose_starving(self) -> set[str]:
         """Return the starving jobs that go first; of those that may not be stopped, only the oldest.
@@ -83,7 +83,7 @@ class Starter:
         return starving - fixed | ({oldest} if oldest is not None else set())
 
     def _options_of(self, job_id: str) -> Options:
-        return self._jobs.guarantee_options.get(job_id) or self._jobs.options[job_id]
+        return self._jobs.guarantee_options.get(job_id) or self._jobs.options_of(job_id)
 
     def is_review_useful(self) -> bool:
         """Return whether a job still waits that may preempt others later, because their predictions change."""
@@ -101,7 +101,7 @@ class Starter:
         placed = self._draft.starting()
         counts = {
             job_id: sum(
-                self._order(other)[:3] == self._order(job_id)[:3] and jobs.is_ahead_by_fair_share(other, job_id)
+                self._order_class(other) == self._order_class(job_id) and jobs.is_ahead_by_fair_share(other, job_id)
                 for other in placed
             )
             for job_id in self._unplaced()
@@ -141,7 +141,7 @@ class Starter:
     def _start(self, job_id: str, rate: float) -> bool:
         """Place a job; a guaranteed job without a safe shape gets any shape estimated to meet the guarantee."""
         jobs = self._jobs
-        if self._start_with(job_id, jobs.options[job_id], rate):
+        if self._start_with(job_id, jobs.options_of(job_id), rate):
             return True
         if job_id in jobs.guaranteed:
             return self._start_with(job_id, jobs.guarantee_options[job_id], rate)
@@ -154,7 +154,7 @@ class Starter:
 
     def _start_on_reserved(self, job_id: str, reservation: Reservation) -> bool:
         """Place a job on reserved nodes if it will almost certainly have ended when they are free."""
-        jobs, options = self._jobs, self._jobs.options[job_id]
+        jobs, options = self._jobs, self._jobs.options_of(job_id)
         left = reservation.free_at - jobs.view.now
         if options in self._unplaceable_on_reserved or jobs.run_time(job_id, options[-1]) > left:
             return False

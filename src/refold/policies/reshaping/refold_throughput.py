@@ -19,7 +19,7 @@ def maximise_throughput(jobs: RoundJobs, draft: Draft, placer: Placer) -> Second
     before, held = draft.snapshot(), dict(draft.allocations())
     requested_speed = {
         job_id: speed
-        for job_id in jobs.by_id
+        for job_id in (*jobs.view.waiting, *jobs.view.active)
         if draft.may_change(job_id) and (speed := jobs.requested_speed(job_id)) is not None
     }
 
@@ -43,7 +43,7 @@ def _place_all(jobs: RoundJobs, draft: Draft, placer: Placer, requested_speed: M
     """Release these jobs and place them for the largest sum; return that sum."""
     for job_id in requested_speed:
         draft.release(job_id)
-    options = {job_id: jobs.options[job_id] for job_id in requested_speed}
+    options = {job_id: jobs.options_of(job_id) for job_id in requested_speed}
     first = frozenset(jobs.guaranteed & set(requested_speed))
     return ThroughputPacker(draft, placer, options, requested_speed, first).fill()
 

@@ -51,7 +51,8 @@ class RubickRound:
         for job_id in (*first, *others):
             if self.draft.allocation_of(job_id) is None:  # too few CPUs per GPU, or a guarantee
                 self._place_by_option(job_id)
-        sharing = Sharing(self.draft, self._placer, self._jobs.by_id, self._jobs.options)
+        with_range = [job_id for job_id, job in self._jobs.by_id.items() if job.gpu_range is not None]
+        sharing = Sharing(self.draft, self._placer, self._jobs.by_id, self._jobs.options, with_range)
         sharing.place(job_id for job_id in self._waiting if self.draft.allocation_of(job_id) is None)
 
     def _slope_order(self, job_id: str) -> tuple[float, float, str]:

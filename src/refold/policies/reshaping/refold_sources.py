@@ -1,0 +1,150 @@
+"""What Refold knows of all waiting and running jobs, kept between rounds and renewed where it may have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from math import nan
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from refold.core import View
+from refold.model import Job, Seconds
+from refold.policies.common import (
+    ExpectedService,
+    FairShare,
+    GuaranteeRules,
+    OptionCache,
+    Options,
+    ProgressEstimator,
+    ended_jobs,
+)
+from refold.policies.reshaping.arrivals import is_wide
+from refold.policies.reshaping.refold_table import Flags, JobRow, JobTable
+
+
+class JobFacts(NamedTuple):
+    """What a round knows of a job besides its row in the table. `remaining`: work, in steps."""
+
+    job: Job
+    options: Options
+    remaining: float
+    is_known: bool
+
+
+class JobSources:
+    """Estimates that outlive a round, and what is known of all jobs."""
+
+    def __init__(
+        self,
+        estimator: ProgressEstimator,
+        options: OptionCache,
+        guarantees: GuaranteeRules,
+        expected_service: ExpectedService,
+        fair_share: FairShare,
+    ) -> None:
+        self.estimator, self.options, self.guarantees = estimator, options, guarantees
+        self.expected_service, self.fair_share = expected_service, fair_share
+        self.table = JobTable()
+        self.facts: dict[str, JobFacts] = {}
+        self.by_id: dict[str, Job] = {}
+        """All waiting and running jobs."""
+        self.with_shapes: dict[str, None] = {}
+        """Jobs with more than one possible shape; a dictionary, to keep their order, as below."""
+        self.with_range: dict[str, None] = {}
+        """Jobs that requested a range of GPUs."""
+        self._waiting_since: dict[str, Seconds] = {}
+        self._changed: dict[str, None] = {}
+        """Jobs that have changed since the last round."""
+        self._may_change_with_time: dict[str, None] = {}
+        """Jobs that are guaranteed, or whose runs may be changed only so often."""
+
+    def observe(self, view: View) -> None:
+        """Note what has changed. Must be called once for each view."""
+        changes = view.changes
+        for job_id in ended_jobs(view):
+            self._forget(job_id)
+        for job in (*changes.submitted, *changes.requeued):
+            self._waiting_since[job.id] = view.now
+            self._changed[job.id] = None
+        for run in (*changes.started, *changes.progressed):
+            if run.job in view.runs:
+                self._waiting_since.pop(run.job, None)
+                self._changed[run.job] = None
+
+    def _forget(self, job_id: str) -> None:
+        """Drop what is cached for a job that has ended."""
+        for cache in (self.options, self.estimator, self.expected_service):
+            cache.forget(job_id)
+        self.table.drop(job_id)
+        by_job: tuple[dict[str, Any], ...] = (self.facts, self.by_id, self._waiting_since)
+        members = (self.with_shapes, self.with_range, self._changed, self._may_change_with_time)
+        for known in (*by_job, *members):
+            known.pop(job_id, None)
+
+    def learn(self, view: View) -> bool:
+        """Correct the estimates by measured speeds; return whether any has changed."""
+        if not self.estimator.learn(view):
+            return False
+        self.options.clear()
+        self.guarantees.clear()
+        self._changed.update(dict.fromkeys(self.by_id))
+        return True
+
+    def update(self, view: View, guaranteed: Collection[str]) -> None:
+        """Bring the table up to date: for jobs that have changed, and for those whose estimates change with time."""
+        may_change = dict.fromkeys((*self._changed, *self._may_change_with_time, *view.stopping, *sorted(guaranteed)))
+        self._changed = {}
+        for job_id in may_change:
+            self._renew(view, job_id, guaranteed)
+        if len(self.table) < len(view.waiting) + len(view.active):  # this policy has not seen how they came here
+            for job_id in (*view.waiting, *view.active):
+                self._renew(view, job_id, guaranteed)
+        for job_id in self.table.ids[self._are_outdated(view.now)].tolist():
+            self._renew(view, job_id, guaranteed)
+
+    def _are_outdated(self, now: Seconds) -> Flags:
+        """Return for which jobs the remaining work has to be estimated again: their runs progress."""
+        column = self.table.column
+        is_known, is_running = column("is_known"), column("is_running")
+        is_prediction_outdated = self.expected_service.is_outdated(
+            column("predicted_done"), column("predicted_ended"), self.table.done(now), is_running
+        )
+        by_row: Flags = np.where(is_known, is_running, is_prediction_outdated)
+        return by_row
+
+    def _renew(self, view: View, job_id: str, guaranteed: Collection[str]) -> None:
+        """Estimate the remaining work of a job, and renew its row."""
+        job = view.waiting.get(job_id) or view.active[job_id]
+        options = self.guarantees.safe_options(job) if job_id in guaranteed else self.options.for_job(job)
+        is_known, remaining = self.estimator.knows_work(job), self.estimator.remaining_work(view, job)
+        is_running, since = job_id in view.runs, view.computing_since(job_id)
+        predicted = self.expected_service.basis(job_id)
+        row = JobRow(
+            submitted=job.submitted,
+            priority=job.priority,
+            gpus=job.demand.total_gpus,
+            waiting_since=nan if is_running else self._waiting_since.get(job_id, nan),
+            reported_done=view.reported_done(job_id),
+            computing_since=nan if since is None else since,
+            work=remaining * options.gpu_seconds_per_step,
+            run_time=remaining / options.top_speed,
+            is_known=is_known,
+            may_be_preferred=not is_known and job.preemptible and is_wide(job),
+            is_running=is_running,
+            may_be_stopped=is_running and job_id not in view.stopping and view.is_preemptible(job_id),
+            predicted_done=predicted.done,
+            predicted_ended=predicted.ended_runs,
+        )
+        self.table.put(job_id, row)
+        self.facts[job_id], self.by_id[job_id] = JobFacts(job, options, remaining, is_known), job
+        _set_member(self.with_shapes, job_id, len(options) > 1)
+        _set_member(self.with_range, job_id, job.gpu_range is not None)
+        _set_member(self._may_change_with_time, job_id, job_id in guaranteed or job.change_limit is not None)
+
+
+def _set_member(members: dict[str, None], job_id: str, is_member: bool) -> None:
+    if is_member:
+        members[job_id] = None
+    else:
+        members.pop(job_id, None)

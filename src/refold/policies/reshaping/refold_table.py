@@ -1,0 +1,113 @@
+"""A table of all waiting and running jobs, with what a scheduling round needs of every one of them in columns.
+
+There may be tens of thousands of jobs, of which few change from one round to the next. Rows are kept between rounds,
+and what depends on the time of a round is computed for whole columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refold.model import Seconds
+from refold.packing import Floats, Ints
+
+Flags = NDArray[np.bool_]
+Ids = NDArray[np.object_]
+
+INITIAL_ROWS = 64
+
+
+class JobRow(NamedTuple):
+    """One row.
+
+    `gpus`: the number requested. `waiting_since`: when a waiting job was submitted or returned to the queue;
+    not a number for others. `reported_done`, `computing_since`: seconds of work done, and the time since when more is
+    done; not a number if none is. `work`: remaining
+    GPU-seconds at the most efficient size. `run_time`: remaining seconds at full speed, of known work. `is_known`: the
+    remaining work is known. `may_be_preferred`: it is wide, of unknown length, and can be stopped again for jobs that
+    turn out shorter. `may_be_stopped`: it consents, and its run is not stopping already. `predicted_done`,
+    `predicted_ended`: work done and number of ended runs at the time of the last prediction.
+    """
+
+    submitted: Seconds
+    priority: int
+    gpus: float
+    waiting_since: Seconds
+    reported_done: Seconds
+    computing_since: Seconds
+    work: float
+    run_time: Seconds
+    is_known: bool
+    may_be_preferred: bool
+    is_running: bool
+    may_be_stopped: bool
+    predicted_done: Seconds
+    predicted_ended: int
+
+
+_ROW = np.dtype([(name, kind) for name, kind in get_type_hints(JobRow).items()])
+
+
+class JobTable:
+    """The rows of all waiting and running jobs, without gaps and in no particular order."""
+
+    def __init__(self) -> None:
+        self.row_of: dict[str, int] = {}
+        self._ids: Ids = np.empty(INITIAL_ROWS, dtype=np.object_)
+        self._rows = np.zeros(INITIAL_ROWS, dtype=_ROW)
+
+    def __len__(self) -> int:
+        return len(self.row_of)
+
+    def put(self, job_id: str, row: JobRow) -> None:
+        """Add a row, or replace it."""
+        at = self.row_of.setdefault(job_id, len(self))
+        if at == len(self._rows):
+            self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
+            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
+        self._ids[at], self._rows[at] = job_id, row
+
+    def drop(self, job_id: str) -> None:
+        """Remove the row of a job, if it has one: the last row takes its place."""
+        at = self.row_of.pop(job_id, None)
+        last = len(self)
+        if at is not None and at != last:
+            self._ids[at], self._rows[at] = self._ids[last], self._rows[last]
+            self.row_of[self._ids[at]] = at
+
+    @property
+    def ids(self) -> Ids:
+        """The jobs, by row."""
+        return self._ids[: len(self)]
+
+    def column(self, name: str) -> Any:
+        """Return a column of all rows."""
+        return self._rows[name][: len(self)]
+
+    def rows(self, job_ids: Iterable[str]) -> Ints:
+        """Return the rows of jobs."""
+        return np.fromiter(map(self.row_of.__getitem__, job_ids), np.int64)
+
+    def done(self, now: Seconds) -> Floats:
+        """Return the work done by every job, in seconds, as `View.done` does."""
+        done, since = self.column("reported_done"), self.column("computing_since")
+        by_row: Floats = np.where(np.isnan(since), done, done + now - since)
+        return by_row
+
+    def sort(self, rows: Ints, *keys: Floats | Ints | Flags) -> Ints:
+        """Return rows by the first of the keys, then by the second, …, and at last by job. `keys`: of these rows."""
+        order = np.lexsort(keys[::-1])
+        is_tied = np.ones(max(len(rows) - 1, 0), dtype=np.bool_)
+        for key in keys:
+            in_order = key[order]
+            is_tied &= in_order[1:] == in_order[:-1]
+        ordered = rows[order]
+        if is_tied.any():
+            edges = np.flatnonzero(np.diff(is_tied, prepend=False, append=False))
+            for first, last in edges.reshape(-1, 2).tolist():
+                ordered[first : last + 1] = self.rows(sorted(self.ids[ordered[first : last + 1]]))
+        return ordered
