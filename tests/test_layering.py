@@ -13,6 +13,7 @@ SOURCE = ROOT / "src" / "refold"
 ORDER = [
     "errors",
     "jit",
+    "worker_processes",
     "model",
     "documents",
     "perf",

@@ -80,4 +80,5 @@ from .options import (
 from .parallel_runs import run_policies as run_policies, run_policies_on_ray as run_policies_on_ray
 from .policy_guard import make_guarded_policy as make_guarded_policy
 from .source_options import SourceOptions as SourceOptions
+from .stopping import stoppable as stoppable
 from .tuning_runs import start_tuning_runs as start_tuning_runs, study_inputs as study_inputs

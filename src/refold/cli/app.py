@@ -19,7 +19,7 @@ def main() -> None:
     """Run the `refold` command.
 
     Exit status: 0 success; 1 negative result (replay differs, not all jobs finished); 2 bad input; 130 interrupted;
-    141 broken pipe.
+    141 broken pipe; 143 ended by SIGTERM.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):

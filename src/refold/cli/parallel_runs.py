@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from refold.cli.experiment import run_policy, simulate_policy
 from refold.cli.inputs import SelectedPolicy, Workload
 from refold.cli.views import Advance, progress
+from refold.worker_processes import WorkerProcesses, worker_processes
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ProcessPoolExecutor
-
     from refold.results import ReportRun
 
 Shared = TypeVar("Shared")
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-POLL_SECONDS = 0.2
-"""Interval at which the progress of other processes is read."""
 
 
 def run_policies(
@@ -36,7 +32,7 @@ def run_policies(
         worker_processes(workload, min(processes, len(policies)), "--processes") as workers,
         progress(f"{len(policies)} policies", len(policies) * len(workload.jobs)) as advance,
     ):
-        found = dict(workers.map(_simulate, items, advance))
+        found = dict(map_items(workers, _simulate, items, advance))
     return [found[number] for number in range(len(items))]
 
 
@@ -68,6 +64,17 @@ def _simulate_on_ray(
     return _try(_simulate, workload, item, advance)
 
 
+def map_items(
+    workers: WorkerProcesses[Shared],
+    function: Callable[[Shared, Item, Advance], Result],
+    items: Sequence[Item],
+    advance: Advance,
+) -> Iterator[tuple[int, Result]]:
+    """Yield the number and the result of each item as soon as it is there; the first error is raised."""
+    for number, result in workers.map(partial(_try, function), items, advance):
+        yield number, _unpack(result)
+
+
 def _try(
     function: Callable[[Shared, Item, Advance], Result], shared: Shared, item: Item, advance: Advance
 ) -> Result | _SerialisedError:
@@ -95,76 +102,3 @@ def _unpack(result: Result | _SerialisedError) -> Result:
     if isinstance(result, _SerialisedError):
         raise result.error()
     return result
-
-
-# Processes of this machine.
-
-
-class WorkerProcesses(Generic[Shared]):
-    """Processes that apply a function to items. Each has a copy of a value that all items share, such as a workload."""
-
-    def __init__(self, pool: ProcessPoolExecutor, done: Any) -> None:
-        self._pool, self._done = pool, done
-
-    def map(
-        self, function: Callable[[Shared, Item, Advance], Result], items: Sequence[Item], advance: Advance
-    ) -> Iterator[tuple[int, Result]]:
-        """Yield the number and the result of each item as soon as it is there; the first error is raised."""
-        from concurrent.futures import FIRST_COMPLETED, wait
-
-        numbers: dict[Future[Result | _SerialisedError], int] = {
-            self._pool.submit(_apply, function, item): number for number, item in enumerate(items)
-        }
-        pending, reported = set(numbers), self._done.value
-        while pending:
-            ended, pending = wait(pending, POLL_SECONDS, FIRST_COMPLETED)
-            advance(self._done.value - reported)
-            reported = self._done.value
-            for future in sorted(ended, key=numbers.__getitem__):
-                yield numbers[future], _unpack(future.result())
-
-
-@contextmanager
-def worker_processes(shared: Shared, processes: int, option: str) -> Iterator[WorkerProcesses[Shared]]:
-    """Start worker processes, and end them at the end or on an error; `option` sets their number."""
-    from concurrent.futures import ProcessPoolExecutor
-    from concurrent.futures.process import BrokenProcessPool
-    from multiprocessing import active_children, get_context
-
-    from refold.errors import RefoldError
-
-    # Spawn, do not fork: this process has threads, and a fork would copy their locks.
-    context = get_context("spawn")
-    done = context.Value("q", 0)
-    pool = ProcessPoolExecutor(processes, context, _initialise_process, (shared, done))
-    try:
-        yield WorkerProcesses(pool, done)
-    except BaseException as error:
-        for process in active_children():
-            process.terminate()
-        if isinstance(error, BrokenProcessPool):
-            raise RefoldError(f"a worker process was killed, possibly for lack of memory; try fewer {option}") from None
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_PROCESS_STATE: list[Any] = []
-"""State of a worker process: the shared value, sent once, and the counter of finished jobs of all processes."""
-
-
-def _initialise_process(shared: Any, done: Any) -> None:
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C
-    _PROCESS_STATE[:] = [shared, done]
-
-
-def _apply(function: Callable[[Any, Item, Advance], Result], item: Item) -> Result | _SerialisedError:
-    shared, done = _PROCESS_STATE
-
-    def advance(amount: float = 1.0) -> None:
-        with done.get_lock():
-            done.value += int(amount)
-
-    return _try(function, shared, item, advance)

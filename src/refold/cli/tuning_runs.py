@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from refold.cli.experiment import simulate_policy
 from refold.cli.inputs import SelectedPolicy, Workload, without_start_estimates
-from refold.cli.parallel_runs import WorkerProcesses, worker_processes
+from refold.cli.parallel_runs import map_items
 from refold.cli.views import Advance
+from refold.worker_processes import WorkerProcesses, worker_processes
 
 if TYPE_CHECKING:
     from refold.results import JobMeasures
@@ -38,7 +39,7 @@ class TuningRuns:
 
     def _simulate(self, runs: Sequence[PartRun]) -> Iterator[tuple[int, JobMeasures]]:
         if self._workers is not None:
-            yield from self._workers.map(simulate_part, runs, self._advance)
+            yield from map_items(self._workers, simulate_part, runs, self._advance)
             return
         for number, run in enumerate(runs):
             yield number, simulate_part(self._workload, run, self._advance)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from heapq import heappop, heappush
 from math import exp, log
@@ -21,6 +19,7 @@ from refold.policies.learned import FEATURES, Expectations, HiddenUnit, Paramete
 from refold.predict import Predictor
 from refold.research.evolution import Evolution, EvolutionState
 from refold.simulator import TrainingTasks, replay_learned, training_tasks
+from refold.worker_processes import Report, worker_processes
 
 Floats = npt.NDArray[np.float64]
 
@@ -208,16 +207,11 @@ def from_vector(vector: Sequence[float], trained_on: str = "") -> Parameters:
 CostFunction = Callable[[Sequence[tuple[int, Parameters]]], list[float]]
 """Returns the costs of pairs of a slice's number and parameters."""
 
-_SENT_ONCE: list[tuple[Sequence[TrainingSlice], LearningOptions]] = []
-"""What a process of the pool is given when it starts."""
 
-
-def _set_up_worker(slices: Sequence[TrainingSlice], options: LearningOptions) -> None:
-    _SENT_ONCE.append((slices, options))
-
-
-def _worker_cost(pair: tuple[int, Parameters]) -> float:
-    slices, options = _SENT_ONCE[-1]
+def _worker_cost(
+    shared: tuple[Sequence[TrainingSlice], LearningOptions], pair: tuple[int, Parameters], _report: Report
+) -> float:
+    slices, options = shared
     return slice_cost(slices[pair[0]], pair[1], options)
 
 
@@ -227,9 +221,8 @@ def cost_function(slices: Sequence[TrainingSlice], options: LearningOptions, wor
     if workers == 1:
         yield lambda pairs: [slice_cost(slices[number], parameters, options) for number, parameters in pairs]
         return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, context, _set_up_worker, (slices, options)) as pool:
-        yield lambda pairs: list(pool.map(_worker_cost, pairs))
+    with worker_processes((slices, options), workers, "--workers") as processes:
+        yield lambda pairs: [cost for _, cost in sorted(processes.map(_worker_cost, pairs))]
 
 
 def train(

@@ -104,11 +104,12 @@ class _OutputOptions:
 
     def run(self, workload: Workload, policies: list[SelectedPolicy]) -> list[ReportRun]:
         """Simulate the policies."""
-        from refold.cli import run_policies, run_policies_on_ray
+        from refold.cli import run_policies, run_policies_on_ray, stoppable
         from refold.errors import BadInput
 
         if self.workers is None:
-            return run_policies(workload, policies, self.processes, self.gap)
+            with stoppable("no report is written"):
+                return run_policies(workload, policies, self.processes, self.gap)
         if self.processes != 1:
             raise BadInput("--processes is the number of processes of this machine; --workers ray uses all CPUs of Ray")
         return run_policies_on_ray(workload, policies, self.gap)

@@ -144,11 +144,13 @@ def _train(
     fingerprint: str,
 ) -> tuple[dict[str, Any], Parameters]:
     """Train, and save the state after each generation; return a summary and the better of first and last weights."""
+    from refold.cli import stoppable
     from refold.research import cost_function, first_state, from_vector, mean_cost, train
 
     current = state or first_state(first, options)
     done = current.generation
     with (
+        stoppable(f"the same command continues with what is in {_state_file(out)}"),
         cost_function(slices, options, workers) as costs_of,
         progress("training", max(options.generations - done, 0)) as advance,
     ):

@@ -250,7 +250,7 @@ def _run(
 
     import numpy as np
 
-    from refold.cli import start_tuning_runs, study_inputs
+    from refold.cli import start_tuning_runs, stoppable, study_inputs
     from refold.cli.views import progress
     from refold.tuning import Budget, Study, Tuner, expected_slices
 
@@ -262,16 +262,13 @@ def _run(
     jobs = expected_slices(search.trials, len(split.slices)) * slice_jobs
     jobs += (len(goal.baselines) + EXPECTED_POINTS) * split.report.simulated
     gpus = np.array([job.demand.total_gpus for job in workload.jobs], dtype=np.float64)
-    try:
-        with (
-            progress(f"tuning {policy.name}", jobs) as advance,
-            start_tuning_runs(workload, study, search.workers, advance) as runs,
-        ):
-            tuner = Tuner(split, submitted, gpus, runs.run, search.seed)
-            return tuner.tune(policy, goal, budget)
-    except KeyboardInterrupt:
-        print_line(f"stopped; the same command continues with what is in {out / STUDY_FILE}", err=True)
-        raise
+    with (
+        stoppable(f"the same command continues with what is in {out / STUDY_FILE}"),
+        progress(f"tuning {policy.name}", jobs) as advance,
+        start_tuning_runs(workload, study, search.workers, advance) as runs,
+    ):
+        tuner = Tuner(split, submitted, gpus, runs.run, search.seed)
+        return tuner.tune(policy, goal, budget)
 
 
 def _is_valid(policy: str) -> Callable[[Mapping[str, Any]], bool]:
