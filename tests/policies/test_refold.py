@@ -550,7 +550,7 @@ class CheckedTable(Refold):
         anew = JobSources(
             sources.estimator, sources.options, sources.guarantees, sources.expected_service, sources.fair_share
         )
-        anew._waiting_since = sources._waiting_since
+        anew._waiting_since, anew.kinds = sources._waiting_since, sources.kinds
         anew.update(view, guaranteed)
         assert (sources.facts, sources.by_id) == (anew.facts, anew.by_id)
         assert set(sources.with_shapes) == set(anew.with_shapes)

@@ -69,11 +69,13 @@ class Reasons:
         """
         started = {start.job for start in starts}
         reported = self._reported if self._placer is None else {}
-        for job_id, job in view.waiting.items():
+        known = Reason.RESOURCES
+        unexplained = [job_id for job_id in view.waiting if reported.get(job_id) is not known or job_id in awaited]
+        for job_id in unexplained:
             if job_id in awaited:
-                self.note_releasing(job)
-            elif reported.get(job_id) is not Reason.RESOURCES and job_id not in started and job_id not in behind:
-                self.note_resources(view, job)
+                self.note_releasing(view.waiting[job_id])
+            elif job_id not in started and job_id not in behind:
+                self.note_resources(view, view.waiting[job_id])
 
     def clear(self) -> None:
         """Forget all reported reasons, when no job waits."""

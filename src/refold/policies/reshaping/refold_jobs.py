@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from math import inf
-from typing import cast
 
 import msgspec
 import numpy as np
@@ -64,6 +63,7 @@ class RoundJobs:
         self.guaranteed = guarantees.guaranteed_jobs(view)
         sources.update(view, self.guaranteed)
         self.table, self._facts, self.by_id = sources.table, sources.facts, sources.by_id
+        self.kinds = sources.kinds
         self.with_shapes, self.with_range = sources.with_shapes, sources.with_range
         self.guarantee_options = {
             job_id: guarantees.sufficient_options(self.by_id[job_id]) for job_id in self.guaranteed
@@ -106,15 +106,19 @@ class RoundJobs:
         """Return the same of many jobs."""
         return dict(zip(job_ids, self.weighted_work[self.table.rows(job_ids)].tolist(), strict=True))
 
-    def in_order(self, job_ids: Iterable[str], starving: Collection[str]) -> list[str]:
+    def in_order(self, rows: Ints, starving: Collection[str]) -> Ints:
         """Sort jobs: guaranteed first, then by priority, then starving ones as submitted, then by weighted work."""
-        table, is_first, is_guaranteed = self.table, self._flags(starving), self._flags(self.guaranteed)
-        rows = table.rows(job_ids)
+        table, is_first, is_guaranteed = self.table, self.flags(starving), self.flags(self.guaranteed)
         rank = np.where(is_first, table.column("submitted"), self.weighted_work)
         keys = (~is_guaranteed, -table.column("priority"), ~is_first, rank)
-        return cast(list[str], table.ids[table.sort(rows, *(key[rows] for key in keys))].tolist())
+        return table.sort(rows, *(key[rows] for key in keys))
 
-    def _flags(self, job_ids: Collection[str]) -> Flags:
+    def waiting(self, without: Collection[str]) -> Ints:
+        """Return the rows of the waiting jobs, except some."""
+        return np.flatnonzero(~(self.table.column("is_running") | self.flags(without)))
+
+    def flags(self, job_ids: Collection[str]) -> Flags:
+        """Return by row which jobs are among these."""
         flags = np.zeros(len(self.table), dtype=np.bool_)
         flags[self.table.rows(job_ids)] = True
         return flags
@@ -258,9 +262,9 @@ class RoundJobs:
             return False
         return self._guarantees.is_fast_enough(job, self.speed(job_id, held))
 
-    def next_starvation(self, waiting: Iterable[str]) -> Seconds:
+    def next_starvation(self, waiting: Ints) -> Seconds:
         """Return when the next of these waiting jobs will be starving."""
-        since = self.table.column("waiting_since")[self.table.rows(waiting)]
+        since = self.table.column("waiting_since")[waiting]
         latest = self._now - self.settings.starvation_seconds  # those that wait since then are starving already
         return float(since[since > latest].min(initial=inf)) + self.settings.starvation_seconds
 

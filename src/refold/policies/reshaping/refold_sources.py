@@ -49,6 +49,8 @@ class JobSources:
         self.facts: dict[str, JobFacts] = {}
         self.by_id: dict[str, Job] = {}
         """All waiting and running jobs."""
+        self.kinds: dict[Options, int] = {}
+        """Numbers for the sets of shapes that jobs may have."""
         self.with_shapes: dict[str, None] = {}
         """Jobs with more than one possible shape; a dictionary, to keep their order, as below."""
         self.with_range: dict[str, None] = {}
@@ -88,6 +90,7 @@ class JobSources:
             return False
         self.options.clear()
         self.guarantees.clear()
+        self.kinds.clear()
         self._changed.update(dict.fromkeys(self.by_id))
         return True
 
@@ -131,6 +134,7 @@ class JobSources:
             run_time=remaining / options.top_speed,
             is_known=is_known,
             may_be_preferred=not is_known and job.preemptible and is_wide(job),
+            kind=self.kinds.setdefault(options, len(self.kinds)),
             is_running=is_running,
             may_be_stopped=is_running and job_id not in view.stopping and view.is_preemptible(job_id),
             predicted_done=predicted.done,

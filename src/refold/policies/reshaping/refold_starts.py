@@ -5,8 +5,12 @@ The first starving job that cannot start gets a reservation.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+
 from refold.model import Seconds
-from refold.packing import Placer
+from refold.packing import Ints, Placer
 from refold.policies.common import Draft, Options, Sharing
 from refold.policies.reshaping.refold_jobs import RoundJobs
 from refold.policies.reshaping.refold_preemption import Preemptor
@@ -45,27 +49,45 @@ class Starter:
     def place_waiting(self) -> None:
         """Start waiting jobs in order; then let jobs without GPUs share those that others hold beyond their request."""
         self._restore_guarantees()
-        jobs, waiting = self._jobs, self._in_order(self._unplaced())
-        self.queue = waiting
-        given_up: Options | None = None
-        for position, job_id in enumerate(waiting):
-            options = jobs.options_of(job_id)
-            if options is not given_up or job_id in jobs.guaranteed:
-                if self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1)):
-                    given_up = None
-                    continue
-                given_up = options if self._has_given_up(options) else None
-            self._preemptor.gpus_ahead += options.fewest_gpus
+        jobs, waiting = self._jobs, self._jobs.in_order(self._unplaced(), self._starving)
+        self.queue = jobs.table.ids[waiting].tolist()
+        for position in self._positions_to_try(waiting):
+            job_id = self.queue[position]
+            if self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1)):
+                continue
+            self._preemptor.gpus_ahead += jobs.options_of(job_id).fewest_gpus
             if self.reservation is None and job_id in self._starving:
                 self._reserve_for(job_id)
-                given_up = None
         stopped = [job_id for job_id in self._draft.changed if job_id in jobs.view.runs and self._has_no_gpus(job_id)]
         sharing = Sharing(self._draft, self._placer, jobs.by_id, self._options_of, jobs.with_range)
         if sharing.is_possible():
-            sharing.place(self._in_order([*self._unplaced(), *stopped]))
+            without_gpus = np.concatenate([self._unplaced(), jobs.table.rows(stopped)])
+            sharing.place(jobs.table.ids[jobs.in_order(without_gpus, self._starving)].tolist())
 
-    def _in_order(self, job_ids: list[str]) -> list[str]:
-        return self._jobs.in_order(job_ids, self._starving) if job_ids else []
+    def _positions_to_try(self, waiting: Ints) -> Iterator[int]:
+        """Yield the positions of the jobs to try, in order. There may be thousands that cannot start and are skipped.
+
+        GPUs of those that are skipped are counted as needed ahead of those behind them.
+        """
+        jobs, kinds = self._jobs, self._jobs.table.column("kind")[waiting]
+        fewest_gpus = np.array([options.fewest_gpus for options in jobs.kinds], dtype=np.int64)[kinds]
+        is_always_tried = jobs.flags([*jobs.guaranteed, *self._starving])[waiting]
+        has_given_up = np.zeros(len(jobs.kinds), dtype=np.bool_)
+        position = 0
+        while self.reservation is None and position < len(waiting):
+            is_tried = is_always_tried[position:] | ~has_given_up[kinds[position:]]
+            skipped = int(is_tried.argmax()) if is_tried.any() else len(is_tried)
+            self._preemptor.gpus_ahead += int(fewest_gpus[position : position + skipped].sum())
+            position += skipped
+            if position == len(waiting):
+                return
+            yield position
+            if not self._unplaceable:
+                has_given_up[:] = False
+            else:
+                has_given_up[kinds[position]] = self._has_given_up(jobs.options_of(self.queue[position]))
+            position += 1
+        yield from range(position, len(waiting))  # some may start on reserved nodes
 
     def _order_class(self, job_id: str) -> tuple[bool, int, bool]:
         """Return what matters more in the order than weighted work."""
@@ -87,7 +109,7 @@ class Starter:
 
     def is_review_useful(self) -> bool:
         """Return whether a job still waits that may preempt others later, because their predictions change."""
-        return not all(map(self._jobs.knows_work, self._unplaced()))
+        return not self._jobs.table.column("is_known")[self._unplaced()].all()
 
     def next_starvation(self) -> Seconds:
         """Return when the next job that still waits will be starving."""
@@ -104,13 +126,13 @@ class Starter:
                 self._order_class(other) == self._order_class(job_id) and jobs.is_ahead_by_fair_share(other, job_id)
                 for other in placed
             )
-            for job_id in self._unplaced()
+            for job_id in jobs.table.ids[self._unplaced()].tolist()
         }
         return {job_id: count for job_id, count in counts.items() if count}
 
-    def _unplaced(self) -> list[str]:
-        starting = self._draft.starting()
-        return [job_id for job_id in self._jobs.view.waiting if job_id not in starting]
+    def _unplaced(self) -> Ints:
+        """Return the rows of the jobs that still wait."""
+        return self._jobs.waiting(without=self._draft.starting())
 
     def _has_no_gpus(self, job_id: str) -> bool:
         return self._draft.allocation_of(job_id) is None
@@ -134,9 +156,7 @@ class Starter:
 
     def _has_given_up(self, options: Options) -> bool:
         """Return whether no further job with these options can start, unless it is guaranteed."""
-        if options not in self._unplaceable or self.reservation is not None:
-            return False
-        return self._preemptors_left <= 0 or options in self._hopeless
+        return options in self._unplaceable and (self._preemptors_left <= 0 or options in self._hopeless)
 
     def _start(self, job_id: str, rate: float) -> bool:
         """Place a job; a guaranteed job without a safe shape gets any shape estimated to meet the guarantee."""

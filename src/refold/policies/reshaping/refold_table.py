@@ -24,12 +24,12 @@ INITIAL_ROWS = 64
 class JobRow(NamedTuple):
     """One row.
 
-    `gpus`: the number requested. `waiting_since`: when a waiting job was submitted or returned to the queue;
-    not a number for others. `reported_done`, `computing_since`: seconds of work done, and the time since when more is
-    done; not a number if none is. `work`: remaining
-    GPU-seconds at the most efficient size. `run_time`: remaining seconds at full speed, of known work. `is_known`: the
-    remaining work is known. `may_be_preferred`: it is wide, of unknown length, and can be stopped again for jobs that
-    turn out shorter. `may_be_stopped`: it consents, and its run is not stopping already. `predicted_done`,
+    `gpus`: the number requested. `waiting_since`: when a waiting job was submitted or returned to the queue; not a
+    number for others. `reported_done`, `computing_since`: seconds of work done, and the time since when more is done;
+    not a number if none is. `work`: remaining GPU-seconds at the most efficient size. `run_time`: remaining seconds at
+    full speed, of known work. `is_known`: the remaining work is known. `may_be_preferred`: it is wide, of unknown
+    length, and can be stopped again for jobs that turn out shorter. `kind`: jobs with the same possible shapes have the
+    same number. `may_be_stopped`: it consents, and its run is not stopping already. `predicted_done`,
     `predicted_ended`: work done and number of ended runs at the time of the last prediction.
     """
 
@@ -43,6 +43,7 @@ class JobRow(NamedTuple):
     run_time: Seconds
     is_known: bool
     may_be_preferred: bool
+    kind: int
     is_running: bool
     may_be_stopped: bool
     predicted_done: Seconds
@@ -101,13 +102,14 @@ class JobTable:
     def sort(self, rows: Ints, *keys: Floats | Ints | Flags) -> Ints:
         """Return rows by the first of the keys, then by the second, …, and at last by job. `keys`: of these rows."""
         order = np.lexsort(keys[::-1])
-        is_tied = np.ones(max(len(rows) - 1, 0), dtype=np.bool_)
+        is_tied = np.ones(max(len(rows) - 1, 0), dtype=np.bool_)  # with the next one
         for key in keys:
             in_order = key[order]
             is_tied &= in_order[1:] == in_order[:-1]
         ordered = rows[order]
         if is_tied.any():
-            edges = np.flatnonzero(np.diff(is_tied, prepend=False, append=False))
-            for first, last in edges.reshape(-1, 2).tolist():
-                ordered[first : last + 1] = self.rows(sorted(self.ids[ordered[first : last + 1]]))
+            group = np.cumsum(np.append(True, ~is_tied))
+            tied = np.flatnonzero(np.append(is_tied, False) | np.append(False, is_tied))
+            by_job = sorted(zip(group[tied].tolist(), self.ids[ordered[tied]], ordered[tied], strict=True))
+            ordered[tied] = [row for _, _, row in by_job]
         return ordered
