@@ -22,7 +22,7 @@ from benchmarks.measure import AS_INSTALLED
 from benchmarks.result_page import FOLDER, measurement_parser, publish
 from refold.core import Entry, Event, Header, JobSubmitted, RunFinished
 from refold.journal import JournalFile
-from refold.model import Demand, Job
+from refold.model import Demand, Job, Tenant
 from refold.registry import make_policy
 from refold.simulator import simulate
 from refold.testing import make_cluster
@@ -62,9 +62,15 @@ class ListJournal:
         self.entries.append(entry)
 
 
-def write_journal(path: Path, entries: int, seed: int = 0) -> None:
-    """Write a journal of so many entries: one simulation, over and over, with other jobs each time."""
+def write_journal(path: Path, entries: int, quotas: bool = False, seed: int = 0) -> None:
+    """Write a journal of so many entries: one simulation, over and over, with other jobs each time.
+
+    `quotas`: the GPUs are divided among the tenants, so that guarantees are checked; all jobs are guaranteed.
+    """
     cluster, journal = make_cluster(*[GPUS] * NODES), ListJournal()
+    if quotas:
+        tenants = tuple(Tenant(f"tenant-{number}", NODES * GPUS / TENANTS) for number in range(TENANTS))
+        cluster = replace(cluster, tenants=tenants)
     settings = {"placement": "best-fit"}
     jobs = list(_jobs(np.random.default_rng(seed), JOBS_AT_ONCE))
     period = simulate(jobs, cluster, make_policy("fifo", settings), journal=journal).now + 1.0
@@ -154,14 +160,15 @@ def main() -> None:
     """Write journals, measure reports, print the page."""
     parser = measurement_parser("benchmarks.large_journals", __doc__, "smaller journals")
     parser.add_argument("--entries", type=int, action="append", help="one size; can be repeated")
+    parser.add_argument("--quotas", action="store_true", help="tenants have quotas (not part of the page)")
     parser.add_argument("--folder", type=Path, help="keep the journals here, and use those that exist")
     options = parser.parse_args()
     found = []
     with tempfile.TemporaryDirectory() as temporary:
         for entries in options.entries or (QUICK_ENTRIES if options.quick else ENTRIES):
-            journal = (options.folder or Path(temporary)) / f"{entries}.jsonl"
+            journal = (options.folder or Path(temporary)) / f"{entries}{'-quotas' * options.quotas}.jsonl"
             if not journal.exists():
-                write_journal(journal, entries)
+                write_journal(journal, entries, options.quotas)
             found.append(measure_report(journal, entries))
             print(found[-1], file=sys.stderr)
             if not options.folder:
