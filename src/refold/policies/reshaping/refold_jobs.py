@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from enum import Enum, auto
 from math import inf
 
 import msgspec
@@ -49,6 +50,15 @@ class RefoldSettings(msgspec.Struct, frozen=True):
                 raise BadValue(f"{name} is {getattr(self, name)}, expected a number > 0")
         if not 0 <= self.wide_share <= 1:
             raise BadValue(f"wide_share is {self.wide_share}, expected a number from 0 to 1")
+
+
+class Protection(Enum):
+    """For which jobs a run must not be stopped: for none, for all, or for those that are not more urgent than it."""
+
+    NONE = auto()
+    UNLESS_STARVING = auto()
+    FROM_EQUALS = auto()
+    FROM_ALL = auto()
 
 
 class RoundJobs:
@@ -176,18 +186,18 @@ class RoundJobs:
         is_longer &= self.table.column("priority")[rows] <= self.by_id[job_id].priority
         return self.is_preferred_wide_job[rows] & is_longer
 
-    def is_protected(self, job_id: str, preemptor: str) -> bool:
-        """Return whether a run of unknown length must not be stopped for a job of the same priority.
+    def protection(self, job_id: str) -> Protection:
+        """Return for which jobs a run must not be stopped.
 
-        It was restarted too often, or too recently for a job that is not starving. With every restart it may run
+        One of unknown length is protected if it was restarted too often or too recently. With every restart it may run
         longer, so that restarts take only a part of its time.
         """
         if self.knows_work(job_id):
-            return False
+            return Protection.NONE
         starts, age = self.view.run_count(job_id), self.view.now - self.view.runs[job_id].since
         if starts > self.settings.max_restarts:
-            return True
-        return age < self.restart_cost(job_id) * starts and not self.is_starving(preemptor)
+            return Protection.FROM_EQUALS
+        return Protection.UNLESS_STARVING if age < self.restart_cost(job_id) * starts else Protection.NONE
 
     @property
     def uses_fair_share(self) -> bool:

@@ -18,7 +18,7 @@ from refold.model import WHOLE, Allocation, Seconds, format_duration
 from refold.packing import Floats, Ints, Placer
 from refold.policies.common import Draft, Option
 from refold.policies.reshaping.refold_clearing import Clearing
-from refold.policies.reshaping.refold_jobs import RoundJobs
+from refold.policies.reshaping.refold_jobs import Protection, RoundJobs
 
 MAX_SHAPES_TRIED = 6
 """Number of a job's best shapes that are tried when it preempts."""
@@ -154,16 +154,18 @@ class Preemptor:
 
         Returns the weighted delay of the victims; infinite if the job does not fit or a guarantee would be broken.
         """
-        moved: dict[str, tuple[Allocation, Seconds]] = {}
-        remaining_victims = iter(victims)
-        while not self._draft.place(job_id, self._placer, option.demand, option.plan):
-            other = next(remaining_victims, None)
-            if other is None:
-                return inf
-            held = self._draft.allocation_of(other)
+        draft, moved = self._draft, dict[str, tuple[Allocation, Seconds]]()
+        is_placed = draft.place(job_id, self._placer, option.demand, option.plan)
+        for other in victims:
+            if is_placed:
+                break
+            held = draft.allocation_of(other)
             if held is not None and self._victims.may_be_displaced(other, job_id):
                 moved[other] = held, self._jobs.remaining_time(other, held)
-                self._draft.release(other)
+                draft.release(other)
+                is_placed = draft.place(job_id, self._placer, option.demand, option.plan)
+        if not is_placed:
+            return inf
         guaranteed_first = sorted(moved, key=lambda other: other not in self._jobs.guaranteed)
         return sum(self._place_victim(other, *moved[other], job_id, option) for other in guaranteed_first)
 
@@ -222,6 +224,7 @@ class _Victims:
 
     def __init__(self, jobs: RoundJobs, draft: Draft) -> None:
         self._jobs, self._draft = jobs, draft
+        self._protections: dict[str, Protection] = {}
 
     def for_job(self, job_id: str) -> Collection[str]:
         """Return the jobs that a job may displace: lowest priority first, then most remaining work.
@@ -242,12 +245,15 @@ class _Victims:
 
     def may_be_displaced(self, other: str, job_id: str) -> bool:
         """Return whether a run may be stopped for a job: not one that was restarted recently, if it is as urgent."""
-        jobs = self._jobs
-        if not self._draft.may_change(other):
-            return False
+        jobs, protection = self._jobs, self._protections.get(other)
+        if protection is None:
+            may_change = self._draft.may_change(other)
+            protection = self._protections[other] = jobs.protection(other) if may_change else Protection.FROM_ALL
+        if protection is Protection.NONE or protection is Protection.FROM_ALL:
+            return protection is Protection.NONE
         if job_id in jobs.guaranteed or jobs.by_id[other].priority < jobs.by_id[job_id].priority:
             return True
-        return not jobs.is_protected(other, job_id)
+        return protection is Protection.UNLESS_STARVING and jobs.is_starving(job_id)
 
     def _may_change(self, other: str) -> bool:
         return self._draft.allocation_of(other) is not None and self._draft.may_change(other)
