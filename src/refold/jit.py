@@ -2,8 +2,8 @@
 
 The cache is outside the package: `$REFOLD_CACHE_DIR`, else `~/.cache/refold` (`$XDG_CACHE_HOME`), else a private
 temporary folder. It is keyed by the contents of the kernels' sources, not by paths or modification times: every
-checkout and installed version with the same kernels shares it. Changing a kernel of `packing`, `predict` or
-`policies.learned` recompiles all kernels, since Numba inlines these into each other.
+checkout and installed version with the same kernels shares it. Changing a kernel recompiles those of its folder, and
+one of `packing`, `predict` or `policies.learned` all kernels, since Numba inlines these into each other.
 """
 
 from __future__ import annotations
@@ -40,7 +40,21 @@ _KEY = sha256(b"".join(path.read_bytes() for path in _SHARED_SOURCES)).hexdigest
 
 def compiled(function: F) -> F:
     """Compile with Numba at the first call, or load the compiled function from the cache."""
-    dispatcher: Any = numba.njit(error_model="numpy")(function)
+    return _cached(function, numba.njit(error_model="numpy"))
+
+
+def compiled_without_references(function: F) -> F:
+    """Compile as `compiled` does, without counting references: for functions with many arrays that allocate none.
+
+    Numba counts the references to every array of every argument in each call, by atomic operations that take longer
+    than a short function.
+    """
+    uncounted: dict[str, Any] = {"_nrt": False}
+    return _cached(function, numba.njit(error_model="numpy", **uncounted))
+
+
+def _cached(function: F, decorate: Callable[[F], Any]) -> F:
+    dispatcher = decorate(function)
     kernel_cache: Any = _KernelCache(function)  # type: ignore[no-untyped-call]
     kernel_cache._cache_file._load_index = _empty_if_unreadable(kernel_cache._cache_file._load_index)
     dispatcher._cache = kernel_cache
@@ -122,15 +136,17 @@ class _KernelLocator:
         kernel_folder().mkdir(parents=True, exist_ok=True)
 
     def get_source_stamp(self) -> str:
-        return _contents(self._source)
+        return _contents(self._source.parent)
 
     def get_disambiguator(self) -> str:
         return str(self._line)
 
 
 @cache
-def _contents(source: Path) -> str:
-    return sha256(source.read_bytes()).hexdigest()
+def _contents(folder: Path) -> str:
+    """Return a hash of all sources in a folder that have kernels."""
+    sources = [path.read_bytes() for path in sorted(folder.glob("*.py"))]
+    return sha256(b"".join(source for source in sources if b"refold.jit" in source)).hexdigest()
 
 
 class _KernelCacheFiles(CompileResultCacheImpl):

@@ -23,6 +23,7 @@ from .genetic_paper import best_pair as best_pair
 from .heap import pop as pop, push as push
 from .kernels import (
     INSTANCES_THAT_FIT as INSTANCES_THAT_FIT,
+    TAKEN as TAKEN,
     adjust_free as adjust_free,
     candidate_row as candidate_row,
     count_shortages as count_shortages,
@@ -30,6 +31,7 @@ from .kernels import (
     max_gpus_per_node as max_gpus_per_node,
     need_at as need_at,
     next_fitting_node as next_fitting_node,
+    take as take,
 )
 from .layout import (
     CPU_FREE as CPU_FREE,

@@ -10,49 +10,60 @@ import numpy as np
 from refold.journal import Ending, History, JobColumns, Outcome, RunColumns, StartEstimateColumns
 from refold.model import Allocation, Cluster, Job
 from refold.packing import Floats, Ints
-from refold.simulator import ReplayResult
+from refold.simulator import ReplayedRuns, ReplayResult
 
 
-def replayed_history(jobs: Sequence[Job], cluster: Cluster, replayed: ReplayResult) -> History:
+def replayed_history(jobs: Sequence[Job], cluster: Cluster, replayed: ReplayResult | ReplayedRuns) -> History:
     """Return the history of a replay of these jobs, which are sorted by submission."""
-    started, ended = replayed.started, replayed.ended
-    ran = np.flatnonzero(~np.isnan(started))
-    runs = ran[np.argsort(replayed.start_number[ran])]
+    runs = replayed if isinstance(replayed, ReplayedRuns) else replayed.runs()
     tenants = tuple(sorted({job.tenant for job in jobs}))
     code = {tenant: index for index, tenant in enumerate(tenants)}
-    gpus_of_demand = np.array([demand.total_gpus for demand in replayed.tasks.demands], dtype=np.float64)
-    gpus: Floats = gpus_of_demand[replayed.tasks.demand_of] if len(jobs) else np.zeros(0)
+    gpus_of_demand = np.array([demand.total_gpus for demand in runs.tasks.demands], dtype=np.float64)
+    gpus: Floats = gpus_of_demand[runs.tasks.demand_of] if len(jobs) else np.zeros(0)
+    first, last = runs.number == 1, np.isnan(runs.stop_ordered)
     columns = JobColumns(
         jobs,
-        submitted=replayed.tasks.submitted,
-        work=replayed.tasks.work,
+        submitted=runs.tasks.submitted,
+        work=runs.tasks.work,
         gpus=gpus,
         tenant=np.fromiter((code[job.tenant] for job in jobs), np.int64, len(jobs)),
-        first_start=started,
-        ended=ended,
-        outcome=np.where(np.isnan(started), int(Outcome.INFEASIBLE), int(Outcome.FINISHED)),
+        first_start=_per_job(len(jobs), runs.task[first], runs.start[first]),
+        ended=_per_job(len(jobs), runs.task[last], runs.end[last]),
+        outcome=_outcomes(len(jobs), runs.task),
     )
-    last_end = float(ended[ran].max()) if len(ran) else 0.0
-    until = max(last_end, float(replayed.tasks.submitted[-1])) if len(jobs) else 0.0
-    return History(cluster, columns, _run_columns(replayed, runs, gpus), tenants, (), until, _no_estimates())
+    last_end = float(runs.end.max()) if len(runs.end) else 0.0
+    until = max(last_end, float(runs.tasks.submitted[-1])) if len(jobs) else 0.0
+    return History(cluster, columns, _run_columns(runs, gpus), tenants, (), until, _no_estimates())
 
 
-def _run_columns(replayed: ReplayResult, runs: Ints, gpus: Floats) -> RunColumns:
-    count = len(runs)
+def _per_job(jobs: int, job: Ints, times: Floats) -> Floats:
+    column = np.full(jobs, np.nan)
+    column[job] = times
+    return column
+
+
+def _outcomes(jobs: int, started: Ints) -> Ints:
+    """Return the outcomes: jobs that fit the empty cluster have started and ended."""
+    column = np.full(jobs, int(Outcome.INFEASIBLE), dtype=np.int64)
+    column[started] = int(Outcome.FINISHED)
+    return column
+
+
+def _run_columns(runs: ReplayedRuns, gpus: Floats) -> RunColumns:
     return RunColumns(
-        _Allocations(replayed, runs),
-        job=runs,
-        number=np.ones(count, dtype=np.int64),
-        start=replayed.started[runs],
-        start_step=replayed.start_step[runs],
-        computing_since=replayed.started[runs],
-        stop_ordered=np.full(count, np.nan),
-        end=replayed.ended[runs],
-        end_step=replayed.end_step[runs],
-        ending=np.full(count, int(Ending.FINISHED), dtype=np.int64),
-        saved_before=np.zeros(count),
-        saved=np.full(count, np.nan),
-        gpus=gpus[runs],
+        _Allocations(runs, np.arange(len(runs.task))),
+        job=runs.task,
+        number=runs.number,
+        start=runs.start,
+        start_step=runs.start_step,
+        computing_since=runs.computing_since,
+        stop_ordered=runs.stop_ordered,
+        end=runs.end,
+        end_step=runs.end_step,
+        ending=np.where(np.isnan(runs.stop_ordered), int(Ending.FINISHED), int(Ending.STOPPED)),
+        saved_before=runs.saved_before,
+        saved=runs.saved,
+        gpus=gpus[runs.task],
     )
 
 
@@ -64,7 +75,7 @@ def _no_estimates() -> StartEstimateColumns:
 class _Allocations(Sequence[Allocation]):
     """The allocations of runs, made when they are asked for: most measures need none of them."""
 
-    def __init__(self, replayed: ReplayResult, runs: Ints) -> None:
+    def __init__(self, replayed: ReplayedRuns, runs: Ints) -> None:
         self._replayed, self._runs = replayed, runs
 
     def __len__(self) -> int:

@@ -31,7 +31,9 @@ from .learned_replay import (
 )
 from .measured_speeds import MeasuredSpeeds as MeasuredSpeeds
 from .modelled_speeds import ModelledSpeeds as ModelledSpeeds
+from .queue_replay import replay_queue as replay_queue
 from .replay import (
+    ReplayedRuns as ReplayedRuns,
     ReplayNotes as ReplayNotes,
     ReplayResult as ReplayResult,
     TaskColumns as TaskColumns,

@@ -62,6 +62,32 @@ class TaskColumns(NamedTuple):
     demands: tuple[Demand, ...]
 
 
+class ReplayedRuns(NamedTuple):
+    """The runs of all tasks, in the order of starts, with the same meaning as the columns of a history.
+
+    `placements` has one row of (node, GPU mask) per instance; the rows of a run begin at `first_row`.
+    """
+
+    tasks: TaskColumns
+    task: Ints
+    number: Ints
+    start: Floats
+    computing_since: Floats
+    stop_ordered: Floats
+    end: Floats
+    saved_before: Floats
+    saved: Floats
+    start_step: Ints
+    end_step: Ints
+    first_row: Ints
+    placements: Ints
+
+    def placement(self, run: int) -> Placement:
+        """Return the placement of a run."""
+        demand = self.tasks.demands[self.tasks.demand_of[self.task[run]]]
+        return read_placement(demand, self.placements, int(self.first_row[run]))
+
+
 class ReplayResult(NamedTuple):
     """The start, end and placement of each task; NaN if it never started.
 
@@ -79,16 +105,41 @@ class ReplayResult(NamedTuple):
     start_step: Ints
     end_step: Ints
 
+    def runs(self) -> ReplayedRuns:
+        """Return the runs, one per task that was started."""
+        ran = np.flatnonzero(self.start_number >= 0)
+        task = ran[np.argsort(self.start_number[ran])]
+        start, not_stopped, no_work = self.started[task], np.full(len(task), np.nan), np.zeros(len(task))
+        return ReplayedRuns(
+            self.tasks,
+            task,
+            np.ones(len(task), dtype=np.int64),
+            start,
+            start,
+            not_stopped,
+            self.ended[task],
+            no_work,
+            not_stopped,
+            self.start_step[task],
+            self.end_step[task],
+            self.first_row[task],
+            self.placements,
+        )
+
     def placement(self, task: int) -> Placement:
         """Return the placement of a task; empty if it never started."""
         if np.isnan(self.started[task]):
             return ()
         demand = self.tasks.demands[self.tasks.demand_of[task]]
-        first = int(self.first_row[task])
-        return tuple(
-            Share(node, indices_from_mask(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
-            for node, mask in self.placements[first : first + demand.instances].tolist()
-        )
+        return read_placement(demand, self.placements, int(self.first_row[task]))
+
+
+def read_placement(demand: Demand, placements: Ints, first: int) -> Placement:
+    """Return the placement of a demand, from its rows of (node, GPU mask)."""
+    return tuple(
+        Share(node, indices_from_mask(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
+        for node, mask in placements[first : first + demand.instances].tolist()
+    )
 
 
 def task_columns(jobs: Iterable[Job]) -> TaskColumns:
@@ -223,7 +274,18 @@ def _link_equal_demands(demand_of: Ints, first_task: Ints) -> Ints:
 
 @inlined
 def release_task(nodes: Ints, gpus: Ints, bits: Words, need: Need, placements: Ints, row: int, end: int) -> None:
-    """Release the placement of a task. Instances with whole GPUs on the same node are released together."""
+    """Release the placement of a task."""
+    change_task(nodes, gpus, bits, need, placements, row, end, 1)
+
+
+@inlined
+def change_task(
+    nodes: Ints, gpus: Ints, bits: Words, need: Need, placements: Ints, row: int, end: int, sign: int
+) -> None:
+    """Release the placement of a task (sign 1), or take it without checks (-1).
+
+    Instances with whole GPUs on the same node are changed together.
+    """
     while row < end:
         node, mask, instances_here = placements[row, NODE], placements[row, GPU_MASK], 1
         row += 1
@@ -231,7 +293,8 @@ def release_task(nodes: Ints, gpus: Ints, bits: Words, need: Need, placements: I
             mask |= placements[row, GPU_MASK]
             instances_here += 1
             row += 1
-        adjust_free(nodes, gpus, bits, node, mask, need.milli, instances_here * need.cpu, instances_here * need.memory)
+        count = sign * instances_here
+        adjust_free(nodes, gpus, bits, node, mask, sign * need.milli, count * need.cpu, count * need.memory)
 
 
 @inlined
@@ -245,7 +308,7 @@ def _first_candidate(head_of: Ints, fits_empty: Ints, blocked: Bools, no_task: i
 
 
 @inlined
-def _speed(need: Need, speed_of_node: Floats, placements: Ints, first: int) -> float:
+def gang_speed(need: Need, speed_of_node: Floats, placements: Ints, first: int) -> float:
     """Return the speed of the slowest node of a gang; 1 for tasks without GPUs."""
     slowest = np.inf if need.gpus > 0 else 1.0
     if need.gpus > 0:
@@ -336,7 +399,7 @@ def _replay(
             started[task] = now
             start_step[task], start_number[task] = steps, starts
             starts += 1
-            ended[task] = now + work[task] / _speed(need, speed_of_node, placements, first)
+            ended[task] = now + work[task] / gang_speed(need, speed_of_node, placements, first)
             push(times, running, size, ended[task], task)
             size += 1
             waiting -= 1

@@ -12,7 +12,13 @@ from refold.packing import GENETIC, RULES, FreeResources
 from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds, SpeedModel
 from refold.simulator.easy_replay import PLACEMENTS, replay_easy
 from refold.simulator.faults import Fault, NeverEnds
-from refold.simulator.replay import ReplayNotes, ReplayResult, replay_compiled, task_columns
+from refold.simulator.queue_replay import (
+    LAS_THRESHOLD_GPU_SECONDS,
+    ORDERS,
+    PLACEMENTS as QUEUE_PLACEMENTS,
+    replay_queue,
+)
+from refold.simulator.replay import ReplayedRuns, ReplayNotes, ReplayResult, replay_compiled, task_columns
 from refold.simulator.replay_journal import replay_entries
 
 MIN_JOBS = 2_000
@@ -20,7 +26,12 @@ MIN_JOBS = 2_000
 
 FIFO_ORDERS = ("fifo", "fifo-skip")
 
-Replay = Callable[[], ReplayResult]
+LAS_THRESHOLD = "threshold_gpu_seconds"
+
+SJF_SETTINGS = {"durations": "known", "defragment": False}
+"""The settings of `sjf` that its replay supports: the defaults."""
+
+Replay = Callable[[], ReplayResult | ReplayedRuns]
 JournaledReplay = Callable[[Journal], ReplayResult]
 
 
@@ -43,11 +54,21 @@ def find_replay(
 ) -> Replay | None:
     """Return the compiled replay of a policy that gives the same result as `simulate`; None: there is none.
 
-    A replay supports jobs that run once, as requested and to completion, all of the same priority.
+    A replay supports jobs that run as requested and to completion, without node faults. Those of `sjf`, `srtf` and
+    `las` support costs and priorities, the others neither.
     """
-    if len(jobs) < min_jobs or not (_are_plain(conditions) and _are_replayable(jobs) and _is_unlimited(cluster)):
+    if len(jobs) < min_jobs or not (_have_recorded_times(jobs, conditions) and _is_unlimited(cluster)):
         return None
     own, placement, seed = _split(settings)
+    if policy in ORDERS:
+        if not _is_plain_queue(policy, own) or placement not in QUEUE_PLACEMENTS:
+            return None
+        if conditions.costs.report_every is not None or any(job.change_limit is not None for job in jobs):
+            return None
+        threshold = float(own.get(LAS_THRESHOLD, LAS_THRESHOLD_GPU_SECONDS))
+        return partial(_replay_queue, jobs, cluster, policy, placement, seed, conditions.costs, threshold)
+    if conditions.costs != NO_COSTS or len({job.priority for job in jobs}) > 1:
+        return None
     if policy in FIFO_ORDERS:
         if own or placement not in RULES or placement in GENETIC:
             return None
@@ -96,6 +117,12 @@ def _replay_fifo(jobs: Sequence[Job], cluster: Cluster, placement: str, order: A
     return replay_compiled(task_columns(jobs), cluster, placement, order, seed)
 
 
+def _replay_queue(
+    jobs: Sequence[Job], cluster: Cluster, order: Any, placement: str, seed: int, costs: Costs, threshold: float
+) -> ReplayedRuns:
+    return replay_queue(jobs, cluster, order, placement, seed, costs, threshold)
+
+
 def _replay_easy(jobs: Sequence[Job], cluster: Cluster, placement: str, backfill_order: Any) -> ReplayResult:
     return replay_easy(task_columns(jobs), cluster, placement, backfill_order)
 
@@ -109,15 +136,20 @@ def _is_plain_easy(settings: Mapping[str, Any]) -> bool:
     )
 
 
-def _are_plain(conditions: Conditions) -> bool:
-    """Whether runs cost nothing but the recorded time, and none is lost."""
+def _is_plain_queue(policy: str, settings: Mapping[str, Any]) -> bool:
+    """Whether jobs are not moved, and are sorted by recorded run times or attained service."""
+    if policy == "las":
+        threshold = settings.get(LAS_THRESHOLD, LAS_THRESHOLD_GPU_SECONDS)
+        return settings.keys() <= {LAS_THRESHOLD} and isinstance(threshold, int | float) and threshold > 0
+    return settings.items() <= (SJF_SETTINGS.items() if policy == "sjf" else {}.items())
+
+
+def _have_recorded_times(jobs: Sequence[Job], conditions: Conditions) -> bool:
+    """Whether all jobs run for the recorded time, with the requested resources, and none is lost."""
     recorded = conditions.charge is None or isinstance(conditions.charge, RecordedSpeeds)
-    return recorded and conditions.costs == NO_COSTS and not conditions.faults and not conditions.never_end
-
-
-def _are_replayable(jobs: Sequence[Job]) -> bool:
-    priority = jobs[0].priority if jobs else 0
-    return all(job.work is not None and job.priority == priority and not job.reshapable for job in jobs)
+    if not recorded or conditions.faults or conditions.never_end:
+        return False
+    return all(job.work is not None and not job.reshapable for job in jobs)
 
 
 def _is_unlimited(cluster: Cluster) -> bool:

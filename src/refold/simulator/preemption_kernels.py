@@ -1,0 +1,407 @@
+"""Preemption in compiled replays: the rounds of `PreemptingQueue` of the policies, with the same claims and victims.
+
+A task that does not fit may claim the resources of runs that come after it in the order. It starts when these have
+stopped; until then, no task behind it is started on what it claims.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from refold.jit import compiled_without_references
+from refold.model import WHOLE
+from refold.packing import (
+    CPU_FREE,
+    FIRST_GPU,
+    GPU_MASK,
+    GPUS,
+    MEMORY_FREE,
+    MILLI_FREE,
+    NODE,
+    TAKEN,
+    Bools,
+    Floats,
+    Ints,
+    adjust_free,
+    need_at,
+    place_instances,
+    take,
+)
+from refold.policies.learned import FreeArrays, PlacementRule
+from refold.policies.queueing.las import ROUNDING_GPU_SECONDS
+from refold.simulator.replay import change_task
+
+SJF, SRTF, LAS = range(3)
+
+_TOUCHED, CLAIMS, STOPS = range(3)
+
+
+class QueueRules(NamedTuple):
+    """The order of the queue, the threshold of `las`, the placement rule, and the costs of runs in seconds."""
+
+    order: int
+    threshold: float
+    placement: int
+    start: float
+    stop: float
+    restart: float
+
+
+class QueueTasks(NamedTuple):
+    """What is known of tasks. `urgency`: the negative priority; `milli`: thousandths of GPUs of all instances.
+
+    `placements`: the rows of what a task holds, or claims, from `first_row` on.
+    """
+
+    submitted: Floats
+    work: Floats
+    urgency: Ints
+    demand_of: Ints
+    milli: Ints
+    is_preemptible: Bools
+    first_row: Ints
+    placements: Ints
+
+
+class TaskRuns(NamedTuple):
+    """The state of each task: its current run (-1: none), and how many runs it has had.
+
+    `start`: when that was ordered; `counted_from`: since when the policy counts its work, `computing_from`: since when
+    it works; `done`: seconds of work saved by earlier runs; `attained`: their GPU-seconds.
+    """
+
+    run: Ints
+    number: Ints
+    is_stopping: Bools
+    start: Floats
+    counted_from: Floats
+    computing_from: Floats
+    speed: Floats
+    done: Floats
+    attained: Floats
+
+    @staticmethod
+    def allocate(tasks: int) -> TaskRuns:
+        """Return the state of tasks that have not been started."""
+        times = (np.zeros(tasks) for _ in range(6))
+        return TaskRuns(
+            np.full(tasks, -1, dtype=np.int64), np.zeros(tasks, dtype=np.int64), np.zeros(tasks, dtype=np.bool_), *times
+        )
+
+
+class RankedRuns(NamedTuple):
+    """Tasks whose runs may be preempted, the most urgent first: by rank, start of the run, and job id."""
+
+    order: Ints
+    major: Ints
+    minor: Floats
+    id_rank: Ints
+    is_ranked: Bools
+    size: Ints
+
+    @staticmethod
+    def allocate(id_rank: Ints) -> RankedRuns:
+        """Return an empty ranking. `id_rank`: the position of each task in the order of job ids."""
+        tasks = len(id_rank)
+        return RankedRuns(
+            np.zeros(tasks, dtype=np.int64),
+            np.zeros(tasks, dtype=np.int64),
+            np.zeros(tasks),
+            id_rank,
+            np.zeros(tasks, dtype=np.bool_),
+            np.zeros(1, dtype=np.int64),
+        )
+
+
+class Claims(NamedTuple):
+    """What the tasks in `tasks` have claimed in this round: of each GPU, and of the CPUs and memory of nodes.
+
+    `stops`: the tasks that are preempted for them. `victims`: those that are considered for one claim.
+    """
+
+    gpu_milli: Ints
+    cpu: Ints
+    memory: Ints
+    is_touched: Bools
+    touched: Ints
+    tasks: Ints
+    stops: Ints
+    victims: Ints
+    counts: Ints
+
+    @staticmethod
+    def allocate(tasks: int, nodes: int, gpus: int) -> Claims:
+        """Return the claims of a round without any."""
+        gpu_milli = np.zeros(gpus, dtype=np.int64)
+        cpu, memory, touched = np.zeros((3, nodes), dtype=np.int64)
+        claiming, stops, victims = np.zeros((3, tasks), dtype=np.int64)
+        is_touched, counts = np.zeros(nodes, dtype=np.bool_), np.zeros(3, dtype=np.int64)
+        return Claims(gpu_milli, cpu, memory, is_touched, touched, claiming, stops, victims, counts)
+
+
+@compiled_without_references
+def major_key(rules: QueueRules, tasks: QueueTasks, runs: TaskRuns, task: int, now: float) -> int:
+    """Return the first part of the sort key: priority, and for `las` the queue."""
+    if rules.order != LAS:
+        return int(tasks.urgency[task])
+    attained = runs.attained[task]
+    if runs.run[task] >= 0:
+        attained += (now - runs.start[task]) * tasks.milli[task] / WHOLE
+    return int(2 * tasks.urgency[task] + (attained >= rules.threshold - ROUNDING_GPU_SECONDS))
+
+
+@compiled_without_references
+def minor_key(rules: QueueRules, tasks: QueueTasks, runs: TaskRuns, task: int, now: float) -> float:
+    """Return the second part of the sort key: submission, run time or remaining work."""
+    if rules.order == LAS:
+        return float(tasks.submitted[task])
+    if rules.order == SJF:
+        return float(tasks.work[task])
+    done = runs.done[task]
+    if runs.run[task] >= 0:
+        done = done + now - runs.counted_from[task]
+    return float(tasks.work[task] - done)
+
+
+@compiled_without_references
+def _is_ranked_before(ranking: RankedRuns, runs: TaskRuns, task: int, other: int) -> bool:
+    if ranking.major[task] != ranking.major[other]:
+        return bool(ranking.major[task] < ranking.major[other])
+    if ranking.minor[task] != ranking.minor[other]:
+        return bool(ranking.minor[task] < ranking.minor[other])
+    if runs.start[task] != runs.start[other]:
+        return bool(runs.start[task] < runs.start[other])
+    return bool(ranking.id_rank[task] < ranking.id_rank[other])
+
+
+@compiled_without_references
+def _position(ranking: RankedRuns, runs: TaskRuns, task: int) -> int:
+    """Return how many runs are ranked before that of a task."""
+    low, high = 0, ranking.size[0]
+    while low < high:
+        middle = (low + high) >> 1
+        if _is_ranked_before(ranking, runs, ranking.order[middle], task):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@compiled_without_references
+def rank_run(ranking: RankedRuns, rules: QueueRules, tasks: QueueTasks, runs: TaskRuns, task: int, now: float) -> None:
+    """Add the run of a task to the ranking, by a value that does not change while it runs."""
+    if not tasks.is_preemptible[task]:
+        return
+    ranking.major[task] = major_key(rules, tasks, runs, task, now)
+    rest = minor_key(rules, tasks, runs, task, now)
+    ranking.minor[task] = rest if rules.order == LAS else now + rest
+    position, order = _position(ranking, runs, task), ranking.order
+    for at in range(ranking.size[0], position, -1):
+        order[at] = order[at - 1]
+    order[position] = task
+    ranking.size[0] += 1
+    ranking.is_ranked[task] = True
+
+
+@compiled_without_references
+def unrank_run(ranking: RankedRuns, runs: TaskRuns, task: int) -> bool:
+    """Remove the run of a task from the ranking; return whether it was in it."""
+    if not ranking.is_ranked[task]:
+        return False
+    ranking.is_ranked[task] = False
+    ranking.size[0] -= 1
+    order = ranking.order
+    for at in range(_position(ranking, runs, task), ranking.size[0]):
+        order[at] = order[at + 1]
+    return True
+
+
+@compiled_without_references
+def change_free(free: FreeArrays, demands: Ints, tasks: QueueTasks, task: int, sign: int) -> None:
+    """Release the placement of a task (sign 1), or take it without checks (-1)."""
+    need = need_at(demands, tasks.demand_of[task])
+    nodes, gpus, bits = free
+    change_task(nodes, gpus, bits, need, tasks.placements, tasks.first_row[task], tasks.first_row[task + 1], sign)
+
+
+@compiled_without_references
+def place_task(placement: int, free: FreeArrays, rule: PlacementRule, tasks: QueueTasks, task: int) -> bool:
+    """Take resources for all instances of a task; return whether they fit."""
+    demand, first = tasks.demand_of[task], tasks.first_row[task]
+    nodes, gpus, bits = free
+    demands, state, history, cache, racks = rule
+    return place_instances(
+        placement, nodes, gpus, bits, demands, demand, demand, state, history, cache, racks, tasks.placements, first
+    )
+
+
+@compiled_without_references
+def _take_if_free(free: FreeArrays, demands: Ints, tasks: QueueTasks, task: int) -> bool:
+    """Take the placement of a task again; False, with nothing taken, if part of it is not free."""
+    need, rows = need_at(demands, tasks.demand_of[task]), tasks.placements
+    nodes, gpus, bits = free
+    first = tasks.first_row[task]
+    for row in range(first, tasks.first_row[task + 1]):
+        node, mask = rows[row, NODE], rows[row, GPU_MASK]
+        if take(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory) != TAKEN:
+            for taken in range(first, row):
+                node, mask = rows[taken, NODE], rows[taken, GPU_MASK]
+                adjust_free(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory)
+            return False
+    return True
+
+
+@compiled_without_references
+def _take_available(free: FreeArrays, claims: Claims, demands: Ints, tasks: QueueTasks, task: int) -> None:
+    """Take the free part of what a task claims, and note it as claimed."""
+    need, (nodes, gpus, bits) = need_at(demands, tasks.demand_of[task]), free
+    for row in range(tasks.first_row[task], tasks.first_row[task + 1]):
+        node, mask = tasks.placements[row, NODE], tasks.placements[row, GPU_MASK]
+        if not claims.is_touched[node]:
+            claims.is_touched[node] = True
+            claims.touched[claims.counts[_TOUCHED]] = node
+            claims.counts[_TOUCHED] += 1
+        first = nodes[node, FIRST_GPU]
+        for gpu in range(nodes[node, GPUS]):
+            milli = min(gpus[first + gpu], need.milli) if mask >> gpu & 1 else 0
+            if milli > 0:
+                adjust_free(nodes, gpus, bits, node, 1 << gpu, -milli, 0, 0)
+                claims.gpu_milli[first + gpu] += milli
+        cpu, memory = min(nodes[node, CPU_FREE], need.cpu), min(nodes[node, MEMORY_FREE], need.memory)
+        adjust_free(nodes, gpus, bits, node, 0, 0, -cpu, -memory)
+        claims.cpu[node] += cpu
+        claims.memory[node] += memory
+
+
+@compiled_without_references
+def end_claims(free: FreeArrays, future: FreeArrays, claims: Claims, demands: Ints, tasks: QueueTasks) -> None:
+    """Make what was claimed available again, at the end of a round."""
+    nodes, gpus, bits = free
+    for at in range(claims.counts[_TOUCHED]):
+        node = claims.touched[at]
+        claims.is_touched[node] = False
+        first = nodes[node, FIRST_GPU]
+        for gpu in range(nodes[node, GPUS]):
+            milli = claims.gpu_milli[first + gpu]
+            if milli > 0:
+                adjust_free(nodes, gpus, bits, node, 1 << gpu, milli, 0, 0)
+                claims.gpu_milli[first + gpu] = 0
+        adjust_free(nodes, gpus, bits, node, 0, 0, claims.cpu[node], claims.memory[node])
+        claims.cpu[node] = claims.memory[node] = 0
+    claims.counts[_TOUCHED] = 0
+    for at in range(claims.counts[CLAIMS]):
+        change_free(future, demands, tasks, claims.tasks[at], 1)
+
+
+@compiled_without_references
+def _is_later(rules: QueueRules, tasks: QueueTasks, runs: TaskRuns, task: int, other: int, now: float) -> bool:
+    """Whether the run of another task comes after a task in the order."""
+    own, its = major_key(rules, tasks, runs, task, now), major_key(rules, tasks, runs, other, now)
+    if own != its:
+        return bool(its > own)
+    return bool(minor_key(rules, tasks, runs, other, now) > minor_key(rules, tasks, runs, task, now))
+
+
+@compiled_without_references
+def _first_victims(
+    rules: QueueRules,
+    tasks: QueueTasks,
+    runs: TaskRuns,
+    ranking: RankedRuns,
+    victims: Ints,
+    task: int,
+    missing: int,
+    now: float,
+) -> int:
+    """Collect the last runs that together hold the missing GPUs; return their number, 0 if all do not suffice."""
+    found, size = 0, ranking.size[0]
+    while found < size and _is_later(rules, tasks, runs, task, ranking.order[size - 1 - found], now):
+        victims[found] = ranking.order[size - 1 - found]
+        missing -= tasks.milli[victims[found]]
+        found += 1
+        if missing <= 0:
+            return found
+    return 0
+
+
+@compiled_without_references
+def _place_without_later_runs(
+    rules: QueueRules,
+    tasks: QueueTasks,
+    runs: TaskRuns,
+    ranking: RankedRuns,
+    claims: Claims,
+    future: FreeArrays,
+    rule: PlacementRule,
+    task: int,
+    now: float,
+) -> bool:
+    """Place a task as if its last victims had stopped: as many as needed, and no run that comes before it."""
+    victims, size = claims.victims, ranking.size[0]
+    missing = tasks.milli[task] - future.nodes[future.nodes.shape[0] - 1, MILLI_FREE]
+    found = _first_victims(rules, tasks, runs, ranking, victims, task, missing, now)
+    released, more = 0, 1
+    while released < found:
+        for at in range(released, found):
+            change_free(future, rule.demands, tasks, victims[at], 1)
+        released = found
+        if place_task(rules.placement, future, rule, tasks, task):
+            _stop_needed(runs, ranking, claims, future, rule.demands, tasks, found)
+            return True
+        limit = min(size, found + more)
+        while found < limit and _is_later(rules, tasks, runs, task, ranking.order[size - 1 - found], now):
+            victims[found] = ranking.order[size - 1 - found]
+            found += 1
+        more *= 2
+    for at in range(found):
+        change_free(future, rule.demands, tasks, victims[at], -1)
+    return False
+
+
+@compiled_without_references
+def _stop_needed(
+    runs: TaskRuns,
+    ranking: RankedRuns,
+    claims: Claims,
+    future: FreeArrays,
+    demands: Ints,
+    tasks: QueueTasks,
+    found: int,
+) -> None:
+    """Stop the victims whose resources are needed; spare the others, the most urgent first."""
+    for at in range(found - 1, -1, -1):
+        victim = claims.victims[at]
+        if not _take_if_free(future, demands, tasks, victim):
+            claims.stops[claims.counts[STOPS]] = victim
+            claims.counts[STOPS] += 1
+            unrank_run(ranking, runs, victim)
+
+
+@compiled_without_references
+def claim(
+    rules: QueueRules,
+    tasks: QueueTasks,
+    runs: TaskRuns,
+    ranking: RankedRuns,
+    claims: Claims,
+    free: FreeArrays,
+    future: FreeArrays,
+    rule: PlacementRule,
+    task: int,
+    now: float,
+) -> bool:
+    """Preempt the last runs in the order so that a task fits; return whether that is possible.
+
+    `free` is what is free and not claimed; `future`, what will be free and not claimed once all stopping runs have
+    stopped.
+    """
+    if not place_task(rules.placement, future, rule, tasks, task) and not _place_without_later_runs(
+        rules, tasks, runs, ranking, claims, future, rule, task, now
+    ):
+        return False
+    _take_available(free, claims, rule.demands, tasks, task)
+    claims.tasks[claims.counts[CLAIMS]] = task
+    claims.counts[CLAIMS] += 1
+    return True
