@@ -40,21 +40,22 @@ _KEY = sha256(b"".join(path.read_bytes() for path in _SHARED_SOURCES)).hexdigest
 
 def compiled(function: F) -> F:
     """Compile with Numba at the first call, or load the compiled function from the cache."""
-    return _cached(function, numba.njit(error_model="numpy"))
+    return _cached(function, counts_references=True)
 
 
 def compiled_without_references(function: F) -> F:
-    """Compile as `compiled` does, without counting references: for functions with many arrays that allocate none.
+    """Compile as `compiled` does, without counting references: for functions that allocate no arrays.
 
     Numba counts the references to every array of every argument in each call, by atomic operations that take longer
     than a short function.
     """
-    uncounted: dict[str, Any] = {"_nrt": False}
-    return _cached(function, numba.njit(error_model="numpy", **uncounted))
+    return _cached(function, counts_references=False)
 
 
-def _cached(function: F, decorate: Callable[[F], Any]) -> F:
-    dispatcher = decorate(function)
+def _cached(function: F, counts_references: bool) -> F:
+    # Numba's own name of the option. It has to be set in both cases: otherwise a function inherits it from its caller.
+    options: dict[str, Any] = {"_nrt": counts_references}
+    dispatcher: Any = numba.njit(error_model="numpy", **options)(function)
     kernel_cache: Any = _KernelCache(function)  # type: ignore[no-untyped-call]
     kernel_cache._cache_file._load_index = _empty_if_unreadable(kernel_cache._cache_file._load_index)
     dispatcher._cache = kernel_cache

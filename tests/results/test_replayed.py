@@ -8,11 +8,11 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from msgspec.structs import replace
 
 from refold.journal import History, HistoryJournal
-from refold.model import Cluster, Job, Tenant
+from refold.model import ChangeLimit, Cluster, Job, Tenant
 from refold.registry import make_policy
 from refold.results import Measures, measure, replayed_history
 from refold.simulator import Conditions, Costs, Fault, Stuck, find_replay, simulate
-from refold.simulator.replay_choice import MIN_JOBS
+from refold.simulator.replay_choice import MIN_JOBS, QUEUE_MIN_JOBS
 from refold.testing import make_cluster, make_job, seeded_workload
 
 KNOWN = {"durations": "known", "start_estimates": False}
@@ -20,6 +20,9 @@ REPLAYED: list[tuple[str, dict[str, Any]]] = [
     ("fifo", {}),
     ("fifo", {"placement": "random", "seed": 3}),
     ("fifo-skip", {"placement": "worth"}),
+    ("sjf", {}),
+    ("srtf", {}),
+    ("las", {"threshold_gpu_seconds": 60.0}),
     ("easy", KNOWN),
     ("easy", {**KNOWN, "backfill_order": "queue", "placement": "tetris", "preempt": "never", "confidence": 0.9}),
 ]
@@ -65,7 +68,11 @@ def test_a_history_without_jobs_has_measures() -> None:
 @pytest.mark.parametrize(
     ("policy", "settings"),
     [
-        ("sjf", {}),
+        ("sjf", {"durations": "predicted"}),
+        ("sjf", {"defragment": True}),
+        ("srtf", {"placement": "worth"}),
+        ("las", {"threshold_gpu_seconds": -1.0}),
+        ("drf", {}),
         ("fifo", {"defragment": True}),
         ("fifo", {"placement": "genetic"}),
         ("fifo", {"watch": {}}),
@@ -94,6 +101,16 @@ def test_costs_and_faults_have_no_replay(conditions: Conditions) -> None:
     assert find_replay("fifo", {}, jobs, cluster, conditions, min_jobs=0) is None
 
 
+def test_replays_of_preempting_policies_support_overheads_and_priorities_but_no_reports_and_change_limits() -> None:
+    jobs, cluster = equal_workload(1)
+    costs = Conditions(costs=Costs(start=1.0, stop=2.0, restart=3.0))
+    urgent, limited = replace(jobs[3], priority=1), replace(jobs[3], change_limit=ChangeLimit(at_most=1))
+    assert find_replay("las", {}, [*jobs[:3], urgent, *jobs[4:]], cluster, costs, min_jobs=0) is not None
+    assert find_replay("las", {}, [*jobs[:3], limited, *jobs[4:]], cluster, Conditions(), min_jobs=0) is None
+    reporting = Conditions(costs=Costs(report_every=10.0))
+    assert find_replay("las", {}, jobs, cluster, reporting, min_jobs=0) is None
+
+
 def test_priorities_limits_and_unknown_run_times_have_no_replay() -> None:
     jobs, cluster = equal_workload(1)
     limited = replace(cluster, tenants=(Tenant("default", limit_gpus=2),))
@@ -106,7 +123,8 @@ def test_priorities_limits_and_unknown_run_times_have_no_replay() -> None:
         assert find_replay("fifo", {}, *case, Conditions(), min_jobs=0) is None
 
 
-def test_few_jobs_are_simulated_without_compiling_a_replay() -> None:
-    jobs, cluster = [make_job(f"j{number}", at=number) for number in range(MIN_JOBS)], make_cluster(1)
-    assert find_replay("fifo", {}, jobs[1:], cluster, Conditions()) is None
-    assert find_replay("fifo", {}, jobs, cluster, Conditions()) is not None
+@pytest.mark.parametrize(("policy", "least"), [("fifo", MIN_JOBS), ("srtf", QUEUE_MIN_JOBS)])
+def test_few_jobs_are_simulated_without_compiling_a_replay(policy: str, least: int) -> None:
+    jobs, cluster = [make_job(f"j{number}", at=number) for number in range(least)], make_cluster(1)
+    assert find_replay(policy, {}, jobs[1:], cluster, Conditions()) is None
+    assert find_replay(policy, {}, jobs, cluster, Conditions()) is not None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from refold.jit import compiled
+from refold.jit import compiled_without_references
 from refold.packing.layout import Floats, Ints
 
 
-@compiled
+@compiled_without_references
 def push(times: Floats, tasks: Ints, size: int, at: float, task: int) -> None:
     """Push a task onto the heap of running tasks, which has `size` elements before."""
     position = size
@@ -19,7 +19,7 @@ def push(times: Floats, tasks: Ints, size: int, at: float, task: int) -> None:
     times[position], tasks[position] = at, task
 
 
-@compiled
+@compiled_without_references
 def pop(times: Floats, tasks: Ints, size: int) -> int:
     """Pop the task that ends first from the heap, which has `size` elements before."""
     first = tasks[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refold.jit import compiled, inlined, trailing_zeros
+from refold.jit import compiled, compiled_without_references, inlined, trailing_zeros
 from refold.model import WHOLE
 from refold.packing.layout import (
     CPU_FREE,
@@ -145,13 +145,13 @@ def set_free(nodes: Ints, gpus: Ints, bits: Words, node: int, gpu_free: Ints, cp
         _update_bits(bits, node, size, before, after)
 
 
-@compiled
+@compiled_without_references
 def release(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int) -> None:
     """Release amounts that were taken."""
     adjust_free(nodes, gpus, bits, node, mask, milli, cpu, memory)
 
 
-@compiled
+@compiled_without_references
 def take_unchecked(
     nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int
 ) -> None:
@@ -159,7 +159,7 @@ def take_unchecked(
     adjust_free(nodes, gpus, bits, node, mask, -milli, -cpu, -memory)
 
 
-@compiled
+@compiled_without_references
 def take(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int, cpu: int, memory: int) -> int:
     """Take amounts if they are free. Otherwise change nothing; the result says what is short."""
     if not nodes[node, UP]:
@@ -180,7 +180,7 @@ def take(nodes: Ints, gpus: Ints, bits: Words, node: int, mask: int, milli: int,
     return TAKEN
 
 
-@compiled
+@compiled_without_references
 def set_node_up(nodes: Ints, bits: Words, node: int, up: int) -> None:
     """Mark a node up (1) or down (0)."""
     if nodes[node, UP] == up:
@@ -217,7 +217,7 @@ def fits(nodes: Ints, gpus: Ints, node: int, need: Need) -> bool:
     return fitting
 
 
-@compiled
+@compiled_without_references
 def pick_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, which: int) -> int:
     """Return a mask of the GPUs that an instance takes on a node where it fits; ties go to the lowest index."""
     first, mask, count = nodes[node, FIRST_GPU], 0, need.gpus
@@ -247,7 +247,7 @@ def candidate_row(need: Need) -> int:
     return need.gpus if need.milli == WHOLE else 0
 
 
-@compiled
+@compiled_without_references
 def next_fitting_node(
     nodes: Ints, gpus: Ints, bits: Words, low: int, above: int, only: int, need: Need, start: int
 ) -> int:
@@ -269,14 +269,14 @@ def next_fitting_node(
         pending = bits[low, word] & ~bits[above, word] & bits[only, word]
 
 
-@compiled
+@compiled_without_references
 def any_node_fits(nodes: Ints, gpus: Ints, bits: Words, demands: Ints) -> bool:
     """Whether one instance of the first demand fits on any node."""
     need = need_at(demands, 0)
     return next_fitting_node(nodes, gpus, bits, candidate_row(need), max_gpus_per_node(bits) + 1, 0, need, 0) >= 0
 
 
-@compiled
+@compiled_without_references
 def first_shortage(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
     """Return the first reason why one instance does not fit on a node, or `FITS`."""
     if not nodes[node, UP]:

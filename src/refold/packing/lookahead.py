@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refold.jit import compiled, inlined, trailing_zeros
+from refold.jit import compiled_without_references, inlined, trailing_zeros
 from refold.model import WHOLE
 from refold.packing.demand_history import DemandHistory, ScoreCache, row_of
 from refold.packing.fragmentation import fragmentation_after, node_fragmentation
@@ -51,7 +51,7 @@ def instance_watts(power: RackDraw, node: int, need: Need) -> float:
     return need.gpus * need.milli * power.watts_per_gpu_milli[node] + need.cpu * power.watts_per_cpu_milli[node]
 
 
-@compiled
+@compiled_without_references
 def power_cost(power: RackDraw, node: int, need: Need) -> float:
     """Return the cost, in GPUs, of the power of an instance on a node: infinite above the limit of its rack."""
     rack, watts = power.rack_of[node], instance_watts(power, node, need)
@@ -69,7 +69,7 @@ def type_cost(nodes: Ints, node: int, need: Need, prices: Floats) -> float:
     return prices[trailing_zeros(np.uint64(nodes[node, TYPE_BIT]))] * need.gpus * need.milli / WHOLE
 
 
-@compiled
+@compiled_without_references
 def find_least_loss_node(
     fgd: bool,
     nodes: Ints,
@@ -112,7 +112,7 @@ def find_least_loss_node(
     return best
 
 
-@compiled
+@compiled_without_references
 def loss(
     fgd: bool, nodes: Ints, gpus: Ints, bits: Words, node: int, need: Need, history: DemandHistory
 ) -> tuple[float, int]:
@@ -140,7 +140,7 @@ def _interchangeable(nodes: Ints, node: int, other: int) -> bool:
     )
 
 
-@compiled
+@compiled_without_references
 def _fgd_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, typical: Ints, weights: Floats) -> int:
     """Return a GPU mask: for a fraction of one GPU, the GPU that leaves the least fragmentation; else the freest."""
     if need.gpus != 1 or need.milli == WHOLE:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refold.jit import compiled, inlined, trailing_zeros
+from refold.jit import compiled_without_references, inlined, trailing_zeros
 from refold.model import WHOLE
 from refold.packing.demand_history import DemandHistory, ScoreCache, row_of
 from refold.packing.kernels import (
@@ -81,7 +81,7 @@ def _is_worth_best_fit(nodes: Ints, need: Need, history: DemandHistory) -> bool:
     )
 
 
-@compiled
+@compiled_without_references
 def _best_fit(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, last: int, rule_state: Ints) -> int:
     """Return the node with the fewest entirely free GPUs; of those, the one with the least free GPU capacity."""
     if need.gpus == 0 or need.milli < WHOLE:
@@ -109,7 +109,7 @@ def _best_fit(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, last:
     return -1
 
 
-@compiled
+@compiled_without_references
 def _worst_fit(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, rule_state: Ints) -> int:
     """Return the node with the most free GPU capacity; for a GPU fraction, the node with the freest single GPU."""
     if not _only_whole_gpus_matter(nodes, need):
@@ -123,7 +123,7 @@ def _worst_fit(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, rule
     return -1
 
 
-@compiled
+@compiled_without_references
 def _tetris(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, rule_state: Ints) -> int:
     """Return the node with the best alignment: demand · free, both as fractions of the node (SIGCOMM'14)."""
     if not _only_whole_gpus_matter(nodes, need):
@@ -185,7 +185,7 @@ def _hash(draw: int, node: int) -> float:
     return float((word ^ (word >> np.uint64(31))) >> np.uint64(11))
 
 
-@compiled
+@compiled_without_references
 def _lowest_score(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, rule_state: Ints) -> int:
     """Scan all nodes where the instance fits and return the one with the lowest score."""
     best, lowest, low = -1, np.inf, candidate_row(need)
@@ -212,7 +212,7 @@ def _lowest_score(rule: int, nodes: Ints, gpus: Ints, bits: Words, need: Need, r
     return best
 
 
-@compiled
+@compiled_without_references
 def _round_robin(nodes: Ints, gpus: Ints, bits: Words, need: Need, rule_state: Ints) -> int:
     """Return the next node after the last one used."""
     low, none = candidate_row(need), max_gpus_per_node(bits) + 1
@@ -269,7 +269,7 @@ def _choose_gpus(rule: int, nodes: Ints, gpus: Ints, node: int, need: Need, dema
     return pick_gpus(nodes, gpus, node, need, which)
 
 
-@compiled
+@compiled_without_references
 def place_instances(
     rule: int,
     nodes: Ints,

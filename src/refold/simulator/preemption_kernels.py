@@ -30,7 +30,7 @@ from refold.packing import (
     take,
 )
 from refold.policies.learned import FreeArrays, PlacementRule
-from refold.policies.queueing.las import ROUNDING_GPU_SECONDS
+from refold.policies.queueing import ROUNDING_GPU_SECONDS
 from refold.simulator.replay import change_task
 
 SJF, SRTF, LAS = range(3)

@@ -32,6 +32,7 @@ from refold.packing import (
     push,
 )
 from refold.policies.learned import FreeArrays, PlacementRule
+from refold.policies.queueing import THRESHOLD_GPU_SECONDS
 from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds
 from refold.simulator.preemption_kernels import (
     CLAIMS,
@@ -82,9 +83,6 @@ ORDERS: dict[str, int] = {"sjf": SJF, "srtf": SRTF, "las": LAS}
 
 PLACEMENTS = tuple(name for name, (rule, _) in RULES.items() if rule not in LEARNING_RULES and name not in GENETIC)
 """The placement rules that do not learn from submitted jobs."""
-
-LAS_THRESHOLD_GPU_SECONDS = 57_600.0
-"""The default of policy `las`."""
 
 # What a heap of events holds: the end of run n is 2n, its start report 2n + 1.
 WAKE = -1
@@ -141,7 +139,7 @@ def replay_queue(
     placement: str = "best-fit",
     seed: int = 0,
     costs: Costs = NO_COSTS,
-    threshold_gpu_seconds: float = LAS_THRESHOLD_GPU_SECONDS,
+    threshold_gpu_seconds: float = THRESHOLD_GPU_SECONDS,
 ) -> ReplayedRuns:
     """Simulate all jobs, sorted by submission, to completion. `threshold_gpu_seconds` is that of `las`."""
     if placement not in PLACEMENTS:

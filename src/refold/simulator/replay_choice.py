@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 from refold.core import Journal
 from refold.model import Cluster, Job
 from refold.packing import GENETIC, RULES, FreeResources
+from refold.policies.queueing import THRESHOLD_GPU_SECONDS
 from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds, SpeedModel
 from refold.simulator.easy_replay import PLACEMENTS, replay_easy
 from refold.simulator.faults import Fault, NeverEnds
 from refold.simulator.queue_replay import (
-    LAS_THRESHOLD_GPU_SECONDS,
     ORDERS,
     PLACEMENTS as QUEUE_PLACEMENTS,
     replay_queue,
@@ -23,6 +23,9 @@ from refold.simulator.replay_journal import replay_entries
 
 MIN_JOBS = 2_000
 """With fewer jobs the general simulator takes a second at most, which is less than compiling a replay."""
+
+QUEUE_MIN_JOBS = 10_000
+"""The same for `sjf`, `srtf` and `las`: their replay takes twice as long to compile."""
 
 FIFO_ORDERS = ("fifo", "fifo-skip")
 
@@ -50,14 +53,17 @@ def find_replay(
     jobs: Sequence[Job],
     cluster: Cluster,
     conditions: Conditions,
-    min_jobs: int = MIN_JOBS,
+    min_jobs: int | None = None,
 ) -> Replay | None:
     """Return the compiled replay of a policy that gives the same result as `simulate`; None: there is none.
 
     A replay supports jobs that run as requested and to completion, without node faults. Those of `sjf`, `srtf` and
-    `las` support costs and priorities, the others neither.
+    `las` support costs and priorities, the others neither. `min_jobs`: None for the number from which it pays.
     """
-    if len(jobs) < min_jobs or not (_have_recorded_times(jobs, conditions) and _is_unlimited(cluster)):
+    default_min_jobs = QUEUE_MIN_JOBS if policy in ORDERS else MIN_JOBS
+    if len(jobs) < (default_min_jobs if min_jobs is None else min_jobs) or not (
+        _have_recorded_times(jobs, conditions) and _is_unlimited(cluster)
+    ):
         return None
     own, placement, seed = _split(settings)
     if policy in ORDERS:
@@ -65,7 +71,7 @@ def find_replay(
             return None
         if conditions.costs.report_every is not None or any(job.change_limit is not None for job in jobs):
             return None
-        threshold = float(own.get(LAS_THRESHOLD, LAS_THRESHOLD_GPU_SECONDS))
+        threshold = float(own.get(LAS_THRESHOLD, THRESHOLD_GPU_SECONDS))
         return partial(_replay_queue, jobs, cluster, policy, placement, seed, conditions.costs, threshold)
     if conditions.costs != NO_COSTS or len({job.priority for job in jobs}) > 1:
         return None
@@ -139,7 +145,7 @@ def _is_plain_easy(settings: Mapping[str, Any]) -> bool:
 def _is_plain_queue(policy: str, settings: Mapping[str, Any]) -> bool:
     """Whether jobs are not moved, and are sorted by recorded run times or attained service."""
     if policy == "las":
-        threshold = settings.get(LAS_THRESHOLD, LAS_THRESHOLD_GPU_SECONDS)
+        threshold = settings.get(LAS_THRESHOLD, THRESHOLD_GPU_SECONDS)
         return settings.keys() <= {LAS_THRESHOLD} and isinstance(threshold, int | float) and threshold > 0
     return settings.items() <= (SJF_SETTINGS.items() if policy == "sjf" else {}.items())
 

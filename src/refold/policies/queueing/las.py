@@ -19,6 +19,8 @@ from refold.packing import Placer
 from refold.policies import Range, SettingRange
 from refold.policies.queueing.preempting import PreemptingQueue
 
+THRESHOLD_GPU_SECONDS = 57_600.0
+
 ROUNDING_GPU_SECONDS = 1e-3
 """Tolerance for rounding: when the policy wakes at the time of a demotion, the service must count as over the limit."""
 
@@ -29,7 +31,9 @@ class Las:
     name = "las"
     ranges: ClassVar[Mapping[str, SettingRange]] = {"threshold_gpu_seconds": Range(600.0, 2e6, log=True)}
 
-    def __init__(self, placement: str = "best-fit", seed: int = 0, threshold_gpu_seconds: float = 57_600.0) -> None:
+    def __init__(
+        self, placement: str = "best-fit", seed: int = 0, threshold_gpu_seconds: float = THRESHOLD_GPU_SECONDS
+    ) -> None:
         if not threshold_gpu_seconds > 0:
             raise BadValue(f"threshold_gpu_seconds is {threshold_gpu_seconds}, expected > 0")
         self._threshold = threshold_gpu_seconds
