@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from real_daemon import wait_until
+from served_daemon import END_SECONDS, ServedDaemon
 from typer.testing import Result
 
 from refold.cli import tuning_runs
@@ -169,6 +175,24 @@ def test_errors_are_one_line(tune: tuple[str, ...], options: tuple[str, ...], me
     assert message in error_of(*tune, "--policy", "las", *options)
 
 
+@pytest.mark.parametrize(
+    ("row", "cluster", "message"),
+    [
+        ("{at},1,10", "8x8", "no job of the tuning part waits under the default settings: there is nothing to tune"),
+        ("{at},8,10", "1x4", "no job of the tuning part ends under the default settings: do jobs fit the cluster?"),
+        ("0,1,10", "1x4", "jobs that are submitted at the same time are not divided"),
+    ],
+)
+def test_histories_that_cannot_be_tuned_on_are_refused(
+    row: str, cluster: str, message: str, tmp_path: Path, error_of: TextOf
+) -> None:
+    path = tmp_path / "jobs.csv"
+    rows = [f"j{number},{row.format(at=100 * number)}" for number in range(150)]
+    path.write_text("\n".join(["job_id,submit_s,num_gpu,duration_s", *rows, ""]))
+    options = ("--cluster", cluster, "--policy", "las", "--gpus-per-instance", "8", "--out", str(tmp_path / "out"))
+    assert message in error_of("tune", str(path), *options)
+
+
 # Policy files and ranges.
 
 
@@ -215,3 +239,38 @@ def test_policies_accept_both_ends_of_their_ranges(name: str) -> None:
     for key, one in setting_ranges(name).items():
         for share in (0.0, 0.5, 1.0):
             make_policy(name, {key: one.value(share)})
+
+
+# `refold serve` with a policy file.
+
+
+def test_the_daemon_takes_the_policy_file_that_tune_wrote(
+    tune: tuple[str, ...], slow: Path, tmp_path: Path, json_of: JsonOf
+) -> None:
+    found = json_of(
+        *tune, "--policy", str(slow), "--objective", "delay", "--range", "patience=1:9000", "--baselines", ""
+    )
+    settings = default_settings(found["policy_file"])
+    daemon = ServedDaemon(
+        tmp_path / "state", tmp_path / "log", ["--slots", "1", "--policy", found["policy_file"]], os.environ
+    )
+    daemon.launch()
+    try:
+        wait_until(lambda: daemon.is_serving or daemon.has_ended, END_SECONDS, "the daemon serves")
+        with daemon.client() as client:
+            journal = client.journal(tmp_path / "journal.jsonl")
+    finally:
+        daemon.kill()
+    header = json.loads(journal.read_text().splitlines()[0])
+    assert Path(header["policy"]).name == "slow.py"
+    assert {**header["settings"], **settings} == header["settings"]
+
+
+def test_the_daemon_refuses_a_policy_file_in_one_line(tmp_path: Path) -> None:
+    path = policy_file(tmp_path, "name: las\nsettings: {threshold: 60}\n")
+    words = ("serve", "--slots", "1", "--port", "0", "--state", str(tmp_path / "state"), "--policy", path)
+    ended = subprocess.run(
+        [sys.executable, "-m", "refold", *words], capture_output=True, text=True, timeout=END_SECONDS, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
+    assert ended.stderr.startswith(f"error: {path} line 2: settings: unknown field 'threshold'")

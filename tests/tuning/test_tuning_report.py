@@ -157,6 +157,12 @@ def test_the_front_is_what_no_other_settings_beat() -> None:
     assert [one.settings["n"] for one in find_front(found, OBJECTIVES["tail"])] == [1, 2]
 
 
+def test_settings_with_the_same_values_are_one_point_and_those_of_the_default_none() -> None:
+    rows = [[4, 9], [5, 8], [4, 9], [5, 8]]
+    found = [Evaluated({"n": number}, np.array([*row, 8, 8, 8], dtype=float)) for number, row in enumerate(rows)]
+    assert [one.settings["n"] for one in find_front(found, DELAY)] == [1]
+
+
 # Recommendations.
 
 

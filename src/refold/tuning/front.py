@@ -16,12 +16,18 @@ MAX_POINTS = 8
 def find_front(found: Sequence[Evaluated], objective: Objective) -> list[Evaluated]:
     """Return the settings on the front, best by the objective first; the first of `found`, the default, is left out.
 
-    If there are many, the best by each measure stay, then the best by the objective.
+    Of settings with the same values, the first stay. If there are many points, the best by each measure stay, then the
+    best by the objective.
     """
     values = np.array([one.values for one in found])
     defined = values[:, ~np.isnan(values).any(axis=0)]
     scores = objective.scores(values, values[0])
-    front = [row for row in range(1, len(found)) if not _is_dominated(defined[row], np.delete(defined, row, axis=0))]
+    front = [
+        row
+        for row in range(1, len(found))
+        if not _is_dominated(defined[row], np.delete(defined, row, axis=0))
+        and not (defined[:row] == defined[row]).all(axis=1).any()
+    ]
     if not front:
         return []
     by_objective = sorted(front, key=lambda row: scores[row])

@@ -46,8 +46,8 @@ def split_history(submitted: Sequence[Seconds], report_share: float) -> Split:
         begin += 1  # jobs that are submitted at once belong to one part
     if not MIN_SLICE_JOBS <= begin <= len(submitted) - MIN_SLICE_JOBS:
         raise BadInput(
-            f"of {len(submitted)} jobs, {begin} are for tuning and the others for the report, "
-            f"expected at least {MIN_SLICE_JOBS} each"
+            f"of {len(submitted)} jobs, the first {begin} would be for tuning and the others for the report, expected "
+            f"at least {MIN_SLICE_JOBS} each; jobs that are submitted at the same time are not divided"
         )
     count = MAX_SLICES
     while begin // count < MIN_SLICE_JOBS:

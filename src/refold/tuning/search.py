@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from refold.errors import BadInput
 from refold.packing import Floats
 from refold.policies import Choices, SettingRange
 from refold.results import JobMeasures, join_measures
@@ -125,7 +126,9 @@ class Search:
         """Simulate settings on all slices; the first ones are those that all others are compared with."""
         slices = range(len(self._gpus))
         measured = evaluate([Trial(settings, part) for part in slices])
-        self._reference = self._reference or measured
+        if not self._reference:
+            _check_waiting(measured)
+            self._reference = measured
         return Evaluated(settings, self._values(measured, slices))
 
     def _halve(
@@ -194,6 +197,15 @@ class Search:
         reference = join_measures([self._reference[part] for part in parts])
         gpus = np.concatenate([self._gpus[part] for part in parts])
         return CountedJobs.finished_under(reference, gpus).trade_off(join_measures(measured))
+
+
+def _check_waiting(measured: Sequence[JobMeasures]) -> None:
+    """Raise if there is nothing to tune: no job ends, or none waits."""
+    delays = np.concatenate([one.delay for one in measured])
+    if not np.isfinite(delays).any():
+        raise BadInput("no job of the tuning part ends under the default settings: do jobs fit the cluster?")
+    if not (delays[np.isfinite(delays)] > 0).any():
+        raise BadInput("no job of the tuning part waits under the default settings: there is nothing to tune")
 
 
 def _finite_sum(values: Floats) -> float:

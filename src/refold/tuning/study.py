@@ -82,7 +82,9 @@ class Study:
         other = sorted(name for name in names if found.values.get(name) != inputs.values.get(name))
         if other or found.format != inputs.format:
             what = ", ".join(other) or "format"
-            raise BadFile(self._path, f"is a study of other inputs (differs in: {what}); choose another --out")
+            raise BadFile(
+                self._path, f"is a study of other inputs (differs in: {what}); remove it, or choose another --out"
+            )
         for line in filter(None, lines):
             try:
                 result = msgspec.json.decode(line, type=_Line)

@@ -81,6 +81,8 @@ class Tuner:
         """Compare policies on the report part; the first has the default settings."""
         part = self._split.report
         results = self._simulate([PartRun(one.policy, one.settings, part) for one in policies])
+        if not np.isfinite(results[0].delay).any():
+            raise BadInput("no job of the later part ends under the default settings: do jobs fit the cluster?")
         measured = ReportPart(self._submitted[part.measured : part.last], self._gpus[part.measured : part.last])
         return make_report(measured, list(zip(policies, results, strict=True)), objective, chosen, self._seed)
 

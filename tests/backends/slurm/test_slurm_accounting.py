@@ -129,7 +129,7 @@ def invoke_tune(monkeypatch: pytest.MonkeyPatch, out: Path, rows: Sequence[str],
 
 
 def test_a_search_on_slurm_s_jobs_continues_with_the_same_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [row(number, 1000 * number, 1000 * number + 60, 1500, gpus=number % 4 + 1) for number in range(1, 151)]
+    rows = [row(number, 1000 * number, 1000 * number + 60, 5000, gpus=number % 4 + 1) for number in range(1, 151)]
     first = invoke_tune(monkeypatch, tmp_path / "out", rows, "--json")
     assert first.exit_code == 0, first.output
     assert json.loads(first.stdout)["report"]["jobs"] == 60
