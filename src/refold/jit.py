@@ -32,7 +32,7 @@ _PACKAGE = Path(__file__).parent
 _SHARED_SOURCES = [
     *sorted(_PACKAGE.glob("packing/*.py")),
     _PACKAGE / "predict" / "kernels.py",
-    _PACKAGE / "policies" / "learned" / "kernels.py",
+    *(_PACKAGE / "policies" / "learned" / f"{name}.py" for name in ("arrays", "placing", "round", "scores")),
     _PACKAGE / "model" / "units.py",
 ]
 _KEY = sha256(b"".join(path.read_bytes() for path in _SHARED_SOURCES)).hexdigest()

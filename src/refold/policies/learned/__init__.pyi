@@ -1,11 +1,4 @@
-from .columns import (
-    Expectations as Expectations,
-    job_columns as job_columns,
-    placement_rule as placement_rule,
-    share_rows as share_rows,
-)
-from .kernels import (
-    FEATURES as FEATURES,
+from .arrays import (
     STARTS as STARTS,
     STOPS as STOPS,
     FreeArrays as FreeArrays,
@@ -16,8 +9,15 @@ from .kernels import (
     RunColumns as RunColumns,
     Shares as Shares,
     Weights as Weights,
-    add_rows as add_rows,
-    plan_round as plan_round,
+)
+from .columns import (
+    Expectations as Expectations,
+    job_columns as job_columns,
+    placement_rule as placement_rule,
+    share_rows as share_rows,
 )
 from .learned import REVIEW_SECONDS as REVIEW_SECONDS, Learned as Learned
 from .parameters import HiddenUnit as HiddenUnit, Parameters as Parameters
+from .placing import add_rows as add_rows
+from .round import plan_round as plan_round
+from .scores import FEATURES as FEATURES

@@ -17,7 +17,8 @@ from refold.packing import (
     empty_score_cache,
     no_rack_draw,
 )
-from refold.policies.learned.kernels import AGES, JobColumns, PlacementRule, Shares, Singles, fill_expectations
+from refold.policies.learned.arrays import JobColumns, PlacementRule, Shares, Singles
+from refold.policies.learned.scores import AGES, fill_expectations
 from refold.predict import DurationDistribution, bin_edges
 
 _EDGES = bin_edges()

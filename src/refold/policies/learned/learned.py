@@ -33,8 +33,7 @@ from refold.model import (
 )
 from refold.packing import FreeResources, indices_from_mask, mask_from_indices
 from refold.policies.common import DurationSource, DurationSourceName, Reasons, ended_jobs
-from refold.policies.learned.columns import Expectations, job_columns, placement_rule, share_rows
-from refold.policies.learned.kernels import (
+from refold.policies.learned.arrays import (
     CLAIMS,
     RESERVES,
     STARTS,
@@ -47,9 +46,10 @@ from refold.policies.learned.kernels import (
     RoundResult,
     RunColumns,
     Shares,
-    plan_round,
 )
+from refold.policies.learned.columns import Expectations, job_columns, placement_rule, share_rows
 from refold.policies.learned.parameters import Parameters
+from refold.policies.learned.round import plan_round
 
 SHIPPED_WEIGHTS = "learned.yaml"
 """The file of the catalogue with the weights that ship with the package."""

@@ -11,7 +11,8 @@ import numpy as np
 
 from refold.errors import BadValue, UnknownName
 from refold.model import Seconds
-from refold.policies.learned.kernels import FEATURES, Weights
+from refold.policies.learned.arrays import Weights
+from refold.policies.learned.scores import FEATURES
 
 MAX_HIDDEN_UNITS = 16
 
