@@ -16,6 +16,8 @@ GPUS_PER_NODE = 8
 SETTINGS: dict[str, dict[str, Any]] = {
     "fifo": {},
     "easy": {"durations": "known", "start_estimates": False},
+    "srtf": {},
+    "las": {},
     "refold": {"start_estimates": False},
 }
 

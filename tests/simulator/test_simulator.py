@@ -12,6 +12,7 @@ from refold.core import Journals, ListJournal, View
 from refold.core.events import JobSubmitted, NodeLost, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.errors import BadDecision, BadValue
 from refold.model import NO_CHANGE, Allocation, Decision, Job, Reshape, Share, Start
+from refold.policies.queueing import Srtf
 from refold.policies.table import POLICIES
 from refold.registry import make_policy
 from refold.simulator import Costs, Fault, random_faults, simulate
@@ -242,3 +243,18 @@ def test_endless_wake_ups_without_a_start_are_rejected() -> None:
 
     with pytest.raises(BadDecision, match="restless set wake_at 10001 times in a row"):
         simulate([make_job("a")], make_cluster(1), Restless())
+
+
+def test_a_run_that_starts_again_has_done_exactly_what_was_saved() -> None:
+    """Jobs with equal remaining work preempted each other forever, since that of a run was rounded differently."""
+    saved: list[float] = []
+
+    class Recorder(Srtf):
+        def decide(self, view: View) -> Decision:
+            saved.extend(view.done(run.job) for run in view.runs.values() if run.number > 1 and run.since == view.now)
+            return super().decide(view)
+
+    jobs = [make_job("long", work=100.0), make_job("short", at=0.1, work=50.0)]
+    jobs.append(make_job("instant", at=0.1 + 50.0, gpus=0, work=0.0))  # causes another round when `long` starts again
+    simulate(jobs, make_cluster(1), Recorder())
+    assert saved == [0.1]

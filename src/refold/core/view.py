@@ -146,7 +146,7 @@ class View:
         progress = self._state.running.progress[job_id]
         if progress.computing_since is None:
             return progress.done
-        return progress.done + self.now - progress.computing_since
+        return progress.done + (self.now - progress.computing_since)  # what was saved, to the bit, when a run starts
 
     def reported_done(self, job_id: str) -> Seconds:
         """Return the work done, in seconds, when the current run was started or last reported progress."""

@@ -161,7 +161,7 @@ def minor_key(rules: QueueRules, tasks: QueueTasks, runs: TaskRuns, task: int, n
         return float(tasks.work[task])
     done = runs.done[task]
     if runs.run[task] >= 0:
-        done = done + now - runs.counted_from[task]
+        done = done + (now - runs.counted_from[task])
     return float(tasks.work[task] - done)
 
 
