@@ -26,11 +26,14 @@ from .kernels import (
     TAKEN as TAKEN,
     adjust_free as adjust_free,
     candidate_row as candidate_row,
+    count_instances as count_instances,
     count_shortages as count_shortages,
     fits as fits,
+    instances_on_node as instances_on_node,
     max_gpus_per_node as max_gpus_per_node,
     need_at as need_at,
     next_fitting_node as next_fitting_node,
+    set_free as set_free,
     take as take,
 )
 from .layout import (
@@ -54,7 +57,12 @@ from .layout import (
     Words as Words,
 )
 from .lookahead import RackDraw as RackDraw, no_rack_draw as no_rack_draw
-from .placer import GENETIC as GENETIC, LEARNING_RULES as LEARNING_RULES, RULES as RULES, Placer as Placer
+from .placer import (
+    GENETIC as GENETIC,
+    LEARNING_RULES as LEARNING_RULES,
+    RULES as RULES,
+    Placer as Placer,
+)
 from .pooled_queue import estimate_fifo_starts as estimate_fifo_starts
 from .power import NO_RACK as NO_RACK, Power as Power
 from .rules import (
@@ -63,17 +71,13 @@ from .rules import (
     SEED as SEED,
     place_instances as place_instances,
 )
-from .timetable import (
-    BookedJobs as BookedJobs,
-    FreeIntervals as FreeIntervals,
-    Timetable as Timetable,
-    change_interval as change_interval,
-    drop_past_intervals as drop_past_intervals,
-    earliest_start as earliest_start,
-    initial_intervals as initial_intervals,
-    longest_free_duration as longest_free_duration,
-    longest_free_duration_on as longest_free_duration_on,
-    write_free_during as write_free_during,
-    write_free_on_node as write_free_on_node,
-)
+from .timetable import BookedJobs as BookedJobs, Timetable as Timetable
 from .trial import Trial as Trial
+from .waiting_tasks import (
+    WaitingTasks as WaitingTasks,
+    add_waiting as add_waiting,
+    first_waiting as first_waiting,
+    no_waiting_tasks as no_waiting_tasks,
+    remove_waiting as remove_waiting,
+    shortest_waiting as shortest_waiting,
+)

@@ -314,6 +314,24 @@ def _instances_that_fit(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
     return fitting
 
 
+@inlined
+def instances_on_node(nodes: Ints, gpus: Ints, node: int, need: Need) -> int:
+    """Return how many instances fit on a node, at most `need.instances`."""
+    return _instances_that_fit(nodes, gpus, node, need) if first_shortage(nodes, gpus, node, need) == FITS else 0
+
+
+@compiled
+def count_instances(nodes: Ints, gpus: Ints, bits: Words, demands: Ints, row: int) -> int:
+    """Return how many instances of a demand fit on all nodes together, at most as many as it has."""
+    need = need_at(demands, row)
+    low, none, count = candidate_row(need), max_gpus_per_node(bits) + 1, 0
+    node = next_fitting_node(nodes, gpus, bits, low, none, 0, need, 0)
+    while node >= 0 and count < need.instances:
+        count += _instances_that_fit(nodes, gpus, node, need)
+        node = next_fitting_node(nodes, gpus, bits, low, none, 0, need, node + 1)
+    return min(count, need.instances)
+
+
 @compiled
 def count_shortages(nodes: Ints, gpus: Ints, demands: Ints, row: int) -> Ints:
     """Count nodes by their first shortage. The last entry is how many instances fit on all nodes together."""

@@ -1,51 +1,58 @@
 """The compiled replay of EASY backfilling with known run times: the same as policy `easy` in the general simulator.
 
-It uses the same kernels for the timetable and the placement, so that start times and placements are bit-identical (a
-property test checks this). Jobs are ordered by arrival, and run once, as requested and to completion.
+It starts tasks at the same times on the same GPUs, to the bit, and writes what a journal needs (property tests check
+both). Jobs are ordered by arrival, and run once, as requested and to completion.
+
+Only the first waiting task has a reservation, and runs end when they are booked to end, or before. So a timetable is
+not needed: what is free now stays free until the reserved start, and what is free then, beside the reservation, stays
+free after it. Both are kept up to date, and so is what is free at both times: a task that would run beyond the reserved
+start takes that. The runs in order of their booked ends are read once: those that end by the reserved start have ended
+when the next reservation is made.
 """
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 
 from refold.errors import BadInput, UnknownName
-from refold.jit import compiled
-from refold.model import Cluster
+from refold.jit import compiled, compiled_without_references
+from refold.model import WHOLE, Cluster
 from refold.packing import (
+    CPU_FREE,
+    FIRST_GPU,
     GPU_MASK,
     GPUS,
+    INSTANCES_THAT_FIT,
+    MEMORY_FREE,
+    MILLI_FREE,
     NODE,
-    RULE_STATE_ENTRIES,
     RULES,
-    DemandHistory,
+    WHOLE_FREE,
+    Bools,
     Floats,
-    FreeIntervals,
     FreeResources,
     Ints,
-    RackDraw,
-    ScoreCache,
-    Words,
+    WaitingTasks,
+    add_waiting,
     adjust_free,
-    change_interval,
-    drop_past_intervals,
-    earliest_start,
-    empty_demand_history,
-    empty_score_cache,
-    initial_intervals,
-    longest_free_duration,
-    longest_free_duration_on,
+    count_instances,
+    count_shortages,
+    first_waiting,
+    instances_on_node,
     need_at,
-    no_rack_draw,
+    no_waiting_tasks,
     place_instances,
     pop,
     push,
-    write_free_during,
-    write_free_on_node,
+    remove_waiting,
+    set_free,
+    shortest_waiting,
 )
+from refold.policies.learned import FreeArrays, PlacementRule, placement_rule
 from refold.simulator.costs import RecordedSpeeds
-from refold.simulator.replay import ReplayArrays, ReplayResult, TaskColumns, release_task
+from refold.simulator.replay import ReplayArrays, ReplayResult, TaskColumns
 
 BackfillOrder = Literal["shortest", "queue"]
 
@@ -55,307 +62,544 @@ PLACEMENTS = ("first-fit", "best-fit", "worst-fit", "tetris")
 MIN_WORK_SECONDS = 1.0
 """The minimum of the run time that is planned for a job."""
 
-CLEANUP_INTERVAL = 64
-"""The number of steps between two removals of past intervals from the timetable."""
+# Entries of `EasyState.counters`. `RESERVED` is the task that has a reservation, or -1; `FIRST`: no task before it
+# waits; `ENDING`, `FREED` and `NOTED`: the lengths of lists.
+ARRIVED, WAITING, FIRST, RESERVED, STEP, STARTED, ENDING, FREED, NOTED = range(9)
+
+
+class EasyNotes(NamedTuple):
+    """What a journal needs besides. Empty arrays: nothing is noted.
+
+    By task: the step in which it arrives; the step in which it first is the first task and does not fit, what the nodes
+    lack then, and which of these notes it is (-1: none); whether its demand may have fitted when it arrived. By step,
+    from 1: its time; the reserved start after it (NaN: there is none); the step in which the wake-up was set that
+    happens in this step (0: there is none).
+    """
+
+    arrival_step: Ints
+    blocked_step: Ints
+    blocked_number: Ints
+    shortages: Ints
+    may_fit: Bools
+    times: Floats
+    wake_at: Floats
+    wake_set: Ints
+
+    @staticmethod
+    def allocate(tasks: int) -> EasyNotes:
+        """Return the arrays for so many tasks."""
+        steps = 4 * tasks + 1  # every task arrives, ends, and may have a reservation that moves when another one ends
+        arrival_step, blocked_step, blocked_number = np.full((3, tasks), -1, dtype=np.int64)
+        shortages, may_fit = np.zeros((tasks, INSTANCES_THAT_FIT + 1), dtype=np.int64), np.zeros(tasks, dtype=np.bool_)
+        times, wake_at = np.full((2, steps), np.nan)
+        wake_set = np.zeros(steps, dtype=np.int64)
+        return EasyNotes(arrival_step, blocked_step, blocked_number, shortages, may_fit, times, wake_at, wake_set)
+
+
+class TaskHeap(NamedTuple):
+    """Tasks by time, for `push` and `pop`; `size` has one entry."""
+
+    times: Floats
+    tasks: Ints
+    size: Ints
+
+    @staticmethod
+    def allocate(capacity: int) -> TaskHeap:
+        """Return an empty heap."""
+        return TaskHeap(np.empty(capacity), np.empty(capacity, dtype=np.int64), np.zeros(1, dtype=np.int64))
+
+
+class EasyState(NamedTuple):
+    """The state of a replay.
+
+    `now`: what is free now. `later`: what is free from the reserved start on, beside the reservation; the same as `now`
+    without a reservation. `both`: what is free now and later. `ends`: running tasks. `booked`: those that are booked
+    beyond the reserved start, by that time; tasks that have ended may be left. `ending`: the other ones, which have
+    released their resources in `later`. `wakes`: the steps in which wake-ups were set. `free_until`: for each demand
+    of `waiting`, the time until which it fits at most. `freed`: nodes on which resources were released in this step.
+    """
+
+    rule_number: int
+    shortest_first: bool
+    rule: PlacementRule
+    tasks: ReplayArrays
+    notes: EasyNotes
+    now: FreeArrays
+    later: FreeArrays
+    both: FreeArrays
+    ends: TaskHeap
+    booked: TaskHeap
+    wakes: TaskHeap
+    ending: Ints
+    waiting: WaitingTasks
+    free_until: Floats
+    freed: Ints
+    freed_step: Ints
+    gpu_free: Ints
+    counters: Ints
+    reserved_start: Floats
 
 
 def replay_easy(
-    tasks: TaskColumns, cluster: Cluster, placement: str = "best-fit", backfill_order: BackfillOrder = "shortest"
+    tasks: TaskColumns,
+    cluster: Cluster,
+    placement: str = "best-fit",
+    backfill_order: BackfillOrder = "shortest",
+    notes: EasyNotes | None = None,
 ) -> ReplayResult:
-    """Simulate all tasks to completion."""
+    """Simulate all tasks to completion. `notes` are written for a journal."""
     if placement not in PLACEMENTS:
         raise UnknownName("placement of the compiled EASY replay", placement, PLACEMENTS)
     if set(RecordedSpeeds(cluster).speed_of_node.tolist()) != {1.0}:
         raise BadInput("the compiled EASY replay does not support GPUs of different speed: use the simulator")
     if backfill_order not in get_args(BackfillOrder):
         raise UnknownName("backfill_order", backfill_order, get_args(BackfillOrder))
-    free = FreeResources(cluster)
-    arrays = ReplayArrays.allocate(tasks, free)
-    _replay(
-        RULES[placement][0],
-        backfill_order == "shortest",
-        initial_intervals(free),
-        free.nodes,
-        free.gpus,
-        free.bits,
-        arrays,
-        np.zeros(RULE_STATE_ENTRIES, dtype=np.int64),
-        empty_demand_history(),
-        empty_score_cache(0, len(cluster.nodes)),
-        no_rack_draw(),
-    )
+    arrays = ReplayArrays.allocate(tasks, FreeResources(cluster))
+    state = _initial_state(tasks, cluster, arrays, notes or EasyNotes.allocate(0))
+    _replay(state._replace(rule_number=RULES[placement][0], shortest_first=backfill_order == "shortest"))
     return arrays.result(tasks)
 
 
-@compiled
-def _change_booking(
-    intervals: FreeIntervals,
-    demand_rows: Ints,
-    demand: int,
-    placements: Ints,
-    first: int,
-    start: float,
-    end: float,
-    sign: int,
-) -> FreeIntervals:
-    """Book a placement from `start` to `end` (sign -1), or undo that (sign 1). Returns the (enlarged) intervals."""
-    need = need_at(demand_rows, demand)
-    if not start < end:
-        return intervals
-    for row in range(first, first + need.instances):
-        node, mask = placements[row, NODE], placements[row, GPU_MASK]
-        while not change_interval(
-            intervals, node, start, end, mask, sign * need.milli, sign * need.cpu, sign * need.memory
-        ):
-            starts = np.full((intervals.starts.shape[0], 2 * intervals.starts.shape[1]), -np.inf)
-            free = np.zeros(
-                (intervals.free.shape[0], 2 * intervals.free.shape[1], intervals.free.shape[2]), dtype=np.int64
-            )
-            starts[:, : intervals.starts.shape[1]] = intervals.starts
-            free[:, : intervals.free.shape[1]] = intervals.free
-            intervals = FreeIntervals(intervals.number, starts, free)
-    return intervals
+def _initial_state(tasks: TaskColumns, cluster: Cluster, arrays: ReplayArrays, notes: EasyNotes) -> EasyState:
+    """Return the state of an empty cluster."""
+    free = FreeResources(cluster)
+    now, later, both = (FreeArrays(free.nodes.copy(), free.gpus.copy(), free.bits.copy()) for _ in range(3))
+    count, demands, nodes = len(tasks.work), len(tasks.demands), len(cluster.nodes)
+    counters = np.zeros(NOTED + 1, dtype=np.int64)
+    counters[RESERVED] = -1
+    return EasyState(
+        rule_number=0,
+        shortest_first=True,
+        rule=placement_rule(free, tasks.demands),
+        tasks=arrays,
+        notes=notes,
+        now=now,
+        later=later,
+        both=both,
+        ends=TaskHeap.allocate(count),
+        booked=TaskHeap.allocate(count),
+        wakes=TaskHeap.allocate(2 * count),
+        ending=np.empty(count, dtype=np.int64),
+        waiting=no_waiting_tasks(tasks.demand_of, demands),
+        free_until=np.zeros(demands),
+        freed=np.empty(nodes, dtype=np.int64),
+        freed_step=np.zeros(nodes, dtype=np.int64),
+        gpu_free=np.empty(max(1, int(free.nodes[:-1, GPUS].max())), dtype=np.int64),
+        counters=counters,
+        reserved_start=np.full(1, np.inf),
+    )
 
 
-@compiled
-def _best_in_queue(queue: Ints, work: Floats, free_seconds: float, shortest_first: bool) -> int:
-    """Return the task to backfill from a queue sorted by run time; -1 if none ends within `free_seconds`.
+@compiled_without_references
+def _replay(state: EasyState) -> None:
+    """Repeat until all tasks have ended: advance to the next event, and schedule."""
+    counters, count = state.counters, state.tasks.work.shape[0]
+    while counters[ARRIVED] < count or state.ends.size[0] > 0:
+        now = _next_time(state)
+        counters[STEP] += 1
+        _note_time(state, now)
+        is_early = _end_tasks(state, now)
+        first_arrival = counters[ARRIVED]
+        _add_arrivals(state, now)
+        if counters[WAITING] > 0:
+            if is_early:
+                _advance_reservation(state, now)
+            _start_first_tasks(state, now)
+            _raise_bounds(state, now)
+            _backfill(state, now)
+        _note_fitting(state, now, first_arrival)
+        _set_wake(state)
 
-    Of the tasks that do, it is the shortest, or the one that arrived first.
-    """
-    best = -1
-    for task in queue:
-        if max(work[task], MIN_WORK_SECONDS) > free_seconds:
-            break
-        if best < 0 or task < best:
-            best = task
-        if shortest_first:
-            break
+
+# --- events -------------------------------------------------------------------------------------------------
+
+
+@compiled_without_references
+def _push(heap: TaskHeap, time: float, task: int) -> None:
+    push(heap.times, heap.tasks, heap.size[0], time, task)
+    heap.size[0] += 1
+
+
+@compiled_without_references
+def _pop(heap: TaskHeap) -> int:
+    task = pop(heap.times, heap.tasks, heap.size[0])
+    heap.size[0] -= 1
+    return task
+
+
+@compiled_without_references
+def _first_time(heap: TaskHeap) -> float:
+    time: float = heap.times[0] if heap.size[0] > 0 else np.inf
+    return time
+
+
+@compiled_without_references
+def _next_time(state: EasyState) -> float:
+    arrived, submitted = state.counters[ARRIVED], state.tasks.submitted
+    arrival: float = submitted[arrived] if arrived < submitted.shape[0] else np.inf
+    return min(arrival, _first_time(state.ends), _first_time(state.wakes))
+
+
+@compiled_without_references
+def _duration(state: EasyState, task: int) -> float:
+    return max(state.tasks.work[task], MIN_WORK_SECONDS)
+
+
+@compiled_without_references
+def _end_tasks(state: EasyState, now: float) -> bool:
+    """End the tasks that end now; return whether one of them was booked for longer."""
+    tasks, ends, is_early = state.tasks, state.ends, False
+    state.counters[FREED] = 0
+    while ends.size[0] > 0 and ends.times[0] == now:
+        task = _pop(ends)
+        tasks.end_step[task] = state.counters[STEP]
+        booked_end = tasks.started[task] + _duration(state, task)
+        is_early = is_early or booked_end > now
+        _change(state.now, tasks, task, 1)
+        if state.counters[RESERVED] < 0 or booked_end > state.reserved_start[0]:
+            _change(state.later, tasks, task, 1)
+        _update_both(state, task)
+        _note_freed(state, task)
+    return is_early
+
+
+@compiled_without_references
+def _add_arrivals(state: EasyState, now: float) -> None:
+    tasks, counters, waiting = state.tasks, state.counters, state.waiting
+    while counters[ARRIVED] < tasks.work.shape[0] and tasks.submitted[counters[ARRIVED]] == now:
+        task = counters[ARRIVED]
+        demand = tasks.demand_of[task]
+        if tasks.fits_empty[demand]:
+            if waiting.number[demand] == 0:
+                state.free_until[demand] = np.inf
+            add_waiting(waiting, task, _duration(state, task))
+            counters[WAITING] += 1
+        counters[ARRIVED] += 1
+
+
+# --- resources ----------------------------------------------------------------------------------------------
+
+
+@compiled_without_references
+def _change(free: FreeArrays, tasks: ReplayArrays, task: int, sign: int) -> None:
+    """Release (sign 1) or take (sign -1) the resources of a task."""
+    need = need_at(tasks.demand_rows, tasks.demand_of[task])
+    for row in range(tasks.first_row[task], tasks.first_row[task + 1]):
+        node, mask = tasks.placements[row, NODE], tasks.placements[row, GPU_MASK]
+        milli, cpu, memory = sign * need.milli, sign * need.cpu, sign * need.memory
+        adjust_free(free.nodes, free.gpus, free.bits, node, mask, milli, cpu, memory)
+
+
+@compiled_without_references
+def _place(state: EasyState, free: FreeArrays, task: int) -> bool:
+    """Take resources for a task; False, with nothing taken, if it does not fit."""
+    rule, demand = state.rule, state.tasks.demand_of[task]
+    return place_instances(
+        state.rule_number,
+        free.nodes,
+        free.gpus,
+        free.bits,
+        rule.demands,
+        demand,
+        demand,
+        rule.state,
+        rule.history,
+        rule.cache,
+        rule.racks,
+        state.tasks.placements,
+        state.tasks.first_row[task],
+    )
+
+
+@compiled_without_references
+def _update_both(state: EasyState, task: int) -> None:
+    """Update what is free both now and later on the nodes of a task."""
+    now, later, both, gpu_free = state.now, state.later, state.both, state.gpu_free
+    for row in range(state.tasks.first_row[task], state.tasks.first_row[task + 1]):
+        node = state.tasks.placements[row, NODE]
+        first = now.nodes[node, FIRST_GPU]
+        for gpu in range(now.nodes[node, GPUS]):
+            gpu_free[gpu] = min(now.gpus[first + gpu], later.gpus[first + gpu])
+        cpu = min(now.nodes[node, CPU_FREE], later.nodes[node, CPU_FREE])
+        memory = min(now.nodes[node, MEMORY_FREE], later.nodes[node, MEMORY_FREE])
+        set_free(both.nodes, both.gpus, both.bits, node, gpu_free, cpu, memory)
+
+
+@compiled_without_references
+def _note_freed(state: EasyState, task: int) -> None:
+    """Add the nodes of a task to the nodes on which resources were released in this step."""
+    counters = state.counters
+    for row in range(state.tasks.first_row[task], state.tasks.first_row[task + 1]):
+        node = state.tasks.placements[row, NODE]
+        if state.freed_step[node] != counters[STEP]:
+            state.freed_step[node] = counters[STEP]
+            state.freed[counters[FREED]] = node
+            counters[FREED] += 1
+
+
+@compiled_without_references
+def _fits(state: EasyState, free: FreeArrays, demand: int) -> bool:
+    """Return whether all instances of a demand fit."""
+    rows, totals = state.tasks.demand_rows, free.nodes.shape[0] - 1
+    need = need_at(rows, demand)
+    if free.nodes[totals, MILLI_FREE] < need.instances * need.gpus * need.milli:
+        return False
+    if need.milli == WHOLE and free.nodes[totals, WHOLE_FREE] < need.instances * need.gpus:
+        return False
+    return count_instances(free.nodes, free.gpus, free.bits, rows, demand) == need.instances
+
+
+# --- starts and the reservation -------------------------------------------------------------------------------
+
+
+@compiled_without_references
+def _start(state: EasyState, task: int, now: float) -> None:
+    """Start a task whose resources are taken."""
+    tasks, counters = state.tasks, state.counters
+    tasks.started[task], tasks.ended[task] = now, now + tasks.work[task]
+    tasks.start_step[task], tasks.start_number[task] = counters[STEP], counters[STARTED]
+    counters[STARTED] += 1
+    counters[WAITING] -= 1
+    _push(state.ends, tasks.ended[task], task)
+    booked_end = now + _duration(state, task)
+    if counters[RESERVED] >= 0 and booked_end <= state.reserved_start[0]:
+        state.ending[counters[ENDING]] = task
+        counters[ENDING] += 1
+    else:
+        _push(state.booked, booked_end, task)
+    _update_both(state, task)
+
+
+@compiled_without_references
+def _start_first_tasks(state: EasyState, now: float) -> None:
+    """Start the first waiting tasks while they fit; make a reservation for the next one."""
+    tasks, counters = state.tasks, state.counters
+    if counters[RESERVED] >= 0:
+        if state.reserved_start[0] > now:
+            return
+        _start_reserved(state, now)
+    while counters[WAITING] > 0:
+        task = counters[FIRST]
+        while tasks.start_step[task] >= 0 or not tasks.fits_empty[tasks.demand_of[task]]:
+            task += 1
+        counters[FIRST] = task
+        remove_waiting(state.waiting, task)
+        if not _place(state, state.now, task):
+            _note_blocked(state, task)
+            _reserve(state, task, _earliest_start(state, task))
+            return
+        _change(state.later, tasks, task, -1)
+        _start(state, task, now)
+
+
+@compiled_without_references
+def _start_reserved(state: EasyState, now: float) -> None:
+    """Start the task that has a reservation: all runs that it was waiting for have ended."""
+    task = state.counters[RESERVED]
+    state.counters[RESERVED], state.counters[ENDING] = -1, 0
+    _change(state.now, state.tasks, task, -1)
+    _start(state, task, now)
+
+
+@compiled_without_references
+def _earliest_start(state: EasyState, task: int) -> float:
+    """Return when a task that does not fit now can start; what runs release by then is released in `later`."""
+    tasks, counters, booked, later = state.tasks, state.counters, state.booked, state.later
+    demand, start = tasks.demand_of[task], np.inf
+    need = need_at(tasks.demand_rows, demand)
+    missing = need.instances - count_instances(later.nodes, later.gpus, later.bits, tasks.demand_rows, demand)
+    while missing > 0 or _first_time(booked) == start:
+        start = booked.times[0]
+        run = _pop(booked)
+        if tasks.end_step[run] >= 0:
+            continue
+        released = need_at(tasks.demand_rows, tasks.demand_of[run])
+        for row in range(tasks.first_row[run], tasks.first_row[run + 1]):
+            node, mask = tasks.placements[row, NODE], tasks.placements[row, GPU_MASK]
+            missing += instances_on_node(later.nodes, later.gpus, node, need)
+            adjust_free(later.nodes, later.gpus, later.bits, node, mask, released.milli, released.cpu, released.memory)
+            missing -= instances_on_node(later.nodes, later.gpus, node, need)
+        state.ending[counters[ENDING]] = run
+        counters[ENDING] += 1
+    return start
+
+
+@compiled_without_references
+def _reserve(state: EasyState, task: int, start: float) -> None:
+    """Reserve resources from `start` on, in `later`."""
+    _place(state, state.later, task)
+    state.counters[RESERVED], state.reserved_start[0] = task, start
+    _update_both(state, task)
+
+
+@compiled_without_references
+def _advance_reservation(state: EasyState, now: float) -> None:
+    """Let the reserved task start earlier, if it can, because a run has ended before its booked end."""
+    tasks, counters = state.tasks, state.counters
+    task, start = counters[RESERVED], state.reserved_start[0]
+    if task < 0 or start <= now:
+        return
+    _undo_releases(state)
+    _change(state.later, tasks, task, 1)
+    earlier = now if _fits(state, state.now, tasks.demand_of[task]) else _earliest_start(state, task)
+    if earlier == start:
+        _change(state.later, tasks, task, -1)
+        return
+    counters[RESERVED] = -1
+    _update_both(state, task)
+    _note_freed(state, task)
+    _reserve(state, task, earlier)
+
+
+@compiled_without_references
+def _undo_releases(state: EasyState) -> None:
+    """Take from `later` what running tasks will have released by the reserved start."""
+    tasks, counters = state.tasks, state.counters
+    for place in range(counters[ENDING]):
+        task = state.ending[place]
+        if tasks.end_step[task] < 0:
+            _change(state.later, tasks, task, -1)
+            _push(state.booked, tasks.started[task] + _duration(state, task), task)
+    counters[ENDING] = 0
+
+
+# --- backfill -------------------------------------------------------------------------------------------------
+
+
+@compiled_without_references
+def _raise_bounds(state: EasyState, now: float) -> None:
+    """Raise `free_until` of demands that may fit because resources were released in this step."""
+    rows, counters = state.tasks.demand_rows, state.counters
+    if counters[FREED] == 0:
+        return
+    free_milli = state.now.nodes[state.now.nodes.shape[0] - 1, MILLI_FREE]
+    for demand in range(rows.shape[0]):
+        if state.waiting.number[demand] == 0 or state.free_until[demand] == np.inf:
+            continue
+        need = need_at(rows, demand)
+        if need.instances * need.gpus * need.milli > free_milli:
+            continue
+        if need.instances > 1:
+            state.free_until[demand] = np.inf  # other nodes matter as well
+        else:
+            state.free_until[demand] = max(state.free_until[demand], now + _longest_on_freed(state, demand, now))
+
+
+@compiled_without_references
+def _longest_on_freed(state: EasyState, demand: int, now: float) -> float:
+    """Return for how long one instance of a demand fits on a node with released resources."""
+    free, both, longest = state.now, state.both, 0.0
+    need = need_at(state.tasks.demand_rows, demand)
+    for place in range(state.counters[FREED]):
+        node = state.freed[place]
+        if instances_on_node(both.nodes, both.gpus, node, need) > 0:
+            return np.inf
+        if instances_on_node(free.nodes, free.gpus, node, need) > 0:
+            longest = state.reserved_start[0] - now
+    return longest
+
+
+@compiled_without_references
+def _longest(state: EasyState, demand: int, now: float) -> float:
+    """Return for how long all instances of a demand fit."""
+    if _fits(state, state.both, demand):
+        return np.inf
+    return state.reserved_start[0] - now if _fits(state, state.now, demand) else 0.0
+
+
+@compiled_without_references
+def _backfill(state: EasyState, now: float) -> None:
+    """Start tasks that fit for as long as they run, without delaying the reserved one."""
+    demand_of, free_until = state.tasks.demand_of, state.free_until
+    task = _candidate(state, now)
+    while task >= 0:
+        demand, duration = demand_of[task], _duration(state, task)
+        longest = _longest(state, demand, now)
+        free_until[demand] = now + longest
+        if duration <= longest and not _start_in_gap(state, task, now):
+            free_until[demand] = 0.0
+        task = _candidate(state, now)
+
+
+@compiled_without_references
+def _candidate(state: EasyState, now: float) -> int:
+    """Return the next task to backfill, of those that end while their demand may fit: the shortest or the first one."""
+    waiting, free_until, best, best_duration = state.waiting, state.free_until, -1, np.inf
+    for demand in range(free_until.shape[0]):
+        longest, shortest = free_until[demand] - now, shortest_waiting(waiting, demand)
+        if waiting.number[demand] == 0 or shortest > longest:
+            continue
+        if not state.shortest_first:
+            task = first_waiting(waiting, demand, longest)
+            if best < 0 or task < best:
+                best = task
+        elif best < 0 or shortest <= best_duration:
+            task = first_waiting(waiting, demand, shortest)
+            if best < 0 or shortest < best_duration or task < best:
+                best, best_duration = task, shortest
     return best
 
 
-@compiled
-def _insert(queue: Ints, size: int, task: int, work: Floats) -> None:
-    """Insert a task into a queue of `size` tasks sorted by run time, behind tasks of equal run time."""
-    duration = max(work[task], MIN_WORK_SECONDS)
-    position = size
-    while position > 0 and max(work[queue[position - 1]], MIN_WORK_SECONDS) > duration:
-        queue[position] = queue[position - 1]
-        position -= 1
-    queue[position] = task
+@compiled_without_references
+def _start_in_gap(state: EasyState, task: int, now: float) -> bool:
+    """Start a task beside the reservation; False if it does not fit, which rounding may cause."""
+    tasks = state.tasks
+    is_longer = now + _duration(state, task) > state.reserved_start[0]
+    if not _place(state, state.both if is_longer else state.now, task):
+        return False
+    if is_longer:
+        _change(state.now, tasks, task, -1)
+        _change(state.later, tasks, task, -1)
+    remove_waiting(state.waiting, task)
+    _start(state, task, now)
+    return True
+
+
+# --- notes ----------------------------------------------------------------------------------------------------
+
+
+@compiled_without_references
+def _note_time(state: EasyState, now: float) -> None:
+    """Note the time of a step, and its wake-up."""
+    notes, wakes, step = state.notes, state.wakes, state.counters[STEP]
+    woken = _pop(wakes) if _first_time(wakes) == now else 0
+    if notes.times.shape[0] > 1:
+        notes.times[step], notes.wake_set[step] = now, woken
+
+
+@compiled_without_references
+def _set_wake(state: EasyState) -> None:
+    """Set a wake-up at the reserved start, unless there is one."""
+    notes, wakes, step, start = state.notes, state.wakes, state.counters[STEP], state.reserved_start[0]
+    if state.counters[RESERVED] < 0:
+        return
+    if notes.times.shape[0] > 1:
+        notes.wake_at[step] = start
+    for place in range(wakes.size[0]):
+        if wakes.times[place] == start:
+            return
+    _push(wakes, start, step)
 
 
 @compiled
-def _remove(queue: Ints, size: int, task: int) -> None:
-    position = 0
-    while queue[position] != task:
-        position += 1
-    for later in range(position + 1, size):
-        queue[later - 1] = queue[later]
+def _note_blocked(state: EasyState, task: int) -> None:
+    """Note that the first task does not fit, and what the nodes lack."""
+    notes, counters, tasks = state.notes, state.counters, state.tasks
+    if notes.arrival_step.shape[0] > 0:
+        notes.blocked_step[task], notes.blocked_number[task] = counters[STEP], counters[NOTED]
+        demand = tasks.demand_of[task]
+        notes.shortages[task] = count_shortages(state.now.nodes, state.now.gpus, tasks.demand_rows, demand)
+        counters[NOTED] += 1
 
 
-@compiled
-def _replay(
-    rule: int,
-    shortest_first: bool,
-    intervals: FreeIntervals,
-    nodes: Ints,
-    gpus: Ints,
-    bits: Words,
-    arrays: ReplayArrays,
-    state: Ints,
-    history: DemandHistory,
-    scores: ScoreCache,
-    racks: RackDraw,
-) -> None:
-    submitted, work, demand_of, rows, fits_empty, first_row, placements, started, ended = arrays[:9]
-    start_number, start_step, end_step = arrays[9:]
-    count, demand_count = len(submitted), len(rows)
-    # What is free now is kept up to date; what is free in a later window is written when a reservation is made.
-    later_nodes, later_gpus, later_bits = nodes.copy(), gpus.copy(), bits.copy()
-    up = np.ones(nodes.shape[0] - 1, dtype=np.int64)
-    scratch = np.zeros(max(1, int(nodes[:-1, GPUS].max())), dtype=np.int64)
-    times, running = np.empty(count), np.empty(count, dtype=np.int64)
-    queue_start = np.zeros(demand_count + 1, dtype=np.int64)
-    for task in range(count):
-        queue_start[demand_of[task] + 1] += 1
-    queue_start = np.cumsum(queue_start)
-    queues, queue_size = np.empty(count, dtype=np.int64), np.zeros(demand_count, dtype=np.int64)
-    free_until = np.zeros(demand_count)
-    freed_nodes, is_freed = np.empty(nodes.shape[0], dtype=np.int64), np.zeros(nodes.shape[0], dtype=np.bool_)
-    arrived = size = waiting = head = steps = starts = 0
-    reserved, reserved_start = -1, np.inf
-    while arrived < count or size > 0:
-        now = submitted[arrived] if arrived < count else np.inf
-        if size > 0:
-            now = min(now, times[0])
-        now = min(now, reserved_start)
-        steps += 1
-        if steps % CLEANUP_INTERVAL == 0:
-            drop_past_intervals(intervals, now)
-
-        # 1. Process the tasks that end or arrive now.
-        freed_count = 0
-        while size > 0 and times[0] == now:
-            task = pop(times, running, size)
-            size -= 1
-            end_step[task] = steps
-            demand, first = demand_of[task], first_row[task]
-            booked_until = started[task] + max(work[task], MIN_WORK_SECONDS)
-            intervals = _change_booking(intervals, rows, demand, placements, first, now, booked_until, 1)
-            release_task(nodes, gpus, bits, need_at(rows, demand), placements, first, first_row[task + 1])
-            for row in range(first, first_row[task + 1]):
-                if not is_freed[placements[row, NODE]]:
-                    is_freed[placements[row, NODE]] = True
-                    freed_nodes[freed_count] = placements[row, NODE]
-                    freed_count += 1
-        is_freed[:] = False
-        while arrived < count and submitted[arrived] == now:
-            demand = demand_of[arrived]
-            if fits_empty[demand]:
-                waiting += 1
-                if queue_size[demand] == 0:
-                    free_until[demand] = np.inf
-                _insert(queues[queue_start[demand] : queue_start[demand + 1]], queue_size[demand], arrived, work)
-                queue_size[demand] += 1
-            arrived += 1
-
-        # 2. The first task of the queue: start it, or reserve its earliest possible start.
-        improved = freed_count > 0
-        while waiting > 0:
-            while not np.isnan(started[head]) or not fits_empty[demand_of[head]]:
-                head += 1
-            demand, first, duration = demand_of[head], first_row[head], max(work[head], MIN_WORK_SECONDS)
-            one_demand, need, is_placed = rows[demand : demand + 1], need_at(rows, demand), False
-            if reserved == head and reserved_start > now:
-                if not improved:
-                    break
-                improved = False
-                intervals = _change_booking(
-                    intervals, rows, demand, placements, first, reserved_start, reserved_start + duration, 1
-                )
-                start = earliest_start(intervals, nodes, up, one_demand, duration, now, reserved_start, scratch)
-                if start == np.inf:
-                    intervals = _change_booking(
-                        intervals, rows, demand, placements, first, reserved_start, reserved_start + duration, -1
-                    )
-                    break
-                freed_count = _add_freed_nodes(placements, first, need.instances, freed_nodes, freed_count)
-            elif reserved == head:
-                start = reserved_start
-                intervals = _change_booking(intervals, rows, demand, placements, first, start, start + duration, 1)
-                for row in range(first, first + need.instances):
-                    node, mask = placements[row, NODE], placements[row, GPU_MASK]
-                    adjust_free(nodes, gpus, bits, node, mask, -need.milli, -need.cpu, -need.memory)
-                is_placed = True
-            else:  # nothing is reserved, so what is free now stays free
-                is_placed = place_instances(
-                    rule, nodes, gpus, bits, rows, demand, demand, state, history, scores, racks, placements, first
-                )
-                start = now
-                if not is_placed:
-                    start = earliest_start(intervals, nodes, up, one_demand, duration, now, np.inf, scratch)
-                improved = False
-            if not is_placed and start > now:
-                write_free_during(intervals, later_nodes, later_gpus, later_bits, start, start + duration, scratch)
-                place_instances(
-                    rule,
-                    later_nodes,
-                    later_gpus,
-                    later_bits,
-                    rows,
-                    demand,
-                    demand,
-                    state,
-                    history,
-                    scores,
-                    racks,
-                    placements,
-                    first,
-                )
-            elif not is_placed:
-                place_instances(
-                    rule, nodes, gpus, bits, rows, demand, demand, state, history, scores, racks, placements, first
-                )
-            intervals = _change_booking(intervals, rows, demand, placements, first, start, start + duration, -1)
-            if reserved != head:
-                _remove(queues[queue_start[demand] : queue_start[demand + 1]], queue_size[demand], head)
-                queue_size[demand] -= 1
-            reserved, reserved_start = head, start
-            if start > now:
-                break
-            started[head], ended[head] = now, now + work[head]
-            start_step[head], start_number[head] = steps, starts
-            starts += 1
-            push(times, running, size, ended[head], head)
-            size += 1
-            waiting -= 1
-            reserved, reserved_start = -1, np.inf
-
-        # 3. Backfill: start other tasks that fit without delaying the reservation.
-        if freed_count > 0:
-            for demand in range(demand_count):
-                if queue_size[demand] > 0 and free_until[demand] < np.inf:
-                    if rows[demand, 0] > 1:
-                        free_until[demand] = np.inf
-                    else:
-                        one_demand = rows[demand : demand + 1]
-                        longest = longest_free_duration_on(
-                            intervals, nodes, up, freed_nodes[:freed_count], one_demand, now, scratch
-                        )
-                        free_until[demand] = max(free_until[demand], now + longest)
-        is_freed[:] = False
-        while True:
-            best, best_duration = -1, np.inf
-            for demand in range(demand_count):
-                if queue_size[demand] == 0 or free_until[demand] <= now:
-                    continue
-                queue = queues[queue_start[demand] : queue_start[demand] + queue_size[demand]]
-                task = _best_in_queue(queue, work, free_until[demand] - now, shortest_first)
-                if task < 0:
-                    continue
-                duration = max(work[task], MIN_WORK_SECONDS)
-                shorter = duration < best_duration or (duration == best_duration and task < best)
-                if best < 0 or (shorter if shortest_first else task < best):
-                    best, best_duration = task, duration
-            if best < 0:
-                break
-            demand, first = demand_of[best], first_row[best]
-            one_demand = rows[demand : demand + 1]
-            longest = longest_free_duration(intervals, nodes, up, one_demand, now, scratch)
-            free_until[demand] = now + longest
-            if best_duration > longest:
-                continue
-            overlaps = reserved >= 0 and now + best_duration > reserved_start
-            if overlaps:
-                for row in range(first_row[reserved], first_row[reserved + 1]):
-                    node, until = placements[row, NODE], now + best_duration
-                    write_free_on_node(intervals, nodes, gpus, bits, node, now, until, scratch)
-            place_instances(
-                rule, nodes, gpus, bits, rows, demand, demand, state, history, scores, racks, placements, first
-            )
-            intervals = _change_booking(intervals, rows, demand, placements, first, now, now + best_duration, -1)
-            if overlaps:
-                for row in range(first_row[reserved], first_row[reserved + 1]):
-                    write_free_on_node(intervals, nodes, gpus, bits, placements[row, NODE], now, now, scratch)
-            _remove(queues[queue_start[demand] : queue_start[demand + 1]], queue_size[demand], best)
-            queue_size[demand] -= 1
-            started[best], ended[best] = now, now + work[best]
-            start_step[best], start_number[best] = steps, starts
-            starts += 1
-            push(times, running, size, ended[best], best)
-            size += 1
-            waiting -= 1
-
-
-@compiled
-def _add_freed_nodes(placements: Ints, first: int, rows: int, freed_nodes: Ints, count: int) -> int:
-    """Add the nodes of a released placement to the list of freed nodes; returns its new length."""
-    for row in range(first, first + rows):
-        listed = False
-        for position in range(count):
-            listed = listed or freed_nodes[position] == placements[row, NODE]
-        if not listed:
-            freed_nodes[count] = placements[row, NODE]
-            count += 1
-    return count
+@compiled_without_references
+def _note_fitting(state: EasyState, now: float, first_arrival: int) -> None:
+    """Note which of the tasks that arrived in this step may have fitted for a shorter time."""
+    notes, tasks = state.notes, state.tasks
+    if notes.arrival_step.shape[0] == 0:
+        return
+    for task in range(first_arrival, state.counters[ARRIVED]):
+        demand = tasks.demand_of[task]
+        notes.arrival_step[task] = state.counters[STEP]
+        is_open = state.waiting.number[demand] > 0 and state.free_until[demand] > now
+        notes.may_fit[task] = is_open and tasks.start_step[task] < 0
