@@ -71,13 +71,13 @@ from .rules import (
     SEED as SEED,
     place_instances as place_instances,
 )
-from .timetable import BookedJobs as BookedJobs, Timetable as Timetable
-from .trial import Trial as Trial
-from .waiting_tasks import (
-    WaitingTasks as WaitingTasks,
+from .shortest_tasks import (
+    ShortestTasks as ShortestTasks,
     add_waiting as add_waiting,
     first_waiting as first_waiting,
-    no_waiting_tasks as no_waiting_tasks,
+    no_shortest_tasks as no_shortest_tasks,
     remove_waiting as remove_waiting,
     shortest_waiting as shortest_waiting,
 )
+from .timetable import BookedJobs as BookedJobs, Timetable as Timetable
+from .trial import Trial as Trial

@@ -6,7 +6,7 @@ from .costs import (
     RecordedSpeeds as RecordedSpeeds,
     SpeedModel as SpeedModel,
 )
-from .easy_replay import replay_easy as replay_easy
+from .easy_replay import EasyNotes as EasyNotes, replay_easy as replay_easy
 from .faults import (
     Endless as Endless,
     Fault as Fault,
@@ -45,7 +45,7 @@ from .replay_choice import (
     find_journaled_replay as find_journaled_replay,
     find_replay as find_replay,
 )
-from .replay_journal import replay_entries as replay_entries
+from .replay_journal import easy_entries as easy_entries, replay_entries as replay_entries
 from .run_time_draws import RunTimes as RunTimes
 from .simulation import simulate as simulate
 from .start_times import (

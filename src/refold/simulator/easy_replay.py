@@ -34,7 +34,7 @@ from refold.packing import (
     Floats,
     FreeResources,
     Ints,
-    WaitingTasks,
+    ShortestTasks,
     add_waiting,
     adjust_free,
     count_instances,
@@ -42,7 +42,7 @@ from refold.packing import (
     first_waiting,
     instances_on_node,
     need_at,
-    no_waiting_tasks,
+    no_shortest_tasks,
     place_instances,
     pop,
     push,
@@ -131,7 +131,7 @@ class EasyState(NamedTuple):
     booked: TaskHeap
     wakes: TaskHeap
     ending: Ints
-    waiting: WaitingTasks
+    waiting: ShortestTasks
     free_until: Floats
     freed: Ints
     freed_step: Ints
@@ -180,7 +180,7 @@ def _initial_state(tasks: TaskColumns, cluster: Cluster, arrays: ReplayArrays, n
         booked=TaskHeap.allocate(count),
         wakes=TaskHeap.allocate(2 * count),
         ending=np.empty(count, dtype=np.int64),
-        waiting=no_waiting_tasks(tasks.demand_of, demands),
+        waiting=no_shortest_tasks(tasks.demand_of, demands),
         free_until=np.zeros(demands),
         freed=np.empty(nodes, dtype=np.int64),
         freed_step=np.zeros(nodes, dtype=np.int64),
@@ -242,7 +242,8 @@ def _next_time(state: EasyState) -> float:
 
 @compiled_without_references
 def _duration(state: EasyState, task: int) -> float:
-    return max(state.tasks.work[task], MIN_WORK_SECONDS)
+    duration: float = max(state.tasks.work[task], MIN_WORK_SECONDS)
+    return duration
 
 
 @compiled_without_references

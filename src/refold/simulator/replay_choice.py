@@ -11,7 +11,7 @@ from refold.model import Cluster, Job
 from refold.packing import GENETIC, RULES, FreeResources
 from refold.policies.queueing import THRESHOLD_GPU_SECONDS
 from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds, SpeedModel
-from refold.simulator.easy_replay import PLACEMENTS, replay_easy
+from refold.simulator.easy_replay import PLACEMENTS, EasyNotes, replay_easy
 from refold.simulator.faults import Fault, NeverEnds
 from refold.simulator.queue_replay import (
     ORDERS,
@@ -19,7 +19,7 @@ from refold.simulator.queue_replay import (
     replay_queue,
 )
 from refold.simulator.replay import ReplayedRuns, ReplayNotes, ReplayResult, replay_compiled, task_columns
-from refold.simulator.replay_journal import replay_entries
+from refold.simulator.replay_journal import easy_entries, replay_entries
 
 MIN_JOBS = 2_000
 """With fewer jobs the general simulator takes a second at most, which is less than compiling a replay."""
@@ -93,12 +93,16 @@ def find_journaled_replay(
     min_jobs: int = MIN_JOBS,
 ) -> JournaledReplay | None:
     """Return the compiled replay of a policy that also writes the journal of `simulate`; None: there is none."""
-    if policy not in FIFO_ORDERS or find_replay(policy, settings, jobs, cluster, conditions, min_jobs) is None:
+    if policy not in (*FIFO_ORDERS, "easy"):
+        return None
+    if find_replay(policy, settings, jobs, cluster, conditions, min_jobs) is None:
         return None
     free = FreeResources(cluster)
     if not all(free.fits_when_empty(demand) for demand in {job.demand for job in jobs}):
         return None
-    _, placement, seed = _split(settings)
+    own, placement, seed = _split(settings)
+    if policy == "easy":
+        return partial(_replay_easy_with_journal, jobs, cluster, placement, own.get("backfill_order", "shortest"))
     return partial(_replay_fifo_with_journal, jobs, cluster, placement, policy, seed)
 
 
@@ -115,6 +119,16 @@ def _replay_fifo_with_journal(
     notes = ReplayNotes.allocate(len(jobs))
     replayed = replay_compiled(task_columns(jobs), cluster, placement, order, seed, notes)
     for entry in replay_entries(jobs, replayed, notes, len(cluster.nodes)):
+        journal.write(entry)
+    return replayed
+
+
+def _replay_easy_with_journal(
+    jobs: Sequence[Job], cluster: Cluster, placement: str, backfill_order: Any, journal: Journal
+) -> ReplayResult:
+    notes = EasyNotes.allocate(len(jobs))
+    replayed = replay_easy(task_columns(jobs), cluster, placement, backfill_order, notes)
+    for entry in easy_entries(jobs, replayed, notes, len(cluster.nodes)):
         journal.write(entry)
     return replayed
 

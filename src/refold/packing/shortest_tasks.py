@@ -17,7 +17,7 @@ LONGEST = float(np.finfo(np.float64).max)
 """The longest duration that is finite: tasks that do not wait have an infinite one."""
 
 
-class WaitingTasks(NamedTuple):
+class ShortestTasks(NamedTuple):
     """The trees of all demands, one after the other in `shortest`, and the number of waiting tasks of each.
 
     `tree`: where the tree of a demand begins. `leaves`: how many leaves it has, a power of two. `leaf`: which of them
@@ -34,7 +34,7 @@ class WaitingTasks(NamedTuple):
     number: Ints
 
 
-def no_waiting_tasks(demand_of: Ints, demands: int) -> WaitingTasks:
+def no_shortest_tasks(demand_of: Ints, demands: int) -> ShortestTasks:
     """Return the trees of so many demands; no task waits."""
     counts = np.bincount(demand_of, minlength=demands)
     first = np.cumsum(counts) - counts
@@ -44,25 +44,25 @@ def no_waiting_tasks(demand_of: Ints, demands: int) -> WaitingTasks:
     leaves = np.array([1 << (max(count, 1) - 1).bit_length() for count in counts.tolist()], dtype=np.int64)
     tree = np.cumsum(2 * leaves) - 2 * leaves
     shortest = np.full(2 * int(leaves.sum()), np.inf)
-    return WaitingTasks(demand_of, tree, leaves, leaf, first, tasks, shortest, np.zeros(demands, dtype=np.int64))
+    return ShortestTasks(demand_of, tree, leaves, leaf, first, tasks, shortest, np.zeros(demands, dtype=np.int64))
 
 
 @compiled
-def add_waiting(waiting: WaitingTasks, task: int, duration: float) -> None:
+def add_waiting(waiting: ShortestTasks, task: int, duration: float) -> None:
     """Let a task wait."""
     waiting.number[waiting.demand_of[task]] += 1
     _set_duration(waiting, task, duration)
 
 
 @compiled
-def remove_waiting(waiting: WaitingTasks, task: int) -> None:
+def remove_waiting(waiting: ShortestTasks, task: int) -> None:
     """Remove a task that waits."""
     waiting.number[waiting.demand_of[task]] -= 1
     _set_duration(waiting, task, np.inf)
 
 
 @compiled
-def _set_duration(waiting: WaitingTasks, task: int, duration: float) -> None:
+def _set_duration(waiting: ShortestTasks, task: int, duration: float) -> None:
     demand, shortest = waiting.demand_of[task], waiting.shortest
     tree, vertex = waiting.tree[demand], waiting.leaves[demand] + waiting.leaf[task]
     shortest[tree + vertex] = duration
@@ -75,13 +75,13 @@ def _set_duration(waiting: WaitingTasks, task: int, duration: float) -> None:
 
 
 @compiled
-def shortest_waiting(waiting: WaitingTasks, demand: int) -> float:
+def shortest_waiting(waiting: ShortestTasks, demand: int) -> float:
     """Return the shortest duration of the waiting tasks of a demand; infinity if there are none."""
     return waiting.shortest[waiting.tree[demand] + 1]
 
 
 @compiled
-def first_waiting(waiting: WaitingTasks, demand: int, longest: float) -> int:
+def first_waiting(waiting: ShortestTasks, demand: int, longest: float) -> int:
     """Return the first of the waiting tasks of a demand that take at most so long; there must be one."""
     tree, leaves, vertex = waiting.tree[demand], waiting.leaves[demand], 1
     longest = min(longest, LONGEST)

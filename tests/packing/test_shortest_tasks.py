@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from refold.packing import add_waiting, first_waiting, no_waiting_tasks, remove_waiting, shortest_waiting
+from refold.packing import add_waiting, first_waiting, no_shortest_tasks, remove_waiting, shortest_waiting
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -13,7 +13,7 @@ def test_the_trees_give_the_same_as_a_search_in_lists(seed: int) -> None:
     rng = random.Random(seed)
     count, demands = rng.randint(1, 60), 4
     demand_of = np.array([rng.randrange(demands) for _ in range(count)], dtype=np.int64)
-    waiting, expected = no_waiting_tasks(demand_of, demands), dict[int, float]()
+    waiting, expected = no_shortest_tasks(demand_of, demands), dict[int, float]()
     for _ in range(300):
         task = rng.randrange(count)
         if task in expected:
