@@ -33,7 +33,8 @@ CASES = (
     *(Case(policy, 1_000_000, 125) for policy in ("fifo", "easy")),
     *(Case(policy, 1_000_000, nodes) for policy in ("las", "srtf") for nodes in (125, 1_250)),
     *(Case("refold", jobs, 125) for jobs in (1_000, 3_000, 10_000, 30_000)),
-    *(Case("refold", 1_000, nodes) for nodes in (1_250, 12_500)),
+    *(Case("refold", jobs, nodes) for jobs in (1_000, 10_000) for nodes in (1_250, 12_500)),
+    Case("refold", 100_000, 12_500),
 )
 
 

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -77,9 +77,10 @@ def trace_slice(file: str, first: int, count: int) -> tuple[Job, ...]:
     return tuple(msgspec.structs.replace(job, submitted=job.submitted - begin) for job in jobs)
 
 
-def simulate_with_journal(jobs: Sequence[Job], cluster: Cluster, policy: str, placement: str, journal: Path) -> float:
+def simulate_with_journal(
+    jobs: Sequence[Job], cluster: Cluster, policy: str, settings: dict[str, Any], journal: Path
+) -> float:
     """Run the general simulator with a journal file; return the CPU seconds, including closing the file."""
-    settings = {"placement": placement}
     scheduling_policy = make_policy(policy, settings)
 
     def run() -> None:
@@ -89,9 +90,10 @@ def simulate_with_journal(jobs: Sequence[Job], cluster: Cluster, policy: str, pl
     return cpu_seconds(run)
 
 
-def replay_with_journal(jobs: Sequence[Job], cluster: Cluster, policy: str, placement: str, journal: Path) -> float:
+def replay_with_journal(
+    jobs: Sequence[Job], cluster: Cluster, policy: str, settings: dict[str, Any], journal: Path
+) -> float:
     """Run the compiled replay with a journal file, as `refold simulate` does; return the CPU seconds."""
-    settings = {"placement": placement}
     replay = find_journaled_replay(policy, settings, jobs, cluster, Conditions(), min_jobs=0)
     assert replay is not None
 
@@ -105,9 +107,9 @@ def replay_with_journal(jobs: Sequence[Job], cluster: Cluster, policy: str, plac
 def general_seconds(jobs: Sequence[Job], cluster: Cluster, policy: str = "fifo", placement: str = "best-fit") -> float:
     """Return the CPU seconds of a run with a temporary journal, after a short run that loads the kernels."""
     with tempfile.TemporaryDirectory() as folder:
-        journal = Path(folder) / "journal.jsonl"
-        simulate_with_journal(jobs[:100], cluster, policy, placement, journal)
-        return simulate_with_journal(jobs, cluster, policy, placement, journal)
+        journal, settings = Path(folder) / "journal.jsonl", {"placement": placement}
+        simulate_with_journal(jobs[:100], cluster, policy, settings, journal)
+        return simulate_with_journal(jobs, cluster, policy, settings, journal)
 
 
 def starts_in(journal: Path) -> Iterator[tuple[str, float]]:

@@ -112,9 +112,10 @@ def general_and_replay(placement: str, slice_length: int) -> tuple[float, float,
     compiled = median_cpu_seconds(lambda: replayed.append(replay_compiled(tasks, cluster, placement)))
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
-        simulate_with_journal(jobs[:100], cluster, "fifo", placement, journal)
+        settings = {"placement": placement}
+        simulate_with_journal(jobs[:100], cluster, "fifo", settings, journal)
         general = statistics.median(
-            simulate_with_journal(jobs, cluster, "fifo", placement, journal) for _ in range(3 if slice_length else 1)
+            simulate_with_journal(jobs, cluster, "fifo", settings, journal) for _ in range(3 if slice_length else 1)
         )
         _assert_same_starts(jobs, journal, replayed[-1])
     return general, compiled, len(jobs)

@@ -44,7 +44,7 @@ class View:
         """Jobs with a run."""
         self.runs: Mapping[str, Run] = MappingProxyType(state.running.runs)
         """The current run of each active job."""
-        self.stopping: Collection[str] = state.running.stopping.keys()
+        self.stopping: Collection[str] = MappingProxyType(state.running.stopping)
         """The active jobs whose runs have been ordered to stop."""
         self.measured_speeds: Mapping[MeasuredShape, float] = MappingProxyType(state.running.measurements.speeds)
         """Speeds that runs have reported, in steps per second, averaged by kind of job, GPUs and plan.

@@ -99,9 +99,8 @@ class Preemption:
 def _free_without(view: View, runs: Iterable[Run]) -> FreeResources:
     """Return what would be free without these runs and without those that are stopping."""
     free = view.trial().free.copy()
-    for run in view.runs.values():
-        if run.stopping:
-            free.release(run.allocation.placement)
+    for job_id in view.stopping:
+        free.release(view.runs[job_id].allocation.placement)
     for run in runs:
         free.release(run.allocation.placement)
     return free
