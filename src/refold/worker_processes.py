@@ -48,19 +48,19 @@ def terminable() -> Iterator[None]:
         yield
         return
     defaults = [number for number in TERMINATING_SIGNALS if signal.getsignal(number) is signal.SIG_DFL]
+
+    def raise_terminated(number: int, _frame: FrameType | None) -> None:
+        for other in defaults:
+            signal.signal(other, signal.SIG_IGN)  # once is enough: another would interrupt the ending of the workers
+        raise Terminated(number)
+
     for number in defaults:
-        signal.signal(number, _raise_terminated)
+        signal.signal(number, raise_terminated)
     try:
         yield
     finally:
         for number in defaults:
             signal.signal(number, signal.SIG_DFL)
-
-
-def _raise_terminated(number: int, _frame: FrameType | None) -> None:
-    for other in TERMINATING_SIGNALS:
-        signal.signal(other, signal.SIG_IGN)  # once is enough: a second one would interrupt the ending of the workers
-    raise Terminated(number)
 
 
 class WorkerProcesses(Generic[Shared]):

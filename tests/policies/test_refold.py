@@ -577,3 +577,20 @@ def test_what_is_kept_of_jobs_between_rounds_is_up_to_date(cluster: Cluster) -> 
     policy, charge = CheckedTable(restart_seconds=1.0), ModelledSpeeds(Speeds(cluster), RecordedSpeeds(cluster))
     simulate(sorted(jobs, key=lambda job: job.submitted), cluster, policy, charge=charge, costs=COSTS)
     assert policy.kept > policy.renewed > 0
+
+
+def test_kinds_of_jobs_that_have_ended_are_forgotten() -> None:
+    kinds: list[int] = []
+
+    class Counting(Refold):
+        def _run_round(self, view: View, sources: JobSources) -> tuple[RoundJobs, Starter, Draft]:
+            found = super()._run_round(view, sources)
+            kinds.append(len(sources.kinds))
+            return found
+
+    jobs = [
+        make_job(f"j{number}", gpus=1, cpus=1 + number % 8, memory_gib=1 + number, at=number, work=1.0)
+        for number in range(400)
+    ]
+    simulate(jobs, NO_QUOTAS, Counting())
+    assert 50 < max(kinds) < 150

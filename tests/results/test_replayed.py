@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from msgspec.structs import replace
 
+from refold.errors import BadValue
 from refold.journal import History, HistoryJournal
 from refold.model import ChangeLimit, Cluster, Job, Tenant
 from refold.registry import make_policy
 from refold.results import Measures, measure, replayed_history
-from refold.simulator import Conditions, Costs, Fault, Stuck, find_replay, simulate
+from refold.simulator import Conditions, Costs, Fault, RecordedSpeeds, SpeedModel, Stuck, find_replay, simulate
 from refold.simulator.replay_choice import MIN_JOBS, QUEUE_MIN_JOBS
 from refold.testing import make_cluster, make_job, seeded_workload
 
@@ -121,6 +122,31 @@ def test_priorities_limits_and_unknown_run_times_have_no_replay() -> None:
         ([*jobs[:3], unknown, *jobs[4:]], cluster),
     ):
         assert find_replay("fifo", {}, *case, Conditions(), min_jobs=0) is None
+
+
+def test_jobs_that_cannot_be_simulated_are_refused_as_by_the_general_simulator() -> None:
+    jobs, cluster = equal_workload(1)
+    for bad in ([*jobs, replace(jobs[-1], work=1.0)], jobs[::-1]):
+        with pytest.raises(BadValue) as general:
+            simulate(bad, cluster, make_policy("fifo"))
+        with pytest.raises(BadValue, match=str(general.value)):
+            find_replay("fifo", {}, bad, cluster, Conditions(), min_jobs=0)
+
+
+class TwiceAsFast(RecordedSpeeds):
+    def work(self, job: Job) -> float:
+        return super().work(job) / 2
+
+
+def test_only_recorded_run_times_of_the_same_cluster_have_a_replay() -> None:
+    jobs, cluster = equal_workload(1)
+
+    def has_replay(charge: SpeedModel) -> bool:
+        return find_replay("fifo", {}, jobs, cluster, Conditions(charge), min_jobs=0) is not None
+
+    assert has_replay(RecordedSpeeds(cluster))
+    assert not has_replay(RecordedSpeeds(make_cluster(1)))
+    assert not has_replay(TwiceAsFast(cluster))
 
 
 @pytest.mark.parametrize(("policy", "least"), [("fifo", MIN_JOBS), ("srtf", QUEUE_MIN_JOBS)])

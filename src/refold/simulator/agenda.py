@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import pairwise
 
 from refold.core import Event, JobSubmitted, Woke
+from refold.errors import BadValue
 from refold.model import Job, Seconds
 
 
@@ -70,3 +72,11 @@ class Agenda:
             arrived += 1
         self._arrived = arrived
         return now, events
+
+
+def check_jobs(jobs: Sequence[Job]) -> None:
+    """Refuse jobs that cannot be simulated together: with equal ids, or not sorted by submission."""
+    if len({job.id for job in jobs}) != len(jobs):
+        raise BadValue("two jobs of a simulation have the same id")
+    if any(job.submitted > following.submitted for job, following in pairwise(jobs)):
+        raise BadValue("the jobs of a simulation are not in order, expected them sorted by submission")

@@ -30,7 +30,6 @@ from refold.packing import (
     take,
 )
 from refold.policies.learned import FreeArrays, PlacementRule
-from refold.policies.queueing import ROUNDING_GPU_SECONDS
 from refold.simulator.replay import change_task
 
 SJF, SRTF, LAS = range(3)
@@ -39,10 +38,14 @@ _TOUCHED, CLAIMS, STOPS = range(3)
 
 
 class QueueRules(NamedTuple):
-    """The order of the queue, the threshold of `las`, the placement rule, and the costs of runs in seconds."""
+    """The order of the queue, the threshold of `las`, the placement rule, and the costs of runs in seconds.
+
+    `demoted_from`: the threshold less the tolerance for rounding.
+    """
 
     order: int
     threshold: float
+    demoted_from: float
     placement: int
     start: float
     stop: float
@@ -149,7 +152,7 @@ def major_key(rules: QueueRules, tasks: QueueTasks, runs: TaskRuns, task: int, n
     attained = runs.attained[task]
     if runs.run[task] >= 0:
         attained += (now - runs.start[task]) * tasks.milli[task] / WHOLE
-    return int(2 * tasks.urgency[task] + (attained >= rules.threshold - ROUNDING_GPU_SECONDS))
+    return int(2 * tasks.urgency[task] + (attained >= rules.demoted_from))
 
 
 @compiled_without_references

@@ -32,7 +32,7 @@ from refold.packing import (
     push,
 )
 from refold.policies.learned import FreeArrays, PlacementRule
-from refold.policies.queueing import THRESHOLD_GPU_SECONDS
+from refold.policies.queueing import ROUNDING_GPU_SECONDS, THRESHOLD_GPU_SECONDS
 from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds
 from refold.simulator.preemption_kernels import (
     CLAIMS,
@@ -162,7 +162,15 @@ def replay_queue(
     state[SEED] = seed
     future = free.copy()
     log = _replay(
-        QueueRules(ORDERS[order], threshold_gpu_seconds, RULES[placement][0], costs.start, costs.stop, costs.restart),
+        QueueRules(
+            ORDERS[order],
+            threshold_gpu_seconds,
+            threshold_gpu_seconds - ROUNDING_GPU_SECONDS,
+            RULES[placement][0],
+            costs.start,
+            costs.stop,
+            costs.restart,
+        ),
         tasks,
         arrays.fits_empty,
         RecordedSpeeds(cluster).speed_of_node,

@@ -10,6 +10,7 @@ from refold.core import Journal
 from refold.model import Cluster, Job
 from refold.packing import GENETIC, RULES, FreeResources
 from refold.policies.queueing import THRESHOLD_GPU_SECONDS
+from refold.simulator.agenda import check_jobs
 from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds, SpeedModel
 from refold.simulator.easy_replay import PLACEMENTS, EasyNotes, replay_easy
 from refold.simulator.faults import Fault, NeverEnds
@@ -60,9 +61,10 @@ def find_replay(
     A replay supports jobs that run as requested and to completion, without node faults. Those of `sjf`, `srtf` and
     `las` support costs and priorities, the others neither. `min_jobs`: None for the number from which it pays.
     """
+    check_jobs(jobs)
     default_min_jobs = QUEUE_MIN_JOBS if policy in ORDERS else MIN_JOBS
     if len(jobs) < (default_min_jobs if min_jobs is None else min_jobs) or not (
-        _have_recorded_times(jobs, conditions) and _is_unlimited(cluster)
+        _have_recorded_times(jobs, cluster, conditions) and _is_unlimited(cluster)
     ):
         return None
     own, placement, seed = _split(settings)
@@ -164,10 +166,12 @@ def _is_plain_queue(policy: str, settings: Mapping[str, Any]) -> bool:
     return settings.items() <= (SJF_SETTINGS.items() if policy == "sjf" else {}.items())
 
 
-def _have_recorded_times(jobs: Sequence[Job], conditions: Conditions) -> bool:
+def _have_recorded_times(jobs: Sequence[Job], cluster: Cluster, conditions: Conditions) -> bool:
     """Whether all jobs run for the recorded time, with the requested resources, and none is lost."""
-    recorded = conditions.charge is None or isinstance(conditions.charge, RecordedSpeeds)
-    if not recorded or conditions.faults or conditions.never_end:
+    charge = conditions.charge
+    if charge is not None and (type(charge) is not RecordedSpeeds or not charge.is_of(cluster)):
+        return False
+    if conditions.faults or conditions.never_end:
         return False
     return all(job.work is not None and not job.reshapable for job in jobs)
 

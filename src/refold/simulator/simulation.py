@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from math import inf
 
 from refold.core import Entry, Event, Journal, Policy, RunFinished, Scheduler, View
-from refold.errors import BadDecision, BadValue
+from refold.errors import BadDecision
 from refold.model import DAY, Cluster, Job, Seconds
-from refold.simulator.agenda import Agenda
+from refold.simulator.agenda import Agenda, check_jobs
 from refold.simulator.backend import SimulatedBackend
 from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds, SpeedModel
 from refold.simulator.faults import Fault, NeverEnds, schedule_faults
@@ -44,7 +43,7 @@ def simulate(
     `progress` is called at intervals with the number of finished jobs. Returns the view at the end, in which jobs that
     the policy never started still wait, and jobs that never end and were not stopped still run.
     """
-    _check(jobs)
+    check_jobs(jobs)
     agenda = Agenda(jobs)
     backend = SimulatedBackend(jobs, agenda, charge or RecordedSpeeds(cluster), costs, never_end)
     scheduler = Scheduler(cluster, policy, journal)
@@ -121,13 +120,6 @@ class _EndDetector:
         if entry.now < max(self._last_wake, self._last_node_change, reported):
             return True
         return any(run.stopping for run in view.runs.values())
-
-
-def _check(jobs: Sequence[Job]) -> None:
-    if len({job.id for job in jobs}) != len(jobs):
-        raise BadValue("two jobs of a simulation have the same id")
-    if any(job.submitted > following.submitted for job, following in pairwise(jobs)):
-        raise BadValue("the jobs of a simulation are not in order, expected them sorted by submission")
 
 
 def _count_finished(events: Sequence[Event]) -> int:

@@ -38,7 +38,9 @@ class KeptHistory:
         """Return the workload. Raises if an earlier command has chosen the jobs by other options."""
         from refold.errors import BadFile
 
-        chosen_by = repr((cluster, options, getattr(self._read, "args", ())))
+        is_file = cluster is not None and Path(cluster).is_file()
+        contents = Path(cluster).read_bytes() if cluster is not None and is_file else b""
+        chosen_by = repr((cluster, contents, options, getattr(self._read, "args", ())))
         if not self._path.exists():
             found = self._read(trace, cluster, options, costs)
             rest = found.skipped_rows, list(found.notes)

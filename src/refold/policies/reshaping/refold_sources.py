@@ -22,6 +22,9 @@ from refold.policies.common import (
 from refold.policies.reshaping.arrivals import is_wide
 from refold.policies.reshaping.refold_table import Flags, JobRow, JobTable
 
+MAX_KINDS_PER_JOB, MIN_KINDS = 2, 100
+"""Kinds of jobs are numbered anew when there are more of them than so many per job, and this many."""
+
 
 class JobFacts(NamedTuple):
     """What a round knows of a job besides its row in the table. `remaining`: work, in steps."""
@@ -96,6 +99,9 @@ class JobSources:
 
     def update(self, view: View, guaranteed: Collection[str]) -> None:
         """Bring the table up to date: for jobs that have changed, and for those whose estimates change with time."""
+        if len(self.kinds) > MAX_KINDS_PER_JOB * len(self.by_id) + MIN_KINDS:  # most are those of jobs that have ended
+            self.kinds.clear()
+            self._changed.update(dict.fromkeys(self.by_id))
         may_change = dict.fromkeys((*self._changed, *self._may_change_with_time, *view.stopping, *sorted(guaranteed)))
         self._changed = {}
         for job_id in may_change:

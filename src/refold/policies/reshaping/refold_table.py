@@ -96,7 +96,7 @@ class JobTable:
     def done(self, now: Seconds) -> Floats:
         """Return the work done by every job, in seconds, as `View.done` does."""
         done, since = self.column("reported_done"), self.column("computing_since")
-        by_row: Floats = np.where(np.isnan(since), done, done + now - since)
+        by_row: Floats = np.where(np.isnan(since), done, done + (now - since))
         return by_row
 
     def sort(self, rows: Ints, *keys: Floats | Ints | Flags) -> Ints:
