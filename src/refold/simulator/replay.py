@@ -2,7 +2,7 @@
 
 For jobs that run once, as requested and to completion, in the order of arrival, it does the same as the general
 simulator: it uses the same placement kernels and processes simultaneous events together, and the results are
-bit-identical (a property test checks this). It writes no journal, and supports neither stops nor node failures.
+bit-identical (a property test checks this). It supports neither stops nor node failures.
 """
 
 from __future__ import annotations
