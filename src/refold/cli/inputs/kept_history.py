@@ -38,9 +38,7 @@ class KeptHistory:
         """Return the workload. Raises if an earlier command has chosen the jobs by other options."""
         from refold.errors import BadFile
 
-        is_file = cluster is not None and Path(cluster).is_file()
-        contents = Path(cluster).read_bytes() if cluster is not None and is_file else b""
-        chosen_by = repr((cluster, contents, options, getattr(self._read, "args", ())))
+        chosen_by = repr((cluster, _contents(cluster), options, getattr(self._read, "args", ())))
         if not self._path.exists():
             found = self._read(trace, cluster, options, costs)
             rest = found.skipped_rows, list(found.notes)
@@ -65,3 +63,11 @@ class KeptHistory:
             self._path.write_bytes(msgspec.json.encode(self._new))
         except OSError as error:
             raise BadFile(self._path, f"cannot be written: {error.strerror or error}") from None
+
+
+def _contents(cluster: str | None) -> bytes:
+    """Return what is in the file of a cluster; nothing if it is not given as a file, or cannot be read."""
+    try:
+        return Path(cluster).read_bytes() if cluster else b""
+    except OSError:
+        return b""
