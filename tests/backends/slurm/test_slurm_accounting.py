@@ -144,3 +144,16 @@ def test_too_few_jobs_of_slurm_leave_nothing_behind(tmp_path: Path, monkeypatch:
     ended = invoke_tune(monkeypatch, tmp_path / "out", [row(1, 1000, 1060, 50)])
     assert "expected a history of at least 100 jobs, found 1" in str(ended.exception)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_search_on_slurm_s_jobs_does_not_continue_on_another_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [row(number, 1000 * number, 1000 * number + 60, 5000, gpus=number % 4 + 1) for number in range(1, 151)]
+    nodes = tmp_path / "nodes.csv"
+    nodes.write_text("node_id,gpu_type,num_gpu,cpu,mem_gib\nn1,A100,4,64,512\n")
+    first = invoke_tune(monkeypatch, tmp_path / "out", rows, "--cluster", str(nodes))
+    assert first.exit_code == 0, (first.output, first.exception)
+    nodes.write_text("node_id,gpu_type,num_gpu,cpu,mem_gib\nn1,A100,8,64,512\n")
+    other = invoke_tune(monkeypatch, tmp_path / "out", rows, "--cluster", str(nodes))
+    assert "has jobs that were read with other options; choose another --out" in str(other.exception)
