@@ -16,7 +16,7 @@ from refold.journal import JournalFile, read_journal
 from refold.model import Cluster, Job
 from refold.packing import FreeResources
 from refold.registry import make_policy
-from refold.simulator import Conditions, find_journaled_replay, simulate
+from refold.simulator import Experiment, find_journaled_replay, simulate
 from refold.traces import enlarge, read_cluster, read_trace
 
 TRACES = REPOSITORY.parent / "shared" / "data" / "traces"
@@ -94,12 +94,12 @@ def replay_with_journal(
     jobs: Sequence[Job], cluster: Cluster, policy: str, settings: dict[str, Any], journal: Path
 ) -> float:
     """Run the compiled replay with a journal file, as `refold simulate` does; return the CPU seconds."""
-    replay = find_journaled_replay(policy, settings, jobs, cluster, Conditions(), min_jobs=0)
+    replay = find_journaled_replay(Experiment(policy, settings, jobs, cluster), min_jobs=0)
     assert replay is not None
 
     def run() -> None:
         with JournalFile(journal, Header(cluster, policy, settings)) as file:
-            replay(file)
+            replay.run_with_journal(file)
 
     return cpu_seconds(run)
 

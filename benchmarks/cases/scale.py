@@ -8,7 +8,7 @@ from benchmarks.measure import cpu_seconds, peak_memory_bytes
 from refold.journal import History, HistoryJournal
 from refold.registry import make_policy
 from refold.results import measure, replayed_history
-from refold.simulator import Conditions, find_replay, simulate
+from refold.simulator import Experiment, find_replay, simulate
 from refold.traces import everyday_workload, generate, read_cluster
 
 LOAD = 0.95
@@ -39,9 +39,9 @@ def run(policy: str, jobs: int, nodes: int) -> Measured:
 
     def history(count: int) -> History:
         chosen = workload[:count]
-        replay = find_replay(policy, settings, chosen, cluster, Conditions(), min_jobs=0)
+        replay = find_replay(Experiment(policy, settings, chosen, cluster), min_jobs=0)
         if replay is not None:
-            return replayed_history(chosen, cluster, replay())
+            return replayed_history(chosen, cluster, replay.run())
         journal = HistoryJournal()
         simulate(chosen, cluster, make_policy(policy, settings), journal=journal)
         return journal.history(cluster)

@@ -9,7 +9,7 @@ from refold.journal import HistoryJournal
 from refold.model import Cluster, Job
 from refold.registry import START_ESTIMATES, default_settings, make_policy
 from refold.results import Measures, measure, replayed_history
-from refold.simulator import NO_COSTS, Conditions, Costs, SpeedModel, find_replay, simulate
+from refold.simulator import NO_COSTS, Conditions, Costs, Experiment, SpeedModel, find_replay, simulate
 
 
 def compare(
@@ -33,9 +33,11 @@ def compare(
     for chosen in policies:
         settings = _settings(chosen, start_estimates)
         policy = make_policy(chosen, settings) if isinstance(chosen, str) else chosen
-        replay = find_replay(chosen, settings, jobs, cluster, conditions) if isinstance(chosen, str) else None
+        replay = None
+        if isinstance(chosen, str):
+            replay = find_replay(Experiment(chosen, settings, jobs, cluster, conditions))
         if replay is not None:
-            history = replayed_history(jobs, cluster, replay())
+            history = replayed_history(jobs, cluster, replay.run())
         else:
             journal = HistoryJournal()
             simulate(jobs, cluster, policy, journal=journal, charge=charge, costs=costs)

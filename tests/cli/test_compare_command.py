@@ -244,6 +244,6 @@ def test_table_and_report_are_the_same_with_and_without_compiled_replays(
     with monkeypatch.context() as patch:
         patch.setattr("refold.simulator.simulate", no_journal)
         replayed = stdout_of(*words), report.read_text()
-    monkeypatch.setattr(simulator, "find_replay", lambda policy, *_: asked.append(policy))
+    monkeypatch.setattr(simulator, "find_replay", lambda experiment: asked.append(experiment.policy))
     assert (stdout_of(*words), report.read_text()) == replayed
     assert asked == ["fifo", "fifo-skip", "easy"]

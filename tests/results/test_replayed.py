@@ -12,7 +12,17 @@ from refold.journal import History, HistoryJournal
 from refold.model import ChangeLimit, Cluster, Job, Tenant
 from refold.registry import make_policy
 from refold.results import Measures, measure, replayed_history
-from refold.simulator import Conditions, Costs, Fault, RecordedSpeeds, SpeedModel, Stuck, find_replay, simulate
+from refold.simulator import (
+    Conditions,
+    Costs,
+    Experiment,
+    Fault,
+    RecordedSpeeds,
+    SpeedModel,
+    Stuck,
+    find_replay,
+    simulate,
+)
 from refold.simulator.replay_choice import MIN_JOBS, QUEUE_MIN_JOBS
 from refold.testing import make_cluster, make_job, seeded_workload
 
@@ -30,9 +40,9 @@ REPLAYED: list[tuple[str, dict[str, Any]]] = [
 
 
 def replayed(policy: str, settings: Mapping[str, Any], jobs: Sequence[Job], cluster: Cluster) -> History:
-    replay = find_replay(policy, settings, jobs, cluster, Conditions(), min_jobs=0)
+    replay = find_replay(Experiment(policy, settings, jobs, cluster), min_jobs=0)
     assert replay is not None
-    return replayed_history(jobs, cluster, replay())
+    return replayed_history(jobs, cluster, replay.run())
 
 
 def simulated(policy: str, settings: Mapping[str, Any], jobs: Sequence[Job], cluster: Cluster) -> History:
@@ -86,7 +96,7 @@ def test_a_history_without_jobs_has_measures() -> None:
 )
 def test_other_policies_and_settings_have_no_replay(policy: str, settings: dict[str, Any]) -> None:
     jobs, cluster = equal_workload(1)
-    assert find_replay(policy, settings, jobs, cluster, Conditions(), min_jobs=0) is None
+    assert find_replay(Experiment(policy, settings, jobs, cluster), min_jobs=0) is None
 
 
 @pytest.mark.parametrize(
@@ -99,17 +109,17 @@ def test_other_policies_and_settings_have_no_replay(policy: str, settings: dict[
 )
 def test_costs_and_faults_have_no_replay(conditions: Conditions) -> None:
     jobs, cluster = equal_workload(1)
-    assert find_replay("fifo", {}, jobs, cluster, conditions, min_jobs=0) is None
+    assert find_replay(Experiment("fifo", {}, jobs, cluster, conditions), min_jobs=0) is None
 
 
 def test_replays_of_preempting_policies_support_overheads_and_priorities_but_no_reports_and_change_limits() -> None:
     jobs, cluster = equal_workload(1)
     costs = Conditions(costs=Costs(start=1.0, stop=2.0, restart=3.0))
     urgent, limited = replace(jobs[3], priority=1), replace(jobs[3], change_limit=ChangeLimit(at_most=1))
-    assert find_replay("las", {}, [*jobs[:3], urgent, *jobs[4:]], cluster, costs, min_jobs=0) is not None
-    assert find_replay("las", {}, [*jobs[:3], limited, *jobs[4:]], cluster, Conditions(), min_jobs=0) is None
+    assert find_replay(Experiment("las", {}, [*jobs[:3], urgent, *jobs[4:]], cluster, costs), min_jobs=0) is not None
+    assert find_replay(Experiment("las", {}, [*jobs[:3], limited, *jobs[4:]], cluster), min_jobs=0) is None
     reporting = Conditions(costs=Costs(report_every=10.0))
-    assert find_replay("las", {}, jobs, cluster, reporting, min_jobs=0) is None
+    assert find_replay(Experiment("las", {}, jobs, cluster, reporting), min_jobs=0) is None
 
 
 def test_priorities_limits_and_unknown_run_times_have_no_replay() -> None:
@@ -121,7 +131,7 @@ def test_priorities_limits_and_unknown_run_times_have_no_replay() -> None:
         ([*jobs[:3], urgent, *jobs[4:]], cluster),
         ([*jobs[:3], unknown, *jobs[4:]], cluster),
     ):
-        assert find_replay("fifo", {}, *case, Conditions(), min_jobs=0) is None
+        assert find_replay(Experiment("fifo", {}, *case), min_jobs=0) is None
 
 
 def test_jobs_that_cannot_be_simulated_are_refused_as_by_the_general_simulator() -> None:
@@ -130,7 +140,7 @@ def test_jobs_that_cannot_be_simulated_are_refused_as_by_the_general_simulator()
         with pytest.raises(BadValue) as general:
             simulate(bad, cluster, make_policy("fifo"))
         with pytest.raises(BadValue, match=str(general.value)):
-            find_replay("fifo", {}, bad, cluster, Conditions(), min_jobs=0)
+            find_replay(Experiment("fifo", {}, bad, cluster), min_jobs=0)
 
 
 class TwiceAsFast(RecordedSpeeds):
@@ -142,7 +152,7 @@ def test_only_recorded_run_times_of_the_same_cluster_have_a_replay() -> None:
     jobs, cluster = equal_workload(1)
 
     def has_replay(charge: SpeedModel) -> bool:
-        return find_replay("fifo", {}, jobs, cluster, Conditions(charge), min_jobs=0) is not None
+        return find_replay(Experiment("fifo", {}, jobs, cluster, Conditions(charge)), min_jobs=0) is not None
 
     assert has_replay(RecordedSpeeds(cluster))
     assert not has_replay(RecordedSpeeds(make_cluster(1)))
@@ -152,5 +162,5 @@ def test_only_recorded_run_times_of_the_same_cluster_have_a_replay() -> None:
 @pytest.mark.parametrize(("policy", "least"), [("fifo", MIN_JOBS), ("srtf", QUEUE_MIN_JOBS)])
 def test_few_jobs_are_simulated_without_compiling_a_replay(policy: str, least: int) -> None:
     jobs, cluster = [make_job(f"j{number}", at=number) for number in range(least)], make_cluster(1)
-    assert find_replay(policy, {}, jobs[1:], cluster, Conditions()) is None
-    assert find_replay(policy, {}, jobs, cluster, Conditions()) is not None
+    assert find_replay(Experiment(policy, {}, jobs[1:], cluster)) is None
+    assert find_replay(Experiment(policy, {}, jobs, cluster)) is not None

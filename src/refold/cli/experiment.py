@@ -108,21 +108,21 @@ def _replay(workload: Workload, selected: SelectedPolicy, path: Path | None) -> 
     """Return the history of the compiled replay, and write its journal; None if there is none with the same result."""
     from refold.core import Header
     from refold.results import replayed_history
-    from refold.simulator import Conditions, find_journaled_replay, find_replay
+    from refold.simulator import Conditions, Experiment, find_journaled_replay, find_replay
 
     jobs, cluster, charging = workload.jobs, workload.cluster, workload.charging
     charge = charging.charge(cluster) if charging.count_affected(jobs, cluster) else None
     conditions = Conditions(charge, workload.costs, workload.faults, workload.never_end)
-    asked = selected.policy, selected.settings, jobs, cluster, conditions
+    experiment = Experiment(selected.policy, selected.settings, jobs, cluster, conditions)
     if path is None:
-        replay = find_replay(*asked)
-        return None if replay is None else replayed_history(jobs, cluster, replay())
-    with_journal = find_journaled_replay(*asked)
-    if with_journal is None:
+        replay = find_replay(experiment)
+        return None if replay is None else replayed_history(jobs, cluster, replay.run())
+    journaled = find_journaled_replay(experiment)
+    if journaled is None:
         return None
     with _journal_file(path, Header(cluster, selected.policy, dict(selected.settings))) as file:
         assert file is not None
-        return replayed_history(jobs, cluster, with_journal(file))
+        return replayed_history(jobs, cluster, journaled.run_with_journal(file))
 
 
 def _make_gap_meter(policy: Policy, selected: SelectedPolicy) -> GapMeter:

@@ -42,6 +42,7 @@ from .replay import (
 )
 from .replay_choice import (
     Conditions as Conditions,
+    Experiment as Experiment,
     find_journaled_replay as find_journaled_replay,
     find_replay as find_replay,
 )

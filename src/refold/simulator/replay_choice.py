@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, cast
 
 from refold.core import Journal
 from refold.model import Cluster, Job
@@ -12,14 +11,15 @@ from refold.packing import GENETIC, RULES, FreeResources
 from refold.policies.queueing import THRESHOLD_GPU_SECONDS
 from refold.simulator.agenda import check_jobs
 from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds, SpeedModel
-from refold.simulator.easy_replay import PLACEMENTS, EasyNotes, replay_easy
+from refold.simulator.easy_replay import PLACEMENTS, BackfillOrder, EasyNotes, replay_easy
 from refold.simulator.faults import Fault, NeverEnds
 from refold.simulator.queue_replay import (
     ORDERS,
     PLACEMENTS as QUEUE_PLACEMENTS,
+    QueueOrder,
     replay_queue,
 )
-from refold.simulator.replay import ReplayedRuns, ReplayNotes, ReplayResult, replay_compiled, task_columns
+from refold.simulator.replay import FifoOrder, ReplayedRuns, ReplayNotes, ReplayResult, replay_compiled, task_columns
 from refold.simulator.replay_journal import easy_entries, replay_entries
 
 MIN_JOBS = 2_000
@@ -35,9 +35,6 @@ LAS_THRESHOLD = "threshold_gpu_seconds"
 SJF_SETTINGS = {"durations": "known", "defragment": False}
 """The settings of `sjf` that its replay supports: the defaults."""
 
-Replay = Callable[[], ReplayResult | ReplayedRuns]
-JournaledReplay = Callable[[Journal], ReplayResult]
-
 
 class Conditions(NamedTuple):
     """What a simulation charges, apart from jobs, cluster and policy; see `simulate`."""
@@ -48,105 +45,127 @@ class Conditions(NamedTuple):
     never_end: Sequence[NeverEnds] = ()
 
 
-def find_replay(
-    policy: str,
-    settings: Mapping[str, Any],
-    jobs: Sequence[Job],
-    cluster: Cluster,
-    conditions: Conditions,
-    min_jobs: int | None = None,
-) -> Replay | None:
-    """Return the compiled replay of a policy that gives the same result as `simulate`; None: there is none.
+class Experiment(NamedTuple):
+    """What is simulated: jobs on a cluster, under a policy by name."""
+
+    policy: str
+    settings: Mapping[str, Any]
+    jobs: Sequence[Job]
+    cluster: Cluster
+    conditions: Conditions = Conditions()
+
+
+class Replay(Protocol):
+    """A compiled replay that gives the same result as `simulate`."""
+
+    def run(self) -> ReplayResult | ReplayedRuns:
+        """Simulate all jobs to completion."""
+        ...
+
+
+class JournaledReplay(Protocol):
+    """A compiled replay that also writes the journal of `simulate`."""
+
+    def run_with_journal(self, journal: Journal) -> ReplayResult:
+        """Simulate all jobs to completion, and write the journal."""
+        ...
+
+
+def find_replay(experiment: Experiment, min_jobs: int | None = None) -> Replay | None:
+    """Return the compiled replay of an experiment that gives the same result as `simulate`; None: there is none.
 
     A replay supports jobs that run as requested and to completion, without node faults. Those of `sjf`, `srtf` and
     `las` support costs and priorities, the others neither. `min_jobs`: None for the number from which it pays.
     """
+    policy, settings, jobs, cluster, conditions = experiment
     check_jobs(jobs)
     default_min_jobs = QUEUE_MIN_JOBS if policy in ORDERS else MIN_JOBS
     if len(jobs) < (default_min_jobs if min_jobs is None else min_jobs) or not (
         _have_recorded_times(jobs, cluster, conditions) and _is_unlimited(cluster)
     ):
         return None
-    own, placement, seed = _split(settings)
+    own = dict(settings)
+    placement, seed = str(own.pop("placement", "best-fit")), own.pop("seed", 0)
     if policy in ORDERS:
         if not _is_plain_queue(policy, own) or placement not in QUEUE_PLACEMENTS:
             return None
         if conditions.costs.report_every is not None or any(job.change_limit is not None for job in jobs):
             return None
         threshold = float(own.get(LAS_THRESHOLD, THRESHOLD_GPU_SECONDS))
-        return partial(_replay_queue, jobs, cluster, policy, placement, seed, conditions.costs, threshold)
+        return _QueueReplay(jobs, cluster, cast(QueueOrder, policy), placement, seed, conditions.costs, threshold)
     if conditions.costs != NO_COSTS or len({job.priority for job in jobs}) > 1:
         return None
     if policy in FIFO_ORDERS:
         if own or placement not in RULES or placement in GENETIC:
             return None
-        return partial(_replay_fifo, jobs, cluster, placement, policy, seed)
+        return _FifoReplay(jobs, cluster, cast(FifoOrder, policy), placement, seed)
     if policy == "easy" and _is_plain_easy(own) and placement in PLACEMENTS and _has_equal_speeds(cluster):
-        return partial(_replay_easy, jobs, cluster, placement, own.get("backfill_order", "shortest"))
+        return _EasyReplay(jobs, cluster, own.get("backfill_order", "shortest"), placement)
     return None
 
 
-def find_journaled_replay(
-    policy: str,
-    settings: Mapping[str, Any],
-    jobs: Sequence[Job],
-    cluster: Cluster,
-    conditions: Conditions,
-    min_jobs: int = MIN_JOBS,
-) -> JournaledReplay | None:
-    """Return the compiled replay of a policy that also writes the journal of `simulate`; None: there is none."""
-    if policy not in (*FIFO_ORDERS, "easy"):
+def find_journaled_replay(experiment: Experiment, min_jobs: int | None = None) -> JournaledReplay | None:
+    """Return the compiled replay of an experiment that also writes the journal of `simulate`; None: there is none."""
+    replay = find_replay(experiment, min_jobs)
+    if not isinstance(replay, _FifoReplay | _EasyReplay):
         return None
-    if find_replay(policy, settings, jobs, cluster, conditions, min_jobs) is None:
-        return None
-    free = FreeResources(cluster)
-    if not all(free.fits_when_empty(demand) for demand in {job.demand for job in jobs}):
-        return None
-    own, placement, seed = _split(settings)
-    if policy == "easy":
-        return partial(_replay_easy_with_journal, jobs, cluster, placement, own.get("backfill_order", "shortest"))
-    return partial(_replay_fifo_with_journal, jobs, cluster, placement, policy, seed)
+    free = FreeResources(experiment.cluster)
+    is_feasible = all(free.fits_when_empty(demand) for demand in {job.demand for job in experiment.jobs})
+    return replay if is_feasible else None
 
 
-def _split(settings: Mapping[str, Any]) -> tuple[dict[str, Any], str, int]:
-    """Return the settings other than placement rule and random seed, and these two."""
-    own = dict(settings)
-    placement, seed = str(own.pop("placement", "best-fit")), own.pop("seed", 0)
-    return own, placement, seed
+class _FifoReplay(NamedTuple):
+    jobs: Sequence[Job]
+    cluster: Cluster
+    order: FifoOrder
+    placement: str
+    seed: int
+
+    def run(self) -> ReplayResult:
+        return self._replay()
+
+    def run_with_journal(self, journal: Journal) -> ReplayResult:
+        notes = ReplayNotes.allocate(len(self.jobs))
+        replayed = self._replay(notes)
+        for entry in replay_entries(self.jobs, replayed, notes, len(self.cluster.nodes)):
+            journal.write(entry)
+        return replayed
+
+    def _replay(self, notes: ReplayNotes | None = None) -> ReplayResult:
+        return replay_compiled(task_columns(self.jobs), self.cluster, self.placement, self.order, self.seed, notes)
 
 
-def _replay_fifo_with_journal(
-    jobs: Sequence[Job], cluster: Cluster, placement: str, order: Any, seed: int, journal: Journal
-) -> ReplayResult:
-    notes = ReplayNotes.allocate(len(jobs))
-    replayed = replay_compiled(task_columns(jobs), cluster, placement, order, seed, notes)
-    for entry in replay_entries(jobs, replayed, notes, len(cluster.nodes)):
-        journal.write(entry)
-    return replayed
+class _EasyReplay(NamedTuple):
+    jobs: Sequence[Job]
+    cluster: Cluster
+    backfill_order: BackfillOrder
+    placement: str
+
+    def run(self) -> ReplayResult:
+        return self._replay()
+
+    def run_with_journal(self, journal: Journal) -> ReplayResult:
+        notes = EasyNotes.allocate(len(self.jobs))
+        replayed = self._replay(notes)
+        for entry in easy_entries(self.jobs, replayed, notes, len(self.cluster.nodes)):
+            journal.write(entry)
+        return replayed
+
+    def _replay(self, notes: EasyNotes | None = None) -> ReplayResult:
+        return replay_easy(task_columns(self.jobs), self.cluster, self.placement, self.backfill_order, notes)
 
 
-def _replay_easy_with_journal(
-    jobs: Sequence[Job], cluster: Cluster, placement: str, backfill_order: Any, journal: Journal
-) -> ReplayResult:
-    notes = EasyNotes.allocate(len(jobs))
-    replayed = replay_easy(task_columns(jobs), cluster, placement, backfill_order, notes)
-    for entry in easy_entries(jobs, replayed, notes, len(cluster.nodes)):
-        journal.write(entry)
-    return replayed
+class _QueueReplay(NamedTuple):
+    jobs: Sequence[Job]
+    cluster: Cluster
+    order: QueueOrder
+    placement: str
+    seed: int
+    costs: Costs
+    threshold_gpu_seconds: float
 
-
-def _replay_fifo(jobs: Sequence[Job], cluster: Cluster, placement: str, order: Any, seed: int) -> ReplayResult:
-    return replay_compiled(task_columns(jobs), cluster, placement, order, seed)
-
-
-def _replay_queue(
-    jobs: Sequence[Job], cluster: Cluster, order: Any, placement: str, seed: int, costs: Costs, threshold: float
-) -> ReplayedRuns:
-    return replay_queue(jobs, cluster, order, placement, seed, costs, threshold)
-
-
-def _replay_easy(jobs: Sequence[Job], cluster: Cluster, placement: str, backfill_order: Any) -> ReplayResult:
-    return replay_easy(task_columns(jobs), cluster, placement, backfill_order)
+    def run(self) -> ReplayedRuns:
+        return replay_queue(*self)
 
 
 def _is_plain_easy(settings: Mapping[str, Any]) -> bool:
