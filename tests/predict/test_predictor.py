@@ -357,3 +357,22 @@ def test_the_jobs_of_a_known_user_outweigh_those_of_the_tenant() -> None:
         now += 60.0
         predictor.finished(job, 60.0, now)
     assert predictor.expect(make_job("next", at=now, tenant="slow", user="quick"), now).quantile(0.5) < 300
+
+
+@given(histories(), st.lists(st.tuples(st.floats(0.0, 5000.0), st.sampled_from([None, 60.0, 3600.0])), min_size=1))
+@settings(max_examples=30, deadline=None)
+def test_the_service_of_many_runs_is_that_of_each(past: list[Job], running: list[tuple[float, float | None]]) -> None:
+    now = past[-1].submitted
+    predictor = predictor_at(past, now)
+    jobs = [
+        make_job(f"run-{index}", at=now, gpus=1 + index % 3, user="ann", time_limit=limit)
+        for index, (_, limit) in enumerate(running)
+    ]
+    for job in jobs:
+        predictor.submitted(job, now)
+    elapsed = np.array([seconds for seconds, _ in running])
+    alone = [
+        predictor.expect_running(job, now, seconds).service_per_completion(78.0)
+        for job, seconds in zip(jobs, elapsed.tolist(), strict=True)
+    ]
+    assert predictor.service_of_runs(jobs, elapsed, 78.0).tolist() == alone

@@ -438,6 +438,12 @@ def calibrate(survival: Floats, calibration: Floats) -> Floats:
     return shifted
 
 
+@inlined
+def variant_of(hints: Floats) -> int:
+    """Return the variant of mixing weights for a job with these hints."""
+    return LIMITED * int(hints[LIMIT_HINT] > 0.0) + MODELLED * int(hints[MODEL_HINT] > 0.0)
+
+
 @compiled
 def predict_survival(
     keys: Hashes,
@@ -451,6 +457,34 @@ def predict_survival(
     """Return the calibrated probability to exceed each bin edge: collect, mix and calibrate in one call."""
     inputs, experience = collect_inputs(keys, hints, tables, prior, ratios)
     return calibrate(mix_survival(inputs, variant, experience, weights), weights.calibration)
+
+
+class RunningJobs(NamedTuple):
+    """Jobs that have run for a while, in columns: context keys and hints, run time so far, and time limit."""
+
+    keys: Hashes
+    hints: Floats
+    elapsed: Floats
+    limit: Floats
+
+
+@compiled
+def service_of_runs(
+    jobs: RunningJobs,
+    min_service: float,
+    tables: ContextTables,
+    prior: Singles,
+    ratios: Singles,
+    weights: MixingWeights,
+) -> Floats:
+    """Return the least expected service per completion of many jobs: predicted, and given their run time so far."""
+    service = np.empty(len(jobs.elapsed))
+    for at in range(len(service)):
+        hints, elapsed, limit = jobs.hints[at], jobs.elapsed[at], jobs.limit[at]
+        survival = predict_survival(jobs.keys[at], hints, variant_of(hints), tables, prior, ratios, weights)
+        ceiling = limit if elapsed < limit else math.inf
+        service[at] = service_per_completion(survival, elapsed, ceiling, min_service)
+    return service
 
 
 @compiled

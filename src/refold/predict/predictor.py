@@ -9,7 +9,7 @@ the duration as the coded symbol.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -138,6 +138,21 @@ class Predictor:
             survival = kernels.condition_on_progress(distribution.survival, elapsed / share_done, width)
             distribution = DurationDistribution(survival, 0.0, distribution.ceiling)
         return distribution.beyond(elapsed)
+
+    def has_recorded(self, job: Job) -> bool:
+        """Return whether the submission of a job has been recorded."""
+        return job.id in self._unfinished
+
+    def service_of_runs(self, jobs: Sequence[Job], elapsed: Floats, min_service: Seconds) -> Floats:
+        """Return `service_per_completion` of recorded jobs, given their run times so far: many in one call."""
+        records = [self._unfinished[job.id] for job in jobs]
+        running = kernels.RunningJobs(
+            np.array([record.keys for record in records]),
+            np.array([record.hints for record in records]),
+            elapsed,
+            np.array([math.inf if job.time_limit is None else job.time_limit for job in jobs]),
+        )
+        return kernels.service_of_runs(running, min_service, self._tables, _prior(), _ratio_priors(), self._weights)
 
     def finished(self, job: Job, seconds: Seconds, now: Seconds) -> None:
         """Learn from a job that has finished after `seconds`."""

@@ -7,7 +7,7 @@ distributions, from which a policy takes the quantile that it needs.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -15,7 +15,7 @@ from refold.core import View
 from refold.errors import BadValue
 from refold.model import MINUTE, WHOLE, Job, Run, Seconds
 from refold.plans import CATALOGUE_ONLY, Knowledge, Speeds
-from refold.predict import DurationDistribution, Predictor
+from refold.predict import DurationDistribution, Floats, Predictor
 
 DurationSourceName = Literal["predicted", "limit", "known"]
 
@@ -129,6 +129,14 @@ class DurationSource:
         if done <= 0.0:
             return self._predictor.expect(job, view.now)
         return self._predictor.expect_running(job, view.now, done, view.share_done(job))
+
+    def can_batch(self, view: View, job: Job) -> bool:
+        """Return whether `service_of_runs` accepts a job: it has been recorded, and has reported no steps."""
+        return self._predictor.has_recorded(job) and view.share_done(job) is None
+
+    def service_of_runs(self, jobs: Sequence[Job], done: Floats, min_service: Seconds) -> Floats:
+        """Return `DurationDistribution.service_per_completion` of many jobs, given the work that each has done."""
+        return self._predictor.service_of_runs(jobs, done, min_service)
 
     def remaining_time(self, view: View, job: Job) -> RemainingTime:
         """Return how long a waiting job will run if it is started on what it requested."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from refold.core import View
 from refold.model import Job, Seconds
 from refold.plans import Knowledge
 from refold.policies.common.durations import DurationSource
-from refold.predict import DurationDistribution
+from refold.predict import DurationDistribution, Floats
 
 MIN_CHANGE = 1.1
 """The prediction for a run is renewed when the work that it has done has grown by this factor."""
@@ -86,6 +88,21 @@ class ExpectedService:
             seconds = max(total - done, MIN_REMAINING) if is_mean else total
             last = self._expectations[job.id] = _Expectation(seconds, PredictionBasis(done, self.ended_runs), is_mean)
         return last.seconds
+
+    def renew_runs(self, view: View, jobs: Sequence[Job], done: Floats) -> Floats:
+        """Predict the service of running jobs anew, and return what `seconds` does for each, in one call.
+
+        `done`: the work that each has done.
+        """
+        can_batch = np.array([self.durations.can_batch(view, job) for job in jobs], dtype=np.bool_)
+        seconds = np.empty(len(jobs))
+        batch = [job for job, is_batched in zip(jobs, can_batch, strict=True) if is_batched]
+        seconds[can_batch] = self.durations.service_of_runs(batch, done[can_batch], self._min_service)
+        for at in np.flatnonzero(~can_batch).tolist():
+            seconds[at] = self._total(self.durations.distribution(view, jobs[at]), is_mean=False)
+        for job, service, work in zip(jobs, seconds.tolist(), done.tolist(), strict=True):
+            self._expectations[job.id] = _Expectation(service, PredictionBasis(work, self.ended_runs), is_mean=False)
+        return seconds
 
     def _total(self, distribution: DurationDistribution, is_mean: bool) -> Seconds:
         """Return the mean, or the service until completion. Many jobs share their distribution with the one before."""

@@ -89,11 +89,15 @@ class ProgressEstimator:
         if self.knows_work(job):
             assert job.steps is not None
             return max(job.steps - self._steps_done(view, job), MIN_REMAINING_STEPS)
-        requested_speed = self.speeds.requested_speed(job).steps_per_second if self.speeds.can_model(job) else 1.0
+        requested_speed = self.requested_speed(job)
         if self._expected_service is not None:
             return self._expected_service.seconds(view, job) * requested_speed
         done = self._steps_done(view, job) if self.speeds.can_model(job) else view.done(job.id)
         return max(done, MIN_REMAINING_TIME * requested_speed)
+
+    def requested_speed(self, job: Job) -> float:
+        """Return the steps per second of what a job requested; 1 for a job with unknown speed, as in `speed`."""
+        return self.speeds.requested_speed(job).steps_per_second if self.speeds.can_model(job) else 1.0
 
     def knows_work(self, job: Job) -> bool:
         """Return whether the remaining work of a job follows from its steps and its modelled speed."""

@@ -95,13 +95,19 @@ class RoundJobs:
         These are running ones first, then those with the least work, until they use `wide_share` of the GPUs: under
         overload, all of them together would leave little for other jobs.
         """
-        wide = np.flatnonzero(self.table.column("may_be_preferred"))
+        is_wide, is_running = self.table.column("may_be_preferred"), self.table.column("is_running")
         is_chosen = np.zeros(len(self.table), dtype=np.bool_)
-        if len(wide):
-            ordered = self.table.sort(wide, ~self.table.column("is_running")[wide], self.work[wide])
-            share = self.settings.wide_share * self.view.cluster.gpus
-            left = np.subtract.accumulate([share, *self.table.column("gpus")[ordered]])[:-1]
-            is_chosen[ordered[left > 0]] = True
+        left = self.settings.wide_share * self.view.cluster.gpus
+        for wide in (np.flatnonzero(is_wide & is_running), np.flatnonzero(is_wide & ~is_running)):
+            gpus = self.table.column("gpus")[wide]
+            if gpus.sum() < left:  # no need to sort them
+                is_chosen[wide] = True
+                left -= gpus.sum()
+                continue
+            ordered = self.table.sort(wide, self.work[wide])
+            left_before = np.subtract.accumulate(np.append(left, self.table.column("gpus")[ordered]))[:-1]
+            is_chosen[ordered[left_before > 0]] = True
+            break
         return is_chosen
 
     def options_of(self, job_id: str) -> Options:
@@ -215,15 +221,19 @@ class RoundJobs:
         """Return whether a job has more than one possible shape."""
         return len(self.guarantee_options.get(job_id) or self.options_of(job_id)) > 1
 
+    def _remaining_work(self, job_id: str) -> float:
+        """Return the remaining work in steps; in seconds for a job with unknown speed."""
+        return float(self.table.column("remaining")[self.table.row_of[job_id]])
+
     def run_time(self, job_id: str, option: Option) -> Seconds:
         """Return the seconds that a job takes in a shape for its remaining work."""
-        return self._facts[job_id].remaining / option.speed
+        return self._remaining_work(job_id) / option.speed
 
     def remaining_time(self, job_id: str, held: Allocation) -> Seconds:
         """Return the seconds until a job ends with an allocation, with the rest of its startup if it has it already."""
         last = self._remaining_times.get(job_id)
         if last is None or last[0] is not held:
-            seconds = self._facts[job_id].remaining / self.speed(job_id, held)
+            seconds = self._remaining_work(job_id) / self.speed(job_id, held)
             run = self.view.runs.get(job_id)
             is_unchanged = run is not None and run.allocation == held
             last = held, seconds + (self.startup_seconds(job_id) if is_unchanged else 0.0)
@@ -234,7 +244,7 @@ class RoundJobs:
         """Return the seconds after which a job will have ended with this probability, if it runs from now on."""
         run, job = self.view.runs.get(job_id), self.by_id[job_id]
         if self.knows_work(job_id):
-            return self._facts[job_id].remaining / (
+            return self._remaining_work(job_id) / (
                 self.speed(job_id, run.allocation) if run else self.options_of(job_id).top_speed
             )
         if run is None:

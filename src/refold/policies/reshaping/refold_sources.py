@@ -10,6 +10,7 @@ import numpy as np
 
 from refold.core import View
 from refold.model import Job, Seconds
+from refold.packing import Ints
 from refold.policies.common import (
     ExpectedService,
     FairShare,
@@ -27,11 +28,9 @@ MAX_KINDS_PER_JOB, MIN_KINDS = 2, 100
 
 
 class JobFacts(NamedTuple):
-    """What a round knows of a job besides its row in the table. `remaining`: work, in steps."""
+    """What a round knows of a job besides its row in the table."""
 
-    job: Job
     options: Options
-    remaining: float
     is_known: bool
 
 
@@ -109,8 +108,11 @@ class JobSources:
         if len(self.table) < len(view.waiting) + len(view.active):  # this policy has not seen how they came here
             for job_id in (*view.waiting, *view.active):
                 self._renew(view, job_id, guaranteed)
-        for job_id in self.table.ids[self._are_outdated(view.now)].tolist():
+        is_outdated = self._are_outdated(view.now)
+        is_predicted_run = self.table.column("is_running") & ~self.table.column("is_known")
+        for job_id in self.table.ids[is_outdated & ~is_predicted_run].tolist():
             self._renew(view, job_id, guaranteed)
+        self._renew_predicted_runs(view, np.flatnonzero(is_outdated & is_predicted_run))
 
     def _are_outdated(self, now: Seconds) -> Flags:
         """Return for which jobs the remaining work has to be estimated again: their runs progress."""
@@ -121,6 +123,18 @@ class JobSources:
         )
         by_row: Flags = np.where(is_known, is_running, is_prediction_outdated)
         return by_row
+
+    def _renew_predicted_runs(self, view: View, rows: Ints) -> None:
+        """Renew the predictions in these rows, which have not changed otherwise."""
+        if not len(rows):
+            return
+        jobs = [self.by_id[job_id] for job_id in self.table.ids[rows]]
+        done, column = self.table.done(view.now)[rows], self.table.column
+        remaining = self.expected_service.renew_runs(view, jobs, done) * column("requested_speed")[rows]
+        column("remaining")[rows] = remaining
+        column("work")[rows] = remaining * column("gpu_seconds_per_step")[rows]
+        column("run_time")[rows] = remaining / column("top_speed")[rows]
+        column("predicted_done")[rows], column("predicted_ended")[rows] = done, self.expected_service.ended_runs
 
     def _renew(self, view: View, job_id: str, guaranteed: Collection[str]) -> None:
         """Estimate the remaining work of a job, and renew its row."""
@@ -136,6 +150,10 @@ class JobSources:
             waiting_since=nan if is_running else self._waiting_since.get(job_id, nan),
             reported_done=view.reported_done(job_id),
             computing_since=nan if since is None else since,
+            remaining=remaining,
+            requested_speed=self.estimator.requested_speed(job),
+            gpu_seconds_per_step=options.gpu_seconds_per_step,
+            top_speed=options.top_speed,
             work=remaining * options.gpu_seconds_per_step,
             run_time=remaining / options.top_speed,
             is_known=is_known,
@@ -147,7 +165,7 @@ class JobSources:
             predicted_ended=predicted.ended_runs,
         )
         self.table.put(job_id, row)
-        self.facts[job_id], self.by_id[job_id] = JobFacts(job, options, remaining, is_known), job
+        self.facts[job_id], self.by_id[job_id] = JobFacts(options, is_known), job
         _set_member(self.with_shapes, job_id, len(options) > 1)
         _set_member(self.with_range, job_id, job.gpu_range is not None)
         _set_member(self._may_change_with_time, job_id, job_id in guaranteed or job.change_limit is not None)

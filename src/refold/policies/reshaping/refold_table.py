@@ -26,7 +26,9 @@ class JobRow(NamedTuple):
 
     `gpus`: the number requested. `waiting_since`: when a waiting job was submitted or returned to the queue; not a
     number for others. `reported_done`, `computing_since`: seconds of work done, and the time since when more is done;
-    not a number if none is. `work`: remaining GPU-seconds at the most efficient size. `run_time`: remaining seconds at
+    not a number if none is. `remaining`: work in steps, or in seconds if the speed is unknown. `requested_speed`: steps
+    per second of what it requested. `gpu_seconds_per_step`, `top_speed`: of its shapes, the least and the greatest.
+    `work`: remaining GPU-seconds at the most efficient size. `run_time`: remaining seconds at
     full speed, of known work. `is_known`: the remaining work is known. `may_be_preferred`: it is wide, of unknown
     length, and can be stopped again for jobs that turn out shorter. `kind`: jobs with the same possible shapes have the
     same number. `may_be_stopped`: it consents, and its run is not stopping already. `predicted_done`,
@@ -39,6 +41,10 @@ class JobRow(NamedTuple):
     waiting_since: Seconds
     reported_done: Seconds
     computing_since: Seconds
+    remaining: float
+    requested_speed: float
+    gpu_seconds_per_step: float
+    top_speed: float
     work: float
     run_time: Seconds
     is_known: bool
@@ -50,16 +56,13 @@ class JobRow(NamedTuple):
     predicted_ended: int
 
 
-_ROW = np.dtype([(name, kind) for name, kind in get_type_hints(JobRow).items()])
-
-
 class JobTable:
     """The rows of all waiting and running jobs, without gaps and in no particular order."""
 
     def __init__(self) -> None:
         self.row_of: dict[str, int] = {}
         self._ids: Ids = np.empty(INITIAL_ROWS, dtype=np.object_)
-        self._rows = np.zeros(INITIAL_ROWS, dtype=_ROW)
+        self._columns = {name: np.zeros(INITIAL_ROWS, dtype=kind) for name, kind in get_type_hints(JobRow).items()}
 
     def __len__(self) -> int:
         return len(self.row_of)
@@ -67,17 +70,20 @@ class JobTable:
     def put(self, job_id: str, row: JobRow) -> None:
         """Add a row, or replace it."""
         at = self.row_of.setdefault(job_id, len(self))
-        if at == len(self._rows):
-            self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
-            self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._ids[at], self._rows[at] = job_id, row
+        if at == len(self._ids):
+            self._ids = _doubled(self._ids)
+            self._columns = {name: _doubled(column) for name, column in self._columns.items()}
+        self._ids[at] = job_id
+        for column, value in zip(self._columns.values(), row, strict=True):
+            column[at] = value
 
     def drop(self, job_id: str) -> None:
         """Remove the row of a job, if it has one: the last row takes its place."""
         at = self.row_of.pop(job_id, None)
         last = len(self)
         if at is not None and at != last:
-            self._ids[at], self._rows[at] = self._ids[last], self._rows[last]
+            for column in (self._ids, *self._columns.values()):
+                column[at] = column[last]
             self.row_of[self._ids[at]] = at
 
     @property
@@ -87,7 +93,7 @@ class JobTable:
 
     def column(self, name: str) -> Any:
         """Return a column of all rows."""
-        return self._rows[name][: len(self)]
+        return self._columns[name][: len(self)]
 
     def rows(self, job_ids: Iterable[str]) -> Ints:
         """Return the rows of jobs."""
@@ -113,3 +119,8 @@ class JobTable:
             by_job = sorted(zip(group[tied].tolist(), self.ids[ordered[tied]], ordered[tied], strict=True))
             ordered[tied] = [row for _, _, row in by_job]
         return ordered
+
+
+def _doubled(column: NDArray[Any]) -> NDArray[Any]:
+    """Return a column with as many rows again."""
+    return np.concatenate([column, np.zeros_like(column)])
