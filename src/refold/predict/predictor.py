@@ -145,6 +145,8 @@ class Predictor:
 
     def service_of_runs(self, jobs: Sequence[Job], elapsed: Floats, min_service: Seconds) -> Floats:
         """Return `service_per_completion` of recorded jobs, given their run times so far: many in one call."""
+        if not jobs:
+            return np.empty(0)
         records = [self._unfinished[job.id] for job in jobs]
         running = kernels.RunningJobs(
             np.array([record.keys for record in records]),
