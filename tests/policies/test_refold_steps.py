@@ -60,6 +60,7 @@ class Round:
         options = OptionCache(estimator.speeds)
         guarantees, service = GuaranteeRules(estimator, options), ExpectedService(CATALOGUE_ONLY)
         sources = JobSources(estimator, options, guarantees, service, FairShare(0.0, 3600.0))
+        sources.update(self.view)
         return RoundJobs(self.view, sources, SETTINGS, NO_ARRIVALS_SOON)
 
     def decide(self, *events: Event, then: Decision = NO_CHANGE) -> None:

@@ -169,6 +169,10 @@ class Refold:
         if not (has_external_changes(view) or guarantee_missed or corrected or requeued) and view.now < self._wake_at:
             return self._with_reasons(view, NO_CHANGE) if view.changes.requeued else NO_CHANGE
         self._last_round = view.now
+        sources.update(view)
+        if self._estimates is None and sources.is_settled(view):
+            self._reservation, self._overtaken, self._wake_at = None, {}, view.next_preemptible_at()
+            return self._with_reasons(view, self._transition.step_towards(view, {}))
         jobs, starter, draft = self._run_round(view, sources)
         decision = self._with_reasons(view, self._transition.step_towards(view, draft.target()))
         return self._with_estimates(view, decision, starter.queue, jobs)

@@ -62,7 +62,7 @@ class Protection(Enum):
 
 
 class RoundJobs:
-    """All waiting and running jobs at the time of a view."""
+    """All waiting and running jobs at the time of a view, to which the sources have been updated."""
 
     def __init__(self, view: View, sources: JobSources, settings: RefoldSettings, arrivals: ArrivalSummary) -> None:
         guarantees = sources.guarantees
@@ -70,8 +70,7 @@ class RoundJobs:
         self.arrivals = arrivals
         self._estimator, self._guarantees = sources.estimator, guarantees
         self._durations = sources.expected_service.durations
-        self.guaranteed = guarantees.guaranteed_jobs(view)
-        sources.update(view, self.guaranteed)
+        self.guaranteed = sources.guaranteed
         self.table, self._facts, self.by_id = sources.table, sources.facts, sources.by_id
         self.kinds = sources.kinds
         self.with_shapes, self.with_range = sources.with_shapes, sources.with_range

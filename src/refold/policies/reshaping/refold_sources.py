@@ -51,6 +51,8 @@ class JobSources:
         self.facts: dict[str, JobFacts] = {}
         self.by_id: dict[str, Job] = {}
         """All waiting and running jobs."""
+        self.guaranteed: set[str] = set()
+        """The guaranteed jobs within their tenants' quotas."""
         self.kinds: dict[Options, int] = {}
         """Numbers for the sets of shapes that jobs may have."""
         self.with_shapes: dict[str, None] = {}
@@ -96,8 +98,9 @@ class JobSources:
         self._changed.update(dict.fromkeys(self.by_id))
         return True
 
-    def update(self, view: View, guaranteed: Collection[str]) -> None:
+    def update(self, view: View) -> None:
         """Bring the table up to date: for jobs that have changed, and for those whose estimates change with time."""
+        guaranteed = self.guaranteed = self.guarantees.guaranteed_jobs(view)
         if len(self.kinds) > MAX_KINDS_PER_JOB * len(self.by_id) + MIN_KINDS:  # most are those of jobs that have ended
             self.kinds.clear()
             self._changed.update(dict.fromkeys(self.by_id))
@@ -113,6 +116,10 @@ class JobSources:
         for job_id in self.table.ids[is_outdated & ~is_predicted_run].tolist():
             self._renew(view, job_id, guaranteed)
         self._renew_predicted_runs(view, np.flatnonzero(is_outdated & is_predicted_run))
+
+    def is_settled(self, view: View) -> bool:
+        """Return whether a round would change nothing: no job waits or stops, and none may change its shape."""
+        return not (view.waiting or view.stopping or self.guaranteed or self.with_shapes or self.with_range)
 
     def _are_outdated(self, now: Seconds) -> Flags:
         """Return for which jobs the remaining work has to be estimated again: their runs progress."""
