@@ -325,6 +325,17 @@ def predict_row(row: int, rate: int, coarser: Singles, tables: ContextTables, ou
 
 
 @inlined
+def predict_both_rates(row: int, coarser: int, step: int, tables: ContextTables, inputs: Singles, output: int) -> None:
+    """Write both inputs of a row, from `output` on, as `predict_row` does; `coarser`, `step`: of the coarser inputs."""
+    for node in range(BINS):
+        count = tables.examples[row, node]
+        own = count / (count + np.float32(BACKOFF_EXAMPLES))
+        fast, slow = inputs[coarser, node], inputs[coarser + step, node]
+        inputs[output, node] = fast + own * (tables.log_odds[row, 0, node] - fast)
+        inputs[output + 1, node] = slow + own * (tables.log_odds[row, 1, node] - slow)
+
+
+@inlined
 def times_from_ratios(ratios: Singles, hint_seconds: float) -> Singles:
     """Convert log odds of ratios to a hint into log odds of times."""
     masses, shifted = np.empty(2 * BINS), np.empty(BINS)
@@ -368,11 +379,16 @@ def collect_inputs(
     inputs[0] = prior
     coarser = np.empty(BINS, np.float32)
     for at in range(TIME_CONTEXTS):
-        row = find_row(tables.hashes, keys[at])
-        for rate in range(RATES):
-            coarser[:] = inputs[0] if at == ALL else inputs[1 + BACKOFF[at] * RATES + rate]
-            borrow(at, rate, keys, tables, inputs, coarser)
-            predict_row(row, rate, coarser, tables, inputs[1 + at * RATES + rate])
+        row, first = find_row(tables.hashes, keys[at]), 1 + BACKOFF[at] * RATES
+        if at == ALL:
+            predict_both_rates(row, 0, 0, tables, inputs, 1)
+        elif at not in (OWNER, KIND):
+            predict_both_rates(row, first, 1, tables, inputs, 1 + at * RATES)
+        else:
+            for rate in range(RATES):
+                coarser[:] = inputs[first + rate]
+                borrow(at, rate, keys, tables, inputs, coarser)
+                predict_row(row, rate, coarser, tables, inputs[1 + at * RATES + rate])
     coarse, fine = np.empty(BINS, np.float32), np.empty(BINS, np.float32)
     for hint in range(hint_count):
         at = TIME_CONTEXTS + 2 * hint

@@ -41,7 +41,7 @@ class Growth:
         jobs, draft = self._jobs, self._draft
         if not self._free:
             return inf
-        self._rate = jobs.delay_per_gpu_second(sum(draft.allocation_of(job_id) is None for job_id in jobs.view.waiting))
+        self._rate = jobs.delay_per_gpu_second(len(jobs.view.waiting) - len(draft.starting()))
         heap = [
             larger
             for job_id in {**jobs.with_shapes, **dict.fromkeys(jobs.guaranteed)}

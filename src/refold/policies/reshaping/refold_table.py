@@ -107,9 +107,10 @@ class JobTable:
 
     def sort(self, rows: Ints, *keys: Floats | Ints | Flags) -> Ints:
         """Return rows by the first of the keys, then by the second, …, and at last by job. `keys`: of these rows."""
-        order = np.lexsort(keys[::-1])
+        differing = [key for key in keys if len(key) and (key != key[0]).any()]
+        order = np.argsort(differing[0]) if len(differing) == 1 else np.lexsort([rows, *differing[::-1]])  # much slower
         is_tied = np.ones(max(len(rows) - 1, 0), dtype=np.bool_)  # with the next one
-        for key in keys:
+        for key in differing:
             in_order = key[order]
             is_tied &= in_order[1:] == in_order[:-1]
         ordered = rows[order]
