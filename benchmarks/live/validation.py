@@ -305,9 +305,9 @@ divided by the speed-up; jobs are not preemptible.
 
 Live waits are those of the daemon's journal. The simulator gets the same policy and settings, and the submission and
 run times of that journal. A submission that is a few milliseconds later can change what is backfilled, and with it the
-waits of all later jobs, so each week is simulated {SIMULATIONS} times, with submissions up to {JITTER * 1e3:g} ms later.
-The table has the mean of the mean waits, in hours of the trace, and their range. Goal: live within {GOAL:.0%} of it. Met
-by {slow_met} of {len(found[slowest])} policies at {slowest.speed_up:g} times the speed, and in {met} of {len(results)}
+waits of all later jobs, so each week is simulated {SIMULATIONS} times, with submissions up to {JITTER * 1e3:g} ms
+later. The table has the mean of the mean waits, in hours of the trace, and their range. Goal: live within {GOAL:.0%} of
+it. Met by {slow_met} of {len(found[slowest])} policies at {slowest.speed_up:g} times the speed, and in {met} of {len(results)}
 replays in all.
 
 *Rounded*: the range with all times rounded to {TICK * 1e3:.1f} ms. The daemon handles events together that it notices
@@ -323,8 +323,8 @@ What the daemon adds, in milliseconds of real time:
 
 {markdown(lag_titles, lags)}
 
-A start is the time of a run beyond that of its command: starting the process and noticing its end. The policies played a
-week at the same time, with other work of lower priority on the same two cores.
+A start is the time of a run beyond that of its command: starting the process and noticing its end. The policies played
+a week at the same time, with other work of lower priority on the same two cores.
 """
 
 
