@@ -307,8 +307,8 @@ Live waits are those of the daemon's journal. The simulator gets the same policy
 run times of that journal. A submission that is a few milliseconds later can change what is backfilled, and with it the
 waits of all later jobs, so each week is simulated {SIMULATIONS} times, with submissions up to {JITTER * 1e3:g} ms
 later. The table has the mean of the mean waits, in hours of the trace, and their range. Goal: live within {GOAL:.0%} of
-it. Met by {slow_met} of {len(found[slowest])} policies at {slowest.speed_up:g} times the speed, and in {met} of {len(results)}
-replays in all.
+it. Met by {slow_met} of {len(found[slowest])} policies at {slowest.speed_up:g} times the speed, and in
+{met} of {len(results)} replays in all.
 
 *Rounded*: the range with all times rounded to {TICK * 1e3:.1f} ms. The daemon handles events together that it notices
 within milliseconds; two GPUs that are released together can start a job that two released one after the other do not.
