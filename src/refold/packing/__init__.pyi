@@ -20,7 +20,14 @@ from .free import (
     mask_from_indices as mask_from_indices,
 )
 from .genetic_paper import best_pair as best_pair
-from .heap import pop as pop, push as push
+from .heap import (
+    TaskHeap as TaskHeap,
+    first_time as first_time,
+    pop as pop,
+    pop_task as pop_task,
+    push as push,
+    push_task as push_task,
+)
 from .kernels import (
     INSTANCES_THAT_FIT as INSTANCES_THAT_FIT,
     TAKEN as TAKEN,
@@ -52,11 +59,13 @@ from .layout import (
     WHOLE_FREE as WHOLE_FREE,
     Bools as Bools,
     Floats as Floats,
+    FreeArrays as FreeArrays,
     Ints as Ints,
     Need as Need,
     Words as Words,
 )
 from .lookahead import RackDraw as RackDraw, no_rack_draw as no_rack_draw
+from .placement_rule import PlacementRule as PlacementRule, place_demand as place_demand
 from .placer import (
     GENETIC as GENETIC,
     LEARNING_RULES as LEARNING_RULES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 import numpy as np
@@ -12,6 +12,7 @@ from refold.packing import kernels
 from refold.packing.layout import (
     CPU_FREE,
     CPU_TOTAL,
+    DEMAND_ENTRIES,
     FIRST_GPU,
     GPUS,
     MAX_FREE,
@@ -24,6 +25,7 @@ from refold.packing.layout import (
     UNLIMITED,
     UP,
     WHOLE_FREE,
+    FreeArrays,
     Ints,
     Need,
     Words,
@@ -86,6 +88,18 @@ class FreeResources:
         if vector is None:
             vector = self._vectors[demand] = encode_demand(demand, self.cluster)
         return vector
+
+    def rows(self, demands: Sequence[Demand]) -> Ints:
+        """Return demands as rows for the kernels."""
+        rows = np.zeros((len(demands), DEMAND_ENTRIES), dtype=np.int64)
+        for number, demand in enumerate(demands):
+            rows[number] = self.vector(demand)[0]
+        return rows
+
+    @property
+    def arrays(self) -> FreeArrays:
+        """The arrays themselves, for compiled loops."""
+        return FreeArrays(self.nodes, self.gpus, self.bits)
 
     def take(self, placement: Placement) -> str | None:
         """Take a whole placement. If part of it is not free, take nothing and return the reason."""

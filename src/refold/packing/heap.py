@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import numpy as np
+
 from refold.jit import compiled_without_references
 from refold.packing.layout import Floats, Ints
 
@@ -38,3 +42,38 @@ def pop(times: Floats, tasks: Ints, size: int) -> int:
         position = child
     times[position], tasks[position] = at, task
     return int(first)
+
+
+class TaskHeap(NamedTuple):
+    """A heap of tasks by time, with its size in an array of one entry."""
+
+    times: Floats
+    tasks: Ints
+    size: Ints
+
+    @staticmethod
+    def allocate(capacity: int) -> TaskHeap:
+        """Return an empty heap."""
+        return TaskHeap(np.empty(capacity), np.empty(capacity, dtype=np.int64), np.zeros(1, dtype=np.int64))
+
+
+@compiled_without_references
+def push_task(heap: TaskHeap, at: float, task: int) -> None:
+    """Push a task."""
+    push(heap.times, heap.tasks, heap.size[0], at, task)
+    heap.size[0] += 1
+
+
+@compiled_without_references
+def pop_task(heap: TaskHeap) -> int:
+    """Pop the first task."""
+    task = pop(heap.times, heap.tasks, heap.size[0])
+    heap.size[0] -= 1
+    return task
+
+
+@compiled_without_references
+def first_time(heap: TaskHeap) -> float:
+    """Return the time of the first task; infinity if there is none."""
+    time: float = heap.times[0] if heap.size[0] > 0 else np.inf
+    return time

@@ -52,6 +52,15 @@ class Need(NamedTuple):
 
 DEMAND_ENTRIES = len(Need._fields)
 
+
+class FreeArrays(NamedTuple):
+    """The arrays of `FreeResources`."""
+
+    nodes: Ints
+    gpus: Ints
+    bits: Words
+
+
 # Columns of a placement, one row per instance.
 NODE = 0
 GPU_MASK = 1

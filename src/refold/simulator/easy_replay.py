@@ -28,29 +28,31 @@ from refold.packing import (
     MEMORY_FREE,
     MILLI_FREE,
     NODE,
-    RULES,
     WHOLE_FREE,
     Bools,
     Floats,
+    FreeArrays,
     FreeResources,
     Ints,
+    PlacementRule,
     ShortestTasks,
+    TaskHeap,
     add_waiting,
     adjust_free,
     count_instances,
     count_shortages,
+    first_time,
     first_waiting,
     instances_on_node,
     need_at,
     no_shortest_tasks,
-    place_instances,
-    pop,
-    push,
+    place_demand,
+    pop_task,
+    push_task,
     remove_waiting,
     set_free,
     shortest_waiting,
 )
-from refold.policies.learned import FreeArrays, PlacementRule, placement_rule
 from refold.simulator.costs import RecordedSpeeds
 from refold.simulator.replay import ReplayArrays, ReplayResult, TaskColumns
 
@@ -96,19 +98,6 @@ class EasyNotes(NamedTuple):
         return EasyNotes(arrival_step, blocked_step, blocked_number, shortages, may_fit, times, wake_at, wake_set)
 
 
-class TaskHeap(NamedTuple):
-    """Tasks by time, for `push` and `pop`; `size` has one entry."""
-
-    times: Floats
-    tasks: Ints
-    size: Ints
-
-    @staticmethod
-    def allocate(capacity: int) -> TaskHeap:
-        """Return an empty heap."""
-        return TaskHeap(np.empty(capacity), np.empty(capacity, dtype=np.int64), np.zeros(1, dtype=np.int64))
-
-
 class EasyState(NamedTuple):
     """The state of a replay.
 
@@ -119,7 +108,6 @@ class EasyState(NamedTuple):
     of `waiting`, the time until which it fits at most. `freed`: nodes on which resources were released in this step.
     """
 
-    rule_number: int
     shortest_first: bool
     rule: PlacementRule
     tasks: ReplayArrays
@@ -154,28 +142,27 @@ def replay_easy(
         raise BadInput("the compiled EASY replay does not support GPUs of different speed: use the simulator")
     if backfill_order not in get_args(BackfillOrder):
         raise UnknownName("backfill_order", backfill_order, get_args(BackfillOrder))
-    arrays = ReplayArrays.allocate(tasks, FreeResources(cluster))
-    state = _initial_state(tasks, cluster, arrays, notes or EasyNotes.allocate(0))
-    _replay(state._replace(rule_number=RULES[placement][0], shortest_first=backfill_order == "shortest"))
+    free = FreeResources(cluster)
+    arrays = ReplayArrays.allocate(tasks, free)
+    rule = PlacementRule.allocate(placement, free, tasks.demands)
+    state = _initial_state(free, rule, arrays, notes or EasyNotes.allocate(0))
+    _replay(state._replace(shortest_first=backfill_order == "shortest"))
     return arrays.result(tasks)
 
 
-def _initial_state(tasks: TaskColumns, cluster: Cluster, arrays: ReplayArrays, notes: EasyNotes) -> EasyState:
+def _initial_state(free: FreeResources, rule: PlacementRule, tasks: ReplayArrays, notes: EasyNotes) -> EasyState:
     """Return the state of an empty cluster."""
-    free = FreeResources(cluster)
-    now, later, both = (FreeArrays(free.nodes.copy(), free.gpus.copy(), free.bits.copy()) for _ in range(3))
-    count, demands, nodes = len(tasks.work), len(tasks.demands), len(cluster.nodes)
+    count, demands, nodes = len(tasks.work), len(rule.demands), len(free.cluster.nodes)
     counters = np.zeros(NOTED + 1, dtype=np.int64)
     counters[RESERVED] = -1
     return EasyState(
-        rule_number=0,
         shortest_first=True,
-        rule=placement_rule(free, tasks.demands),
-        tasks=arrays,
+        rule=rule,
+        tasks=tasks,
         notes=notes,
-        now=now,
-        later=later,
-        both=both,
+        now=free.copy().arrays,
+        later=free.copy().arrays,
+        both=free.copy().arrays,
         ends=TaskHeap.allocate(count),
         booked=TaskHeap.allocate(count),
         wakes=TaskHeap.allocate(2 * count),
@@ -215,29 +202,10 @@ def _replay(state: EasyState) -> None:
 
 
 @compiled_without_references
-def _push(heap: TaskHeap, time: float, task: int) -> None:
-    push(heap.times, heap.tasks, heap.size[0], time, task)
-    heap.size[0] += 1
-
-
-@compiled_without_references
-def _pop(heap: TaskHeap) -> int:
-    task = pop(heap.times, heap.tasks, heap.size[0])
-    heap.size[0] -= 1
-    return task
-
-
-@compiled_without_references
-def _first_time(heap: TaskHeap) -> float:
-    time: float = heap.times[0] if heap.size[0] > 0 else np.inf
-    return time
-
-
-@compiled_without_references
 def _next_time(state: EasyState) -> float:
     arrived, submitted = state.counters[ARRIVED], state.tasks.submitted
     arrival: float = submitted[arrived] if arrived < submitted.shape[0] else np.inf
-    return min(arrival, _first_time(state.ends), _first_time(state.wakes))
+    return min(arrival, first_time(state.ends), first_time(state.wakes))
 
 
 @compiled_without_references
@@ -252,7 +220,7 @@ def _end_tasks(state: EasyState, now: float) -> bool:
     tasks, ends, is_early = state.tasks, state.ends, False
     state.counters[FREED] = 0
     while ends.size[0] > 0 and ends.times[0] == now:
-        task = _pop(ends)
+        task = pop_task(ends)
         tasks.end_step[task] = state.counters[STEP]
         booked_end = tasks.started[task] + _duration(state, task)
         is_early = is_early or booked_end > now
@@ -294,22 +262,8 @@ def _change(free: FreeArrays, tasks: ReplayArrays, task: int, sign: int) -> None
 @compiled_without_references
 def _place(state: EasyState, free: FreeArrays, task: int) -> bool:
     """Take resources for a task; False, with nothing taken, if it does not fit."""
-    rule, demand = state.rule, state.tasks.demand_of[task]
-    return place_instances(
-        state.rule_number,
-        free.nodes,
-        free.gpus,
-        free.bits,
-        rule.demands,
-        demand,
-        demand,
-        rule.state,
-        rule.history,
-        rule.cache,
-        rule.racks,
-        state.tasks.placements,
-        state.tasks.first_row[task],
-    )
+    tasks = state.tasks
+    return place_demand(free, state.rule, tasks.demand_of[task], tasks.placements, tasks.first_row[task])
 
 
 @compiled_without_references
@@ -361,13 +315,13 @@ def _start(state: EasyState, task: int, now: float) -> None:
     tasks.start_step[task], tasks.start_number[task] = counters[STEP], counters[STARTED]
     counters[STARTED] += 1
     counters[WAITING] -= 1
-    _push(state.ends, tasks.ended[task], task)
+    push_task(state.ends, tasks.ended[task], task)
     booked_end = now + _duration(state, task)
     if counters[RESERVED] >= 0 and booked_end <= state.reserved_start[0]:
         state.ending[counters[ENDING]] = task
         counters[ENDING] += 1
     else:
-        _push(state.booked, booked_end, task)
+        push_task(state.booked, booked_end, task)
     _update_both(state, task)
 
 
@@ -409,9 +363,9 @@ def _earliest_start(state: EasyState, task: int) -> float:
     demand, start = tasks.demand_of[task], np.inf
     need = need_at(tasks.demand_rows, demand)
     missing = need.instances - count_instances(later.nodes, later.gpus, later.bits, tasks.demand_rows, demand)
-    while missing > 0 or _first_time(booked) == start:
+    while missing > 0 or first_time(booked) == start:
         start = booked.times[0]
-        run = _pop(booked)
+        run = pop_task(booked)
         if tasks.end_step[run] >= 0:
             continue
         released = need_at(tasks.demand_rows, tasks.demand_of[run])
@@ -460,7 +414,7 @@ def _undo_releases(state: EasyState) -> None:
         task = state.ending[place]
         if tasks.end_step[task] < 0:
             _change(state.later, tasks, task, -1)
-            _push(state.booked, tasks.started[task] + _duration(state, task), task)
+            push_task(state.booked, tasks.started[task] + _duration(state, task), task)
     counters[ENDING] = 0
 
 
@@ -563,7 +517,7 @@ def _start_in_gap(state: EasyState, task: int, now: float) -> bool:
 def _note_time(state: EasyState, now: float) -> None:
     """Note the time of a step, and its wake-up."""
     notes, wakes, step = state.notes, state.wakes, state.counters[STEP]
-    woken = _pop(wakes) if _first_time(wakes) == now else 0
+    woken = pop_task(wakes) if first_time(wakes) == now else 0
     if notes.times.shape[0] > 1:
         notes.times[step], notes.wake_set[step] = now, woken
 
@@ -579,7 +533,7 @@ def _set_wake(state: EasyState) -> None:
     for place in range(wakes.size[0]):
         if wakes.times[place] == start:
             return
-    _push(wakes, start, step)
+    push_task(wakes, start, step)
 
 
 @compiled

@@ -13,15 +13,13 @@ import numpy as np
 
 from refold.jit import compiled
 from refold.model import WHOLE, Cluster, Job, Seconds
-from refold.packing import NODE, Bools, Floats, FreeResources, Ints, pop, push
+from refold.packing import NODE, Bools, Floats, FreeArrays, FreeResources, Ints, PlacementRule, pop, push
 from refold.policies.learned import (
     REVIEW_SECONDS,
     STARTS,
     STOPS,
     Expectations,
-    FreeArrays,
     JobColumns,
-    PlacementRule,
     RoundLimits,
     RoundResult,
     RunColumns,
@@ -29,7 +27,6 @@ from refold.policies.learned import (
     Weights,
     add_rows,
     job_columns,
-    placement_rule,
     plan_round,
     share_rows,
 )
@@ -66,8 +63,8 @@ def training_tasks(jobs: Sequence[Job], cluster: Cluster, expected: Expectations
         np.array([not job.preemptible for job in jobs], dtype=np.bool_),
         job_columns(jobs, [numbers[job.demand] for job in jobs], expected),
         share_rows([job.demand for job in jobs]),
-        placement_rule(free, list(numbers)),
-        FreeArrays(free.nodes, free.gpus, free.bits),
+        PlacementRule.allocate("best-fit", free, list(numbers)),
+        free.arrays,
         RecordedSpeeds(cluster).speed_of_node,
         float(max(cluster.gpus, 1)),
     )

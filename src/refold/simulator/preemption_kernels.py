@@ -23,13 +23,14 @@ from refold.packing import (
     TAKEN,
     Bools,
     Floats,
+    FreeArrays,
     Ints,
+    PlacementRule,
     adjust_free,
     need_at,
-    place_instances,
+    place_demand,
     take,
 )
-from refold.policies.learned import FreeArrays, PlacementRule
 from refold.simulator.replay import change_task
 
 SJF, SRTF, LAS = range(3)
@@ -38,7 +39,7 @@ _TOUCHED, CLAIMS, STOPS = range(3)
 
 
 class QueueRules(NamedTuple):
-    """The order of the queue, the threshold of `las`, the placement rule, and the costs of runs in seconds.
+    """The order of the queue, the threshold of `las`, and the costs of runs in seconds.
 
     `demoted_from`: the threshold less the tolerance for rounding.
     """
@@ -46,7 +47,6 @@ class QueueRules(NamedTuple):
     order: int
     threshold: float
     demoted_from: float
-    placement: int
     start: float
     stop: float
     restart: float
@@ -230,14 +230,9 @@ def change_free(free: FreeArrays, demands: Ints, tasks: QueueTasks, task: int, s
 
 
 @compiled_without_references
-def place_task(placement: int, free: FreeArrays, rule: PlacementRule, tasks: QueueTasks, task: int) -> bool:
+def place_task(free: FreeArrays, rule: PlacementRule, tasks: QueueTasks, task: int) -> bool:
     """Take resources for all instances of a task; return whether they fit."""
-    demand, first = tasks.demand_of[task], tasks.first_row[task]
-    nodes, gpus, bits = free
-    demands, state, history, cache, racks = rule
-    return place_instances(
-        placement, nodes, gpus, bits, demands, demand, demand, state, history, cache, racks, tasks.placements, first
-    )
+    return place_demand(free, rule, tasks.demand_of[task], tasks.placements, tasks.first_row[task])
 
 
 @compiled_without_references
@@ -350,7 +345,7 @@ def _place_without_later_runs(
         for at in range(released, found):
             change_free(future, rule.demands, tasks, victims[at], 1)
         released = found
-        if place_task(rules.placement, future, rule, tasks, task):
+        if place_task(future, rule, tasks, task):
             _stop_needed(runs, ranking, claims, future, rule.demands, tasks, found)
             return True
         limit = min(size, found + more)
@@ -400,7 +395,7 @@ def claim(
     `free` is what is free and not claimed; `future`, what will be free and not claimed once all stopping runs have
     stopped.
     """
-    if not place_task(rules.placement, future, rule, tasks, task) and not _place_without_later_runs(
+    if not place_task(future, rule, tasks, task) and not _place_without_later_runs(
         rules, tasks, runs, ranking, claims, future, rule, task, now
     ):
         return False

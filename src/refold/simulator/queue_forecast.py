@@ -14,29 +14,22 @@ from typing import NamedTuple
 import numpy as np
 
 from refold.jit import compiled
-from refold.model import Cluster, Demand, Placement, Seconds
+from refold.model import Demand, Placement, Seconds
 from refold.packing import (
-    DEMAND_ENTRIES,
     MILLI_FREE,
-    RULE_STATE_ENTRIES,
-    RULES,
     Bools,
-    DemandHistory,
     Floats,
+    FreeArrays,
     FreeResources,
     Ints,
-    RackDraw,
-    ScoreCache,
-    Words,
+    PlacementRule,
+    TaskHeap,
     adjust_free,
-    empty_demand_history,
-    empty_score_cache,
     mask_from_indices,
     need_at,
-    no_rack_draw,
-    place_instances,
-    pop,
-    push,
+    place_demand,
+    pop_task,
+    push_task,
 )
 from refold.policies import QueueOrder
 from refold.simulator.replay import release_task
@@ -44,18 +37,9 @@ from refold.simulator.replay import release_task
 BACKFILL_DEPTH = 100
 """Number of jobs behind the first one that are considered when jobs may overtake it."""
 
-_PLACEMENT = RULES["best-fit"][0]
 _FIFO, _SKIP, _EASY = range(3)
 _ORDERS: dict[QueueOrder, int] = {"fifo": _FIFO, "fifo-skip": _SKIP, "easy": _EASY, "least-work": _SKIP}
 _NODE, _MASK, _MILLI, _CPU, _MEMORY, _SHARE_COLUMNS = range(6)
-
-
-class _Resources(NamedTuple):
-    """The arrays of `FreeResources`."""
-
-    nodes: Ints
-    gpus: Ints
-    bits: Words
 
 
 class _Runs(NamedTuple):
@@ -71,19 +55,9 @@ class _Queue(NamedTuple):
 
     demand_of: Ints
     durations: Floats
-    rows: Ints
     fits_empty: Bools
     first_row: Ints
     placements: Ints
-
-
-class _Rule(NamedTuple):
-    """The arguments of the placement kernel that do not change."""
-
-    state: Ints
-    history: DemandHistory
-    scores: ScoreCache
-    racks: RackDraw
 
 
 class QueueForecast:
@@ -101,9 +75,7 @@ class QueueForecast:
         self._first_share = _offsets([len(placement) for placement in runs])
         numbers: dict[Demand, int] = {}
         self._demand_of = np.array([numbers.setdefault(demand, len(numbers)) for demand in demands], dtype=np.int64)
-        self._rows = np.zeros((len(numbers), DEMAND_ENTRIES), dtype=np.int64)
-        for demand, number in numbers.items():
-            self._rows[number] = free.vector(demand)[0]
+        self._rule = PlacementRule.allocate("best-fit", free, list(numbers))
         self._fits_empty = np.array([free.fits_when_empty(demand) for demand in numbers], dtype=np.bool_)
         self._first_row = _offsets([demand.instances for demand in demands])
 
@@ -114,16 +86,15 @@ class QueueForecast:
         """
         ends, durations = np.ascontiguousarray(ends), np.ascontiguousarray(durations)  # one signature to compile
         starts = np.full(durations.shape, inf)
-        free = self._free
         placements = np.zeros((int(self._first_row[-1]), 2), dtype=np.int64)
         for future, started in enumerate(starts):
             _forecast(
                 _ORDERS[order],
                 now,
-                _Resources(free.nodes.copy(), free.gpus.copy(), free.bits.copy()),
+                self._free.copy().arrays,
                 _Runs(self._shares, self._first_share, ends[future]),
-                _Queue(self._demand_of, durations[future], self._rows, self._fits_empty, self._first_row, placements),
-                _rule(free.cluster),
+                _Queue(self._demand_of, durations[future], self._fits_empty, self._first_row, placements),
+                self._rule,
                 started,
             )
         return starts
@@ -133,24 +104,18 @@ def _offsets(sizes: Sequence[int]) -> Ints:
     return np.cumsum([0, *sizes], dtype=np.int64)
 
 
-def _rule(cluster: Cluster) -> _Rule:
-    state = np.zeros(RULE_STATE_ENTRIES, dtype=np.int64)
-    return _Rule(state, empty_demand_history(), empty_score_cache(0, len(cluster.nodes)), no_rack_draw())
-
-
 @compiled
 def _forecast(
-    order: int, now: float, free: _Resources, runs: _Runs, queue: _Queue, rule: _Rule, started: Floats
+    order: int, now: float, free: FreeArrays, runs: _Runs, queue: _Queue, rule: PlacementRule, started: Floats
 ) -> None:
     """Write the start of each job to `started`. Tasks are the runs, then the jobs of the queue."""
     run_count, count = runs.ends.shape[0], queue.demand_of.shape[0]
     times, tasks = np.empty(run_count + count), np.empty(run_count + count, dtype=np.int64)
-    size = 0
+    ends = TaskHeap(times, tasks, np.zeros(1, dtype=np.int64))
     for run in range(run_count):
         if runs.ends[run] < np.inf:
-            push(times, tasks, size, runs.ends[run], run)
-            size += 1
-    blocked = np.zeros(queue.rows.shape[0], dtype=np.bool_)
+            push_task(ends, runs.ends[run], run)
+    blocked = np.zeros(rule.demands.shape[0], dtype=np.bool_)
     head = queue.first_row[0]  # 0; functions are compiled once more for a literal
     reserved_head, reserved = -1, np.inf
     while True:
@@ -160,10 +125,10 @@ def _forecast(
             if started[head] < np.inf or not queue.fits_empty[demand]:
                 head += 1
                 continue
-            if not _place(free, queue, rule, head, queue.placements, queue.first_row[head]):
+            if not place_demand(free, rule, demand, queue.placements, queue.first_row[head]):
                 blocked[demand] = True
                 break
-            size = _start(times, tasks, size, now, run_count + head, queue.durations[head])
+            _start(ends, now, run_count + head, queue.durations[head])
             started[head] = now
         if head == count:
             return
@@ -174,87 +139,64 @@ def _forecast(
                 demand = queue.demand_of[job]
                 if started[job] < np.inf or blocked[demand] or not queue.fits_empty[demand]:
                     continue
-                need = need_at(queue.rows, demand)
+                need = need_at(rule.demands, demand)
                 if need.instances * need.gpus * need.milli > free.nodes[-1, MILLI_FREE]:
                     blocked[demand] = True
                     continue
                 if order == _EASY and reserved_head != head:
-                    reserved = _earliest_start(free, runs, queue, rule, head, times[:size], tasks[:size])
+                    reserved = _earliest_start(free, runs, queue, rule, head, ends)
                     reserved_head = head
                 if order == _EASY and not now + queue.durations[job] <= reserved < np.inf:
                     continue
-                if _place(free, queue, rule, job, queue.placements, queue.first_row[job]):
-                    size = _start(times, tasks, size, now, run_count + job, queue.durations[job])
+                if place_demand(free, rule, demand, queue.placements, queue.first_row[job]):
+                    _start(ends, now, run_count + job, queue.durations[job])
                     started[job] = now
                 else:
                     blocked[demand] = True
 
         # 3. Continue at the next end.
-        if size == 0:
+        if ends.size[0] == 0:
             return
-        now = max(now, times[0])
-        size = _end_tasks(times, tasks, size, now, free, runs, queue)
+        now = max(now, ends.times[0])
+        _end_tasks(ends, now, free, runs, queue, rule)
         blocked[:] = False
 
 
 @compiled
-def _place(free: _Resources, queue: _Queue, rule: _Rule, job: int, placements: Ints, row: int) -> bool:
-    demand = queue.demand_of[job]
-    return place_instances(
-        _PLACEMENT,
-        free.nodes,
-        free.gpus,
-        free.bits,
-        queue.rows,
-        demand,
-        demand,
-        rule.state,
-        rule.history,
-        rule.scores,
-        rule.racks,
-        placements,
-        row,
-    )
+def _start(ends: TaskHeap, now: float, task: int, duration: float) -> None:
+    """Push the end of a task, if it is known."""
+    if duration < np.inf:
+        push_task(ends, now + duration, task)
 
 
 @compiled
-def _start(times: Floats, tasks: Ints, size: int, now: float, task: int, duration: float) -> int:
-    """Push the end of a task, if it is known; return the new size of the heap."""
-    if duration == np.inf:
-        return size
-    push(times, tasks, size, now + duration, task)
-    return size + 1
-
-
-@compiled
-def _end_tasks(times: Floats, tasks: Ints, size: int, now: float, free: _Resources, runs: _Runs, queue: _Queue) -> int:
-    """Release the resources of the tasks that have ended by now; return the new size of the heap."""
+def _end_tasks(ends: TaskHeap, now: float, free: FreeArrays, runs: _Runs, queue: _Queue, rule: PlacementRule) -> None:
+    """Release the resources of the tasks that have ended by now."""
     nodes, gpus, bits = free
-    while size > 0 and times[0] <= now:
-        task = pop(times, tasks, size)
-        size -= 1
+    while ends.size[0] > 0 and ends.times[0] <= now:
+        task = pop_task(ends)
         if task < runs.ends.shape[0]:
             for row in range(runs.first_share[task], runs.first_share[task + 1]):
                 share = runs.shares[row]
                 adjust_free(nodes, gpus, bits, share[_NODE], share[_MASK], share[_MILLI], share[_CPU], share[_MEMORY])
         else:
             job = task - runs.ends.shape[0]
-            need = need_at(queue.rows, queue.demand_of[job])
+            need = need_at(rule.demands, queue.demand_of[job])
             release_task(nodes, gpus, bits, need, queue.placements, queue.first_row[job], queue.first_row[job + 1])
-    return size
 
 
 @compiled
 def _earliest_start(
-    free: _Resources, runs: _Runs, queue: _Queue, rule: _Rule, job: int, times: Floats, tasks: Ints
+    free: FreeArrays, runs: _Runs, queue: _Queue, rule: PlacementRule, job: int, ends: TaskHeap
 ) -> float:
     """Return when a job fits if nothing else starts; infinite if that is not known."""
-    later = _Resources(free.nodes.copy(), free.gpus.copy(), free.bits.copy())
-    times, tasks, size = times.copy(), tasks.copy(), times.shape[0]
+    later = FreeArrays(free.nodes.copy(), free.gpus.copy(), free.bits.copy())
+    ends = TaskHeap(ends.times.copy(), ends.tasks.copy(), ends.size.copy())
+    demand, row = queue.demand_of[job], queue.first_row[0]
     scratch = np.zeros((queue.first_row[job + 1] - queue.first_row[job], 2), dtype=np.int64)
-    while size > 0:
-        now = times[0]
-        size = _end_tasks(times, tasks, size, now, later, runs, queue)
-        if _place(later, queue, rule, job, scratch, queue.first_row[0]):
+    while ends.size[0] > 0:
+        now = ends.times[0]
+        _end_tasks(ends, now, later, runs, queue, rule)
+        if place_demand(later, rule, demand, scratch, row):
             return float(now)
     return np.inf

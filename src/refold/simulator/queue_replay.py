@@ -18,20 +18,16 @@ from refold.model import WHOLE, Cluster, Job
 from refold.packing import (
     GENETIC,
     LEARNING_RULES,
-    RULE_STATE_ENTRIES,
     RULES,
-    SEED,
     Floats,
+    FreeArrays,
     FreeResources,
     Ints,
-    empty_demand_history,
-    empty_score_cache,
+    PlacementRule,
     need_at,
-    no_rack_draw,
     pop,
     push,
 )
-from refold.policies.learned import FreeArrays, PlacementRule
 from refold.policies.queueing import ROUNDING_GPU_SECONDS, THRESHOLD_GPU_SECONDS
 from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds
 from refold.simulator.preemption_kernels import (
@@ -158,15 +154,11 @@ def replay_queue(
         arrays.first_row,
         arrays.placements,
     )
-    state = np.zeros(RULE_STATE_ENTRIES, dtype=np.int64)
-    state[SEED] = seed
-    future = free.copy()
     log = _replay(
         QueueRules(
             ORDERS[order],
             threshold_gpu_seconds,
             threshold_gpu_seconds - ROUNDING_GPU_SECONDS,
-            RULES[placement][0],
             costs.start,
             costs.stop,
             costs.restart,
@@ -178,9 +170,9 @@ def replay_queue(
         TaskRuns.allocate(count),
         RankedRuns.allocate(_positions([job.id for job in jobs])),
         Claims.allocate(count, len(cluster.nodes), len(free.gpus)),
-        FreeArrays(free.nodes, free.gpus, free.bits),
-        FreeArrays(future.nodes, future.gpus, future.bits),
-        PlacementRule(arrays.demand_rows, state, empty_demand_history(), empty_score_cache(0, 0), no_rack_draw()),
+        free.arrays,
+        free.copy().arrays,
+        PlacementRule.allocate(placement, free, columns.demands, seed),
         EventQueue.allocate(count),
         Progress.allocate(count),
         RunLog.allocate(count, len(arrays.placements)),
@@ -463,7 +455,7 @@ def _start_tasks(
         if task < 0:
             break
         demand = tasks.demand_of[task]
-        if place_task(rules.placement, free, rule, tasks, task):
+        if place_task(free, rule, tasks, task):
             remove_first(waiting, demand)
             change_free(future, rule.demands, tasks, task, -1)
             _start_run(rules, tasks, speed_of_node, runs, rule.demands, queue, log, counts[STEPS], task, now)

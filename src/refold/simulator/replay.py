@@ -16,7 +16,6 @@ from refold.errors import BadInput, BadValue, UnknownName
 from refold.jit import compiled, inlined
 from refold.model import WHOLE, Cluster, Demand, Job, Placement, Share
 from refold.packing import (
-    DEMAND_ENTRIES,
     FGD,
     GENETIC,
     GPU_MASK,
@@ -196,9 +195,7 @@ class ReplayArrays(NamedTuple):
     @staticmethod
     def allocate(tasks: TaskColumns, free: FreeResources) -> ReplayArrays:
         """Return the arrays for an empty cluster, without results."""
-        demand_rows = np.zeros((len(tasks.demands), DEMAND_ENTRIES), dtype=np.int64)
-        for number, demand in enumerate(tasks.demands):
-            demand_rows[number] = free.vector(demand)[0]
+        demand_rows = free.rows(tasks.demands)
         fits_empty = np.array([free.fits_when_empty(demand) for demand in tasks.demands], dtype=np.int64)
         instances = (
             demand_rows[tasks.demand_of, 0] * fits_empty[tasks.demand_of] if len(tasks.demand_of) else tasks.demand_of

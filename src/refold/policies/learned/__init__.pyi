@@ -1,9 +1,7 @@
 from .arrays import (
     STARTS as STARTS,
     STOPS as STOPS,
-    FreeArrays as FreeArrays,
     JobColumns as JobColumns,
-    PlacementRule as PlacementRule,
     RoundLimits as RoundLimits,
     RoundResult as RoundResult,
     RunColumns as RunColumns,
@@ -13,7 +11,6 @@ from .arrays import (
 from .columns import (
     Expectations as Expectations,
     job_columns as job_columns,
-    placement_rule as placement_rule,
     share_rows as share_rows,
 )
 from .learned import REVIEW_SECONDS as REVIEW_SECONDS, Learned as Learned

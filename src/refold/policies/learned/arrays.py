@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from refold.packing import Bools, DemandHistory, Floats, Ints, RackDraw, ScoreCache, Words
+from refold.packing import Bools, Floats, Ints
 
 Singles = npt.NDArray[np.float32]
 
@@ -57,24 +57,6 @@ class Shares(NamedTuple):
     first_row: Ints
     placements: Ints
     amounts: Ints
-
-
-class FreeArrays(NamedTuple):
-    """The arrays of `FreeResources`."""
-
-    nodes: Ints
-    gpus: Ints
-    bits: Words
-
-
-class PlacementRule(NamedTuple):
-    """What `place_instances` needs besides: demands as rows, and the state of a rule that has none."""
-
-    demands: Ints
-    state: Ints
-    history: DemandHistory
-    cache: ScoreCache
-    racks: RackDraw
 
 
 class RoundLimits(NamedTuple):

@@ -8,16 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from refold.model import Demand, Job, Seconds
-from refold.packing import (
-    DEMAND_ENTRIES,
-    RULE_STATE_ENTRIES,
-    Floats,
-    FreeResources,
-    empty_demand_history,
-    empty_score_cache,
-    no_rack_draw,
-)
-from refold.policies.learned.arrays import JobColumns, PlacementRule, Shares, Singles
+from refold.packing import Floats
+from refold.policies.learned.arrays import JobColumns, Shares, Singles
 from refold.policies.learned.scores import AGES, fill_expectations
 from refold.predict import DurationDistribution, bin_edges
 
@@ -78,12 +70,3 @@ def share_rows(demands: Sequence[Demand]) -> Shares:
         np.zeros((int(first_row[-1]), 2), dtype=np.int64),
         np.repeat(amounts.reshape(len(demands), 3), instances, axis=0),
     )
-
-
-def placement_rule(free: FreeResources, demands: Sequence[Demand]) -> PlacementRule:
-    """Return best fit, for these demands by number."""
-    rows = np.zeros((len(demands), DEMAND_ENTRIES), dtype=np.int64)
-    for number, demand in enumerate(demands):
-        rows[number] = free.vector(demand)[0]
-    state = np.zeros(RULE_STATE_ENTRIES, dtype=np.int64)
-    return PlacementRule(rows, state, empty_demand_history(), empty_score_cache(0, 0), no_rack_draw())

@@ -31,7 +31,7 @@ from refold.model import (
     Start,
     Stop,
 )
-from refold.packing import FreeResources, indices_from_mask, mask_from_indices
+from refold.packing import FreeResources, PlacementRule, indices_from_mask, mask_from_indices
 from refold.policies.common import DurationSource, DurationSourceName, Reasons, ended_jobs
 from refold.policies.learned.arrays import (
     CLAIMS,
@@ -39,15 +39,13 @@ from refold.policies.learned.arrays import (
     STARTS,
     STOPS,
     WAITS,
-    FreeArrays,
     JobColumns,
-    PlacementRule,
     RoundLimits,
     RoundResult,
     RunColumns,
     Shares,
 )
-from refold.policies.learned.columns import Expectations, job_columns, placement_rule, share_rows
+from refold.policies.learned.columns import Expectations, job_columns, share_rows
 from refold.policies.learned.parameters import Parameters
 from refold.policies.learned.round import plan_round
 
@@ -130,7 +128,7 @@ class Learned:
             _run_columns(view, waiting, running),
             planned.shares,
             self._jobs.rule(free),
-            FreeArrays(free.nodes, free.gpus, free.bits),
+            free.arrays,
             np.arange(len(waiting)),
             np.arange(len(waiting), len(jobs)),
             planned.result,
@@ -239,7 +237,8 @@ class _JobTable:
     def rule(self, free: FreeResources) -> PlacementRule:
         """Return the placement rule for the demands of all jobs so far."""
         if self._rule is None or self._rule[:2] != (free.cluster, len(self._numbers)):
-            self._rule = free.cluster, len(self._numbers), placement_rule(free, list(self._numbers))
+            rule = PlacementRule.allocate("best-fit", free, list(self._numbers))
+            self._rule = free.cluster, len(self._numbers), rule
         return self._rule[2]
 
 

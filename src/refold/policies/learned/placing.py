@@ -13,16 +13,15 @@ from refold.packing import (
     MEMORY_FREE,
     MILLI_FREE,
     NODE,
-    RULES,
     UP,
     WHOLE_FREE,
+    FreeArrays,
     Need,
+    PlacementRule,
     adjust_free,
-    place_instances,
+    place_demand,
 )
-from refold.policies.learned.arrays import FreeArrays, JobColumns, PlacementRule, Shares
-
-BEST_FIT = RULES["best-fit"][0]
+from refold.policies.learned.arrays import JobColumns, Shares
 
 
 @compiled
@@ -100,27 +99,12 @@ def take_available(free: FreeArrays, shares: Shares, job: int) -> None:
 @compiled
 def place(free: FreeArrays, rule: PlacementRule, jobs: JobColumns, shares: Shares, job: int) -> bool:
     """Take resources for all instances of a job and write them to its rows; otherwise take nothing."""
-    demand = jobs.demand[job]
-    return place_instances(
-        BEST_FIT,
-        free.nodes,
-        free.gpus,
-        free.bits,
-        rule.demands,
-        demand,
-        demand,
-        rule.state,
-        rule.history,
-        rule.cache,
-        rule.racks,
-        shares.placements,
-        shares.first_row[job],
-    )
+    return place_demand(free, rule, jobs.demand[job], shares.placements, shares.first_row[job])
 
 
 @inlined
 def may_fit(free: FreeArrays, need: Need) -> bool:
-    """Return whether a demand may fit, by counts that are at hand: a call of `place_instances` costs more."""
+    """Return whether a demand may fit, by counts that are at hand: a call of `place` costs more."""
     totals = free.nodes.shape[0] - 1
     if need.milli < WHOLE or need.gpus == 0:
         return bool(free.nodes[totals, MILLI_FREE] >= need.instances * need.gpus * need.milli)

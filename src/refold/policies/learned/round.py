@@ -18,8 +18,10 @@ from refold.packing import (
     UNLIMITED,
     UP,
     Floats,
+    FreeArrays,
     Ints,
     Need,
+    PlacementRule,
     need_at,
 )
 from refold.policies.learned.arrays import (
@@ -28,9 +30,7 @@ from refold.policies.learned.arrays import (
     STARTS,
     STOPS,
     WAITS,
-    FreeArrays,
     JobColumns,
-    PlacementRule,
     RoundLimits,
     RoundResult,
     RunColumns,
