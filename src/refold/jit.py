@@ -52,9 +52,17 @@ def compiled_without_references(function: F) -> F:
     return _cached(function, counts_references=False)
 
 
-def _cached(function: F, counts_references: bool) -> F:
+def compiled_part(function: F) -> F:
+    """Compile as `compiled_without_references` does, and into its callers: for the parts of a loop that share a state.
+
+    Every array of a struct is passed as seven arguments, so calls with a large state take longer than short functions.
+    """
+    return _cached(function, counts_references=False, forceinline=True)
+
+
+def _cached(function: F, counts_references: bool, **further_options: bool) -> F:
     # Numba's own name of the option. It has to be set in both cases: otherwise a function inherits it from its caller.
-    options: dict[str, Any] = {"_nrt": counts_references}
+    options: dict[str, Any] = {"_nrt": counts_references, **further_options}
     dispatcher: Any = numba.njit(error_model="numpy", **options)(function)
     kernel_cache: Any = _KernelCache(function)  # type: ignore[no-untyped-call]
     kernel_cache._cache_file._load_index = _empty_if_unreadable(kernel_cache._cache_file._load_index)

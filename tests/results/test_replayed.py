@@ -122,6 +122,20 @@ def test_replays_of_preempting_policies_support_overheads_and_priorities_but_no_
     assert find_replay(Experiment("las", {}, jobs, cluster, reporting), min_jobs=0) is None
 
 
+def test_priorities_beyond_64_bits_have_no_replay() -> None:
+    jobs, cluster = equal_workload(1)
+    for priority in (2**70, -(2**62)):  # `las` doubles them
+        beyond = [*jobs[:3], replace(jobs[3], priority=priority), *jobs[4:]]
+        assert find_replay(Experiment("las", {}, beyond, cluster), min_jobs=0) is None
+
+
+def test_times_below_zero_have_no_replay_of_easy() -> None:
+    jobs, cluster = equal_workload(1)
+    before = [replace(job, submitted=job.submitted - 1e6) for job in jobs]
+    assert find_replay(Experiment("easy", KNOWN, before, cluster), min_jobs=0) is None
+    assert find_replay(Experiment("fifo", {}, before, cluster), min_jobs=0) is not None
+
+
 def test_priorities_limits_and_unknown_run_times_have_no_replay() -> None:
     jobs, cluster = equal_workload(1)
     limited = replace(cluster, tenants=(Tenant("default", limit_gpus=2),))

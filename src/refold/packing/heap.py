@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refold.jit import compiled_without_references
+from refold.jit import compiled_without_references, inlined
 from refold.packing.layout import Floats, Ints
 
 
@@ -57,14 +57,14 @@ class TaskHeap(NamedTuple):
         return TaskHeap(np.empty(capacity), np.empty(capacity, dtype=np.int64), np.zeros(1, dtype=np.int64))
 
 
-@compiled_without_references
+@inlined
 def push_task(heap: TaskHeap, at: float, task: int) -> None:
     """Push a task."""
     push(heap.times, heap.tasks, heap.size[0], at, task)
     heap.size[0] += 1
 
 
-@compiled_without_references
+@inlined
 def pop_task(heap: TaskHeap) -> int:
     """Pop the first task."""
     task = pop(heap.times, heap.tasks, heap.size[0])
@@ -72,7 +72,7 @@ def pop_task(heap: TaskHeap) -> int:
     return task
 
 
-@compiled_without_references
+@inlined
 def first_time(heap: TaskHeap) -> float:
     """Return the time of the first task; infinity if there is none."""
     time: float = heap.times[0] if heap.size[0] > 0 else np.inf

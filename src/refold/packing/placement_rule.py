@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refold.jit import compiled_without_references
+from refold.jit import inlined
 from refold.model import Demand
 from refold.packing.demand_history import DemandHistory, ScoreCache, empty_demand_history, empty_score_cache
 from refold.packing.free import FreeResources
@@ -37,7 +37,7 @@ class PlacementRule(NamedTuple):
         return PlacementRule(number, free.rows(demands), state, empty_demand_history(), scores, no_rack_draw())
 
 
-@compiled_without_references
+@inlined
 def place_demand(free: FreeArrays, rule: PlacementRule, demand: int, placements: Ints, first: int) -> bool:
     """Take resources for all instances of a demand and write them to `placements` from row `first` on.
 

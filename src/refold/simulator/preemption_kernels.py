@@ -6,11 +6,7 @@ stopped; until then, no task behind it is started on what it claims.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
-
-from refold.jit import compiled_without_references
+from refold.jit import compiled_part, compiled_without_references
 from refold.model import WHOLE
 from refold.packing import (
     CPU_FREE,
@@ -21,8 +17,6 @@ from refold.packing import (
     MILLI_FREE,
     NODE,
     TAKEN,
-    Bools,
-    Floats,
     FreeArrays,
     Ints,
     PlacementRule,
@@ -31,117 +25,20 @@ from refold.packing import (
     place_demand,
     take,
 )
+from refold.simulator.queue_state import (
+    CLAIMS,
+    LAS,
+    SJF,
+    STOPS,
+    TOUCHED,
+    Claims,
+    QueueRules,
+    QueueState,
+    QueueTasks,
+    RankedRuns,
+    TaskRuns,
+)
 from refold.simulator.replay import change_task
-
-SJF, SRTF, LAS = range(3)
-
-_TOUCHED, CLAIMS, STOPS = range(3)
-
-
-class QueueRules(NamedTuple):
-    """The order of the queue, the threshold of `las`, and the costs of runs in seconds.
-
-    `demoted_from`: the threshold less the tolerance for rounding.
-    """
-
-    order: int
-    threshold: float
-    demoted_from: float
-    start: float
-    stop: float
-    restart: float
-
-
-class QueueTasks(NamedTuple):
-    """What is known of tasks. `urgency`: the negative priority; `milli`: thousandths of GPUs of all instances.
-
-    `placements`: the rows of what a task holds, or claims, from `first_row` on.
-    """
-
-    submitted: Floats
-    work: Floats
-    urgency: Ints
-    demand_of: Ints
-    milli: Ints
-    is_preemptible: Bools
-    first_row: Ints
-    placements: Ints
-
-
-class TaskRuns(NamedTuple):
-    """The state of each task: its current run (-1: none), and how many runs it has had.
-
-    `start`: when that was ordered; `counted_from`: since when the policy counts its work, `computing_from`: since when
-    it works; `done`: seconds of work saved by earlier runs; `attained`: their GPU-seconds.
-    """
-
-    run: Ints
-    number: Ints
-    is_stopping: Bools
-    start: Floats
-    counted_from: Floats
-    computing_from: Floats
-    speed: Floats
-    done: Floats
-    attained: Floats
-
-    @staticmethod
-    def allocate(tasks: int) -> TaskRuns:
-        """Return the state of tasks that have not been started."""
-        times = (np.zeros(tasks) for _ in range(6))
-        return TaskRuns(
-            np.full(tasks, -1, dtype=np.int64), np.zeros(tasks, dtype=np.int64), np.zeros(tasks, dtype=np.bool_), *times
-        )
-
-
-class RankedRuns(NamedTuple):
-    """Tasks whose runs may be preempted, the most urgent first: by rank, start of the run, and job id."""
-
-    order: Ints
-    major: Ints
-    minor: Floats
-    id_rank: Ints
-    is_ranked: Bools
-    size: Ints
-
-    @staticmethod
-    def allocate(id_rank: Ints) -> RankedRuns:
-        """Return an empty ranking. `id_rank`: the position of each task in the order of job ids."""
-        tasks = len(id_rank)
-        return RankedRuns(
-            np.zeros(tasks, dtype=np.int64),
-            np.zeros(tasks, dtype=np.int64),
-            np.zeros(tasks),
-            id_rank,
-            np.zeros(tasks, dtype=np.bool_),
-            np.zeros(1, dtype=np.int64),
-        )
-
-
-class Claims(NamedTuple):
-    """What the tasks in `tasks` have claimed in this round: of each GPU, and of the CPUs and memory of nodes.
-
-    `stops`: the tasks that are preempted for them. `victims`: those that are considered for one claim.
-    """
-
-    gpu_milli: Ints
-    cpu: Ints
-    memory: Ints
-    is_touched: Bools
-    touched: Ints
-    tasks: Ints
-    stops: Ints
-    victims: Ints
-    counts: Ints
-
-    @staticmethod
-    def allocate(tasks: int, nodes: int, gpus: int) -> Claims:
-        """Return the claims of a round without any."""
-        gpu_milli = np.zeros(gpus, dtype=np.int64)
-        cpu, memory, touched = np.zeros((3, nodes), dtype=np.int64)
-        claiming, stops, victims = np.zeros((3, tasks), dtype=np.int64)
-        is_touched, counts = np.zeros(nodes, dtype=np.bool_), np.zeros(3, dtype=np.int64)
-        return Claims(gpu_milli, cpu, memory, is_touched, touched, claiming, stops, victims, counts)
 
 
 @compiled_without_references
@@ -259,8 +156,8 @@ def _take_available(free: FreeArrays, claims: Claims, demands: Ints, tasks: Queu
         node, mask = tasks.placements[row, NODE], tasks.placements[row, GPU_MASK]
         if not claims.is_touched[node]:
             claims.is_touched[node] = True
-            claims.touched[claims.counts[_TOUCHED]] = node
-            claims.counts[_TOUCHED] += 1
+            claims.touched[claims.counts[TOUCHED]] = node
+            claims.counts[TOUCHED] += 1
         first = nodes[node, FIRST_GPU]
         for gpu in range(nodes[node, GPUS]):
             milli = min(gpus[first + gpu], need.milli) if mask >> gpu & 1 else 0
@@ -277,7 +174,7 @@ def _take_available(free: FreeArrays, claims: Claims, demands: Ints, tasks: Queu
 def end_claims(free: FreeArrays, future: FreeArrays, claims: Claims, demands: Ints, tasks: QueueTasks) -> None:
     """Make what was claimed available again, at the end of a round."""
     nodes, gpus, bits = free
-    for at in range(claims.counts[_TOUCHED]):
+    for at in range(claims.counts[TOUCHED]):
         node = claims.touched[at]
         claims.is_touched[node] = False
         first = nodes[node, FIRST_GPU]
@@ -288,7 +185,7 @@ def end_claims(free: FreeArrays, future: FreeArrays, claims: Claims, demands: In
                 claims.gpu_milli[first + gpu] = 0
         adjust_free(nodes, gpus, bits, node, 0, 0, claims.cpu[node], claims.memory[node])
         claims.cpu[node] = claims.memory[node] = 0
-    claims.counts[_TOUCHED] = 0
+    claims.counts[TOUCHED] = 0
     for at in range(claims.counts[CLAIMS]):
         change_free(future, demands, tasks, claims.tasks[at], 1)
 
@@ -302,21 +199,13 @@ def _is_later(rules: QueueRules, tasks: QueueTasks, runs: TaskRuns, task: int, o
     return bool(minor_key(rules, tasks, runs, other, now) > minor_key(rules, tasks, runs, task, now))
 
 
-@compiled_without_references
-def _first_victims(
-    rules: QueueRules,
-    tasks: QueueTasks,
-    runs: TaskRuns,
-    ranking: RankedRuns,
-    victims: Ints,
-    task: int,
-    missing: int,
-    now: float,
-) -> int:
+@compiled_part
+def _first_victims(state: QueueState, task: int, missing: int, now: float) -> int:
     """Collect the last runs that together hold the missing GPUs; return their number, 0 if all do not suffice."""
-    found, size = 0, ranking.size[0]
-    while found < size and _is_later(rules, tasks, runs, task, ranking.order[size - 1 - found], now):
-        victims[found] = ranking.order[size - 1 - found]
+    tasks, order, victims = state.tasks, state.ranking.order, state.claims.victims
+    found, size = 0, state.ranking.size[0]
+    while found < size and _is_later(state.rules, tasks, state.runs, task, order[size - 1 - found], now):
+        victims[found] = order[size - 1 - found]
         missing -= tasks.milli[victims[found]]
         found += 1
         if missing <= 0:
@@ -324,82 +213,50 @@ def _first_victims(
     return 0
 
 
-@compiled_without_references
-def _place_without_later_runs(
-    rules: QueueRules,
-    tasks: QueueTasks,
-    runs: TaskRuns,
-    ranking: RankedRuns,
-    claims: Claims,
-    future: FreeArrays,
-    rule: PlacementRule,
-    task: int,
-    now: float,
-) -> bool:
+@compiled_part
+def _place_without_later_runs(state: QueueState, task: int, now: float) -> bool:
     """Place a task as if its last victims had stopped: as many as needed, and no run that comes before it."""
-    victims, size = claims.victims, ranking.size[0]
+    tasks, future, demands = state.tasks, state.future, state.placement.demands
+    order, victims, size = state.ranking.order, state.claims.victims, state.ranking.size[0]
     missing = tasks.milli[task] - future.nodes[future.nodes.shape[0] - 1, MILLI_FREE]
-    found = _first_victims(rules, tasks, runs, ranking, victims, task, missing, now)
+    found = _first_victims(state, task, missing, now)
     released, more = 0, 1
     while released < found:
         for at in range(released, found):
-            change_free(future, rule.demands, tasks, victims[at], 1)
+            change_free(future, demands, tasks, victims[at], 1)
         released = found
-        if place_task(future, rule, tasks, task):
-            _stop_needed(runs, ranking, claims, future, rule.demands, tasks, found)
+        if place_task(future, state.placement, tasks, task):
+            _stop_needed(state, found)
             return True
         limit = min(size, found + more)
-        while found < limit and _is_later(rules, tasks, runs, task, ranking.order[size - 1 - found], now):
-            victims[found] = ranking.order[size - 1 - found]
+        while found < limit and _is_later(state.rules, tasks, state.runs, task, order[size - 1 - found], now):
+            victims[found] = order[size - 1 - found]
             found += 1
         more *= 2
     for at in range(found):
-        change_free(future, rule.demands, tasks, victims[at], -1)
+        change_free(future, demands, tasks, victims[at], -1)
     return False
 
 
-@compiled_without_references
-def _stop_needed(
-    runs: TaskRuns,
-    ranking: RankedRuns,
-    claims: Claims,
-    future: FreeArrays,
-    demands: Ints,
-    tasks: QueueTasks,
-    found: int,
-) -> None:
+@compiled_part
+def _stop_needed(state: QueueState, found: int) -> None:
     """Stop the victims whose resources are needed; spare the others, the most urgent first."""
+    claims = state.claims
     for at in range(found - 1, -1, -1):
         victim = claims.victims[at]
-        if not _take_if_free(future, demands, tasks, victim):
+        if not _take_if_free(state.future, state.placement.demands, state.tasks, victim):
             claims.stops[claims.counts[STOPS]] = victim
             claims.counts[STOPS] += 1
-            unrank_run(ranking, runs, victim)
+            unrank_run(state.ranking, state.runs, victim)
 
 
-@compiled_without_references
-def claim(
-    rules: QueueRules,
-    tasks: QueueTasks,
-    runs: TaskRuns,
-    ranking: RankedRuns,
-    claims: Claims,
-    free: FreeArrays,
-    future: FreeArrays,
-    rule: PlacementRule,
-    task: int,
-    now: float,
-) -> bool:
-    """Preempt the last runs in the order so that a task fits; return whether that is possible.
-
-    `free` is what is free and not claimed; `future`, what will be free and not claimed once all stopping runs have
-    stopped.
-    """
-    if not place_task(future, rule, tasks, task) and not _place_without_later_runs(
-        rules, tasks, runs, ranking, claims, future, rule, task, now
-    ):
+@compiled_part
+def claim(state: QueueState, task: int, now: float) -> bool:
+    """Preempt the last runs in the order so that a task fits; return whether that is possible."""
+    placement, tasks, claims = state.placement, state.tasks, state.claims
+    if not place_task(state.future, placement, tasks, task) and not _place_without_later_runs(state, task, now):
         return False
-    _take_available(free, claims, rule.demands, tasks, task)
+    _take_available(state.free, claims, placement.demands, tasks, task)
     claims.tasks[claims.counts[CLAIMS]] = task
     claims.counts[CLAIMS] += 1
     return True

@@ -13,34 +13,24 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from refold.errors import UnknownName
-from refold.jit import compiled, compiled_without_references
+from refold.jit import compiled, compiled_part, compiled_without_references
 from refold.model import WHOLE, Cluster, Job
 from refold.packing import (
     GENETIC,
     LEARNING_RULES,
     RULES,
     Floats,
-    FreeArrays,
     FreeResources,
     Ints,
     PlacementRule,
+    TaskHeap,
     need_at,
-    pop,
-    push,
+    pop_task,
+    push_task,
 )
 from refold.policies.queueing import ROUNDING_GPU_SECONDS, THRESHOLD_GPU_SECONDS
 from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds
 from refold.simulator.preemption_kernels import (
-    CLAIMS,
-    LAS,
-    SJF,
-    SRTF,
-    STOPS,
-    Claims,
-    QueueRules,
-    QueueTasks,
-    RankedRuns,
-    TaskRuns,
     change_free,
     claim,
     end_claims,
@@ -49,6 +39,28 @@ from refold.simulator.preemption_kernels import (
     place_task,
     rank_run,
     unrank_run,
+)
+from refold.simulator.queue_state import (
+    ARRIVED,
+    CLAIMS,
+    FREED,
+    LAS,
+    REPORTED,
+    REQUEUED,
+    RUNNING,
+    SJF,
+    SRTF,
+    STARTED,
+    STEPS,
+    STOPS,
+    WAITING,
+    WAITING_ROWS,
+    Claims,
+    QueueRules,
+    QueueState,
+    QueueTasks,
+    RankedRuns,
+    TaskRuns,
 )
 from refold.simulator.replay import ReplayArrays, ReplayedRuns, gang_speed, task_columns
 from refold.simulator.run_log import (
@@ -80,14 +92,11 @@ ORDERS: dict[str, int] = {"sjf": SJF, "srtf": SRTF, "las": LAS}
 PLACEMENTS = tuple(name for name, (rule, _) in RULES.items() if rule not in LEARNING_RULES and name not in GENETIC)
 """The placement rules that do not learn from submitted jobs."""
 
-# What a heap of events holds: the end of run n is 2n, its start report 2n + 1.
+# What the heap of events holds: the end of run n is 2n, its start report 2n + 1.
 WAKE = -1
 
-# Entries of `Progress.counts`.
-STEPS, ARRIVED, WAITING, WAITING_ROWS, RUNNING, STARTED, REPORTED, REQUEUED, FREED = range(9)
-
-# Entries of `EventQueue.counts`.
-EVENTS, DEMOTIONS, FIRST_STOP, STOPPING = range(4)
+# Entries of `EventQueue.stops`.
+FIRST_STOP, STOPPING = range(2)
 
 
 class EventQueue(NamedTuple):
@@ -97,35 +106,18 @@ class EventQueue(NamedTuple):
     ordered.
     """
 
-    times: Floats
-    events: Ints
-    demotion_times: Floats
-    demoted_runs: Ints
+    events: TaskHeap
+    demotions: TaskHeap
     stop_times: Floats
     stop_tasks: Ints
-    counts: Ints
+    stops: Ints
 
     @staticmethod
     def allocate(tasks: int) -> EventQueue:
         """Return a queue without events."""
-        times, demotion_times, stop_times = np.zeros((3, tasks))
-        events, demoted_runs, stop_tasks = np.zeros((3, tasks), dtype=np.int64)
-        counts = np.zeros(STOPPING + 1, dtype=np.int64)
-        return EventQueue(times, events, demotion_times, demoted_runs, stop_times, stop_tasks, counts)
-
-
-class Progress(NamedTuple):
-    """Counters, and the tasks of the current step: started in the step before, reported as started, requeued."""
-
-    counts: Ints
-    started: Ints
-    reported: Ints
-    requeued: Ints
-
-    @staticmethod
-    def allocate(tasks: int) -> Progress:
-        """Return the state before the first step."""
-        return Progress(np.zeros(FREED + 1, dtype=np.int64), *(np.zeros(tasks, dtype=np.int64) for _ in range(3)))
+        events, demotions = TaskHeap.allocate(tasks), TaskHeap.allocate(tasks)
+        stop_times, stop_tasks = np.zeros(tasks), np.zeros(tasks, dtype=np.int64)
+        return EventQueue(events, demotions, stop_times, stop_tasks, np.zeros(STOPPING + 1, dtype=np.int64))
 
 
 def replay_queue(
@@ -142,20 +134,9 @@ def replay_queue(
         raise UnknownName("placement of the compiled replay of queues", placement, PLACEMENTS)
     columns, free = task_columns(jobs), FreeResources(cluster)
     arrays = ReplayArrays.allocate(columns, free)
-    count, demands = len(jobs), len(columns.demands)
-    milli = np.array([demand.total_gpu_milli for demand in columns.demands], dtype=np.int64)
-    tasks = QueueTasks(
-        columns.submitted,
-        columns.work,
-        np.array([-job.priority for job in jobs], dtype=np.int64),
-        columns.demand_of,
-        milli[columns.demand_of] if count else np.zeros(0, dtype=np.int64),
-        np.array([job.preemptible for job in jobs], dtype=np.bool_),
-        arrays.first_row,
-        arrays.placements,
-    )
-    log = _replay(
-        QueueRules(
+    count = len(jobs)
+    state = QueueState(
+        rules=QueueRules(
             ORDERS[order],
             threshold_gpu_seconds,
             threshold_gpu_seconds - ROUNDING_GPU_SECONDS,
@@ -163,21 +144,36 @@ def replay_queue(
             costs.stop,
             costs.restart,
         ),
-        tasks,
-        arrays.fits_empty,
-        RecordedSpeeds(cluster).speed_of_node,
-        WaitingTasks.allocate(columns.demand_of, demands),
-        TaskRuns.allocate(count),
-        RankedRuns.allocate(_positions([job.id for job in jobs])),
-        Claims.allocate(count, len(cluster.nodes), len(free.gpus)),
-        free.arrays,
-        free.copy().arrays,
-        PlacementRule.allocate(placement, free, columns.demands, seed),
-        EventQueue.allocate(count),
-        Progress.allocate(count),
-        RunLog.allocate(count, len(arrays.placements)),
+        placement=PlacementRule.allocate(placement, free, columns.demands, seed),
+        fits_empty=arrays.fits_empty,
+        speed_of_node=RecordedSpeeds(cluster).speed_of_node,
+        tasks=_queue_tasks(jobs, arrays),
+        waiting=WaitingTasks.allocate(columns.demand_of, len(columns.demands)),
+        runs=TaskRuns.allocate(count),
+        ranking=RankedRuns.allocate(_positions([job.id for job in jobs])),
+        claims=Claims.allocate(count, len(cluster.nodes), len(free.gpus)),
+        free=free.arrays,
+        future=free.copy().arrays,
+        counts=np.zeros(FREED + 1, dtype=np.int64),
+        started=np.zeros(count, dtype=np.int64),
+        reported=np.zeros(count, dtype=np.int64),
+        requeued=np.zeros(count, dtype=np.int64),
     )
+    log = _replay(state, EventQueue.allocate(count), RunLog.allocate(count, len(arrays.placements)))
     return log.result(columns)
+
+
+def _queue_tasks(jobs: Sequence[Job], arrays: ReplayArrays) -> QueueTasks:
+    return QueueTasks(
+        arrays.submitted,
+        arrays.work,
+        np.array([-job.priority for job in jobs], dtype=np.int64),
+        arrays.demand_of,
+        np.array([job.demand.total_gpu_milli for job in jobs], dtype=np.int64),
+        np.array([job.preemptible for job in jobs], dtype=np.bool_),
+        arrays.first_row,
+        arrays.placements,
+    )
 
 
 def _positions(ids: Sequence[str]) -> Ints:
@@ -188,56 +184,39 @@ def _positions(ids: Sequence[str]) -> Ints:
 
 
 @compiled
-def _replay(
-    rules: QueueRules,
-    tasks: QueueTasks,
-    fits_empty: Ints,
-    speed_of_node: Floats,
-    waiting: WaitingTasks,
-    runs: TaskRuns,
-    ranking: RankedRuns,
-    claims: Claims,
-    free: FreeArrays,
-    future: FreeArrays,
-    rule: PlacementRule,
-    queue: EventQueue,
-    progress: Progress,
-    log: RunLog,
-) -> RunLog:
-    counts, last_wake = progress.counts, -np.inf
-    while counts[ARRIVED] < tasks.submitted.shape[0] or counts[RUNNING] > 0 or counts[WAITING] > 0:
-        now = _next_time(tasks, runs, queue, progress, log)
+def _replay(state: QueueState, queue: EventQueue, log: RunLog) -> RunLog:
+    counts, claims, last_wake = state.counts, state.claims, -np.inf
+    is_las = state.rules.order == LAS
+    while counts[ARRIVED] < state.tasks.submitted.shape[0] or counts[RUNNING] > 0 or counts[WAITING] > 0:
+        now = _next_time(state, queue, log)
         if now == np.inf:
             break
         counts[STEPS] += 1
 
         # 1. Process the events of this time: runs that start, end or have stopped, and arrivals.
-        _process_run_events(tasks, runs, ranking, free, future, rule.demands, queue, progress, log, now)
-        _process_stopped_runs(tasks, runs, free, rule.demands, queue, progress, log, now)
+        _process_run_events(state, queue, log, now)
+        _process_stopped_runs(state, queue, log, now)
         first = counts[ARRIVED]
-        _count_arrivals(tasks, fits_empty, progress, now)
+        _count_arrivals(state, now)
 
         # 2. Update the queue and the ranking of runs.
-        if rules.order == LAS:
-            _demote(rules, tasks, runs, ranking, waiting, queue, log, now)
-        _rank_runs(rules, tasks, runs, ranking, progress, now)
-        _add_to_queue(rules, tasks, fits_empty, runs, waiting, claims, progress, first, now)
+        if is_las:
+            _demote(state, queue, log, now)
+        _rank_runs(state, now)
+        _add_to_queue(state, first, now)
 
         # 3. Start tasks in order; preempt runs for those that do not fit.
         log = with_room(log, counts[WAITING], counts[WAITING_ROWS])
         queue = _with_room_for_events(queue, counts[WAITING])
-        _start_tasks(
-            rules, tasks, speed_of_node, waiting, runs, ranking, claims, free, future, rule, queue, progress, log, now
-        )
+        _start_tasks(state, queue, log, now)
         if claims.counts[CLAIMS] > 0:
-            end_claims(free, future, claims, rule.demands, tasks)
-            _stop_runs(rules, runs, claims, queue, log, now)
-        if rules.order == LAS and counts[WAITING] > 0:
-            wake = _next_demotion(runs, queue, progress, log)
+            end_claims(state.free, state.future, claims, state.placement.demands, state.tasks)
+            _stop_runs(state, queue, log, now)
+        if is_las and counts[WAITING] > 0:
+            wake = _next_demotion(state, queue, log)
             if now < wake < np.inf and wake != last_wake:
                 last_wake = wake
-                push(queue.times, queue.events, queue.counts[EVENTS], wake, WAKE)
-                queue.counts[EVENTS] += 1
+                push_task(queue.events, wake, WAKE)
     return log
 
 
@@ -250,265 +229,200 @@ def _is_outdated(runs: TaskRuns, log: RunLog, event: int) -> bool:
     return bool(runs.run[task] != event >> 1 or runs.is_stopping[task])
 
 
-@compiled_without_references
-def _next_time(tasks: QueueTasks, runs: TaskRuns, queue: EventQueue, progress: Progress, log: RunLog) -> float:
+@compiled_part
+def _next_time(state: QueueState, queue: EventQueue, log: RunLog) -> float:
     """Return the time of the next event; infinity if there is none."""
-    counts, arrived = queue.counts, progress.counts[ARRIVED]
-    while counts[EVENTS] > 0 and _is_outdated(runs, log, queue.events[0]):
-        pop(queue.times, queue.events, counts[EVENTS])
-        counts[EVENTS] -= 1
+    events, submitted, arrived = queue.events, state.tasks.submitted, state.counts[ARRIVED]
+    while events.size[0] > 0 and _is_outdated(state.runs, log, events.tasks[0]):
+        pop_task(events)
     now = np.inf
-    if arrived < tasks.submitted.shape[0]:
-        now = tasks.submitted[arrived]
-    if counts[EVENTS] > 0:
-        now = min(now, queue.times[0])
-    if counts[STOPPING] > 0:
-        now = min(now, queue.stop_times[counts[FIRST_STOP]])
+    if arrived < submitted.shape[0]:
+        now = submitted[arrived]
+    if events.size[0] > 0:
+        now = min(now, events.times[0])
+    if queue.stops[STOPPING] > 0:
+        now = min(now, queue.stop_times[queue.stops[FIRST_STOP]])
     return now
 
 
-@compiled_without_references
-def _process_run_events(
-    tasks: QueueTasks,
-    runs: TaskRuns,
-    ranking: RankedRuns,
-    free: FreeArrays,
-    future: FreeArrays,
-    demands: Ints,
-    queue: EventQueue,
-    progress: Progress,
-    log: RunLog,
-    now: float,
-) -> None:
-    counts = progress.counts
-    while queue.counts[EVENTS] > 0 and queue.times[0] == now:
-        event = pop(queue.times, queue.events, queue.counts[EVENTS])
-        queue.counts[EVENTS] -= 1
+@compiled_part
+def _process_run_events(state: QueueState, queue: EventQueue, log: RunLog, now: float) -> None:
+    counts, runs, tasks, events = state.counts, state.runs, state.tasks, queue.events
+    while events.size[0] > 0 and events.times[0] == now:
+        event = pop_task(events)
         if event == WAKE or _is_outdated(runs, log, event):
             continue
         run = event >> 1
         task = log.numbers[run, TASK]
         if event & 1:
             runs.counted_from[task] = now
-            progress.reported[counts[REPORTED]] = task
+            state.reported[counts[REPORTED]] = task
             counts[REPORTED] += 1
             continue
-        change_free(free, demands, tasks, task, 1)
-        change_free(future, demands, tasks, task, 1)
+        change_free(state.free, state.placement.demands, tasks, task, 1)
+        change_free(state.future, state.placement.demands, tasks, task, 1)
         log.times[run, END], log.numbers[run, END_STEP] = now, counts[STEPS]
-        unrank_run(ranking, runs, task)
+        unrank_run(state.ranking, runs, task)
         runs.run[task] = -1
         counts[RUNNING] -= 1
         counts[FREED] = 1
 
 
-@compiled_without_references
-def _process_stopped_runs(
-    tasks: QueueTasks,
-    runs: TaskRuns,
-    free: FreeArrays,
-    demands: Ints,
-    queue: EventQueue,
-    progress: Progress,
-    log: RunLog,
-    now: float,
-) -> None:
-    counts, pending = progress.counts, queue.counts
-    while pending[STOPPING] > 0 and queue.stop_times[pending[FIRST_STOP]] == now:
-        task = queue.stop_tasks[pending[FIRST_STOP]]
-        pending[FIRST_STOP] = (pending[FIRST_STOP] + 1) % queue.stop_tasks.shape[0]
-        pending[STOPPING] -= 1
+@compiled_part
+def _process_stopped_runs(state: QueueState, queue: EventQueue, log: RunLog, now: float) -> None:
+    counts, runs, tasks, stops = state.counts, state.runs, state.tasks, queue.stops
+    while stops[STOPPING] > 0 and queue.stop_times[stops[FIRST_STOP]] == now:
+        task = queue.stop_tasks[stops[FIRST_STOP]]
+        stops[FIRST_STOP] = (stops[FIRST_STOP] + 1) % queue.stop_tasks.shape[0]
+        stops[STOPPING] -= 1
         run = runs.run[task]
-        change_free(free, demands, tasks, task, 1)
+        change_free(state.free, state.placement.demands, tasks, task, 1)
         log.times[run, END], log.numbers[run, END_STEP] = now, counts[STEPS]
         runs.attained[task] += (now - runs.start[task]) * (tasks.milli[task] / WHOLE)
         runs.done[task] = log.times[run, SAVED]
         runs.run[task], runs.is_stopping[task] = -1, False
-        progress.requeued[counts[REQUEUED]] = task
+        state.requeued[counts[REQUEUED]] = task
         counts[REQUEUED] += 1
         counts[RUNNING] -= 1
-        counts[WAITING] += 1
-        counts[WAITING_ROWS] += tasks.first_row[task + 1] - tasks.first_row[task]
+        _count_waiting(state, task)
         counts[FREED] = 1
 
 
-@compiled_without_references
-def _count_arrivals(tasks: QueueTasks, fits_empty: Ints, progress: Progress, now: float) -> None:
-    counts = progress.counts
+@compiled_part
+def _count_arrivals(state: QueueState, now: float) -> None:
+    counts, tasks = state.counts, state.tasks
     while counts[ARRIVED] < tasks.submitted.shape[0] and tasks.submitted[counts[ARRIVED]] == now:
         task = counts[ARRIVED]
         counts[ARRIVED] += 1
-        if fits_empty[tasks.demand_of[task]]:
-            counts[WAITING] += 1
-            counts[WAITING_ROWS] += tasks.first_row[task + 1] - tasks.first_row[task]
+        if state.fits_empty[tasks.demand_of[task]]:
+            _count_waiting(state, task)
 
 
-@compiled_without_references
-def _demote(
-    rules: QueueRules,
-    tasks: QueueTasks,
-    runs: TaskRuns,
-    ranking: RankedRuns,
-    waiting: WaitingTasks,
-    queue: EventQueue,
-    log: RunLog,
-    now: float,
-) -> None:
+@compiled_part
+def _count_waiting(state: QueueState, task: int) -> None:
+    state.counts[WAITING] += 1
+    state.counts[WAITING_ROWS] += state.tasks.first_row[task + 1] - state.tasks.first_row[task]
+
+
+@compiled_part
+def _demote(state: QueueState, queue: EventQueue, log: RunLog, now: float) -> None:
     """Rank runs again whose service has reached the threshold; waiting tasks may preempt them now."""
-    while queue.counts[DEMOTIONS] > 0 and queue.demotion_times[0] <= now:
-        run = pop(queue.demotion_times, queue.demoted_runs, queue.counts[DEMOTIONS])
-        queue.counts[DEMOTIONS] -= 1
+    ranking, runs, demotions = state.ranking, state.runs, queue.demotions
+    while demotions.size[0] > 0 and demotions.times[0] <= now:
+        run = pop_task(demotions)
         task = log.numbers[run, TASK]
         if runs.run[task] == run:
             if unrank_run(ranking, runs, task):
-                rank_run(ranking, rules, tasks, runs, task, now)
-            reopen_all(waiting)
+                rank_run(ranking, state.rules, state.tasks, runs, task, now)
+            reopen_all(state.waiting)
 
 
-@compiled_without_references
-def _rank_runs(
-    rules: QueueRules, tasks: QueueTasks, runs: TaskRuns, ranking: RankedRuns, progress: Progress, now: float
-) -> None:
+@compiled_part
+def _rank_runs(state: QueueState, now: float) -> None:
     """Rank the runs that started in the step before, and again those that have reported that they work."""
-    counts = progress.counts
-    if rules.order != SJF:
+    counts, ranking, runs = state.counts, state.ranking, state.runs
+    if state.rules.order != SJF:
         for at in range(counts[STARTED]):
-            if runs.run[progress.started[at]] >= 0:
-                rank_run(ranking, rules, tasks, runs, progress.started[at], now)
+            if runs.run[state.started[at]] >= 0:
+                rank_run(ranking, state.rules, state.tasks, runs, state.started[at], now)
         for at in range(counts[REPORTED]):
-            if unrank_run(ranking, runs, progress.reported[at]):
-                rank_run(ranking, rules, tasks, runs, progress.reported[at], now)
+            if unrank_run(ranking, runs, state.reported[at]):
+                rank_run(ranking, state.rules, state.tasks, runs, state.reported[at], now)
     counts[STARTED] = counts[REPORTED] = 0
 
 
-@compiled_without_references
-def _add_to_queue(
-    rules: QueueRules,
-    tasks: QueueTasks,
-    fits_empty: Ints,
-    runs: TaskRuns,
-    waiting: WaitingTasks,
-    claims: Claims,
-    progress: Progress,
-    first: int,
-    now: float,
-) -> None:
+@compiled_part
+def _add_to_queue(state: QueueState, first: int, now: float) -> None:
     """Add the tasks that claimed resources in the step before, those that were stopped, and the new ones."""
-    counts = progress.counts
+    counts, claims = state.counts, state.claims
     if counts[FREED]:
-        reopen_all(waiting)
+        reopen_all(state.waiting)
     for at in range(claims.counts[CLAIMS]):
-        _add(rules, tasks, runs, waiting, claims.tasks[at], True, now)
+        _add(state, claims.tasks[at], True, now)
     for at in range(counts[REQUEUED]):
-        _add(rules, tasks, runs, waiting, progress.requeued[at], True, now)
+        _add(state, state.requeued[at], True, now)
     for task in range(first, counts[ARRIVED]):
-        if fits_empty[tasks.demand_of[task]]:
-            _add(rules, tasks, runs, waiting, task, False, now)
+        if state.fits_empty[state.tasks.demand_of[task]]:
+            _add(state, task, False, now)
     claims.counts[CLAIMS] = counts[REQUEUED] = counts[FREED] = 0
 
 
-@compiled_without_references
-def _add(
-    rules: QueueRules, tasks: QueueTasks, runs: TaskRuns, waiting: WaitingTasks, task: int, requeued: bool, now: float
-) -> None:
+@compiled_part
+def _add(state: QueueState, task: int, requeued: bool, now: float) -> None:
     """Add a task to the queue. If it is the first of its demand, it may preempt runs that the next one may not."""
+    rules, tasks, runs = state.rules, state.tasks, state.runs
     major, minor = major_key(rules, tasks, runs, task, now), minor_key(rules, tasks, runs, task, now)
-    if add_task(waiting, task, major, minor, requeued) and rules.order != SJF:
-        reopen_demand(waiting, tasks.demand_of[task])
+    if add_task(state.waiting, task, major, minor, requeued) and rules.order != SJF:
+        reopen_demand(state.waiting, tasks.demand_of[task])
 
 
 @compiled
 def _with_room_for_events(queue: EventQueue, starts: int) -> EventQueue:
     """Return the queue with room for the events of so many starts."""
-    times, events, demotion_times, demoted_runs, stop_times, stop_tasks, counts = queue
-    needed = counts[EVENTS] + 2 * starts + 1
+    events, demotions, stop_times, stop_tasks, stops = queue
+    return EventQueue(_with_room(events, 2 * starts + 1), _with_room(demotions, starts), stop_times, stop_tasks, stops)
+
+
+@compiled
+def _with_room(heap: TaskHeap, more: int) -> TaskHeap:
+    """Return a heap with room for so many more entries: a larger copy, if it has not."""
+    times, tasks, size = heap
+    needed = size[0] + more
     if needed > times.shape[0]:
         times = np.concatenate((times, np.zeros(2 * needed - times.shape[0])))
-        events = np.concatenate((events, np.zeros(2 * needed - events.shape[0], dtype=np.int64)))
-    needed = counts[DEMOTIONS] + starts
-    if needed > demotion_times.shape[0]:
-        demotion_times = np.concatenate((demotion_times, np.zeros(2 * needed - demotion_times.shape[0])))
-        demoted_runs = np.concatenate((demoted_runs, np.zeros(2 * needed - demoted_runs.shape[0], dtype=np.int64)))
-    return EventQueue(times, events, demotion_times, demoted_runs, stop_times, stop_tasks, counts)
+        tasks = np.concatenate((tasks, np.zeros(2 * needed - tasks.shape[0], dtype=np.int64)))
+    return TaskHeap(times, tasks, size)
 
 
-@compiled_without_references
-def _start_tasks(
-    rules: QueueRules,
-    tasks: QueueTasks,
-    speed_of_node: Floats,
-    waiting: WaitingTasks,
-    runs: TaskRuns,
-    ranking: RankedRuns,
-    claims: Claims,
-    free: FreeArrays,
-    future: FreeArrays,
-    rule: PlacementRule,
-    queue: EventQueue,
-    progress: Progress,
-    log: RunLog,
-    now: float,
-) -> None:
-    counts = progress.counts
+@compiled_part
+def _start_tasks(state: QueueState, queue: EventQueue, log: RunLog, now: float) -> None:
+    counts, tasks, waiting, placement = state.counts, state.tasks, state.waiting, state.placement
     while True:
         task = first_task(waiting)
         if task < 0:
             break
         demand = tasks.demand_of[task]
-        if place_task(free, rule, tasks, task):
+        if place_task(state.free, placement, tasks, task):
             remove_first(waiting, demand)
-            change_free(future, rule.demands, tasks, task, -1)
-            _start_run(rules, tasks, speed_of_node, runs, rule.demands, queue, log, counts[STEPS], task, now)
-            progress.started[counts[STARTED]] = task
+            change_free(state.future, placement.demands, tasks, task, -1)
+            _start_run(state, queue, log, task, now)
+            state.started[counts[STARTED]] = task
             counts[STARTED] += 1
             counts[WAITING] -= 1
-            counts[WAITING_ROWS] -= rule.demands[demand, 0]
+            counts[WAITING_ROWS] -= placement.demands[demand, 0]
             counts[RUNNING] += 1
-        elif rules.order != SJF and claim(rules, tasks, runs, ranking, claims, free, future, rule, task, now):
+        elif state.rules.order != SJF and claim(state, task, now):
             remove_first(waiting, demand)
         else:
             close_demand(waiting, demand)
 
 
-@compiled_without_references
-def _start_run(
-    rules: QueueRules,
-    tasks: QueueTasks,
-    speed_of_node: Floats,
-    runs: TaskRuns,
-    demands: Ints,
-    queue: EventQueue,
-    log: RunLog,
-    step: int,
-    task: int,
-    now: float,
-) -> None:
+@compiled_part
+def _start_run(state: QueueState, queue: EventQueue, log: RunLog, task: int, now: float) -> None:
     """Start a task on its placement: add the events of its run, and for `las` its demotion."""
+    rules, tasks, runs = state.rules, state.tasks, state.runs
     first, end = tasks.first_row[task], tasks.first_row[task + 1]
     delay = rules.restart if runs.number[task] else rules.start
     runs.number[task] += 1
     rows = tasks.placements[first:end]
-    run = log_start(log, task, runs.number[task], step, now, now + delay, runs.done[task], rows)
-    need = need_at(demands, tasks.demand_of[task])
-    speed = gang_speed(need, speed_of_node, tasks.placements, first)
+    run = log_start(log, task, runs.number[task], state.counts[STEPS], now, now + delay, runs.done[task], rows)
+    need = need_at(state.placement.demands, tasks.demand_of[task])
+    speed = gang_speed(need, state.speed_of_node, tasks.placements, first)
     runs.run[task], runs.start[task], runs.speed[task] = run, now, speed
     runs.counted_from[task], runs.computing_from[task] = now, now + delay
     if delay > 0.0:
-        push(queue.times, queue.events, queue.counts[EVENTS], now + delay, 2 * run + 1)
-        queue.counts[EVENTS] += 1
+        push_task(queue.events, now + delay, 2 * run + 1)
     remaining = max(0.0, tasks.work[task] - runs.done[task])
-    push(queue.times, queue.events, queue.counts[EVENTS], now + delay + remaining / speed, 2 * run)
-    queue.counts[EVENTS] += 1
+    push_task(queue.events, now + delay + remaining / speed, 2 * run)
     service = rules.threshold - runs.attained[task]
     if rules.order == LAS and tasks.milli[task] > 0 and 0.0 < service < np.inf:
-        at = now + service * WHOLE / tasks.milli[task]
-        push(queue.demotion_times, queue.demoted_runs, queue.counts[DEMOTIONS], at, run)
-        queue.counts[DEMOTIONS] += 1
+        push_task(queue.demotions, now + service * WHOLE / tasks.milli[task], run)
 
 
-@compiled_without_references
-def _stop_runs(rules: QueueRules, runs: TaskRuns, claims: Claims, queue: EventQueue, log: RunLog, now: float) -> None:
+@compiled_part
+def _stop_runs(state: QueueState, queue: EventQueue, log: RunLog, now: float) -> None:
     """Stop the preempted runs. Each holds its resources until it has stopped."""
+    rules, runs, claims, stops = state.rules, state.runs, state.claims, queue.stops
     for at in range(claims.counts[STOPS]):
         task = claims.stops[at]
         run = runs.run[task]
@@ -519,20 +433,20 @@ def _stop_runs(rules: QueueRules, runs: TaskRuns, claims: Claims, queue: EventQu
         if is_starting or (delay == 0.0 and not saved > log.times[run, SAVED_BEFORE]):
             log.times[run, COMPUTING_SINCE] = np.nan
         runs.is_stopping[task] = True
-        slot = (queue.counts[FIRST_STOP] + queue.counts[STOPPING]) % queue.stop_tasks.shape[0]
+        slot = (stops[FIRST_STOP] + stops[STOPPING]) % queue.stop_tasks.shape[0]
         queue.stop_times[slot], queue.stop_tasks[slot] = now + rules.stop, task
-        queue.counts[STOPPING] += 1
+        stops[STOPPING] += 1
     claims.counts[STOPS] = 0
 
 
-@compiled_without_references
-def _next_demotion(runs: TaskRuns, queue: EventQueue, progress: Progress, log: RunLog) -> float:
+@compiled_part
+def _next_demotion(state: QueueState, queue: EventQueue, log: RunLog) -> float:
     """Return the time of the next demotion of a current run; infinity if there is none."""
-    while queue.counts[DEMOTIONS] > 0:
-        run = queue.demoted_runs[0]
-        current = runs.run[log.numbers[run, TASK]]
-        if current >= 0 and (current == run or log.numbers[current, START_STEP] == progress.counts[STEPS]):
-            return float(queue.demotion_times[0])
-        pop(queue.demotion_times, queue.demoted_runs, queue.counts[DEMOTIONS])
-        queue.counts[DEMOTIONS] -= 1
+    demotions = queue.demotions
+    while demotions.size[0] > 0:
+        run = demotions.tasks[0]
+        current = state.runs.run[log.numbers[run, TASK]]
+        if current >= 0 and (current == run or log.numbers[current, START_STEP] == state.counts[STEPS]):
+            return float(demotions.times[0])
+        pop_task(demotions)
     return np.inf

@@ -32,6 +32,9 @@ FIFO_ORDERS = ("fifo", "fifo-skip")
 
 LAS_THRESHOLD = "threshold_gpu_seconds"
 
+MAX_PRIORITY = 2**62
+"""Priorities of larger absolute value are not numbers of the compiled code."""
+
 SJF_SETTINGS = {"durations": "known", "defragment": False}
 """The settings of `sjf` that its replay supports: the defaults."""
 
@@ -89,7 +92,7 @@ def find_replay(experiment: Experiment, min_jobs: int | None = None) -> Replay |
     if policy in ORDERS:
         if not _is_plain_queue(policy, own) or placement not in QUEUE_PLACEMENTS:
             return None
-        if conditions.costs.report_every is not None or any(job.change_limit is not None for job in jobs):
+        if conditions.costs.report_every is not None or not all(map(_is_plain_job, jobs)):
             return None
         threshold = float(own.get(LAS_THRESHOLD, THRESHOLD_GPU_SECONDS))
         return _QueueReplay(jobs, cluster, cast(QueueOrder, policy), placement, seed, conditions.costs, threshold)
@@ -100,6 +103,8 @@ def find_replay(experiment: Experiment, min_jobs: int | None = None) -> Replay |
             return None
         return _FifoReplay(jobs, cluster, cast(FifoOrder, policy), placement, seed)
     if policy == "easy" and _is_plain_easy(own) and placement in PLACEMENTS and _has_equal_speeds(cluster):
+        if jobs and jobs[0].submitted < 0:  # its bounds of times are ≥ 0
+            return None
         return _EasyReplay(jobs, cluster, own.get("backfill_order", "shortest"), placement)
     return None
 
@@ -175,6 +180,11 @@ def _is_plain_easy(settings: Mapping[str, Any]) -> bool:
     return all(settings.get(name) == value for name, value in required.items()) and (
         settings.keys() - without_effect <= required.keys()
     )
+
+
+def _is_plain_job(job: Job) -> bool:
+    """Whether a job may be preempted at any time, and its priority is a number of the compiled code."""
+    return job.change_limit is None and abs(job.priority) < MAX_PRIORITY
 
 
 def _is_plain_queue(policy: str, settings: Mapping[str, Any]) -> bool:

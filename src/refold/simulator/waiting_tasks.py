@@ -15,7 +15,7 @@ from refold.packing import Bools, Floats, Ints
 
 NO_TASK = -1
 
-REQUEUED = -(2**60)
+_BEFORE_NEW_TASKS = -(2**60)
 """Added to the numbers of tasks that wait again, so that among equal keys they come first."""
 
 _CLOSED, _ADDED = range(2)
@@ -97,7 +97,7 @@ def add_task(waiting: WaitingTasks, task: int, major: int, minor: float, requeue
     """Add a task; return whether it is now the first of its demand."""
     waiting.counts[_ADDED] += 1
     waiting.major[task], waiting.minor[task] = major, minor
-    waiting.number[task] = waiting.counts[_ADDED] + (REQUEUED if requeued else 0)
+    waiting.number[task] = waiting.counts[_ADDED] + (_BEFORE_NEW_TASKS if requeued else 0)
     demand = waiting.demand_of[task]
     first, position = waiting.first_slot[demand], waiting.sizes[demand]
     waiting.sizes[demand] += 1

@@ -11,6 +11,7 @@ import typer
 
 from refold.cli import TraceNames, TraceOptions, max_gpus_per_node, parse_duration_option, with_option_groups
 from refold.cli.views import AsJson, Column, Table, plural, print_json, print_line, print_tables, progress
+from refold.cli.written_files import write_atomically
 
 if TYPE_CHECKING:
     from refold.policies.learned import Parameters
@@ -208,24 +209,13 @@ def _read_state(out: Path, fingerprint: str) -> EvolutionState | None:
 def _write_state(out: Path, fingerprint: str, state: EvolutionState) -> None:
     import msgspec
 
-    _write(_state_file(out), msgspec.json.encode((fingerprint, state)))
+    write_atomically(_state_file(out), msgspec.json.encode((fingerprint, state)))
 
 
 def _write_weights(out: Path, learned: Parameters) -> None:
     import msgspec
 
-    _write(out, msgspec.yaml.encode(learned))
-
-
-def _write(path: Path, contents: bytes) -> None:
-    from refold.errors import BadFile
-
-    unfinished = path.with_name(path.name + ".new")
-    try:
-        unfinished.write_bytes(contents)
-        unfinished.replace(path)
-    except OSError as error:
-        raise BadFile(path, f"cannot be written: {error.strerror or error}") from None
+    write_atomically(out, msgspec.yaml.encode(learned))
 
 
 def _print_summary(summary: dict[str, Any], out: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from refold.cli.inputs.workload import Workload
+from refold.cli.written_files import write_atomically
 from refold.model import Cluster, Job
 
 if TYPE_CHECKING:
@@ -55,14 +56,8 @@ class KeptHistory:
 
     def write(self) -> None:
         """Write the jobs to the file, unless they are from there."""
-        from refold.errors import BadFile
-
-        if self._new is None:
-            return
-        try:
-            self._path.write_bytes(msgspec.json.encode(self._new))
-        except OSError as error:
-            raise BadFile(self._path, f"cannot be written: {error.strerror or error}") from None
+        if self._new is not None:
+            write_atomically(self._path, msgspec.json.encode(self._new))
 
 
 def _contents(cluster: str | None) -> bytes:

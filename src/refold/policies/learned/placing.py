@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refold.jit import compiled, inlined
+from refold.jit import compiled_without_references, inlined
 from refold.model import WHOLE
 from refold.packing import (
     CPU_FREE,
@@ -24,7 +24,7 @@ from refold.packing import (
 from refold.policies.learned.arrays import JobColumns, Shares
 
 
-@compiled
+@compiled_without_references
 def add_rows(free: FreeArrays, shares: Shares, job: int, sign: int) -> None:
     """Release what a job holds (sign 1), or take it again (-1)."""
     for row in range(shares.first_row[job], shares.first_row[job + 1]):
@@ -56,7 +56,7 @@ def _is_row_free(free: FreeArrays, shares: Shares, row: int) -> bool:
     )
 
 
-@compiled
+@compiled_without_references
 def take_if_free(free: FreeArrays, shares: Shares, job: int) -> bool:
     """Take what a job holds, if all of it is free; otherwise take nothing."""
     first, end = shares.first_row[job], shares.first_row[job + 1]
@@ -79,7 +79,7 @@ def take_if_free(free: FreeArrays, shares: Shares, job: int) -> bool:
     return True
 
 
-@compiled
+@compiled_without_references
 def take_available(free: FreeArrays, shares: Shares, job: int) -> None:
     """Take the free part of what a job will hold."""
     nodes, gpus = free.nodes, free.gpus
@@ -96,7 +96,7 @@ def take_available(free: FreeArrays, shares: Shares, job: int) -> None:
         adjust_free(nodes, gpus, free.bits, node, 0, 0, -cpu, -memory)
 
 
-@compiled
+@compiled_without_references
 def place(free: FreeArrays, rule: PlacementRule, jobs: JobColumns, shares: Shares, job: int) -> bool:
     """Take resources for all instances of a job and write them to its rows; otherwise take nothing."""
     return place_demand(free, rule, jobs.demand[job], shares.placements, shares.first_row[job])
