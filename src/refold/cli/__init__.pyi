@@ -82,3 +82,4 @@ from .policy_guard import make_guarded_policy as make_guarded_policy
 from .source_options import SourceOptions as SourceOptions
 from .stopping import stoppable as stoppable
 from .tuning_runs import start_tuning_runs as start_tuning_runs, study_inputs as study_inputs
+from .written_files import write_atomically as write_atomically

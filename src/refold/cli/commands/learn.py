@@ -9,9 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli import TraceNames, TraceOptions, max_gpus_per_node, parse_duration_option, with_option_groups
+from refold.cli import (
+    TraceNames,
+    TraceOptions,
+    max_gpus_per_node,
+    parse_duration_option,
+    with_option_groups,
+    write_atomically,
+)
 from refold.cli.views import AsJson, Column, Table, plural, print_json, print_line, print_tables, progress
-from refold.cli.written_files import write_atomically
 
 if TYPE_CHECKING:
     from refold.policies.learned import Parameters

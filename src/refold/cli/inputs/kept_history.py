@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from refold.cli import write_atomically
 from refold.cli.inputs.workload import Workload
-from refold.cli.written_files import write_atomically
 from refold.model import Cluster, Job
 
 if TYPE_CHECKING:
