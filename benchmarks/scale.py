@@ -32,6 +32,8 @@ CASES = (
     *(Case(policy, jobs, 1_250) for policy in ("fifo", "easy") for jobs in (10_000, 100_000, 1_000_000)),
     *(Case(policy, 1_000_000, 125) for policy in ("fifo", "easy")),
     *(Case(policy, 1_000_000, nodes) for policy in ("las", "srtf") for nodes in (125, 1_250)),
+    *(Case("easy-predicted", 1_000_000, nodes) for nodes in (125, 1_250)),
+    Case("easy-predicted", 100_000, 1_250),
     *(Case("refold", jobs, 125) for jobs in (1_000, 3_000, 10_000, 30_000)),
     *(Case("refold", jobs, nodes) for jobs in (1_000, 10_000) for nodes in (1_250, 12_500)),
 )
@@ -72,9 +74,10 @@ def _page(measured: dict[Case, Measured]) -> str:
 How long simulations of large clusters take, and how much memory they need. The jobs are synthetic (`refold trace
 generate`: most are small and short, a few are large and long), at {LOAD:.0%} of the capacity of nodes with
 {GPUS_PER_NODE} GPUs. As in `refold compare`, no journal is written and no start estimates are made. `fifo`, `las`,
-`srtf`, and `easy` with known run times, are compiled replays; `refold` runs in the general simulator. CPU time of one
-core; the peak memory includes the jobs. The machine, with two cores, did other work at the same time, least for `fifo`,
-`easy` and `las`. A million jobs under `refold` were not simulated: at its time per job, that takes hours.
+`srtf`, and `easy` with known run times and with predicted ones (`easy-predicted`), are compiled replays; `refold` runs
+in the general simulator. CPU time of one core; the peak memory includes the jobs. The machine, with two cores,
+did other work at the same time, least for `fifo`, `easy` and `las`. A million jobs under `refold` were not simulated:
+at its time per job, that takes hours.
 
 ```sh
 python -m benchmarks.scale --write

@@ -16,10 +16,15 @@ GPUS_PER_NODE = 8
 SETTINGS: dict[str, dict[str, Any]] = {
     "fifo": {},
     "easy": {"durations": "known", "start_estimates": False},
+    "easy-predicted": {"start_estimates": False},
     "srtf": {},
     "las": {},
     "refold": {"start_estimates": False},
 }
+
+
+PREDICTED = "-predicted"
+"""Ends the name of a policy with predicted run times."""
 
 
 class Measured(NamedTuple):
@@ -35,6 +40,7 @@ class Measured(NamedTuple):
 def run(policy: str, jobs: int, nodes: int) -> Measured:
     """Simulate one case, after a few jobs that load the kernels; called in a fresh process."""
     cluster, settings = read_cluster(f"{nodes}x{GPUS_PER_NODE}:A100"), SETTINGS[policy]
+    policy = policy.removesuffix(PREDICTED)
     workload = generate(everyday_workload(jobs).for_load(cluster, LOAD), seed=1).jobs
 
     def history(count: int) -> History:

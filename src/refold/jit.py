@@ -10,28 +10,34 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, fields
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, dataclass_transform
 
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, datamodel, imputils, types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
-from numba.extending import intrinsic
+from numba.core.typing.templates import AttributeTemplate
+from numba.experimental import structref
+from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, lower_setattr_generic
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+_code, _ir, _models, _results, _structs = cast(tuple[Any, ...], (cgutils, ir, datamodel, imputils, structref))
 
 _PACKAGE = Path(__file__).parent
 _SHARED_SOURCES = [
     *sorted(_PACKAGE.glob("packing/*.py")),
-    _PACKAGE / "predict" / "kernels.py",
+    *(_PACKAGE / "predict" / f"{name}.py" for name in ("kernels", "numbered")),
     *(_PACKAGE / "policies" / "learned" / f"{name}.py" for name in ("arrays", "placing", "round", "scores")),
     _PACKAGE / "model" / "units.py",
 ]
@@ -182,6 +188,72 @@ def _empty_if_unreadable(load_index: Callable[[], Any]) -> Callable[[], Any]:
             return {}
 
     return load
+
+
+@dataclass_transform()
+def struct(fields_of: type[T]) -> type[T]:
+    """Make a class a dataclass that compiled functions can create, change and pass by reference.
+
+    They do not accept its instances from Python, but can create one from the tuple that `values_of` returns. A state of
+    many arrays as a tuple is passed by value: Numba passes each number of each array as an argument of its own, and
+    takes minutes to compile functions with thousands of them. Functions that do not count references can read fields,
+    but not set them; an array that they have read must not be used after it has been replaced.
+    """
+    made = dataclass(fields_of)
+    name = f"{made.__name__}Type"
+    struct_type: Any = type(name, (types.StructRef,), {"__module__": made.__module__, "preprocess_fields": _plain})
+    setattr(sys.modules[made.__module__], name, struct_type)  # cached kernels refer to it by this name
+    _models.default_manager.register(struct_type, _models.models.StructRefModel)
+    _define_fields(struct_type)
+    _structs.define_constructor(made, struct_type, [field.name for field in fields(cast(Any, made))])
+    return made
+
+
+def _plain(_self: Any, members: Any) -> Any:
+    return tuple((name, cast(Any, types).unliteral(member)) for name, member in members)
+
+
+def _define_fields(struct_type: Any) -> None:
+    """Let compiled functions read and set the fields of a struct: as `structref.register`, but also without counts."""
+
+    class Attributes(AttributeTemplate):
+        key = struct_type
+
+        def generic_resolve(self, typ: Any, attr: str) -> Any:  # type: ignore[override]
+            return typ.field_dict.get(attr)
+
+    def read(context: Any, builder: Any, typ: Any, value: Any, attr: str) -> Any:
+        found = getattr(_payload(context, builder, typ, value), attr)
+        return _results.impl_ret_borrowed(context, builder, typ.field_dict[attr], found)
+
+    def write(context: Any, builder: Any, signature: Any, arguments: Any, attr: str) -> None:
+        (typ, value_type), (instance, value) = signature.args, arguments
+        payload, field_type = _payload(context, builder, typ, instance), typ.field_dict[attr]
+        new = context.cast(builder, value, value_type, field_type)
+        old = getattr(payload, attr)
+        context.nrt.incref(builder, field_type, new)
+        context.nrt.decref(builder, field_type, old)
+        setattr(payload, attr, new)
+
+    infer_getattr(Attributes)  # type: ignore[no-untyped-call]
+    lower_getattr_generic(struct_type)(read)  # type: ignore[no-untyped-call]
+    lower_setattr_generic(struct_type)(write)  # type: ignore[no-untyped-call]
+
+
+def _payload(context: Any, builder: Any, typ: Any, value: Any) -> Any:
+    """Return the fields of a struct, from the reference to it."""
+    reference = _code.create_struct_proxy(typ)(context, builder, value=value)
+    word, pointer = _ir.IntType(64), _ir.PointerType(ir.IntType(8))
+    counted = _ir.LiteralStructType([word, pointer, pointer, pointer, word])  # the fourth is the pointer to the data
+    data = builder.load(_code.gep(builder, builder.bitcast(reference.meminfo, counted.as_pointer()), 0, 3))
+    fields_type = typ.get_data_type()
+    stored = context.data_model_manager[fields_type].get_value_type().as_pointer()
+    return _code.create_struct_proxy(fields_type)(context, builder, ref=builder.bitcast(data, stored))
+
+
+def values_of(instance: Any) -> tuple[Any, ...]:
+    """Return the values of the fields of a struct, in order."""
+    return tuple(getattr(instance, field.name) for field in fields(instance))
 
 
 def inlined(function: F) -> F:

@@ -23,7 +23,7 @@ from refold.simulator import (
     find_replay,
     simulate,
 )
-from refold.simulator.replay_choice import MIN_JOBS, QUEUE_MIN_JOBS
+from refold.simulator.replay_choice import MIN_JOBS, PREDICTED_MIN_JOBS, QUEUE_MIN_JOBS
 from refold.testing import make_cluster, make_job, seeded_workload
 
 KNOWN = {"durations": "known", "start_estimates": False}
@@ -34,6 +34,8 @@ REPLAYED: list[tuple[str, dict[str, Any]]] = [
     ("sjf", {}),
     ("srtf", {}),
     ("las", {"threshold_gpu_seconds": 60.0}),
+    ("easy", {"start_estimates": False}),
+    ("easy", {"start_estimates": False, "preempt": "never", "duration_quantile": 0.3, "placement": "tetris"}),
     ("easy", KNOWN),
     ("easy", {**KNOWN, "backfill_order": "queue", "placement": "tetris", "preempt": "never", "confidence": 0.9}),
 ]
@@ -88,6 +90,12 @@ def test_a_history_without_jobs_has_measures() -> None:
         ("fifo", {"placement": "genetic"}),
         ("fifo", {"watch": {}}),
         ("easy", {}),
+        ("easy", {"start_estimates": False, "depth": 4}),
+        ("easy", {"start_estimates": False, "order": "shortest"}),
+        ("easy", {"start_estimates": False, "backfill_order": "queue"}),
+        ("easy", {"start_estimates": False, "confidence": 1.5}),
+        ("easy", {"start_estimates": False, "durations": "limit"}),
+        ("easy", {"start_estimates": False, "placement": "worth"}),
         ("easy", {"durations": "known"}),
         ("easy", {**KNOWN, "depth": 4}),
         ("easy", {**KNOWN, "placement": "worth"}),
@@ -136,6 +144,12 @@ def test_times_below_zero_have_no_replay_of_easy() -> None:
     assert find_replay(Experiment("fifo", {}, before, cluster), min_jobs=0) is not None
 
 
+def test_the_replay_of_easy_with_predictions_does_not_support_jobs_with_a_number_of_steps() -> None:
+    jobs, cluster = equal_workload(1)
+    counted = [*jobs[:3], replace(jobs[3], steps=100), *jobs[4:]]
+    assert find_replay(Experiment("easy", {"start_estimates": False}, counted, cluster), min_jobs=0) is None
+
+
 def test_priorities_limits_and_unknown_run_times_have_no_replay() -> None:
     jobs, cluster = equal_workload(1)
     limited = replace(cluster, tenants=(Tenant("default", limit_gpus=2),))
@@ -173,8 +187,16 @@ def test_only_recorded_run_times_of_the_same_cluster_have_a_replay() -> None:
     assert not has_replay(TwiceAsFast(cluster))
 
 
-@pytest.mark.parametrize(("policy", "least"), [("fifo", MIN_JOBS), ("srtf", QUEUE_MIN_JOBS)])
-def test_few_jobs_are_simulated_without_compiling_a_replay(policy: str, least: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "settings", "least"),
+    [
+        ("fifo", {}, MIN_JOBS),
+        ("srtf", {}, QUEUE_MIN_JOBS),
+        ("easy", KNOWN, MIN_JOBS),
+        ("easy", {"start_estimates": False}, PREDICTED_MIN_JOBS),
+    ],
+)
+def test_few_jobs_are_simulated_without_compiling_a_replay(policy: str, settings: dict[str, Any], least: int) -> None:
     jobs, cluster = [make_job(f"j{number}", at=number) for number in range(least)], make_cluster(1)
-    assert find_replay(Experiment(policy, {}, jobs[1:], cluster)) is None
-    assert find_replay(Experiment(policy, {}, jobs, cluster)) is not None
+    assert find_replay(Experiment(policy, settings, jobs[1:], cluster)) is None
+    assert find_replay(Experiment(policy, settings, jobs, cluster)) is not None

@@ -88,5 +88,19 @@ from .shortest_tasks import (
     remove_waiting as remove_waiting,
     shortest_waiting as shortest_waiting,
 )
-from .timetable import BookedJobs as BookedJobs, Timetable as Timetable
+from .timetable import (
+    BookedJobs as BookedJobs,
+    FreeIntervals as FreeIntervals,
+    Timetable as Timetable,
+    change_interval as change_interval,
+    drop_past_intervals as drop_past_intervals,
+    earliest_start as earliest_start,
+    first_that_can_start_earlier as first_that_can_start_earlier,
+    initial_intervals as initial_intervals,
+    is_overbooked as is_overbooked,
+    longest_free_duration as longest_free_duration,
+    longest_free_duration_on as longest_free_duration_on,
+    with_doubled_capacity as with_doubled_capacity,
+    write_free_during as write_free_during,
+)
 from .trial import Trial as Trial

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refold.jit import compiled, count_ones, inlined
+from refold.jit import compiled, compiled_without_references, count_ones, inlined
 from refold.model import WHOLE, Cluster, Demand, Placement, Seconds, Share
 from refold.packing.free import FreeResources, mask_from_indices
 from refold.packing.kernels import need_at, set_free
@@ -111,7 +111,7 @@ class Timetable:
                 sign * share.memory_mib,
             )
             while not change_interval(self._intervals, share.node, start, end, *amounts):
-                self._intervals = _with_doubled_capacity(self._intervals)
+                self._intervals = with_doubled_capacity(self._intervals)
 
     def drop_before(self, now: Seconds) -> None:
         """Discard intervals that ended before `now`."""
@@ -199,12 +199,14 @@ def initial_intervals(free: FreeResources) -> FreeIntervals:
     return intervals
 
 
-def _with_doubled_capacity(intervals: FreeIntervals) -> FreeIntervals:
+@compiled
+def with_doubled_capacity(intervals: FreeIntervals) -> FreeIntervals:
     """Return the same intervals in arrays of twice the size."""
-    starts = np.concatenate([intervals.starts, np.full_like(intervals.starts, -inf)], axis=1)
-    return FreeIntervals(
-        intervals.number, starts, np.concatenate([intervals.free, np.zeros_like(intervals.free)], axis=1)
-    )
+    nodes, capacity, columns = intervals.free.shape
+    starts, free = np.full((nodes, 2 * capacity), -np.inf), np.zeros((nodes, 2 * capacity, columns), np.int64)
+    starts[:, :capacity] = intervals.starts
+    free[:, :capacity] = intervals.free
+    return FreeIntervals(intervals.number, starts, free)
 
 
 # --- intervals of one node ----------------------------------------------------------------------------------
@@ -224,6 +226,13 @@ def _interval_at(intervals: FreeIntervals, node: int, time: float) -> int:
 
 
 @inlined
+def _copy(intervals: FreeIntervals, node: int, interval: int, to: int) -> None:
+    """Copy the free resources of an interval to another one."""
+    for column in range(intervals.free.shape[2]):
+        intervals.free[node, to, column] = intervals.free[node, interval, column]
+
+
+@inlined
 def _split(intervals: FreeIntervals, node: int, time: float) -> int:
     """Split the interval that contains a time, if needed, and return the interval that starts at it."""
     at = _interval_at(intervals, node, time)
@@ -231,9 +240,9 @@ def _split(intervals: FreeIntervals, node: int, time: float) -> int:
         return at
     for interval in range(intervals.number[node], at + 1, -1):
         intervals.starts[node, interval] = intervals.starts[node, interval - 1]
-        intervals.free[node, interval] = intervals.free[node, interval - 1]
+        _copy(intervals, node, interval - 1, interval)
     intervals.starts[node, at + 1] = time
-    intervals.free[node, at + 1] = intervals.free[node, at]
+    _copy(intervals, node, at, at + 1)
     intervals.number[node] += 1
     return at + 1
 
@@ -248,11 +257,11 @@ def _merge(intervals: FreeIntervals, node: int, interval: int) -> None:
             return
     for later in range(interval + 1, intervals.number[node]):
         intervals.starts[node, later - 1] = intervals.starts[node, later]
-        intervals.free[node, later - 1] = intervals.free[node, later]
+        _copy(intervals, node, later, later - 1)
     intervals.number[node] -= 1
 
 
-@compiled
+@compiled_without_references
 def change_interval(
     intervals: FreeIntervals, node: int, start: float, end: float, mask: int, milli: int, cpu: int, memory: int
 ) -> bool:
@@ -283,7 +292,7 @@ def change_interval(
     return True
 
 
-@compiled
+@compiled_without_references
 def is_overbooked(
     intervals: FreeIntervals, node: int, start: float, end: float, mask: int, cpu: bool, memory: bool
 ) -> bool:
@@ -299,7 +308,7 @@ def is_overbooked(
     return False
 
 
-@compiled
+@compiled_without_references
 def drop_past_intervals(intervals: FreeIntervals, now: float) -> None:
     """Discard the intervals that have ended."""
     for node in range(len(intervals.number)):
@@ -307,7 +316,7 @@ def drop_past_intervals(intervals: FreeIntervals, now: float) -> None:
         if past > 0:
             for interval in range(past, intervals.number[node]):
                 intervals.starts[node, interval - past] = intervals.starts[node, interval]
-                intervals.free[node, interval - past] = intervals.free[node, interval]
+                _copy(intervals, node, interval, interval - past)
             intervals.number[node] -= past
 
 
@@ -372,7 +381,7 @@ def _has_suitable_gpus(nodes: Ints, up: Ints, node: int, need: Need) -> bool:
     return suitable and (need.gpus == 0 or nodes[node, TYPE_BIT] & need.types != 0)
 
 
-@compiled
+@compiled_without_references
 def first_that_can_start_earlier(
     intervals: FreeIntervals,
     nodes: Ints,
@@ -438,7 +447,7 @@ def _earliest_start_on_node(
     return np.inf
 
 
-@compiled
+@compiled_without_references
 def earliest_start(
     intervals: FreeIntervals,
     nodes: Ints,
@@ -547,7 +556,7 @@ def _free_duration_on_node(
     return np.inf
 
 
-@compiled
+@compiled_without_references
 def longest_free_duration(
     intervals: FreeIntervals, nodes: Ints, up: Ints, demands: Ints, now: float, gpu_free: Ints
 ) -> float:
@@ -564,7 +573,7 @@ def longest_free_duration(
     return _longest_free_duration_of_gang(intervals, nodes, up, need, now, gpu_free)
 
 
-@compiled
+@compiled_without_references
 def longest_free_duration_on(
     intervals: FreeIntervals, nodes: Ints, up: Ints, candidates: Ints, demands: Ints, now: float, gpu_free: Ints
 ) -> float:
@@ -634,7 +643,7 @@ def write_free_on_node(
     set_free(nodes, gpus, bits, node, gpu_free, max(cpu, 0), max(memory, 0))
 
 
-@compiled
+@compiled_without_references
 def write_free_during(
     intervals: FreeIntervals, nodes: Ints, gpus: Ints, bits: Words, start: float, end: float, gpu_free: Ints
 ) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from refold.jit import compiled, inlined
+from refold.jit import compiled, compiled_without_references, inlined
 
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
@@ -220,7 +220,9 @@ def find_or_claim_row(tables: ContextTables, tick: int, hash_value: np.uint64) -
         if tables.last_used[row] < tables.last_used[oldest]:
             oldest = row
     tables.hashes[oldest], tables.last_used[oldest] = hash_value, tick
-    tables.log_odds[oldest], tables.examples[oldest], tables.recent[oldest] = 0.0, 0.0, tables.recent[TABLE_ROWS]
+    tables.log_odds[oldest], tables.examples[oldest] = 0.0, 0.0
+    for column in range(RECENT_COLUMNS):
+        tables.recent[oldest, column] = tables.recent[TABLE_ROWS, column]
     return oldest
 
 
@@ -273,16 +275,30 @@ def context_keys(static: Hashes, now: float, hints: Floats, tables: ContextTable
     return keys
 
 
-@compiled
-def count_arrival(keys: Hashes, now: float, tables: ContextTables, tick: int) -> None:
-    """Count a job of these contexts as unfinished."""
+@inlined
+def replaces_context(hashes: Hashes, hash_value: np.uint64) -> bool:
+    """Return whether a context has no row, and there is no unused one for it."""
+    start = int(hash_value >> np.uint64(40))
+    for probe in range(PROBES):
+        found = hashes[(start + probe) % TABLE_ROWS]
+        if found == hash_value or found == np.uint64(0):
+            return False
+    return True
+
+
+@compiled_without_references
+def count_arrival(keys: Hashes, now: float, tables: ContextTables, tick: int) -> int:
+    """Count a job of these contexts as unfinished; return how many other contexts have lost their rows to them."""
+    replaced = 0
     for at in range(STATIC_CONTEXTS):
+        replaced += replaces_context(tables.hashes, keys[at])
         row = find_or_claim_row(tables, tick, keys[at])
         tables.recent[row, UNFINISHED] += 1.0
         tables.recent[row, LAST_ARRIVAL] = now
+    return replaced
 
 
-@compiled
+@compiled_without_references
 def count_departure(keys: Hashes, tables: ContextTables) -> None:
     """Count a job of these contexts as no longer unfinished."""
     for at in range(STATIC_CONTEXTS):
@@ -296,11 +312,17 @@ def log_odds_tree(masses: Floats) -> Singles:
     """Return the tree of log odds for these bin probabilities."""
     tree, log_odds = np.empty(2 * BINS), np.zeros(BINS, np.float32)
     tree[BINS:] = masses
+    write_log_odds(tree, log_odds)
+    return log_odds
+
+
+@compiled_without_references
+def write_log_odds(tree: Floats, log_odds: Singles) -> None:
+    """Write the log odds of a tree whose second half are the bin probabilities; the first half is overwritten."""
     for node in range(BINS - 1, 0, -1):
         shorter, longer = tree[2 * node], tree[2 * node + 1]
         tree[node] = shorter + longer
         log_odds[node] = math.log(longer / shorter)
-    return log_odds
 
 
 @compiled
@@ -315,7 +337,7 @@ def log_normal_bins(seconds: float, width: float, uniform: float) -> Floats:
     return masses
 
 
-@inlined
+@compiled_without_references
 def predict_row(row: int, rate: int, coarser: Singles, tables: ContextTables, output: Singles) -> None:
     """Write the log odds of a row for each node, blended with the coarser context where it has few examples."""
     for node in range(BINS):
@@ -324,7 +346,7 @@ def predict_row(row: int, rate: int, coarser: Singles, tables: ContextTables, ou
         output[node] = coarser[node] + own * (tables.log_odds[row, rate, node] - coarser[node])
 
 
-@inlined
+@compiled_without_references
 def predict_both_rates(row: int, coarser: int, step: int, tables: ContextTables, inputs: Singles, output: int) -> None:
     """Write both inputs of a row, from `output` on, as `predict_row` does; `coarser`, `step`: of the coarser inputs."""
     for node in range(BINS):
@@ -335,10 +357,9 @@ def predict_both_rates(row: int, coarser: int, step: int, tables: ContextTables,
         inputs[output + 1, node] = slow + own * (tables.log_odds[row, 1, node] - slow)
 
 
-@inlined
-def times_from_ratios(ratios: Singles, hint_seconds: float) -> Singles:
-    """Convert log odds of ratios to a hint into log odds of times."""
-    masses, shifted = np.empty(2 * BINS), np.empty(BINS)
+@compiled_without_references
+def times_from_ratios(ratios: Singles, hint_seconds: float, masses: Floats, shifted: Floats, output: Singles) -> None:
+    """Convert log odds of ratios to a hint into log odds of times. `masses` and `shifted` are overwritten."""
     masses[1] = 1.0
     for node in range(1, BINS):
         longer = sigmoid(ratios[node])
@@ -350,20 +371,23 @@ def times_from_ratios(ratios: Singles, hint_seconds: float) -> Singles:
         ratio = at + whole
         lower = masses[BINS + ratio] if 0 <= ratio < BINS else 0.0
         upper = masses[BINS + ratio + 1] if -1 <= ratio < BINS - 1 else 0.0
-        shifted[at] = lower + (shift - whole) * (upper - lower) + 1e-6
-    return log_odds_tree(shifted)
+        shifted[BINS + at] = lower + (shift - whole) * (upper - lower) + 1e-6
+    output[0] = 0.0
+    write_log_odds(shifted, output)
 
 
-@inlined
-def borrow(at: int, rate: int, keys: Hashes, tables: ContextTables, inputs: Singles, coarser: Singles) -> None:
+@compiled_without_references
+def borrow(
+    at: int, rate: int, keys: Hashes, tables: ContextTables, inputs: Singles, found: Singles, coarser: Singles
+) -> None:
     """Change what a context backs off to by other owners' jobs: an owner to its tenant, a kind by its name."""
-    all_jobs, found = inputs[1 + ALL * RATES + rate], np.empty(BINS, np.float32)
+    all_jobs = inputs[1 + ALL * RATES + rate]
     if at == OWNER and keys[TENANT] != np.uint64(0):
-        predict_row(find_row(tables.hashes, keys[TENANT]), rate, all_jobs, tables, found)
-        coarser[:] = found
+        predict_row(find_row(tables.hashes, keys[TENANT]), rate, all_jobs, tables, coarser)
     elif at == KIND and keys[NAME] != np.uint64(0):
         predict_row(find_row(tables.hashes, keys[NAME]), rate, all_jobs, tables, found)
-        coarser += np.float32(NAME_WEIGHT) * (found - all_jobs)
+        for node in range(BINS):
+            coarser[node] += np.float32(NAME_WEIGHT) * (found[node] - all_jobs[node])
 
 
 @compiled
@@ -374,10 +398,24 @@ def collect_inputs(
 
     `prior` and `ratios` are the priors of times and of ratios to hints.
     """
-    hint_count = HINTS if hints[MODEL_HINT] > 0.0 else 2 if hints[LIMIT_HINT] > 0.0 else 1
-    inputs = np.zeros((1 + (TIME_CONTEXTS + hint_count) * RATES, BINS), np.float32)
+    inputs = np.zeros((1 + (TIME_CONTEXTS + hint_count(hints)) * RATES, BINS), np.float32)
     inputs[0] = prior
-    coarser = np.empty(BINS, np.float32)
+    write_inputs(keys, hints, tables, ratios, inputs, np.empty((2, BINS), np.float32), np.empty((2, 2 * BINS)))
+    return inputs, min(magnitude(tables.examples[find_row(tables.hashes, keys[FULL]), 1]), EXPERIENCE_BUCKETS - 1)
+
+
+@inlined
+def hint_count(hints: Floats) -> int:
+    """Return for how many hints a job has inputs."""
+    return HINTS if hints[MODEL_HINT] > 0.0 else 2 if hints[LIMIT_HINT] > 0.0 else 1
+
+
+@compiled_without_references
+def write_inputs(
+    keys: Hashes, hints: Floats, tables: ContextTables, ratios: Singles, inputs: Singles, rows: Singles, trees: Floats
+) -> None:
+    """Write the log odds of each input. Its first row is the prior; `rows` and `trees` are overwritten."""
+    coarser, fine = rows[0], rows[1]
     for at in range(TIME_CONTEXTS):
         row, first = find_row(tables.hashes, keys[at]), 1 + BACKOFF[at] * RATES
         if at == ALL:
@@ -386,27 +424,37 @@ def collect_inputs(
             predict_both_rates(row, first, 1, tables, inputs, 1 + at * RATES)
         else:
             for rate in range(RATES):
-                coarser[:] = inputs[first + rate]
-                borrow(at, rate, keys, tables, inputs, coarser)
+                for node in range(BINS):
+                    coarser[node] = inputs[first + rate, node]
+                borrow(at, rate, keys, tables, inputs, fine, coarser)
                 predict_row(row, rate, coarser, tables, inputs[1 + at * RATES + rate])
-    coarse, fine = np.empty(BINS, np.float32), np.empty(BINS, np.float32)
-    for hint in range(hint_count):
+    for hint in range(hint_count(hints)):
         at = TIME_CONTEXTS + 2 * hint
         for rate in range(RATES):
             output = inputs[1 + (TIME_CONTEXTS + hint) * RATES + rate]
             if hints[hint] > 0.0:
-                predict_row(find_row(tables.hashes, keys[at]), rate, ratios[hint], tables, coarse)
-                predict_row(find_row(tables.hashes, keys[at + 1]), rate, coarse, tables, fine)
-                output[:] = times_from_ratios(fine, hints[hint])
+                predict_row(find_row(tables.hashes, keys[at]), rate, ratios[hint], tables, coarser)
+                predict_row(find_row(tables.hashes, keys[at + 1]), rate, coarser, tables, fine)
+                times_from_ratios(fine, hints[hint], trees[0], trees[1], output)
             elif hint == RECENT_HINT:  # no job like it has ended yet
-                output[:] = inputs[1 + FULL * RATES + rate]
-    return inputs, min(magnitude(tables.examples[find_row(tables.hashes, keys[FULL]), 1]), EXPERIENCE_BUCKETS - 1)
+                full = inputs[1 + FULL * RATES + rate]
+                for node in range(BINS):
+                    output[node] = full[node]
 
 
 @compiled
 def mix_survival(inputs: Singles, variant: int, experience: int, weights: MixingWeights) -> Floats:
     """Mix the inputs and return the probability to exceed each bin edge; not calibrated."""
-    total = np.zeros(BINS, np.float32)
+    masses = np.empty(2 * BINS)
+    mix_masses(inputs, variant, experience, weights, np.zeros(BINS, np.float32), masses)
+    return survival_from_masses(masses[BINS:])
+
+
+@compiled_without_references
+def mix_masses(
+    inputs: Singles, variant: int, experience: int, weights: MixingWeights, total: Singles, masses: Floats
+) -> None:
+    """Mix the inputs and write the tree of probabilities; `total` has zeros."""
     for at in range(inputs.shape[0]):
         output, node_weights = inputs[at], weights.by_node[variant, at]
         for node in range(BINS):
@@ -419,13 +467,11 @@ def mix_survival(inputs: Singles, variant: int, experience: int, weights: Mixing
             )
             for node in range(1 << level):
                 sums[node] += of_level[node] * weight
-    masses = np.empty(2 * BINS)
     masses[1] = 1.0
     for node in range(1, BINS):
         longer = sigmoid(0.5 * total[node])
         masses[2 * node] = masses[node] * (1.0 - longer)
         masses[2 * node + 1] = masses[node] * longer
-    return survival_from_masses(masses[BINS:])
 
 
 @compiled
@@ -503,7 +549,7 @@ def service_of_runs(
     return service
 
 
-@compiled
+@compiled_without_references
 def update_weights(
     inputs: Singles, variant: int, experience: int, predicted_survival: float, seconds: float, weights: MixingWeights
 ) -> None:
@@ -529,7 +575,7 @@ def update_weights(
     weights.calibration[min(int(predicted_survival * CALIBRATION_BINS), CALIBRATION_BINS - 1)] += 1.0
 
 
-@compiled
+@compiled_without_references
 def update_contexts(keys: Hashes, seconds: float, hints: Floats, now: float, tables: ContextTables, tick: int) -> None:
     """Add the duration of a finished job to its contexts."""
     leaf = bin_of(seconds)

@@ -81,8 +81,8 @@ class Predictor:
 
     def __init__(self, modelled_seconds: Callable[[Job], Seconds | None] | None = None) -> None:
         self._modelled_seconds = modelled_seconds
-        self._tables = _empty_tables()
-        self._weights = _initial_weights()
+        self._tables = empty_tables()
+        self._weights = initial_weights()
         self._tick = 0
         self._unfinished: dict[str, _Submitted] = {}
         self._static_hashes: dict[tuple[object, ...], Hashes] = {}
@@ -111,7 +111,7 @@ class Predictor:
             if self._expected_at != now:
                 self._expected.clear()
                 self._expected_at = now
-            kind = (*_kind(job), job.time_limit, self._modelled_seconds(job) if self._modelled_seconds else None)
+            kind = (*job_kind(job), job.time_limit, self._modelled_seconds(job) if self._modelled_seconds else None)
         found = self._expected.get(kind)
         if found is None:
             found = self._expected[kind] = self._expect(job, now)
@@ -120,7 +120,7 @@ class Predictor:
     def _expect(self, job: Job, now: Seconds) -> DurationDistribution:
         keys, hints = self._context_keys(job, now)
         survival = kernels.predict_survival(
-            keys, hints, _variant(hints), self._tables, _prior(), _ratio_priors(), self._weights
+            keys, hints, _variant(hints), self._tables, prior(), ratio_priors(), self._weights
         )
         return DurationDistribution(survival, 0.0, math.inf if job.time_limit is None else job.time_limit)
 
@@ -154,7 +154,7 @@ class Predictor:
             elapsed,
             np.array([math.inf if job.time_limit is None else job.time_limit for job in jobs]),
         )
-        return kernels.service_of_runs(running, min_service, self._tables, _prior(), _ratio_priors(), self._weights)
+        return kernels.service_of_runs(running, min_service, self._tables, prior(), ratio_priors(), self._weights)
 
     def finished(self, job: Job, seconds: Seconds, now: Seconds) -> None:
         """Learn from a job that has finished after `seconds`."""
@@ -197,7 +197,7 @@ class Predictor:
     def __setstate__(self, state: dict[str, Any]) -> None:
         used, stored = state["_tables"]
         rows = np.append(used, TABLE_ROWS)
-        tables = _empty_tables()
+        tables = empty_tables()
         tables.hashes[used], tables.last_used[used] = stored.hashes, stored.last_used
         tables.log_odds[rows], tables.examples[rows], tables.recent[rows] = (
             stored.log_odds,
@@ -213,7 +213,7 @@ class Predictor:
 
     def _record(self, job: Job, now: Seconds) -> _Submitted:
         keys, hints = self._context_keys(job, now)
-        inputs, experience = kernels.collect_inputs(keys, hints, self._tables, _prior(), _ratio_priors())
+        inputs, experience = kernels.collect_inputs(keys, hints, self._tables, prior(), ratio_priors())
         prediction = DurationDistribution(kernels.mix_survival(inputs, _variant(hints), experience, self._weights))
         contexts = keys.tobytes() + hints.tobytes()
         return _Submitted(contexts, keys, hints, inputs.astype(np.float16), experience, prediction)
@@ -226,26 +226,26 @@ class Predictor:
         if record is not None:
             return record.keys, record.hints
         modelled_seconds = self._modelled_seconds(job) if self._modelled_seconds else None
-        hints = np.array([0.0, _hint_seconds(job.time_limit), _hint_seconds(modelled_seconds)])
+        hints = np.array([0.0, hint_seconds(job.time_limit), hint_seconds(modelled_seconds)])
         return kernels.context_keys(self._static_hashes_of(job), now, hints, self._tables), hints
 
     def _static_hashes_of(self, job: Job) -> Hashes:
         """Return the hashes of the static contexts; cached, since there are few kinds of jobs."""
-        kind = _kind(job)
+        kind = job_kind(job)
         static = self._static_hashes.get(kind)
         if static is None:
             if len(self._static_hashes) >= MAX_CACHED_JOB_KINDS:
                 self._static_hashes.clear()
-            static = self._static_hashes[kind] = _hash_fields(job)
+            static = self._static_hashes[kind] = hash_fields(job)
         return static
 
 
-def _kind(job: Job) -> tuple[object, ...]:
+def job_kind(job: Job) -> tuple[object, ...]:
     """Return the fields of a job on which its contexts depend."""
     return job.tenant, job.user, job.group, job.workload, job.demand, job.job_class, job.steps, job.batch
 
 
-def _hash_fields(job: Job) -> Hashes:
+def hash_fields(job: Job) -> Hashes:
     """Hash the fields of a job from coarse to fine, in the order of `kernels`; equal on all machines and processes."""
     demand, owner = repr(job.demand), f"{job.tenant}\0{job.user}"
     kind = f"{owner}\0{job.group}\0{job.workload}"
@@ -260,7 +260,8 @@ def _hash_borrowed(job: Job) -> list[int]:
     return [crc32(text.encode()) if text and job.user else 0 for text in (job.tenant, name)]
 
 
-def _empty_tables() -> ContextTables:
+def empty_tables() -> ContextTables:
+    """Return tables without contexts."""
     recent = np.empty((TABLE_ROWS + 1, kernels.RECENT_COLUMNS))
     recent[TABLE_ROWS] = (-1.0, -1.0, -1.0, -math.inf, -math.inf, 0.0)
     return ContextTables(
@@ -276,20 +277,20 @@ def _empty_tables() -> ContextTables:
 
 
 @cache
-def _prior() -> Singles:
+def prior() -> Singles:
     """Return the prior of a job about which nothing is known."""
     return kernels.log_odds_tree(kernels.log_normal_bins(*PRIOR))
 
 
 @cache
-def _ratio_priors() -> Singles:
+def ratio_priors() -> Singles:
     """Return the prior of each hint: a log-normal curve around a fraction of the hint."""
     ratio_one = kernels.FIRST_EDGE * 2.0 ** (kernels.RATIO_ONE_BIN / kernels.BINS_PER_DOUBLING)
     priors = [kernels.log_normal_bins(share * ratio_one, width, uniform) for share, width, uniform in RATIO_PRIORS]
     return np.array([kernels.log_odds_tree(masses) for masses in priors])
 
 
-def _initial_weights() -> MixingWeights:
+def initial_weights() -> MixingWeights:
     """Return weights that are equal for all contexts of the same sort."""
     weights = np.zeros((VARIANTS, INPUTS), np.float32)
     history = 1 + TIME_CONTEXTS * RATES
@@ -310,7 +311,7 @@ def _variant(hints: Floats) -> int:
     return LIMITED * bool(hints[LIMIT_HINT]) + MODELLED * bool(hints[MODEL_HINT])
 
 
-def _hint_seconds(seconds: Seconds | None) -> Seconds:
+def hint_seconds(seconds: Seconds | None) -> Seconds:
     """Return the hint; 0 for none, or for one without information."""
     return seconds if seconds is not None and 0.0 < seconds < math.inf else 0.0
 

@@ -31,6 +31,7 @@ from .learned_replay import (
 )
 from .measured_speeds import MeasuredSpeeds as MeasuredSpeeds
 from .modelled_speeds import ModelledSpeeds as ModelledSpeeds
+from .predicted_easy_replay import replay_predicted_easy as replay_predicted_easy
 from .queue_replay import replay_queue as replay_queue
 from .replay import (
     ReplayedRuns as ReplayedRuns,

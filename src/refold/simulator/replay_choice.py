@@ -13,6 +13,7 @@ from refold.simulator.agenda import check_jobs
 from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds, SpeedModel
 from refold.simulator.easy_replay import PLACEMENTS, BackfillOrder, EasyNotes, replay_easy
 from refold.simulator.faults import Fault, NeverEnds
+from refold.simulator.predicted_easy_replay import PREEMPT, replay_predicted_easy
 from refold.simulator.queue_replay import (
     ORDERS,
     PLACEMENTS as QUEUE_PLACEMENTS,
@@ -28,6 +29,9 @@ MIN_JOBS = 2_000
 QUEUE_MIN_JOBS = 10_000
 """The same for `sjf`, `srtf` and `las`: their replay takes twice as long to compile."""
 
+PREDICTED_MIN_JOBS = 20_000
+"""The same for `easy` with predicted run times: its replay takes several times as long to compile."""
+
 FIFO_ORDERS = ("fifo", "fifo-skip")
 
 LAS_THRESHOLD = "threshold_gpu_seconds"
@@ -37,6 +41,17 @@ MAX_PRIORITY = 2**62
 
 SJF_SETTINGS = {"durations": "known", "defragment": False}
 """The settings of `sjf` that its replay supports: the defaults."""
+
+PREDICTED_EASY_SETTINGS = {
+    "durations": "predicted",
+    "order": "arrival",
+    "backfill_order": "shortest",
+    "lanes": False,
+    "max_overtaken": 0,
+    "max_wait_seconds": 0.0,
+    "depth": 0,
+}
+"""The settings of `easy` that its replay with predictions supports: the defaults. It supports any quantiles."""
 
 
 class Conditions(NamedTuple):
@@ -77,22 +92,31 @@ class JournaledReplay(Protocol):
 def find_replay(experiment: Experiment, min_jobs: int | None = None) -> Replay | None:
     """Return the compiled replay of an experiment that gives the same result as `simulate`; None: there is none.
 
-    A replay supports jobs that run as requested and to completion, without node faults. Those of `sjf`, `srtf` and
-    `las` support costs and priorities, the others neither. `min_jobs`: None for the number from which it pays.
+    A replay supports jobs that run as requested and to completion, without node faults. Those of `sjf`, `srtf`, `las`,
+    and of `easy` with predicted run times, support costs and priorities, the others neither. `min_jobs`: None for the
+    number from which it pays.
     """
     policy, settings, jobs, cluster, conditions = experiment
     check_jobs(jobs)
-    default_min_jobs = QUEUE_MIN_JOBS if policy in ORDERS else MIN_JOBS
+    own = dict(settings)
+    placement, seed = str(own.pop("placement", "best-fit")), own.pop("seed", 0)
+    predicts = policy == "easy" and _predicts(own)
+    default_min_jobs = QUEUE_MIN_JOBS if policy in ORDERS else PREDICTED_MIN_JOBS if predicts else MIN_JOBS
     if len(jobs) < (default_min_jobs if min_jobs is None else min_jobs) or not (
         _have_recorded_times(jobs, cluster, conditions) and _is_unlimited(cluster)
     ):
         return None
-    own = dict(settings)
-    placement, seed = str(own.pop("placement", "best-fit")), own.pop("seed", 0)
-    if policy in ORDERS:
-        if not _is_plain_queue(policy, own) or placement not in QUEUE_PLACEMENTS:
+    if predicts:
+        if placement not in PLACEMENTS or not _may_be_preempted(experiment):
             return None
-        if conditions.costs.report_every is not None or not all(map(_is_plain_job, jobs)):
+        if any(job.steps is not None for job in jobs):
+            return None
+        quantiles = own.get("duration_quantile", 0.5), own.get("confidence", 0.8)
+        return _PredictedEasyReplay(
+            jobs, cluster, placement, conditions.costs, *quantiles, own.get("preempt", "always")
+        )
+    if policy in ORDERS:
+        if not _is_plain_queue(policy, own) or placement not in QUEUE_PLACEMENTS or not _may_be_preempted(experiment):
             return None
         threshold = float(own.get(LAS_THRESHOLD, THRESHOLD_GPU_SECONDS))
         return _QueueReplay(jobs, cluster, cast(QueueOrder, policy), placement, seed, conditions.costs, threshold)
@@ -171,6 +195,38 @@ class _QueueReplay(NamedTuple):
 
     def run(self) -> ReplayedRuns:
         return replay_queue(*self)
+
+
+class _PredictedEasyReplay(NamedTuple):
+    jobs: Sequence[Job]
+    cluster: Cluster
+    placement: str
+    costs: Costs
+    duration_quantile: float
+    confidence: float
+    preempt: str
+
+    def run(self) -> ReplayedRuns:
+        return replay_predicted_easy(*self)
+
+
+def _predicts(settings: Mapping[str, Any]) -> bool:
+    """Whether these are settings of `easy` with predicted run times without start estimates that are supported."""
+    others = dict(settings)
+    quantiles = others.pop("duration_quantile", 0.5), others.pop("confidence", 0.8)
+    others.pop("knowledge", None)  # of jobs with a number of steps
+    return (
+        others.pop("start_estimates", True) is False
+        and others.pop("preempt", "always") in PREEMPT
+        and all(isinstance(quantile, int | float) and 0 < quantile < 1 for quantile in quantiles)
+        and others.items() <= PREDICTED_EASY_SETTINGS.items()
+    )
+
+
+def _may_be_preempted(experiment: Experiment) -> bool:
+    """Whether replays with preemption support jobs and costs: without change limits and progress reports."""
+    has_reports = experiment.conditions.costs.report_every is not None
+    return not has_reports and all(map(_is_plain_job, experiment.jobs))
 
 
 def _is_plain_easy(settings: Mapping[str, Any]) -> bool:
