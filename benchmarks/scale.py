@@ -35,7 +35,8 @@ CASES = (
     *(Case("easy-predicted", 1_000_000, nodes) for nodes in (125, 1_250)),
     Case("easy-predicted", 100_000, 1_250),
     *(Case("refold", jobs, 125) for jobs in (1_000, 3_000, 10_000, 30_000)),
-    *(Case("refold", jobs, nodes) for jobs in (1_000, 10_000) for nodes in (1_250, 12_500)),
+    *(Case("refold", jobs, 1_250) for jobs in (1_000, 10_000)),
+    *(Case("refold", jobs, 12_500) for jobs in (1_000, 10_000, 100_000)),
 )
 
 

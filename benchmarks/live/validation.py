@@ -14,7 +14,7 @@ from functools import partial
 from inspect import signature
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -36,7 +36,9 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 PAGE = FOLDER / "validation.md"
-RUN_POLICIES = ("fifo", "easy", "refold")
+SETTINGS: dict[str, dict[str, Any]] = {"fifo": {}, "easy": {}, "easy-limits": {"durations": "limit"}, "refold": {}}
+"""Policies, and `easy` with time limits instead of predictions."""
+
 SLOTS = 62
 WEEK: Seconds = 7 * DAY
 NO_COSTS = Costs()
@@ -98,14 +100,21 @@ class Replay(NamedTuple):
             time_limit=LIMIT_FACTOR * work + LIMIT_MARGIN,
         )
 
-    def settings(self, policy: str) -> dict[str, float]:
-        """Return the settings of a policy that are times, scaled."""
-        parameters = signature(type(make_policy(policy))).parameters
+    def settings(self, policy: str) -> dict[str, Any]:
+        """Return the settings of a policy; those that are times are scaled."""
+        parameters = signature(type(make_policy(_name(policy)))).parameters
         times = {name: parameter.default for name, parameter in parameters.items() if name.endswith("_seconds")}
-        return {name: default / self.speed_up for name, default in times.items()}
+        return {name: default / self.speed_up for name, default in times.items()} | SETTINGS[policy]
 
 
-REPLAYS = (Replay(5, 150.0), Replay(5, 1000.0), Replay(17, 1000.0), Replay(21, 1000.0))
+def _name(policy: str) -> str:
+    return policy.partition("-")[0]
+
+
+REPLAYS = {
+    Replay(5, 150.0): ("fifo", "easy", "refold"),
+    **{Replay(week, 1000.0): tuple(SETTINGS) for week in (5, 17, 21)},
+}
 """Those of the page. In each, the jobs need about two thirds of the slots."""
 
 
@@ -203,7 +212,7 @@ def _with_times(history: History, submitted: Floats, run_time: Floats) -> list[J
 def simulated(replay: Replay, jobs: Sequence[Job], policy: str, chosen: Flags, costs: Costs = NO_COSTS) -> Waits:
     """Return the waits of the chosen jobs in a simulation of all. `costs`: in real time."""
     journal, cluster = HistoryJournal(), make_cluster(SLOTS)
-    made = make_policy(policy, replay.settings(policy))
+    made = make_policy(_name(policy), replay.settings(policy))
     simulate(jobs, cluster, made, journal=journal, costs=costs)
     return _waits(journal.history(cluster), chosen, replay.speed_up)
 
@@ -211,7 +220,7 @@ def simulated(replay: Replay, jobs: Sequence[Job], policy: str, chosen: Flags, c
 def _play(replay: Replay, policy: str, journal: Path) -> float:
     """Play the jobs, save the journal, and return the share of a core that the daemon used."""
     settings = [word for name, value in replay.settings(policy).items() for word in ("--set", f"{name}={value}")]
-    with run_daemon("--slots", str(SLOTS), "--policy", policy, *settings) as daemon:
+    with run_daemon("--slots", str(SLOTS), "--policy", _name(policy), *settings) as daemon:
         for _ in range(WARM_UP_JOBS):
             daemon.client.wait(_submit(daemon, WARM_UP_NAME, 1, WARM_UP_SECONDS, 60.0), STALL_SECONDS)
         cpu_before, began = daemon.cpu_seconds(), time.monotonic()
@@ -347,7 +356,7 @@ def _range(simulations: Sequence[Waits]) -> str:
 def main() -> None:
     """Play the weeks under each policy and print the page."""
     parser = measurement_parser("benchmarks.live.validation", __doc__, "play the first half day of each week only")
-    parser.add_argument("--policy", choices=RUN_POLICIES, action="append", help="one policy; can be repeated")
+    parser.add_argument("--policy", choices=SETTINGS, action="append", help="one policy; can be repeated")
     parser.add_argument(
         "--replay",
         type=Replay.parse,
@@ -357,10 +366,10 @@ def main() -> None:
     )
     parser.add_argument("--folder", type=Path, help="keep the journals here, and use those that exist")
     options = parser.parse_args()
-    policies = options.policy or RUN_POLICIES
     found = {}
-    with TemporaryDirectory() as temporary, ThreadPoolExecutor(len(policies)) as threads:
+    with TemporaryDirectory() as temporary, ThreadPoolExecutor() as threads:
         for chosen in options.replay or REPLAYS:
+            policies = options.policy or REPLAYS.get(chosen, tuple(SETTINGS))
             replay = chosen._replace(length=DAY / 2) if options.quick else chosen
             folder = (options.folder or Path(temporary)) / str(replay)
             results = threads.map(partial(run, replay, folder=folder), policies)
