@@ -29,8 +29,9 @@ MIN_JOBS = 2_000
 QUEUE_MIN_JOBS = 10_000
 """The same for `sjf`, `srtf` and `las`: their replay takes twice as long to compile."""
 
-PREDICTED_MIN_JOBS = 20_000
-"""The same for `easy` with predicted run times: its replay takes several times as long to compile."""
+PREDICTED_MIN_JOBS = 200_000
+"""The same for `easy` with predicted run times: its replay takes four minutes to compile, the general simulator about a
+millisecond per job."""
 
 FIFO_ORDERS = ("fifo", "fifo-skip")
 
