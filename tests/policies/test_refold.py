@@ -24,7 +24,7 @@ from refold.policies.reshaping.refold import Refold
 from refold.policies.reshaping.refold_jobs import RoundJobs
 from refold.policies.reshaping.refold_sources import JobFacts, JobSources
 from refold.policies.reshaping.refold_starts import Starter
-from refold.policies.reshaping.refold_table import JobRow
+from refold.policies.reshaping.refold_table import EstimateRow
 from refold.results.guarantees import find_violations
 from refold.simulator import Costs, RecordedSpeeds, simulate
 from refold.simulator.modelled_speeds import ModelledSpeeds
@@ -555,7 +555,7 @@ class CheckedTable(Refold):
         assert set(sources.with_shapes) == set(anew.with_shapes)
         assert set(sources.with_range) == set(anew.with_range)
         own_rows, other_rows = sources.table.rows(sources.by_id), anew.table.rows(sources.by_id)
-        for name in JobRow._fields:
+        for name in EstimateRow._fields:
             own, other = sources.table.column(name)[own_rows], anew.table.column(name)[other_rows]
             np.testing.assert_array_equal(own, other, name)
         self.renewed += sum(sources.facts[job_id] is not self.known.get(job_id) for job_id in sources.facts)

@@ -5,15 +5,15 @@ from random import Random
 
 import numpy as np
 
-from refold.policies.reshaping.refold_table import JobRow, JobTable
+from refold.policies.reshaping.refold_table import EstimateRow, EstimateTable
 
 
-def row(**fields: float) -> JobRow:
-    return JobRow(*(fields.get(name, nan if name == "computing_since" else 0) for name in JobRow._fields))  # type: ignore[arg-type]
+def row(**fields: float) -> EstimateRow:
+    return EstimateRow(*(fields.get(name, nan if name == "computing_since" else 0) for name in EstimateRow._fields))  # type: ignore[arg-type]
 
 
 def test_rows_are_found_after_others_were_added_and_dropped() -> None:
-    random, table, expected = Random(1), JobTable(), dict[str, float]()
+    random, table, expected = Random(1), EstimateTable(), dict[str, float]()
     for number in range(3000):
         job_id = f"job-{random.randrange(300)}"
         if random.random() < 0.4:
@@ -28,7 +28,7 @@ def test_rows_are_found_after_others_were_added_and_dropped() -> None:
 
 
 def test_rows_are_sorted_by_all_keys_and_then_by_job() -> None:
-    random, table = Random(2), JobTable()
+    random, table = Random(2), EstimateTable()
     jobs = {f"job-{random.random()}": (random.randrange(3), random.randrange(4) / 2) for _ in range(200)}
     for job_id, (priority, work) in jobs.items():
         table.put(job_id, row(priority=priority, work=work))
@@ -38,14 +38,14 @@ def test_rows_are_sorted_by_all_keys_and_then_by_job() -> None:
 
 
 def test_sorting_few_rows() -> None:
-    table = JobTable()
+    table = EstimateTable()
     assert table.sort(table.rows([]), np.zeros(0)).tolist() == []
     table.put("a", row())
     assert table.sort(table.rows(["a"]), np.zeros(1)).tolist() == [0]
 
 
 def test_work_done_grows_while_a_run_computes() -> None:
-    table = JobTable()
+    table = EstimateTable()
     table.put("waiting", row(reported_done=7.0))
     table.put("running", row(reported_done=7.0, computing_since=100.0))
     assert table.done(130.0).tolist() == [7.0, 37.0]

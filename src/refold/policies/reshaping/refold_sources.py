@@ -21,7 +21,7 @@ from refold.policies.common import (
     ended_jobs,
 )
 from refold.policies.reshaping.arrivals import is_wide
-from refold.policies.reshaping.refold_table import Flags, JobRow, JobTable
+from refold.policies.reshaping.refold_table import EstimateRow, EstimateTable, Flags
 
 MAX_KINDS_PER_JOB, MIN_KINDS = 2, 100
 """Kinds of jobs are numbered anew when there are more of them than so many per job, and this many."""
@@ -47,7 +47,7 @@ class JobSources:
     ) -> None:
         self.estimator, self.options, self.guarantees = estimator, options, guarantees
         self.expected_service, self.fair_share = expected_service, fair_share
-        self.table = JobTable()
+        self.table = EstimateTable()
         self.facts: dict[str, JobFacts] = {}
         self.by_id: dict[str, Job] = {}
         """All waiting and running jobs."""
@@ -150,7 +150,7 @@ class JobSources:
         is_known, remaining = self.estimator.knows_work(job), self.estimator.remaining_work(view, job)
         is_running, since = job_id in view.runs, view.computing_since(job_id)
         predicted = self.expected_service.basis(job_id)
-        row = JobRow(
+        row = EstimateRow(
             submitted=job.submitted,
             priority=job.priority,
             gpus=job.demand.total_gpus,

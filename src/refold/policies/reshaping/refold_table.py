@@ -21,18 +21,18 @@ Ids = NDArray[np.object_]
 INITIAL_ROWS = 64
 
 
-class JobRow(NamedTuple):
+class EstimateRow(NamedTuple):
     """One row.
 
     `gpus`: the number requested. `waiting_since`: when a waiting job was submitted or returned to the queue; not a
     number for others. `reported_done`, `computing_since`: seconds of work done, and the time since when more is done;
     not a number if none is. `remaining`: work in steps, or in seconds if the speed is unknown. `requested_speed`: steps
     per second of what it requested. `gpu_seconds_per_step`, `top_speed`: of its shapes, the least and the greatest.
-    `work`: remaining GPU-seconds at the most efficient size. `run_time`: remaining seconds at
-    full speed, of known work. `is_known`: the remaining work is known. `may_be_preferred`: it is wide, of unknown
-    length, and can be stopped again for jobs that turn out shorter. `kind`: jobs with the same possible shapes have the
-    same number. `may_be_stopped`: it consents, and its run is not stopping already. `predicted_done`,
-    `predicted_ended`: work done and number of ended runs at the time of the last prediction.
+    `work`: remaining GPU-seconds at the most efficient size. `run_time`: remaining seconds at full speed, of known
+    work. `is_known`: the remaining work is known. `may_be_preferred`: it is wide, of unknown length, and can be stopped
+    again for jobs that turn out shorter. `kind`: jobs with the same possible shapes have the same number.
+    `may_be_stopped`: it consents, and its run is not stopping already. `predicted_done`, `predicted_ended`: work done
+    and number of ended runs at the time of the last prediction.
     """
 
     submitted: Seconds
@@ -56,18 +56,18 @@ class JobRow(NamedTuple):
     predicted_ended: int
 
 
-class JobTable:
+class EstimateTable:
     """The rows of all waiting and running jobs, without gaps and in no particular order."""
 
     def __init__(self) -> None:
         self.row_of: dict[str, int] = {}
         self._ids: Ids = np.empty(INITIAL_ROWS, dtype=np.object_)
-        self._columns = {name: np.zeros(INITIAL_ROWS, dtype=kind) for name, kind in get_type_hints(JobRow).items()}
+        self._columns = {name: np.zeros(INITIAL_ROWS, dtype=kind) for name, kind in get_type_hints(EstimateRow).items()}
 
     def __len__(self) -> int:
         return len(self.row_of)
 
-    def put(self, job_id: str, row: JobRow) -> None:
+    def put(self, job_id: str, row: EstimateRow) -> None:
         """Add a row, or replace it."""
         at = self.row_of.setdefault(job_id, len(self))
         if at == len(self._ids):
@@ -108,7 +108,8 @@ class JobTable:
     def sort(self, rows: Ints, *keys: Floats | Ints | Flags) -> Ints:
         """Return rows by the first of the keys, then by the second, …, and at last by job. `keys`: of these rows."""
         differing = [key for key in keys if len(key) and (key != key[0]).any()]
-        order = np.argsort(differing[0]) if len(differing) == 1 else np.lexsort([rows, *differing[::-1]])  # much slower
+        # Mostly only one differs, and lexsort is much slower.
+        order = np.argsort(differing[0]) if len(differing) == 1 else np.lexsort([rows, *differing[::-1]])
         is_tied = np.ones(max(len(rows) - 1, 0), dtype=np.bool_)  # with the next one
         for key in differing:
             in_order = key[order]
