@@ -322,9 +322,9 @@ it. Met by {slow_met} of {len(found[slowest])} policies at {slowest.speed_up:g} 
 *Rounded*: the range with all times rounded to {TICK * 1e3:.1f} ms. The daemon handles events together that it notices
 within milliseconds; two GPUs that are released together can start a job that two released one after the other do not.
 At {fastest.speed_up:g} times the speed, {TICK * 1e3:.1f} ms are {TICK * fastest.speed_up:.1f} s of the trace: such
-coincidences are frequent, and the mean wait of `easy`, which backfills by predictions that depend on everything before,
-varies by more than the goal. *Prediction*: live compared with a simulation of the trace itself, with starts as on the
-idle daemon before.
+coincidences are frequent, and the mean wait of `easy`, where one job that is backfilled instead of another changes all
+that follow, varies by more than the goal, also with time limits instead of predictions (`easy-limits`).
+*Prediction*: live compared with a simulation of the trace itself, with starts as on the idle daemon before.
 
 {markdown(titles, rows)}
 
