@@ -8,6 +8,7 @@ prediction, those of the trace, and what a start costs on an idle daemon. All re
 from __future__ import annotations
 
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -72,8 +73,11 @@ class Replay(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> Replay:
         """Return the replay of a text like 5@150: the fifth week, 150 times as fast."""
-        week, _, speed_up = text.partition("@")
-        return cls(int(week), float(speed_up))
+        try:
+            week, speed_up = text.split("@")
+            return cls(int(week), float(speed_up))
+        except ValueError:
+            raise ArgumentTypeError(f"{text!r}, expected a week and a speed-up such as 5@150") from None
 
     def __str__(self) -> str:
         return f"{self.week}@{self.speed_up:g}"
