@@ -78,7 +78,7 @@ generate`: most are small and short, a few are large and long), at {LOAD:.0%} of
 `srtf`, and `easy` with known run times and with predicted ones (`easy-predicted`), are compiled replays; `refold` runs
 in the general simulator. CPU time of one core; the peak memory includes the jobs. The machine, with two cores,
 did other work at the same time, least for `fifo`, `easy` and `las`. A million jobs under `refold` were not simulated:
-with 20,000 runs at a time it takes 5 to 6 ms per job, in all more than an hour.
+at the time per job of the largest case below, and more with a longer queue, that takes over an hour.
 
 ```sh
 python -m benchmarks.scale --write
