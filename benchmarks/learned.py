@@ -32,8 +32,9 @@ from refold.journal import HistoryJournal
 from refold.model import HOUR
 from refold.policies.learned import Learned
 from refold.registry import default_settings, make_policy
+from refold.replays import replay_learned, training_tasks
 from refold.research import expect_at_submission
-from refold.simulator import replay_learned, simulate, training_tasks
+from refold.simulator import simulate
 from refold.traces import everyday_workload, generate, read_cluster
 
 SLICE_JOBS = 1_500

@@ -16,7 +16,8 @@ from refold.journal import JournalFile, read_journal
 from refold.model import Cluster, Job
 from refold.packing import FreeResources
 from refold.registry import make_policy
-from refold.simulator import Experiment, find_journaled_replay, simulate
+from refold.replays import Experiment, find_journaled_replay
+from refold.simulator import simulate
 from refold.traces import enlarge, read_cluster, read_trace
 
 TRACES = REPOSITORY.parent / "shared" / "data" / "traces"

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tools.code_measures import Module, import_cycles, read_modules
 
+from refold.jit import SHARED_SOURCES, kernel_sources
+
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "refold"
 
@@ -25,6 +27,7 @@ ORDER = [
     "journal",
     "policies",
     "simulator",
+    "replays",
     "traces",
     "results",
     "research",
@@ -44,7 +47,7 @@ ORDER = [
 ]
 """Nothing imports what is listed below it."""
 
-PURE = {"errors", "jit", "model", "perf", "plans", "predict", "packing", "core", "policies", "simulator"}
+PURE = {"errors", "jit", "model", "perf", "plans", "predict", "packing", "core", "policies", "simulator", "replays"}
 IMPURE_MODULES = {
     "asyncio",
     "datetime",
@@ -133,6 +136,38 @@ def test_pure_folders_have_no_clock_files_threads_or_global_randomness(modules: 
                 if name in IMPURE_MODULES | {"open", "print", "input"}
             ]
     assert wrong == []
+
+
+def test_kernels_use_only_sources_by_which_their_cache_is_keyed(modules: list[Module]) -> None:
+    """A change of anything else would not recompile them."""
+    wrong = []
+    for module in modules:
+        used, folder = set(names_in_kernels(module.tree)), (SOURCE / module.path).parent
+        sources = {*SHARED_SOURCES, *kernel_sources(folder), SOURCE / "jit.py"} if used else set()
+        wrong += [
+            f"{module.path} line {imported.line}: {imported.name}"
+            for imported in module.imports
+            if imported.name in used and SOURCE.parent / f"{imported.target.replace('.', '/')}.py" not in sources
+        ]
+    assert wrong == []
+
+
+def names_in_kernels(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that compiled functions use, apart from annotations, and the functions that are compiled."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and any(is_compiler(decorator) for decorator in node.decorator_list):
+            yield from (used.id for part in node.body for used in ast.walk(part) if isinstance(used, ast.Name))
+        elif isinstance(node, ast.Call) and is_compiler(node.func):
+            yield from (argument.id for argument in node.args if isinstance(argument, ast.Name))
+
+
+def is_compiler(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id in {
+        "compiled",
+        "compiled_part",
+        "compiled_without_references",
+        "inlined",
+    }
 
 
 def test_no_code_asks_whether_it_is_simulated(modules: list[Module]) -> None:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from benchmarks.measure import in_fresh_process, median_cpu_seconds
 from benchmarks.table import Row, at_most
 from benchmarks.workloads import general_seconds
-from refold.simulator import replay_compiled, task_columns
+from refold.replays import replay_fifo, task_columns
 from refold.traces import everyday_workload, generate, read_cluster
 
 GOAL = 12
@@ -52,5 +52,5 @@ def compiled(jobs: int, nodes: int) -> float:
     """Return the median CPU seconds of the compiled replay."""
     cluster = read_cluster(f"{nodes}x8:A100")
     tasks = task_columns(generate(everyday_workload(jobs).for_load(cluster, LOAD), seed=1).jobs)
-    replay_compiled(tasks, cluster)
-    return median_cpu_seconds(lambda: replay_compiled(tasks, cluster))
+    replay_fifo(tasks, cluster)
+    return median_cpu_seconds(lambda: replay_fifo(tasks, cluster))

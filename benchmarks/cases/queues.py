@@ -13,9 +13,10 @@ from benchmarks.table import Row, skipped
 from benchmarks.workloads import HELIOS, PAI, PHILLY, Slice, missing
 from refold.journal import History, HistoryJournal
 from refold.registry import make_policy
+from refold.replays import Experiment, find_replay
+from refold.replays.queues import QueueOrder
 from refold.results import measure, replayed_history
-from refold.simulator import Experiment, find_replay, simulate
-from refold.simulator.queue_replay import QueueOrder
+from refold.simulator import simulate
 
 COUNT, QUICK_COUNT = 20_000, 2_000
 SLICES = (

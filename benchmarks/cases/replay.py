@@ -23,7 +23,7 @@ from benchmarks.workloads import (
     starts_in,
 )
 from refold.model import Cluster, Demand, Job
-from refold.simulator import ReplayResult, TaskColumns, replay_compiled, task_columns
+from refold.replays import ReplayResult, TaskColumns, replay_fifo, task_columns
 from refold.traces import read_cluster
 
 PLACEMENTS = ("first-fit", "best-fit", "tetris")
@@ -83,12 +83,12 @@ def _first(tasks: TaskColumns, count: int) -> TaskColumns:
 def replay_and_scan(path: str, placement: str) -> tuple[float, float]:
     """Return the CPU seconds of the compiled replay and of the bare scan; check that all start times are equal."""
     tasks, cluster = _load(path)
-    replay_compiled(_first(tasks, 10), cluster, placement)
-    replayed = replay_compiled(tasks, cluster, placement)
+    replay_fifo(_first(tasks, 10), cluster, placement)
+    replayed = replay_fifo(tasks, cluster, placement)
     assert np.array_equal(_scan(_first(tasks, 10), cluster, placement), replayed.started[:10])
     assert np.array_equal(_scan(tasks, cluster, placement), replayed.started), "start times of the bare scan differ"
     return (
-        median_cpu_seconds(lambda: replay_compiled(tasks, cluster, placement)),
+        median_cpu_seconds(lambda: replay_fifo(tasks, cluster, placement)),
         median_cpu_seconds(lambda: _scan(tasks, cluster, placement)),
     )
 
@@ -107,9 +107,9 @@ def general_and_replay(placement: str, slice_length: int) -> tuple[float, float,
         middle = len(jobs) // 2
         jobs = jobs[middle : middle + slice_length]
     tasks = task_columns(jobs)
-    replay_compiled(_first(tasks, 10), cluster, placement)
+    replay_fifo(_first(tasks, 10), cluster, placement)
     replayed: list[ReplayResult] = []
-    compiled = median_cpu_seconds(lambda: replayed.append(replay_compiled(tasks, cluster, placement)))
+    compiled = median_cpu_seconds(lambda: replayed.append(replay_fifo(tasks, cluster, placement)))
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
         settings = {"placement": placement}
@@ -130,5 +130,5 @@ def _assert_same_starts(jobs: Sequence[Job], journal: Path, replayed: ReplayResu
 def memory_above_trace(path: str, placement: str) -> int:
     """Return the peak memory of a process that replays the trace, including libraries, minus the trace's columns."""
     tasks, cluster = _load(path)
-    cpu_seconds(lambda: replay_compiled(tasks, cluster, placement))
+    cpu_seconds(lambda: replay_fifo(tasks, cluster, placement))
     return peak_memory_bytes() - tasks.submitted.nbytes - tasks.work.nbytes - tasks.demand_of.nbytes

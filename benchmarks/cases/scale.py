@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 from benchmarks.measure import cpu_seconds, peak_memory_bytes
 from refold.journal import History, HistoryJournal
 from refold.registry import make_policy
+from refold.replays import Experiment, find_replay
 from refold.results import measure, replayed_history
-from refold.simulator import Experiment, find_replay, simulate
+from refold.simulator import simulate
 from refold.traces import everyday_workload, generate, read_cluster
 
 LOAD = 0.95

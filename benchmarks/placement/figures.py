@@ -24,7 +24,8 @@ from refold.core import Entry, RunFinished, StartRun
 from refold.model import DAY, HOUR, Cluster, Job
 from refold.packing import RULES, Floats
 from refold.registry import make_policy
-from refold.simulator import replay_compiled, simulate, task_columns
+from refold.replays import replay_fifo, task_columns
+from refold.simulator import simulate
 
 PAGE = FOLDER / "placement_day.md"
 COMPARED = ("first-fit", "round-robin", "tetris", "best-fit", "fgd", *workloads.OURS)
@@ -98,7 +99,7 @@ def start_and_end_times(jobs: Sequence[Job], cluster: Cluster, rule: str, seed: 
     The compiled replay supports the greedy rules and gives the same times as the general simulator.
     """
     if rule not in workloads.GENETIC:
-        replayed = replay_compiled(task_columns(jobs), cluster, rule, "fifo-skip", seed)
+        replayed = replay_fifo(task_columns(jobs), cluster, rule, "fifo-skip", seed)
         return replayed.started, replayed.ended
     journal = _Times()
     simulate(jobs, cluster, make_policy("fifo-skip", {"placement": rule, "seed": seed}), journal=journal)
@@ -168,7 +169,8 @@ def simulate_rules(trace: str, seeds: int, load: float = 1.0, sharing: float | N
     """Simulate all rules and seeds, as far as results are not cached."""
     rules = [rule for rule in COMPARED if rule in RULES and (trace, rule) not in TOO_SLOW]
     runs = {rule: [Run(trace, rule, seed, load, sharing) for seed in range(seeds)] for rule in rules}
-    sources = ("src/refold/simulator/*.py", "src/refold/policies/queueing/*.py", "src/refold/policies/common/*.py")
+    folders = ("simulator", "replays", "policies/queueing", "policies/common")
+    sources = tuple(f"src/refold/{folder}/*.py" for folder in folders)
     results = cached_results(simulate_day, [run for of in runs.values() for run in of], Day, sources)
     return {rule: [results[run] for run in of] for rule, of in runs.items()}
 

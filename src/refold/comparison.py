@@ -8,8 +8,9 @@ from refold.core import Policy
 from refold.journal import HistoryJournal
 from refold.model import Cluster, Job
 from refold.registry import START_ESTIMATES, default_settings, make_policy
+from refold.replays import Conditions, Experiment, find_replay
 from refold.results import Measures, measure, replayed_history
-from refold.simulator import NO_COSTS, Conditions, Costs, Experiment, SpeedModel, find_replay, simulate
+from refold.simulator import NO_COSTS, Costs, SpeedModel, simulate
 
 
 def compare(

@@ -3,7 +3,8 @@
 The cache is outside the package: `$REFOLD_CACHE_DIR`, else `~/.cache/refold` (`$XDG_CACHE_HOME`), else a private
 temporary folder. It is keyed by the contents of the kernels' sources, not by paths or modification times: every
 checkout and installed version with the same kernels shares it. Changing a kernel recompiles those of its folder, and
-one of `packing`, `predict` or `policies.learned` all kernels, since Numba inlines these into each other.
+one of `packing`, `predict` or `policies.learned` all kernels, since Numba inlines these into each other. Kernels use
+nothing else of other folders (`tests/test_layering.py` checks this): a change of it would not recompile them.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ T = TypeVar("T")
 _code, _ir, _models, _results, _structs = cast(tuple[Any, ...], (cgutils, ir, datamodel, imputils, structref))
 
 _PACKAGE = Path(__file__).parent
-_SHARED_SOURCES = [
+SHARED_SOURCES = [
     *sorted(_PACKAGE.glob("packing/*.py")),
-    *(_PACKAGE / "predict" / f"{name}.py" for name in ("kernels", "numbered")),
+    *(_PACKAGE / "predict" / f"{name}.py" for name in ("kernels", "numbered", "renewal")),
     *(_PACKAGE / "policies" / "learned" / f"{name}.py" for name in ("arrays", "placing", "round", "scores")),
     _PACKAGE / "model" / "units.py",
 ]
-_KEY = sha256(b"".join(path.read_bytes() for path in _SHARED_SOURCES)).hexdigest()
+_KEY = sha256(b"".join(path.read_bytes() for path in SHARED_SOURCES)).hexdigest()
 
 
 def compiled(function: F) -> F:
@@ -159,9 +160,14 @@ class _KernelLocator:
 
 @cache
 def _contents(folder: Path) -> str:
-    """Return a hash of all sources in a folder that have kernels."""
-    sources = [path.read_bytes() for path in sorted(folder.glob("*.py"))]
-    return sha256(b"".join(source for source in sources if b"refold.jit" in source)).hexdigest()
+    """Return a hash of the sources in a folder on which its kernels may depend."""
+    return sha256(b"".join(path.read_bytes() for path in kernel_sources(folder))).hexdigest()
+
+
+def kernel_sources(folder: Path) -> list[Path]:
+    """Return the sources in a folder on which its kernels may depend: those with kernels, or with arrays for them."""
+    sources = {path: path.read_bytes() for path in sorted(folder.glob("*.py"))}
+    return [path for path, source in sources.items() if b"refold.jit" in source or b"refold.packing" in source]
 
 
 class _KernelCacheFiles(CompileResultCacheImpl):

@@ -2,6 +2,8 @@
 
 from math import inf
 
+import msgspec
+import numpy as np
 import pytest
 
 from refold.core import Scheduler, View
@@ -23,7 +25,10 @@ from refold.core.events import (
 from refold.errors import BadValue
 from refold.model import Allocation, Decision, Job, Share, Start
 from refold.policies.common.durations import DurationSource, DurationSourceName
-from refold.testing import make_cluster, make_job
+from refold.policies.common.expected_service import ExpectedService
+from refold.registry import make_policy
+from refold.simulator import Costs, simulate
+from refold.testing import make_cluster, make_job, seeded_workload
 
 
 class OneGpuPolicy:
@@ -240,3 +245,42 @@ def test_thousands_of_new_jobs_are_recorded_over_several_decisions_and_can_be_pr
     assert predictor.unfinished == 4
     world.step(world.now + 1, JobCancelled("new-0"))
     assert predictor.unfinished == 3  # the cancelled job that was not recorded is not recorded any more
+
+
+class ComparedServices:
+    """`fifo`, which compares at each decision what is predicted for all jobs in one call and for each of them."""
+
+    name = "compared-services"
+
+    def __init__(self) -> None:
+        self._policy = make_policy("fifo", {})
+        self._together, self._alone = ExpectedService({}, 78.0), ExpectedService({}, 78.0)
+        self.compared = 0
+
+    def decide(self, view: View) -> Decision:
+        jobs = [*view.waiting.values(), *view.active.values()]
+        for service in (self._together, self._alone):
+            service.observe(view)
+            for job in jobs:
+                service.forget(job.id)
+        found = self._together.renew(view, jobs, np.array([view.done(job.id) for job in jobs]))
+        assert found.tolist() == [self._alone.seconds(view, job) for job in jobs]
+        assert [self._together.basis(job.id) for job in jobs] == [self._alone.basis(job.id) for job in jobs]
+        self.compared += len(jobs)
+        return self._policy.decide(view)
+
+
+def test_the_service_of_many_jobs_is_that_of_each() -> None:
+    jobs, cluster = seeded_workload(1, jobs=80)
+    changed = [
+        msgspec.structs.replace(
+            job,
+            preemptible=number % 3 > 0,
+            time_limit=[None, 30.0, 300.0][number % 3],
+            steps=100 if number % 5 == 0 else None,
+        )
+        for number, job in enumerate(jobs)
+    ]
+    policy = ComparedServices()
+    simulate(changed, cluster, policy, costs=Costs(start=3.0, report_every=7.0))
+    assert policy.compared > 1000

@@ -13,13 +13,14 @@ import msgspec
 import numpy as np
 import pytest
 
-from refold.core import Journals, ListJournal, Policy, View
-from refold.core.orders import StartRun
+from refold.core import Entry, Journals, ListJournal, Policy, View
+from refold.core.orders import StartRun, StopRun
 from refold.errors import BadValue, UnknownName
 from refold.journal import HistoryJournal
 from refold.model import ChangeLimit, Cluster, Job, Plan, Reason, Tenant
 from refold.plans.speeds import Speeds
 from refold.policies.common import Draft
+from refold.policies.reshaping import refold_preemption
 from refold.policies.reshaping.refold import Refold
 from refold.policies.reshaping.refold_jobs import RoundJobs
 from refold.policies.reshaping.refold_sources import JobFacts, JobSources
@@ -594,3 +595,24 @@ def test_kinds_of_jobs_that_have_ended_are_forgotten() -> None:
     ]
     simulate(jobs, NO_QUOTAS, Counting())
     assert 50 < max(kinds) < 150
+
+
+@pytest.mark.parametrize("margin", [1.0, 4.0])
+def test_decisions_do_not_depend_on_how_many_runs_are_ranked_at_first(
+    monkeypatch: pytest.MonkeyPatch, margin: float
+) -> None:
+    random = Random(3)
+    jobs = [
+        rigid(f"job-{number:03}", random.choice([1, 2, 4, 8]), 20 * number, random.choice([60, 600, 6000, 60_000]))
+        for number in range(300)
+    ]
+
+    def entries(ranked: int) -> list[Entry]:
+        monkeypatch.setattr(refold_preemption, "MIN_RANKED", ranked)
+        policy, journal = Refold(start_estimates=False, preemption_margin=margin), ListJournal()
+        simulate(jobs, TWO_NODES, policy, journal=journal)
+        return journal.entries
+
+    all_ranked = entries(1000)
+    assert sum(isinstance(order, StopRun) for entry in all_ranked for order in entry.orders) > 50
+    assert entries(1) == entries(3) == all_ranked

@@ -48,4 +48,4 @@ def test_work_done_grows_while_a_run_computes() -> None:
     table = EstimateTable()
     table.put("waiting", row(reported_done=7.0))
     table.put("running", row(reported_done=7.0, computing_since=100.0))
-    assert table.done(130.0).tolist() == [7.0, 37.0]
+    assert table.done(table.rows(["waiting", "running"]), 130.0).tolist() == [7.0, 37.0]

@@ -375,4 +375,4 @@ def test_the_service_of_many_runs_is_that_of_each(past: list[Job], running: list
         predictor.expect_running(job, now, seconds).service_per_completion(78.0)
         for job, seconds in zip(jobs, elapsed.tolist(), strict=True)
     ]
-    assert predictor.service_of_runs(jobs, elapsed, 78.0).tolist() == alone
+    assert predictor.service_of(jobs, elapsed, 78.0).tolist() == alone

@@ -11,19 +11,10 @@ from refold.errors import BadValue
 from refold.journal import History, HistoryJournal
 from refold.model import ChangeLimit, Cluster, Job, Tenant
 from refold.registry import make_policy
+from refold.replays import Conditions, Experiment, find_replay
+from refold.replays.choice import MIN_JOBS, PREDICTED_MIN_JOBS, QUEUE_MIN_JOBS
 from refold.results import Measures, measure, replayed_history
-from refold.simulator import (
-    Conditions,
-    Costs,
-    Experiment,
-    Fault,
-    RecordedSpeeds,
-    SpeedModel,
-    Stuck,
-    find_replay,
-    simulate,
-)
-from refold.simulator.replay_choice import MIN_JOBS, PREDICTED_MIN_JOBS, QUEUE_MIN_JOBS
+from refold.simulator import Costs, Fault, RecordedSpeeds, SpeedModel, Stuck, simulate
 from refold.testing import make_cluster, make_job, seeded_workload
 
 KNOWN = {"durations": "known", "start_estimates": False}

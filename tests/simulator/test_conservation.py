@@ -13,16 +13,8 @@ from refold.core.orders import StartRun, StopRun
 from refold.model import Allocation, Cluster, Job
 from refold.plans import Speeds
 from refold.registry import make_policy
-from refold.simulator import (
-    Costs,
-    ModelledSpeeds,
-    RecordedSpeeds,
-    random_faults,
-    replay_compiled,
-    replay_easy,
-    simulate,
-    task_columns,
-)
+from refold.replays import replay_easy, replay_fifo, task_columns
+from refold.simulator import Costs, ModelledSpeeds, RecordedSpeeds, random_faults, simulate
 from refold.testing import make_cluster, make_job, reshapable_workload, seeded_workload
 
 POLICIES = ["fifo", "srtf", "las", "easy"]
@@ -179,13 +171,13 @@ class TestReplaysByHand:
     CLUSTER = make_cluster(2, 2)
 
     def test_fifo(self) -> None:
-        replayed = replay_compiled(task_columns(self.JOBS), self.CLUSTER, "first-fit", "fifo")
+        replayed = replay_fifo(task_columns(self.JOBS), self.CLUSTER, "first-fit", "fifo")
         assert replayed.started.tolist() == [0.0, 1.0, 10.0, 13.0, 13.0]
         assert replayed.ended.tolist() == [10.0, 5.0, 13.0, 19.0, 21.0]
         assert [[share.node for share in replayed.placement(task)] for task in range(5)] == [[0], [1], [0, 1], [0], [0]]
 
     def test_fifo_that_skips(self) -> None:
-        replayed = replay_compiled(task_columns(self.JOBS), self.CLUSTER, "first-fit", "fifo-skip")
+        replayed = replay_fifo(task_columns(self.JOBS), self.CLUSTER, "first-fit", "fifo-skip")
         assert replayed.started.tolist() == [0.0, 1.0, 13.0, 3.0, 5.0]
 
     def test_easy_backfills_only_what_ends_before_the_reservation(self) -> None:
@@ -194,6 +186,6 @@ class TestReplaysByHand:
 
     def test_jobs_that_never_fit_are_passed_over(self) -> None:
         jobs = [make_job("wide", gpus=3), make_job("a", at=1.0, work=5.0)]
-        replayed = replay_compiled(task_columns(jobs), self.CLUSTER, "first-fit", "fifo-skip")
+        replayed = replay_fifo(task_columns(jobs), self.CLUSTER, "first-fit", "fifo-skip")
         assert np.isnan(replayed.started[0])
         assert replayed.started[1] == 1.0

@@ -107,8 +107,8 @@ def simulate_policy(
 def _replay(workload: Workload, selected: SelectedPolicy, path: Path | None) -> History | None:
     """Return the history of the compiled replay, and write its journal; None if there is none with the same result."""
     from refold.core import Header
+    from refold.replays import Conditions, Experiment, find_journaled_replay, find_replay
     from refold.results import replayed_history
-    from refold.simulator import Conditions, Experiment, find_journaled_replay, find_replay
 
     jobs, cluster, charging = workload.jobs, workload.cluster, workload.charging
     charge = charging.charge(cluster) if charging.count_affected(jobs, cluster) else None

@@ -65,6 +65,7 @@ from .layout import (
     Words as Words,
 )
 from .lookahead import RackDraw as RackDraw, no_rack_draw as no_rack_draw
+from .placement_rows import change_rows as change_rows, take_rows as take_rows
 from .placement_rule import PlacementRule as PlacementRule, place_demand as place_demand
 from .placer import (
     GENETIC as GENETIC,

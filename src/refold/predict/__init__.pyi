@@ -8,3 +8,4 @@ from .numbered import (
     submit_numbered as submit_numbered,
 )
 from .predictor import Predictor as Predictor
+from .renewal import is_outdated as is_outdated

@@ -521,8 +521,8 @@ def predict_survival(
     return calibrate(mix_survival(inputs, variant, experience, weights), weights.calibration)
 
 
-class RunningJobs(NamedTuple):
-    """Jobs that have run for a while, in columns: context keys and hints, run time so far, and time limit."""
+class RecordedJobs(NamedTuple):
+    """Jobs in columns: context keys and hints of their submission, run time so far, and time limit."""
 
     keys: Hashes
     hints: Floats
@@ -531,8 +531,8 @@ class RunningJobs(NamedTuple):
 
 
 @compiled
-def service_of_runs(
-    jobs: RunningJobs,
+def service_of(
+    jobs: RecordedJobs,
     min_service: float,
     tables: ContextTables,
     prior: Singles,

@@ -143,18 +143,18 @@ class Predictor:
         """Return whether the submission of a job has been recorded."""
         return job.id in self._unfinished
 
-    def service_of_runs(self, jobs: Sequence[Job], elapsed: Floats, min_service: Seconds) -> Floats:
+    def service_of(self, jobs: Sequence[Job], elapsed: Floats, min_service: Seconds) -> Floats:
         """Return `service_per_completion` of recorded jobs, given their run times so far: many in one call."""
         if not jobs:
             return np.empty(0)
         records = [self._unfinished[job.id] for job in jobs]
-        running = kernels.RunningJobs(
+        recorded = kernels.RecordedJobs(
             np.array([record.keys for record in records]),
             np.array([record.hints for record in records]),
             elapsed,
             np.array([math.inf if job.time_limit is None else job.time_limit for job in jobs]),
         )
-        return kernels.service_of_runs(running, min_service, self._tables, prior(), ratio_priors(), self._weights)
+        return kernels.service_of(recorded, min_service, self._tables, prior(), ratio_priors(), self._weights)
 
     def finished(self, job: Job, seconds: Seconds, now: Seconds) -> None:
         """Learn from a job that has finished after `seconds`."""

@@ -17,8 +17,8 @@ from refold.model import MINUTE, Cluster, Job, Seconds
 from refold.packing import FreeResources
 from refold.policies.learned import FEATURES, Expectations, HiddenUnit, Parameters
 from refold.predict import Predictor
+from refold.replays import TrainingTasks, replay_learned, training_tasks
 from refold.research.evolution import Evolution, EvolutionState
-from refold.simulator import TrainingTasks, replay_learned, training_tasks
 from refold.worker_processes import Report, worker_processes
 
 Floats = npt.NDArray[np.float64]

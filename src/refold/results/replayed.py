@@ -10,7 +10,7 @@ import numpy as np
 from refold.journal import Ending, History, JobColumns, Outcome, RunColumns, StartEstimateColumns
 from refold.model import Allocation, Cluster, Job
 from refold.packing import Floats, Ints
-from refold.simulator import ReplayedRuns, ReplayResult
+from refold.replays import ReplayedRuns, ReplayResult
 
 
 def replayed_history(jobs: Sequence[Job], cluster: Cluster, replayed: ReplayResult | ReplayedRuns) -> History:

@@ -1,6 +1,6 @@
 """The simulator: the scheduler core on simulated time, with a simulated back end.
 
-Also speed models, faults, compiled replays of whole traces, and simulated futures of a journal.
+Also speed models, faults, and simulated futures of a journal.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-from .agenda import Agenda as Agenda
+from .agenda import Agenda as Agenda, check_jobs as check_jobs
 from .backend import SimulatedBackend as SimulatedBackend
 from .costs import (
     NO_COSTS as NO_COSTS,
@@ -6,7 +6,6 @@ from .costs import (
     RecordedSpeeds as RecordedSpeeds,
     SpeedModel as SpeedModel,
 )
-from .easy_replay import EasyNotes as EasyNotes, replay_easy as replay_easy
 from .faults import (
     Endless as Endless,
     Fault as Fault,
@@ -23,31 +22,8 @@ from .futures import (
     continue_with_own_policy as continue_with_own_policy,
     simulate_futures as simulate_futures,
 )
-from .learned_replay import (
-    TrainingResult as TrainingResult,
-    TrainingTasks as TrainingTasks,
-    replay_learned as replay_learned,
-    training_tasks as training_tasks,
-)
 from .measured_speeds import MeasuredSpeeds as MeasuredSpeeds
 from .modelled_speeds import ModelledSpeeds as ModelledSpeeds
-from .predicted_easy_replay import replay_predicted_easy as replay_predicted_easy
-from .queue_replay import replay_queue as replay_queue
-from .replay import (
-    ReplayedRuns as ReplayedRuns,
-    ReplayNotes as ReplayNotes,
-    ReplayResult as ReplayResult,
-    TaskColumns as TaskColumns,
-    replay_compiled as replay_compiled,
-    task_columns as task_columns,
-)
-from .replay_choice import (
-    Conditions as Conditions,
-    Experiment as Experiment,
-    find_journaled_replay as find_journaled_replay,
-    find_replay as find_replay,
-)
-from .replay_journal import easy_entries as easy_entries, replay_entries as replay_entries
 from .run_time_draws import RunTimes as RunTimes
 from .simulation import simulate as simulate
 from .start_times import (

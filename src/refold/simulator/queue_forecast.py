@@ -25,6 +25,7 @@ from refold.packing import (
     PlacementRule,
     TaskHeap,
     adjust_free,
+    change_rows,
     mask_from_indices,
     need_at,
     place_demand,
@@ -32,7 +33,6 @@ from refold.packing import (
     push_task,
 )
 from refold.policies import QueueOrder
-from refold.simulator.replay import release_task
 
 BACKFILL_DEPTH = 100
 """Number of jobs behind the first one that are considered when jobs may overtake it."""
@@ -182,7 +182,7 @@ def _end_tasks(ends: TaskHeap, now: float, free: FreeArrays, runs: _Runs, queue:
         else:
             job = task - runs.ends.shape[0]
             need = need_at(rule.demands, queue.demand_of[job])
-            release_task(nodes, gpus, bits, need, queue.placements, queue.first_row[job], queue.first_row[job + 1])
+            change_rows(free, need, queue.placements, queue.first_row[job], 1)
 
 
 @compiled

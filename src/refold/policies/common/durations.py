@@ -131,12 +131,12 @@ class DurationSource:
         return self._predictor.expect_running(job, view.now, done, view.share_done(job))
 
     def can_batch(self, view: View, job: Job) -> bool:
-        """Return whether `service_of_runs` accepts a job: it has been recorded, and has reported no steps."""
+        """Return whether `service_of` accepts a job: it has been recorded, and has reported no steps."""
         return self._predictor.has_recorded(job) and view.share_done(job) is None
 
-    def service_of_runs(self, jobs: Sequence[Job], done: Floats, min_service: Seconds) -> Floats:
+    def service_of(self, jobs: Sequence[Job], done: Floats, min_service: Seconds) -> Floats:
         """Return `DurationDistribution.service_per_completion` of many jobs, given the work that each has done."""
-        return self._predictor.service_of_runs(jobs, done, min_service)
+        return self._predictor.service_of(jobs, done, min_service)
 
     def remaining_time(self, view: View, job: Job) -> RemainingTime:
         """Return how long a waiting job will run if it is started on what it requested."""

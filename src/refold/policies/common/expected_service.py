@@ -11,18 +11,9 @@ from refold.core import View
 from refold.model import Job, Seconds
 from refold.plans import Knowledge
 from refold.policies.common.durations import DurationSource
-from refold.predict import DurationDistribution, Floats
-
-MIN_CHANGE = 1.1
-"""The prediction for a run is renewed when the work that it has done has grown by this factor."""
-
-MIN_CHANGE_SECONDS: Seconds = 5.0
-"""And by at least this much."""
+from refold.predict import DurationDistribution, Floats, is_outdated
 
 MIN_REMAINING: Seconds = 1.0
-
-MAX_ENDED_RUNS = 50
-"""The prediction for a waiting job is renewed when so many runs have ended since."""
 
 
 class PredictionBasis(NamedTuple):
@@ -65,15 +56,6 @@ class ExpectedService:
         last = self._expectations.get(job_id)
         return NO_PREDICTION if last is None else last.basis
 
-    def is_outdated(self, predicted_done: Any, predicted_ended: Any, done: Any, is_running: Any) -> Any:
-        """Return whether a prediction is to be renewed; of many jobs, if the arguments are columns.
-
-        For a run, it is when the work that it has done has grown; for a waiting job, also when many runs have ended.
-        """
-        has_changed = (done < predicted_done) | (done > predicted_done * MIN_CHANGE + MIN_CHANGE_SECONDS)
-        is_old = self.ended_runs - predicted_ended >= MAX_ENDED_RUNS
-        return has_changed | (is_old & (is_running ^ True))
-
     def seconds(self, view: View, job: Job) -> Seconds:
         """Return the expected service until a job completes.
 
@@ -83,26 +65,29 @@ class ExpectedService:
         done, is_running = view.done(job.id), job.id in view.runs
         is_mean = not job.preemptible and not is_running
         last = self._expectations.get(job.id)
-        if last is None or last.is_mean != is_mean or self.is_outdated(*last.basis, done, is_running):
+        if last is None or last.is_mean != is_mean or is_outdated(*last.basis, done, self.ended_runs, is_running):
             total = self._total(self.durations.distribution(view, job), is_mean)
             seconds = max(total - done, MIN_REMAINING) if is_mean else total
             last = self._expectations[job.id] = _Expectation(seconds, PredictionBasis(done, self.ended_runs), is_mean)
         return last.seconds
 
-    def renew_runs(self, view: View, jobs: Sequence[Job], done: Floats) -> Floats:
-        """Predict the service of running jobs anew, and return what `seconds` does for each, in one call.
+    def renew(self, view: View, jobs: Sequence[Job], done: Floats) -> Floats:
+        """Return what `seconds` does for each of these jobs, whose predictions are outdated: most of them in one call.
 
         `done`: the work that each has done.
         """
-        can_batch = np.array([self.durations.can_batch(view, job) for job in jobs], dtype=np.bool_)
+        can_batch = np.array([self._can_batch(view, job) for job in jobs], dtype=np.bool_)
         seconds = np.empty(len(jobs))
         batch = [job for job, is_batched in zip(jobs, can_batch, strict=True) if is_batched]
-        seconds[can_batch] = self.durations.service_of_runs(batch, done[can_batch], self._min_service)
+        seconds[can_batch] = self.durations.service_of(batch, done[can_batch], self._min_service)
         for at in np.flatnonzero(~can_batch).tolist():
-            seconds[at] = self._total(self.durations.distribution(view, jobs[at]), is_mean=False)
-        for job, service, work in zip(jobs, seconds.tolist(), done.tolist(), strict=True):
+            seconds[at] = self.seconds(view, jobs[at])
+        for job, service, work in zip(batch, seconds[can_batch].tolist(), done[can_batch].tolist(), strict=True):
             self._expectations[job.id] = _Expectation(service, PredictionBasis(work, self.ended_runs), is_mean=False)
         return seconds
+
+    def _can_batch(self, view: View, job: Job) -> bool:
+        return (job.preemptible or job.id in view.runs) and self.durations.can_batch(view, job)
 
     def _total(self, distribution: DurationDistribution, is_mean: bool) -> Seconds:
         """Return the mean, or the service until completion. Many jobs share their distribution with the one before."""

@@ -1,4 +1,5 @@
 from .arrays import (
+    REVIEW_SECONDS as REVIEW_SECONDS,
     STARTS as STARTS,
     STOPS as STOPS,
     JobColumns as JobColumns,
@@ -13,7 +14,7 @@ from .columns import (
     job_columns as job_columns,
     share_rows as share_rows,
 )
-from .learned import REVIEW_SECONDS as REVIEW_SECONDS, Learned as Learned
+from .learned import Learned as Learned
 from .parameters import HiddenUnit as HiddenUnit, Parameters as Parameters
 from .placing import add_rows as add_rows
 from .round import plan_round as plan_round

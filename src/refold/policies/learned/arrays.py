@@ -7,9 +7,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from refold.model import Seconds
 from refold.packing import Bools, Floats, Ints
 
 Singles = npt.NDArray[np.float32]
+
+REVIEW_SECONDS: Seconds = 120.0
+"""While jobs wait, there is a round at each multiple of this time: scores change with time."""
 
 WAITS, STARTS, STOPS, CLAIMS, RESERVES = range(5)
 """What a round decides for a job. `CLAIMS`: it starts when runs have stopped; `RESERVES`: when runs have ended."""

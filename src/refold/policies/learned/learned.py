@@ -36,6 +36,7 @@ from refold.policies.common import DurationSource, DurationSourceName, Reasons, 
 from refold.policies.learned.arrays import (
     CLAIMS,
     RESERVES,
+    REVIEW_SECONDS,
     STARTS,
     STOPS,
     WAITS,
@@ -51,9 +52,6 @@ from refold.policies.learned.round import plan_round
 
 SHIPPED_WEIGHTS = "learned.yaml"
 """The file of the catalogue with the weights that ship with the package."""
-
-REVIEW_SECONDS: Seconds = 120.0
-"""While jobs wait, there is a round at each multiple of this time: scores change with time."""
 
 
 class Learned:

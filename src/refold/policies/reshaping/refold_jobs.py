@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from enum import Enum, auto
+from functools import cached_property
 from math import inf
 
 import msgspec
@@ -18,6 +19,7 @@ from refold.policies.common import (
     Options,
 )
 from refold.policies.reshaping.arrivals import ArrivalSummary
+from refold.policies.reshaping.refold_kernels import DelayColumns, DelayRules, delay_weights
 from refold.policies.reshaping.refold_sources import JobSources
 from refold.policies.reshaping.refold_table import Flags
 
@@ -123,14 +125,18 @@ class RoundJobs:
 
     def in_order(self, rows: Ints, starving: Collection[str]) -> Ints:
         """Sort jobs: guaranteed first, then by priority, then starving ones as submitted, then by weighted work."""
-        table, is_first, is_guaranteed = self.table, self.flags(starving), self.flags(self.guaranteed)
-        rank = np.where(is_first, table.column("submitted"), self.weighted_work)
-        keys = (~is_guaranteed, -table.column("priority"), ~is_first, rank)
-        return table.sort(rows, *(key[rows] for key in keys))
+        table, is_first, is_guaranteed = self.table, self.flags(starving)[rows], self.flags(self.guaranteed)[rows]
+        rank = np.where(is_first, table.column("submitted")[rows], self.weighted_work[rows])
+        return table.sort(rows, ~is_guaranteed, -table.column("priority")[rows], ~is_first, rank)
 
     def waiting(self, without: Collection[str]) -> Ints:
         """Return the rows of the waiting jobs, except some."""
-        return np.flatnonzero(~(self.table.column("is_running") | self.flags(without)))
+        return self._waiting if not without else self._waiting[~self.flags(without)[self._waiting]]
+
+    @cached_property
+    def _waiting(self) -> Ints:
+        """The rows of the waiting jobs."""
+        return np.flatnonzero(~self.table.column("is_running"))
 
     def flags(self, job_ids: Collection[str]) -> Flags:
         """Return by row which jobs are among these."""
@@ -144,24 +150,12 @@ class RoundJobs:
         return weight * self._fair_weight(job_id) if self._fair_weights else weight
 
     def _weigh_delays(self) -> Floats:
-        """Return the weight of a second of delay of every job, apart from its fair share.
-
-        It grows with the time in the system until completion at full speed; if the remaining work is not known, with
-        the delay so far. Wide jobs of unknown length that may be stopped have a weight that does not grow: that of
-        many, or 1.
-        """
-        column, settings = self.table.column, self.settings
-        age = self._now - column("submitted")
-        delay = np.maximum(0.0, age - self.table.done(self._now))
-        weights: Floats = np.where(
-            column("is_known"),
-            1 + (age + column("run_time")) / settings.weight_doubling_seconds,
-            1 + delay / settings.delay_doubling_seconds,
-        )
-        if settings.wide_weight:
-            wide_weights = np.where(self.is_preferred_wide_job, self._wide_weight(), 1.0)
-            weights = np.where(column("may_be_preferred"), wide_weights, weights)
-        return weights
+        """Return the weight of a second of delay of every job, apart from its fair share."""
+        settings = self.settings
+        wide_weight = self._wide_weight() if settings.wide_weight else 0.0
+        doubling = float(settings.weight_doubling_seconds), float(settings.delay_doubling_seconds)
+        columns = self.table.columns(DelayColumns)
+        return delay_weights(self._now, DelayRules(*doubling, wide_weight), columns, self.is_preferred_wide_job)
 
     def _wide_weight(self) -> float:
         """Return the weight of a preferred wide job, which grows with the third power of how rare wide jobs are.
@@ -169,7 +163,7 @@ class RoundJobs:
         Rare ones delay few others; frequent ones take GPUs from each other.
         """
         rarity = max(1.0, self.arrivals.jobs_per_wide_job / FREQUENT_WIDE_JOBS)
-        return max(1.0, self.settings.wide_weight * rarity**3)
+        return float(max(1.0, self.settings.wide_weight * rarity**3))
 
     def _fair_weight(self, job_id: str) -> float:
         job = self.by_id[job_id]
@@ -183,13 +177,6 @@ class RoundJobs:
         """Return whether a wide job of unknown length does not have the weight of many."""
         row = self.table.row_of[job_id]
         return bool(self.table.column("may_be_preferred")[row] and not self.is_preferred_wide_job[row])
-
-    def are_longer_wide_jobs(self, rows: Ints, job_id: str) -> Flags:
-        """Return which jobs with the weight of many have so much more work than a wide job that it may preempt them."""
-        own_work = self.work[self.table.row_of[job_id]]
-        is_longer: Flags = self.work[rows] > self.settings.preemption_margin * own_work
-        is_longer &= self.table.column("priority")[rows] <= self.by_id[job_id].priority
-        return self.is_preferred_wide_job[rows] & is_longer
 
     def protection(self, job_id: str) -> Protection:
         """Return for which jobs a run must not be stopped.
@@ -294,5 +281,5 @@ class RoundJobs:
 
     def starving(self) -> set[str]:
         """Return the waiting jobs that are starving."""
-        is_starving = self._now - self.table.column("waiting_since") >= self.settings.starvation_seconds
-        return set(self.table.ids[is_starving])
+        is_starving = self._now - self.table.column("waiting_since")[self._waiting] >= self.settings.starvation_seconds
+        return set(self.table.ids[self._waiting[is_starving]])

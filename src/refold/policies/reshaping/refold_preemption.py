@@ -7,10 +7,11 @@ own (`preemption_margin`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from math import inf
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from refold.packing import Floats, Ints, Placer
 from refold.policies.common import Draft, Option
 from refold.policies.reshaping.refold_clearing import Clearing
 from refold.policies.reshaping.refold_jobs import Protection, RoundJobs
+from refold.policies.reshaping.refold_table import Flags
 
 MAX_SHAPES_TRIED = 6
 """Number of a job's best shapes that are tried when it preempts."""
@@ -32,12 +34,31 @@ MAX_FOLLOWERS = 20.0
 MAX_FIRST_NODES = 8
 """Number of nodes that are tried as the first node from which guaranteed runs are moved."""
 
+MIN_RANKED = 128
+"""Number of runs that are sorted first, of those that may be preempted."""
+
 
 class _Preemption(NamedTuple):
     """A draft in which a job has preempted others, and the total delay, in seconds at the preemptor's weight."""
 
     cost: Seconds
     draft: Any
+
+
+class _LazyList:
+    """Job ids that are computed on demand and remembered, so that they can be iterated again."""
+
+    def __init__(self, source: Iterable[str]) -> None:
+        self._source, self._found = iter(source), list[str]()
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._found
+        for job_id in self._source:
+            self._found.append(job_id)
+            yield job_id
+
+    def __bool__(self) -> bool:
+        return next(iter(self), None) is not None
 
 
 class Preemptor:
@@ -58,9 +79,9 @@ class Preemptor:
         `ranked`: shapes, that with the lowest of the `costs` first. `placed`: the shape that the job has without
         preemption.
         """
-        draft, victims = self._draft, self._victims.for_job(job_id)
+        draft, victims = self._draft, _LazyList(self._victims.for_job(job_id))
         guaranteed = job_id in self._jobs.guaranteed
-        if not len(victims) and not guaranteed:
+        if not victims and not guaranteed:
             return False
         before = draft.snapshot()
         if placed is not None:
@@ -98,7 +119,7 @@ class Preemptor:
                 ends.append((self._jobs.remaining_time(job_id, held), job_id))
         self._estimated_ends = sorted(ends)
 
-    def _make_room(self, job_id: str, ranked: list[Option], victims: Collection[str]) -> _Preemption:
+    def _make_room(self, job_id: str, ranked: list[Option], victims: Iterable[str]) -> _Preemption:
         """Place a guaranteed job in the first of its shapes, smallest first, for which there can be room."""
         draft, before = self._draft, self._draft.snapshot()
         starting = [other for other, _ in draft.allocations() if other not in self._jobs.view.runs]
@@ -149,7 +170,7 @@ class Preemptor:
         gap = self._jobs.arrivals.mean_gap
         return min(seconds / gap, MAX_FOLLOWERS) * seconds / 2 if gap else 0.0
 
-    def _place_by_displacing(self, job_id: str, option: Option, victims: Collection[str]) -> Seconds:
+    def _place_by_displacing(self, job_id: str, option: Option, victims: Iterable[str]) -> Seconds:
         """Place a job by releasing victims, in order, until it fits; then place the victims again.
 
         Returns the weighted delay of the victims; infinite if the job does not fit or a guarantee would be broken.
@@ -226,22 +247,28 @@ class _Victims:
         self._jobs, self._draft = jobs, draft
         self._protections: dict[str, Protection] = {}
 
-    def for_job(self, job_id: str) -> Collection[str]:
+    def for_job(self, job_id: str) -> Iterable[str]:
         """Return the jobs that a job may displace: lowest priority first, then most remaining work.
 
         Whether each `may_be_displaced` is not checked here: of thousands, only the first few are.
         """
         jobs, ranked = self._jobs, self._ranked
         if job_id in jobs.guaranteed:
-            held = [other for other in jobs.table.ids[ranked.rows] if other != job_id and self._may_change(other)]
+            held = [other for other in jobs.table.ids[ranked.all.rows] if other != job_id and self._may_change(other)]
             return sorted(held, key=lambda other: other in jobs.guaranteed)  # other guaranteed jobs last
         margin = 1.0 if jobs.knows_work(job_id) else jobs.settings.preemption_margin
         work = 0.0 if jobs.is_starving(job_id) else margin * jobs.weighted_work_of(job_id)
-        longer = ranked.count_before(jobs.by_id[job_id].priority, work)
-        victims, others = ranked.rows[:longer], ranked.rows[longer:]
-        if jobs.is_wide_beyond_share(job_id):
-            victims = np.concatenate([victims, others[jobs.are_longer_wide_jobs(others, job_id)]])
-        return cast(Collection[str], jobs.table.ids[victims])
+        longer = map(jobs.table.ids.__getitem__, ranked.before(jobs.by_id[job_id].priority, work))
+        return chain(longer, self._wide_jobs_for(job_id, work)) if jobs.is_wide_beyond_share(job_id) else longer
+
+    def _wide_jobs_for(self, job_id: str, work: float) -> Iterator[str]:
+        """Yield the wide runs with more work that a wide job may displace, although their weighted work is less."""
+        jobs, table, rows = self._jobs, self._jobs.table, self._preferred_wide_runs
+        priority = jobs.by_id[job_id].priority
+        others = rows[(table.column("priority")[rows] == priority) & (jobs.weighted_work[rows] <= work)]
+        own_work = jobs.work[table.row_of[job_id]]
+        longer = others[jobs.work[others] > jobs.settings.preemption_margin * own_work]
+        yield from table.ids[_rank(jobs, longer).rows]
 
     def may_be_displaced(self, other: str, job_id: str) -> bool:
         """Return whether a run may be stopped for a job: not one that was restarted recently, if it is as urgent."""
@@ -260,17 +287,24 @@ class _Victims:
 
     @cached_property
     def _ranked(self) -> _RankedRuns:
-        """The runs that may be changed, by priority and work; guaranteed ones only if they have another shape."""
+        return _RankedRuns(self._jobs, self._may_be_stopped)
+
+    @cached_property
+    def _preferred_wide_runs(self) -> Ints:
+        """The rows of preferred wide runs that may be stopped."""
+        return np.flatnonzero(self._may_be_stopped & self._jobs.is_preferred_wide_job)
+
+    @cached_property
+    def _may_be_stopped(self) -> Flags:
+        """By row, which runs may be changed; guaranteed ones only if they have another shape."""
         jobs, table = self._jobs, self._jobs.table
-        may_be_stopped = table.column("may_be_stopped").copy()
+        may_be_stopped: Flags = table.column("may_be_stopped").copy()
         fixed = [job_id for job_id in jobs.guaranteed if not jobs.has_other_shapes(job_id)]
         may_be_stopped[table.rows([*fixed, *self._draft.without_allocation()])] = False
-        rows = np.flatnonzero(may_be_stopped)
-        rows = table.sort(rows, table.column("priority")[rows], -jobs.weighted_work[rows])
-        return _RankedRuns(rows, table.column("priority")[rows], -jobs.weighted_work[rows])
+        return may_be_stopped
 
 
-class _RankedRuns(NamedTuple):
+class _Ranking(NamedTuple):
     """Rows of runs: lowest priority first, then least minus the weighted work, that is, most work."""
 
     rows: Ints
@@ -281,3 +315,39 @@ class _RankedRuns(NamedTuple):
         """Return the number of runs with a lower priority, or with this one and more work."""
         first, end = np.searchsorted(self.priority, priority, "left"), np.searchsorted(self.priority, priority, "right")
         return int(first + np.searchsorted(self.minus_work[first:end], -work, "left"))
+
+
+def _rank(jobs: RoundJobs, rows: Ints) -> _Ranking:
+    """Sort rows by priority and work."""
+    rows = jobs.table.sort(rows, jobs.table.column("priority")[rows], -jobs.weighted_work[rows])
+    return _Ranking(rows, jobs.table.column("priority")[rows], -jobs.weighted_work[rows])
+
+
+class _RankedRuns:
+    """Runs by priority and work. There may be thousands, of which mostly the first few are needed."""
+
+    def __init__(self, jobs: RoundJobs, is_included: Flags) -> None:
+        self._jobs, self._is_included = jobs, is_included
+        self._size = np.count_nonzero(is_included)
+
+    def before(self, priority: int, work: float) -> Iterator[int]:
+        """Yield the rows of the runs with a lower priority, or with this one and more work."""
+        first = self._first
+        count = first.count_before(priority, work)
+        yield from first.rows[:count].tolist()
+        if count == len(first.rows) < self._size:
+            yield from self.all.rows[count : self.all.count_before(priority, work)].tolist()
+
+    @cached_property
+    def _first(self) -> _Ranking:
+        """The first ones, at least `MIN_RANKED`; all if they have several priorities."""
+        rows = np.flatnonzero(self._is_included)
+        priority, work = self._jobs.table.column("priority")[rows], self._jobs.weighted_work[rows]
+        if len(rows) <= MIN_RANKED or (priority != priority[0]).any():
+            return self.all
+        return _rank(self._jobs, rows[work >= np.partition(work, -MIN_RANKED)[-MIN_RANKED]])
+
+    @cached_property
+    def all(self) -> _Ranking:
+        """All of them."""
+        return _rank(self._jobs, np.flatnonzero(self._is_included))

@@ -6,8 +6,6 @@ from collections.abc import Collection
 from math import nan
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from refold.core import View
 from refold.model import Job, Seconds
 from refold.packing import Ints
@@ -21,7 +19,8 @@ from refold.policies.common import (
     ended_jobs,
 )
 from refold.policies.reshaping.arrivals import is_wide
-from refold.policies.reshaping.refold_table import EstimateRow, EstimateTable, Flags
+from refold.policies.reshaping.refold_kernels import PredictionColumns, outdated_rows
+from refold.policies.reshaping.refold_table import EstimateRow, EstimateTable
 
 MAX_KINDS_PER_JOB, MIN_KINDS = 2, 100
 """Kinds of jobs are numbered anew when there are more of them than so many per job, and this many."""
@@ -111,33 +110,23 @@ class JobSources:
         if len(self.table) < len(view.waiting) + len(view.active):  # this policy has not seen how they came here
             for job_id in (*view.waiting, *view.active):
                 self._renew(view, job_id, guaranteed)
-        is_outdated = self._are_outdated(view.now)
-        is_predicted_run = self.table.column("is_running") & ~self.table.column("is_known")
-        for job_id in self.table.ids[is_outdated & ~is_predicted_run].tolist():
+        columns = self.table.columns(PredictionColumns)
+        known, predicted = outdated_rows(view.now, self.expected_service.ended_runs, columns)
+        for job_id in self.table.ids[known].tolist():
             self._renew(view, job_id, guaranteed)
-        self._renew_predicted_runs(view, np.flatnonzero(is_outdated & is_predicted_run))
+        self._renew_predictions(view, predicted)
 
     def is_settled(self, view: View) -> bool:
         """Return whether a round would change nothing: no job waits or stops, and none may change its shape."""
         return not (view.waiting or view.stopping or self.guaranteed or self.with_shapes or self.with_range)
 
-    def _are_outdated(self, now: Seconds) -> Flags:
-        """Return for which jobs the remaining work has to be estimated again: their runs progress."""
-        column = self.table.column
-        is_known, is_running = column("is_known"), column("is_running")
-        is_prediction_outdated = self.expected_service.is_outdated(
-            column("predicted_done"), column("predicted_ended"), self.table.done(now), is_running
-        )
-        by_row: Flags = np.where(is_known, is_running, is_prediction_outdated)
-        return by_row
-
-    def _renew_predicted_runs(self, view: View, rows: Ints) -> None:
+    def _renew_predictions(self, view: View, rows: Ints) -> None:
         """Renew the predictions in these rows, which have not changed otherwise."""
         if not len(rows):
             return
         jobs = [self.by_id[job_id] for job_id in self.table.ids[rows]]
-        done, column = self.table.done(view.now)[rows], self.table.column
-        remaining = self.expected_service.renew_runs(view, jobs, done) * column("requested_speed")[rows]
+        done, column = self.table.done(rows, view.now), self.table.column
+        remaining = self.expected_service.renew(view, jobs, done) * column("requested_speed")[rows]
         column("remaining")[rows] = remaining
         column("work")[rows] = remaining * column("gpu_seconds_per_step")[rows]
         column("run_time")[rows] = remaining / column("top_speed")[rows]

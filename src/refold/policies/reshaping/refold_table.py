@@ -7,7 +7,7 @@ and what depends on the time of a round is computed for whole columns.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from refold.model import Seconds
 from refold.packing import Floats, Ints
 
+Columns = TypeVar("Columns")
 Flags = NDArray[np.bool_]
 Ids = NDArray[np.object_]
 
@@ -95,13 +96,17 @@ class EstimateTable:
         """Return a column of all rows."""
         return self._columns[name][: len(self)]
 
+    def columns(self, kind: type[Columns]) -> Columns:
+        """Return the columns that a named tuple has as fields."""
+        return kind(*map(self.column, kind._fields))  # type: ignore[attr-defined]
+
     def rows(self, job_ids: Iterable[str]) -> Ints:
         """Return the rows of jobs."""
         return np.fromiter(map(self.row_of.__getitem__, job_ids), np.int64)
 
-    def done(self, now: Seconds) -> Floats:
-        """Return the work done by every job, in seconds, as `View.done` does."""
-        done, since = self.column("reported_done"), self.column("computing_since")
+    def done(self, rows: Ints, now: Seconds) -> Floats:
+        """Return the work done by jobs, in seconds, as `View.done` does."""
+        done, since = self.column("reported_done")[rows], self.column("computing_since")[rows]
         by_row: Floats = np.where(np.isnan(since), done, done + (now - since))
         return by_row
 

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from histories import assert_same_history, simulated_history
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from msgspec.structs import replace
 
 from refold.errors import UnknownName
-from refold.journal import History, HistoryJournal, RunColumns
+from refold.journal import RunColumns
 from refold.model import Cluster, GpuType, Job
-from refold.registry import make_policy
-from refold.results import measure, replayed_history
-from refold.simulator import NO_COSTS, Costs, replay_queue, simulate
-from refold.simulator.queue_replay import PLACEMENTS, QueueOrder
+from refold.replays import replay_queue
+from refold.replays.queues import PLACEMENTS, QueueOrder
+from refold.results import replayed_history
+from refold.simulator import NO_COSTS, Costs
 from refold.testing import make_cluster, make_job, seeded_workload
 from refold.traces import read_cluster, read_trace
 
@@ -25,30 +25,12 @@ THRESHOLD = "threshold_gpu_seconds"
 COSTS = [NO_COSTS, Costs(start=3.25), Costs(stop=2.75), Costs(start=1.5, stop=0.75, restart=7.1), Costs(restart=40.0)]
 
 
-def simulated(
-    jobs: Sequence[Job], cluster: Cluster, order: str, settings: dict[str, Any], costs: Costs = NO_COSTS
-) -> History:
-    journal = HistoryJournal()
-    simulate(jobs, cluster, make_policy(order, settings), journal=journal, costs=costs)
-    return journal.history(cluster)
-
-
-def replayed(
-    jobs: Sequence[Job], cluster: Cluster, order: QueueOrder, settings: dict[str, Any], costs: Costs = NO_COSTS
-) -> History:
-    return replayed_history(jobs, cluster, replay_queue(jobs, cluster, order, costs=costs, **settings))
-
-
 def assert_same(
     jobs: Sequence[Job], cluster: Cluster, order: QueueOrder, settings: dict[str, Any], costs: Costs = NO_COSTS
 ) -> RunColumns:
-    """Compare all columns of all runs, their placements, and the measures; return the runs."""
-    ours, general = replayed(jobs, cluster, order, settings, costs), simulated(jobs, cluster, order, settings, costs)
-    for name in RunColumns.__dataclass_fields__.keys() - {"allocations"}:
-        np.testing.assert_array_equal(getattr(ours.runs, name), getattr(general.runs, name), name)
-    assert [*ours.runs.allocations] == [*general.runs.allocations]
-    assert measure(ours) == measure(general)
-    assert ours.until == general.until
+    """Compare a replay with the general simulator; return its runs."""
+    ours = replayed_history(jobs, cluster, replay_queue(jobs, cluster, order, costs=costs, **settings))
+    assert_same_history(ours, simulated_history(jobs, cluster, order, settings, costs))
     return ours.runs
 
 

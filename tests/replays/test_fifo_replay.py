@@ -14,8 +14,9 @@ from refold.errors import BadInput, UnknownName
 from refold.model import Cluster, Demand, Job, Placement
 from refold.packing import GENETIC, RULES
 from refold.registry import make_policy
+from refold.replays.columns import task_columns
+from refold.replays.fifo import FifoOrder, replay_fifo
 from refold.simulator import simulate
-from refold.simulator.replay import FifoOrder, replay_compiled, task_columns
 from refold.testing import make_cluster, make_job, seeded_workload
 from refold.traces.formats import read_cluster, read_trace
 
@@ -41,7 +42,7 @@ def simulated_outcome(
 
 
 def assert_same(jobs: list[Job], cluster: Cluster, order: FifoOrder, rule: str, seed: int = 0) -> None:
-    replayed = replay_compiled(task_columns(jobs), cluster, rule, order, seed)
+    replayed = replay_fifo(task_columns(jobs), cluster, rule, order, seed)
     general = simulated_outcome(jobs, cluster, order, rule, seed)
     for task, job in enumerate(jobs):
         if job.id in general:
@@ -91,7 +92,7 @@ def test_overloaded_openb_gives_the_same_result(rule: str, shared_data: Path) ->
 
 
 def test_an_empty_trace_gives_an_empty_result() -> None:
-    replayed = replay_compiled(task_columns([]), make_cluster(1))
+    replayed = replay_fifo(task_columns([]), make_cluster(1))
     assert len(replayed.started) == 0
 
 
@@ -99,9 +100,9 @@ def test_unsupported_inputs_are_rejected() -> None:
     with pytest.raises(BadInput, match="'a' has no duration"):
         task_columns([make_job("a", work=None)])
     with pytest.raises(UnknownName, match="unknown placement 'nowhere'"):
-        replay_compiled(task_columns([]), make_cluster(1), "nowhere")
+        replay_fifo(task_columns([]), make_cluster(1), "nowhere")
     with pytest.raises(UnknownName, match="order of the compiled replay"):
-        replay_compiled(task_columns([]), make_cluster(1), order="las")  # type: ignore[arg-type]
+        replay_fifo(task_columns([]), make_cluster(1), order="las")  # type: ignore[arg-type]
 
 
 def test_demands_are_numbered_in_order_of_occurrence() -> None:

@@ -1,4 +1,4 @@
-"""The schedule of EASY backfilling in compiled replays: `Schedule`, `Gaps` and `Reservations` of the policy, as arrays.
+"""The schedule of EASY backfilling with predicted run times: `Schedule` and `Gaps` of the policy, as arrays.
 
 Tasks hold their placement, as a run or by a reservation, in their rows of `placements`. A placement that has been found
 is in `found` until it is used.
@@ -17,7 +17,6 @@ from refold.packing import (
     GPUS,
     MILLI_FREE,
     NODE,
-    TAKEN,
     BookedJobs,
     Bools,
     Floats,
@@ -26,29 +25,24 @@ from refold.packing import (
     FreeResources,
     Ints,
     PlacementRule,
-    adjust_free,
     change_interval,
+    change_rows,
     drop_past_intervals,
     earliest_start,
-    first_that_can_start_earlier,
     initial_intervals,
-    is_overbooked,
     longest_free_duration,
     longest_free_duration_on,
     need_at,
     no_shortest_tasks,
     place_demand,
-    take,
+    take_rows,
     with_doubled_capacity,
     write_free_during,
 )
-from refold.simulator.ordered_heap import OrderedHeap, enlarged, is_full, pop_ordered, push_ordered
-from refold.simulator.replay import ReplayArrays, TaskColumns
+from refold.replays.columns import ReplayArrays, TaskColumns
+from refold.replays.heaps import OrderedHeap, enlarged, is_full, pop_ordered, push_ordered
 
 MAX_PLACEMENT_ATTEMPTS = 8
-MAX_NODE_CHECKS = 150_000
-CHECKS_PER_SEARCH = 5
-SWITCH_FACTOR = 0.5
 """As in the policy."""
 
 # Entries of `Schedule.counters`: lengths of lists, and the number of arrivals and of waiting tasks.
@@ -181,38 +175,29 @@ class Schedule:
 
 
 @compiled_without_references
-def change_rows(schedule: Schedule, free: FreeArrays, task: int, rows: Ints, first: int, sign: int) -> None:
-    """Release (sign 1) or take (sign -1) the rows of a placement, without checks."""
-    need = need_at(schedule.demands, schedule.demand_of[task])
-    for row in range(first, first + need.instances):
-        milli, cpu, memory = sign * need.milli, sign * need.cpu, sign * need.memory
-        adjust_free(free.nodes, free.gpus, free.bits, rows[row, NODE], rows[row, GPU_MASK], milli, cpu, memory)
-
-
-@compiled_without_references
 def change_free(schedule: Schedule, free: FreeArrays, task: int, sign: int) -> None:
     """Release (sign 1) or take (sign -1) the placement of a task, without checks."""
-    change_rows(schedule, free, task, schedule.placements, schedule.first_row[task], sign)
-
-
-@compiled_without_references
-def take_rows(schedule: Schedule, free: FreeArrays, task: int, rows: Ints, first: int) -> bool:
-    """Take the rows of a placement; False, with nothing taken, if a part is not free."""
     need = need_at(schedule.demands, schedule.demand_of[task])
-    nodes, gpus, bits = free
-    for row in range(first, first + need.instances):
-        if take(nodes, gpus, bits, rows[row, NODE], rows[row, GPU_MASK], need.milli, need.cpu, need.memory) != TAKEN:
-            for taken in range(first, row):
-                node, mask = rows[taken, NODE], rows[taken, GPU_MASK]
-                adjust_free(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory)
-            return False
-    return True
+    change_rows(free, need, schedule.placements, schedule.first_row[task], sign)
 
 
 @compiled_without_references
 def take_placement(schedule: Schedule, free: FreeArrays, task: int) -> bool:
     """Take the placement of a task; False, with nothing taken, if a part is not free."""
-    return take_rows(schedule, free, task, schedule.placements, schedule.first_row[task])
+    need = need_at(schedule.demands, schedule.demand_of[task])
+    return take_rows(free, need, schedule.placements, schedule.first_row[task])
+
+
+@compiled_without_references
+def take_found(schedule: Schedule, free: FreeArrays, task: int) -> bool:
+    """Take the placement that was found for a task; False, with nothing taken, if a part is not free."""
+    return take_rows(free, need_at(schedule.demands, schedule.demand_of[task]), schedule.found, 0)
+
+
+@compiled_without_references
+def release_found(schedule: Schedule, free: FreeArrays, task: int) -> None:
+    """Release the placement that was found for a task."""
+    change_rows(free, need_at(schedule.demands, schedule.demand_of[task]), schedule.found, 0, 1)
 
 
 @compiled_without_references
@@ -275,7 +260,8 @@ def drop_past(schedule: Schedule, now: float) -> None:
 
 
 @compiled_without_references
-def _write_window(schedule: Schedule, start: float, end: float) -> None:
+def write_window(schedule: Schedule, start: float, end: float) -> None:
+    """Write what is free all the time from `start` to `end` to `window`."""
     window = schedule.window
     write_free_during(schedule.intervals, window.nodes, window.gpus, window.bits, start, end, schedule.gpu_free)
 
@@ -291,7 +277,7 @@ def find_start(schedule: Schedule, task: int, duration: float, now: float, befor
         )
         if start == np.inf:
             return np.inf
-        _write_window(schedule, start, start + duration)
+        write_window(schedule, start, start + duration)
         if place(schedule, schedule.window, task):
             return float(start)
         after = np.nextafter(start, np.inf)
@@ -301,12 +287,12 @@ def find_start(schedule: Schedule, task: int, duration: float, now: float, befor
 @compiled_without_references
 def place_now(schedule: Schedule, task: int, now: float) -> bool:
     """Find a placement that is free from now on for as long as a task will run."""
-    _write_window(schedule, now, now + schedule.backfill[task])
+    write_window(schedule, now, now + schedule.backfill[task])
     return place(schedule, schedule.window, task)
 
 
 @compiled_without_references
-def _note_released(schedule: Schedule, task: int) -> None:
+def note_released(schedule: Schedule, task: int) -> None:
     """Add the nodes of a task to those with releases."""
     counters, released, newly_free = schedule.counters, schedule.released, schedule.newly_free
     for row in range(schedule.first_row[task], schedule.first_row[task + 1]):
@@ -326,7 +312,7 @@ def end_booking(schedule: Schedule, task: int, now: float, booked_end: float) ->
     """Release what is booked for a run that has ended."""
     if booked_end > now:
         change_booking(schedule, task, now, booked_end, 1)
-    _note_released(schedule, task)
+    note_released(schedule, task)
 
 
 # --- the queue ----------------------------------------------------------------------------------------------
@@ -369,17 +355,6 @@ def first_in_queue(schedule: Schedule) -> int:
             return int(task)
         pop_ordered(queue)
     return -1
-
-
-@compiled_without_references
-def remove_from_queue(schedule: Schedule, task: int) -> None:
-    """Remove a task that starts, and its reservation."""
-    schedule.is_queued[task] = False
-    schedule.counters[QUEUED] -= 1
-    _remove_from_gaps(schedule, task)
-    if schedule.is_reserved[task]:
-        cancel(schedule, task)
-    _remove_displaced(schedule, task)
 
 
 # --- gaps ---------------------------------------------------------------------------------------------------
@@ -427,7 +402,7 @@ def add_to_gaps(schedule: Schedule, task: int) -> None:
 
 
 @compiled_without_references
-def _remove_from_gaps(schedule: Schedule, task: int) -> None:
+def remove_from_gaps(schedule: Schedule, task: int) -> None:
     """Let a task no longer be offered gaps, if it is."""
     if _is_in_gaps(schedule, task):
         schedule.gaps.number[schedule.demand_of[task]] -= 1
@@ -490,241 +465,3 @@ def _candidate(schedule: Schedule, now: float) -> int:
             if schedule.backfill[task] <= gaps.fits_until[demand] - now:
                 best = _better(schedule, task, best)
     return best
-
-
-# --- reservations -------------------------------------------------------------------------------------------
-
-
-@compiled_without_references
-def _remove_from_list(tasks: Ints, count: int, task: int) -> bool:
-    """Remove a task from a list of so many tasks; return whether it was in it."""
-    for at in range(count):
-        if tasks[at] == task:
-            for later in range(at, count - 1):
-                tasks[later] = tasks[later + 1]
-            return True
-    return False
-
-
-@compiled_without_references
-def _remove_displaced(schedule: Schedule, task: int) -> bool:
-    is_removed = _remove_from_list(schedule.displaced, schedule.counters[DISPLACED], task)
-    schedule.counters[DISPLACED] -= is_removed
-    return is_removed
-
-
-@compiled_without_references
-def _book_reservation(schedule: Schedule, task: int, start: float, end: float) -> None:
-    """Book the placement of a task as its reservation."""
-    change_booking(schedule, task, start, end, -1)
-    booked, first = schedule.booked, schedule.first_row[task]
-    is_single = schedule.first_row[task + 1] - first == 1
-    booked.start[task], booked.duration[task], schedule.end[task] = start, end - start, end
-    booked.node[task] = schedule.placements[first, NODE] if is_single else -1
-    booked.mask[task] = schedule.placements[first, GPU_MASK] if is_single else 0
-    schedule.is_reserved[task] = True
-    schedule.reserved[schedule.counters[RESERVED]] = task
-    schedule.counters[RESERVED] += 1
-
-
-@compiled_without_references
-def drop_reservation(schedule: Schedule, task: int) -> None:
-    """Remove the reservation of a task without recording its nodes as released."""
-    change_booking(schedule, task, schedule.booked.start[task], schedule.end[task], 1)
-    schedule.is_reserved[task] = False
-    _remove_from_list(schedule.reserved, schedule.counters[RESERVED], task)
-    schedule.counters[RESERVED] -= 1
-
-
-@compiled_without_references
-def cancel(schedule: Schedule, task: int) -> None:
-    """Cancel the reservation of a task."""
-    drop_reservation(schedule, task)
-    _note_released(schedule, task)
-
-
-@compiled_without_references
-def reserve(schedule: Schedule, task: int, start: float, end: float) -> None:
-    """Make a reservation for a task, on its placement."""
-    _book_reservation(schedule, task, start, end)
-    _remove_displaced(schedule, task)
-    schedule.first_start[task] = min(schedule.first_start[task], start)
-    _remove_from_gaps(schedule, task)
-
-
-@compiled_without_references
-def turn_into_run(schedule: Schedule, task: int, end: float) -> None:
-    """Drop the reservation of a task whose run takes its place until `end`."""
-    drop_reservation(schedule, task)
-    if end < schedule.end[task]:
-        _note_released(schedule, task)
-
-
-@compiled_without_references
-def postpone(schedule: Schedule, task: int, now: float) -> None:
-    """Let a reservation whose resources are not free yet start now."""
-    start, end = schedule.booked.start[task], schedule.end[task]
-    if start < now:
-        drop_reservation(schedule, task)
-        _book_reservation(schedule, task, now, now + end - start)
-
-
-@compiled_without_references
-def find_reservation(schedule: Schedule, task: int, now: float) -> float:
-    """Return the start of the earliest reservation, infinity if there is none; its end is then in `end`.
-
-    A displaced task keeps its former placement, unless another one is much earlier.
-    """
-    duration, former = schedule.duration[task], schedule.booked.start[task]
-    start = find_start(schedule, task, duration, now, np.inf)
-    if _remove_displaced(schedule, task) and start < np.inf and not start < now + SWITCH_FACTOR * (former - now):
-        _write_window(schedule, former, schedule.end[task])
-        if take_placement(schedule, schedule.window, task):
-            return float(former)
-    if start < np.inf:
-        use_found(schedule, task)
-        schedule.end[task] = start + duration
-    return start
-
-
-@compiled_without_references
-def cancel_behind_first(schedule: Schedule, now: float) -> None:
-    """Cancel future reservations of tasks that are no longer first in the queue."""
-    if schedule.counters[RESERVED] <= 1:
-        return
-    first, at = first_in_queue(schedule), 0
-    while at < schedule.counters[RESERVED]:
-        task = schedule.reserved[at]
-        if task != first and schedule.booked.start[task] > now:
-            cancel(schedule, task)
-            add_to_gaps(schedule, task)
-        else:
-            at += 1
-
-
-@compiled_without_references
-def displace(schedule: Schedule, task: int, start: float) -> None:
-    """Cancel the reservation of a task, which gets another one: perhaps the same placement from `start` on."""
-    cancel(schedule, task)
-    schedule.end[task] = start + schedule.end[task] - schedule.booked.start[task]
-    schedule.booked.start[task] = start
-    schedule.displaced[schedule.counters[DISPLACED]] = task
-    schedule.counters[DISPLACED] += 1
-    add_to_gaps(schedule, task)
-
-
-@compiled_without_references
-def next_conflicting(schedule: Schedule, task: int, now: float, end: float, last_id: int) -> int:
-    """Return the next task by id whose reservation overlaps a placement booked until `end`, while overbooked; or -1."""
-    found = -1
-    for at in range(schedule.counters[RESERVED]):
-        other = schedule.reserved[at]
-        is_next = schedule.id_rank[other] > last_id and (found < 0 or schedule.id_rank[other] < schedule.id_rank[found])
-        is_next = is_next and schedule.booked.start[other] < end and overlap(schedule, other, task)
-        if is_next and _is_overbooked(schedule, other, now, end):
-            found = other
-    return found
-
-
-@compiled_without_references
-def _is_overbooked(schedule: Schedule, task: int, now: float, end: float) -> bool:
-    start, end = max(now, schedule.booked.start[task]), min(end, schedule.end[task])
-    need, rows = need_at(schedule.demands, schedule.demand_of[task]), schedule.placements
-    for row in range(schedule.first_row[task], schedule.first_row[task + 1]):
-        node, mask = rows[row, NODE], rows[row, GPU_MASK]
-        if is_overbooked(schedule.intervals, node, start, end, mask, need.cpu > 0, need.memory > 0):
-            return True
-    return False
-
-
-@compiled_without_references
-def sort_by_position(schedule: Schedule, tasks: Ints, count: int) -> None:
-    """Sort so many tasks by their positions in the queue."""
-    for at in range(1, count):
-        task, place_at = tasks[at], at
-        while place_at > 0 and is_before(schedule, task, tasks[place_at - 1]):
-            tasks[place_at] = tasks[place_at - 1]
-            place_at -= 1
-        tasks[place_at] = task
-
-
-@compiled_without_references
-def advance_reservations(schedule: Schedule, now: float, moved: Ints) -> int:
-    """Move reservations forward after releases; write the tasks that start earlier to `moved`; return their number."""
-    counters, order, candidates, released = schedule.counters, schedule.in_order, schedule.candidates, schedule.released
-    reserved, count = counters[RESERVED], counters[RELEASED]
-    if reserved == 0 or count == 0:
-        return 0
-    for at in range(reserved):
-        order[at] = schedule.reserved[at]
-    sort_by_position(schedule, order, reserved)
-    for at in range(count):
-        candidates.nodes[at], candidates.is_in[released.nodes[at]] = released.nodes[at], True
-    _clear_released(schedule)
-    number, position, total = 0, 0, count
-    schedule.checks_left[0] = MAX_NODE_CHECKS
-    while True:
-        position = _first_to_advance(schedule, order[:reserved], position, total, now)
-        if position < 0:
-            break
-        if _advance(schedule, order[position], now):
-            moved[number] = order[position]
-            number += 1
-        schedule.checks_left[0] -= CHECKS_PER_SEARCH * schedule.up.shape[0]
-        total = count
-        if schedule.checks_left[0] > 0:
-            for at in range(counters[RELEASED]):
-                if not candidates.is_in[released.nodes[at]]:
-                    candidates.nodes[total] = released.nodes[at]
-                    total += 1
-        position += 1
-    for at in range(count):
-        candidates.is_in[candidates.nodes[at]] = False
-    _clear_released(schedule)
-    return number
-
-
-@compiled_without_references
-def _clear_released(schedule: Schedule) -> None:
-    for at in range(schedule.counters[RELEASED]):
-        schedule.released.is_in[schedule.released.nodes[at]] = False
-    schedule.counters[RELEASED] = 0
-
-
-@compiled_without_references
-def _first_to_advance(schedule: Schedule, order: Ints, position: int, candidates: int, now: float) -> int:
-    """Return the first position from `position` on whose reservation may start earlier on the candidates; -1: none."""
-    nodes, placements, touched = schedule.candidates.nodes[:candidates], schedule.placements, schedule.booked.touched
-    for task in order:
-        touched[task] = 0
-        first, end = schedule.first_row[task], schedule.first_row[task + 1]
-        for row in range(first, end if end - first > 1 else first):
-            for node in nodes:
-                touched[task] |= placements[row, NODE] == node
-    return first_that_can_start_earlier(
-        schedule.intervals,
-        schedule.empty,
-        schedule.up,
-        schedule.booked,
-        order,
-        position,
-        nodes,
-        now,
-        schedule.checks_left,
-        schedule.gpu_free,
-    )
-
-
-@compiled_without_references
-def _advance(schedule: Schedule, task: int, now: float) -> bool:
-    """Replace a reservation by an earlier one; return whether there is one."""
-    start, end = schedule.booked.start[task], schedule.end[task]
-    change_booking(schedule, task, start, end, 1)
-    earlier = find_start(schedule, task, end - start, now, start)
-    change_booking(schedule, task, start, end, -1)
-    if earlier == np.inf:
-        return False
-    cancel(schedule, task)
-    use_found(schedule, task)
-    _book_reservation(schedule, task, earlier, earlier + (end - start))
-    return True

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refold.packing import Bools, Floats, FreeArrays, Ints, PlacementRule
-from refold.simulator.waiting_tasks import WaitingTasks
+from refold.replays.waiting_tasks import WaitingTasks
 
 SJF, SRTF, LAS = range(3)
 

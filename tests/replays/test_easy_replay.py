@@ -12,9 +12,9 @@ from refold.core.orders import StartRun
 from refold.errors import BadInput, UnknownName
 from refold.model import Cluster, Demand, Job, Placement
 from refold.registry import make_policy
+from refold.replays.columns import task_columns
+from refold.replays.easy import PLACEMENTS, BackfillOrder, replay_easy
 from refold.simulator import simulate
-from refold.simulator.easy_replay import PLACEMENTS, BackfillOrder, replay_easy
-from refold.simulator.replay import task_columns
 from refold.testing import make_cluster, make_job
 from refold.traces.formats import read_cluster, read_trace
 

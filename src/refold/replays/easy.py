@@ -39,6 +39,7 @@ from refold.packing import (
     TaskHeap,
     add_waiting,
     adjust_free,
+    change_rows,
     count_instances,
     count_shortages,
     first_time,
@@ -53,8 +54,8 @@ from refold.packing import (
     set_free,
     shortest_waiting,
 )
-from refold.simulator.costs import RecordedSpeeds
-from refold.simulator.replay import ReplayArrays, ReplayResult, TaskColumns
+from refold.replays.columns import ReplayArrays, ReplayResult, TaskColumns
+from refold.simulator import RecordedSpeeds
 
 BackfillOrder = Literal["shortest", "queue"]
 
@@ -253,10 +254,7 @@ def _add_arrivals(state: EasyState, now: float) -> None:
 def _change(free: FreeArrays, tasks: ReplayArrays, task: int, sign: int) -> None:
     """Release (sign 1) or take (sign -1) the resources of a task."""
     need = need_at(tasks.demand_rows, tasks.demand_of[task])
-    for row in range(tasks.first_row[task], tasks.first_row[task + 1]):
-        node, mask = tasks.placements[row, NODE], tasks.placements[row, GPU_MASK]
-        milli, cpu, memory = sign * need.milli, sign * need.cpu, sign * need.memory
-        adjust_free(free.nodes, free.gpus, free.bits, node, mask, milli, cpu, memory)
+    change_rows(free, need, tasks.placements, tasks.first_row[task], sign)
 
 
 @compiled_without_references

@@ -8,7 +8,8 @@ from refold.core import View
 from refold.journal import History, HistoryJournal
 from refold.model import Cluster, Decision, Job
 from refold.policies.learned import Expectations, Learned, Parameters
-from refold.simulator import TrainingResult, replay_learned, simulate, training_tasks
+from refold.replays import TrainingResult, replay_learned, training_tasks
+from refold.simulator import simulate
 from refold.testing import seeded_workload
 
 PREEMPTING = Parameters({"service": 1.0, "gpus": 1.0, "wide": -2.0, "delay": -1.0}, 0.5, 86_400.0, 1.0)

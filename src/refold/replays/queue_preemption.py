@@ -16,16 +16,16 @@ from refold.packing import (
     MEMORY_FREE,
     MILLI_FREE,
     NODE,
-    TAKEN,
     FreeArrays,
     Ints,
     PlacementRule,
     adjust_free,
+    change_rows,
     need_at,
     place_demand,
-    take,
+    take_rows,
 )
-from refold.simulator.queue_state import (
+from refold.replays.queue_state import (
     CLAIMS,
     LAS,
     SJF,
@@ -38,7 +38,6 @@ from refold.simulator.queue_state import (
     RankedRuns,
     TaskRuns,
 )
-from refold.simulator.replay import change_task
 
 
 @compiled_without_references
@@ -121,9 +120,7 @@ def unrank_run(ranking: RankedRuns, runs: TaskRuns, task: int) -> bool:
 @compiled_without_references
 def change_free(free: FreeArrays, demands: Ints, tasks: QueueTasks, task: int, sign: int) -> None:
     """Release the placement of a task (sign 1), or take it without checks (-1)."""
-    need = need_at(demands, tasks.demand_of[task])
-    nodes, gpus, bits = free
-    change_task(nodes, gpus, bits, need, tasks.placements, tasks.first_row[task], tasks.first_row[task + 1], sign)
+    change_rows(free, need_at(demands, tasks.demand_of[task]), tasks.placements, tasks.first_row[task], sign)
 
 
 @compiled_without_references
@@ -135,17 +132,7 @@ def place_task(free: FreeArrays, rule: PlacementRule, tasks: QueueTasks, task: i
 @compiled_without_references
 def _take_if_free(free: FreeArrays, demands: Ints, tasks: QueueTasks, task: int) -> bool:
     """Take the placement of a task again; False, with nothing taken, if part of it is not free."""
-    need, rows = need_at(demands, tasks.demand_of[task]), tasks.placements
-    nodes, gpus, bits = free
-    first = tasks.first_row[task]
-    for row in range(first, tasks.first_row[task + 1]):
-        node, mask = rows[row, NODE], rows[row, GPU_MASK]
-        if take(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory) != TAKEN:
-            for taken in range(first, row):
-                node, mask = rows[taken, NODE], rows[taken, GPU_MASK]
-                adjust_free(nodes, gpus, bits, node, mask, need.milli, need.cpu, need.memory)
-            return False
-    return True
+    return take_rows(free, need_at(demands, tasks.demand_of[task]), tasks.placements, tasks.first_row[task])
 
 
 @compiled_without_references

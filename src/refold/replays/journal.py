@@ -15,14 +15,15 @@ import numpy as np
 from refold.core import Entry, Event, JobSubmitted, RunFinished, StartRun, Woke
 from refold.model import Allocation, Job, Reason, Shortage, Wait
 from refold.packing import Ints
-from refold.simulator.easy_replay import EasyNotes
-from refold.simulator.replay import ReplayNotes, ReplayResult
+from refold.replays.columns import ReplayResult
+from refold.replays.easy import EasyNotes
+from refold.replays.fifo import FifoNotes
 
 StepRanges = Iterator[tuple[int, int]]
 """For each step, the first of its tasks in a sorted list, and the first one of the next step."""
 
 
-def replay_entries(jobs: Sequence[Job], replayed: ReplayResult, notes: ReplayNotes, nodes: int) -> Iterator[Entry]:
+def fifo_entries(jobs: Sequence[Job], replayed: ReplayResult, notes: FifoNotes, nodes: int) -> Iterator[Entry]:
     """Yield the entry of every step. All jobs, sorted by submission, have run; the cluster has so many nodes.
 
     There is a step whenever jobs end or are submitted. Events are in the order of the general simulator: ends in the
@@ -58,7 +59,7 @@ def replay_entries(jobs: Sequence[Job], replayed: ReplayResult, notes: ReplayNot
 
 
 def easy_entries(jobs: Sequence[Job], replayed: ReplayResult, notes: EasyNotes, nodes: int) -> Iterator[Entry]:
-    """Yield the entry of every step of an EASY replay; like `replay_entries`.
+    """Yield the entry of every step of an EASY replay; like `fifo_entries`.
 
     There is also a step at each reserved start that was set as a wake-up. A wake-up is an event like the ends of runs:
     those that were started up to the step in which it was set come before it.
@@ -100,7 +101,7 @@ def easy_entries(jobs: Sequence[Job], replayed: ReplayResult, notes: EasyNotes, 
 
 
 class BlockedNotes(Protocol):
-    """The steps in which tasks arrive and are first found not to fit, of `ReplayNotes` and `EasyNotes`."""
+    """The steps in which tasks arrive and are first found not to fit, of `FifoNotes` and `EasyNotes`."""
 
     @property
     def arrival_step(self) -> Ints: ...

@@ -12,17 +12,10 @@ from refold.journal import JournalFile
 from refold.model import Cluster, Demand, Job, Reason
 from refold.packing import FreeResources
 from refold.registry import make_policy
-from refold.simulator import (
-    Experiment,
-    ReplayNotes,
-    find_journaled_replay,
-    replay_compiled,
-    replay_entries,
-    simulate,
-    task_columns,
-)
-from refold.simulator.easy_replay import PLACEMENTS
-from refold.simulator.replay import FifoOrder
+from refold.replays import Experiment, FifoNotes, fifo_entries, find_journaled_replay, replay_fifo, task_columns
+from refold.replays.easy import PLACEMENTS
+from refold.replays.fifo import FifoOrder
+from refold.simulator import simulate
 from refold.testing import make_cluster, make_job, seeded_workload
 from refold.traces import read_cluster, read_trace
 
@@ -35,9 +28,9 @@ def feasible(jobs: list[Job], cluster: Cluster) -> list[Job]:
 
 
 def entries_of_replay(jobs: list[Job], cluster: Cluster, order: FifoOrder, rule: str) -> list[Entry]:
-    notes = ReplayNotes.allocate(len(jobs))
-    replayed = replay_compiled(task_columns(jobs), cluster, rule, order, notes=notes)
-    return list(replay_entries(jobs, replayed, notes, len(cluster.nodes)))
+    notes = FifoNotes.allocate(len(jobs))
+    replayed = replay_fifo(task_columns(jobs), cluster, rule, order, notes=notes)
+    return list(fifo_entries(jobs, replayed, notes, len(cluster.nodes)))
 
 
 def entries_of_simulation(jobs: list[Job], cluster: Cluster, order: FifoOrder, rule: str) -> list[Entry]:

@@ -1,4 +1,4 @@
-"""A binary heap of numbered things by time, and at equal times by a second key, for compiled loops."""
+"""Binary heaps that grow, for compiled loops: of tasks by time, or of values by time and a second key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,18 @@ from typing import NamedTuple
 import numpy as np
 
 from refold.jit import compiled, compiled_without_references
-from refold.packing import Floats, Ints
+from refold.packing import Floats, Ints, TaskHeap
+
+
+@compiled
+def heap_with_room(heap: TaskHeap, more: int) -> TaskHeap:
+    """Return a heap with room for so many more tasks: a larger copy, if it has not."""
+    times, tasks, size = heap
+    needed = size[0] + more
+    if needed > times.shape[0]:
+        times = np.concatenate((times, np.zeros(2 * needed - times.shape[0])))
+        tasks = np.concatenate((tasks, np.zeros(2 * needed - tasks.shape[0], dtype=np.int64)))
+    return TaskHeap(times, tasks, size)
 
 
 class OrderedHeap(NamedTuple):
@@ -26,7 +37,7 @@ class OrderedHeap(NamedTuple):
 
 
 @compiled_without_references
-def first_time(heap: OrderedHeap) -> float:
+def first_ordered_time(heap: OrderedHeap) -> float:
     """Return the time of the first value; infinity if the heap is empty."""
     time: float = heap.times[0] if heap.size[0] > 0 else np.inf
     return time

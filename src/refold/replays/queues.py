@@ -24,13 +24,13 @@ from refold.packing import (
     Ints,
     PlacementRule,
     TaskHeap,
-    need_at,
     pop_task,
     push_task,
 )
 from refold.policies.queueing import ROUNDING_GPU_SECONDS, THRESHOLD_GPU_SECONDS
-from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds
-from refold.simulator.preemption_kernels import (
+from refold.replays.columns import ReplayArrays, ReplayedRuns, gang_speed, id_positions, task_columns
+from refold.replays.heaps import heap_with_room
+from refold.replays.queue_preemption import (
     change_free,
     claim,
     end_claims,
@@ -40,7 +40,7 @@ from refold.simulator.preemption_kernels import (
     rank_run,
     unrank_run,
 )
-from refold.simulator.queue_state import (
+from refold.replays.queue_state import (
     ARRIVED,
     CLAIMS,
     FREED,
@@ -62,21 +62,18 @@ from refold.simulator.queue_state import (
     RankedRuns,
     TaskRuns,
 )
-from refold.simulator.replay import ReplayArrays, ReplayedRuns, gang_speed, task_columns
-from refold.simulator.run_log import (
-    COMPUTING_SINCE,
+from refold.replays.run_log import (
     END,
     END_STEP,
     SAVED,
-    SAVED_BEFORE,
     START_STEP,
-    STOP_ORDERED,
     TASK,
     RunLog,
     log_start,
+    log_stop,
     with_room,
 )
-from refold.simulator.waiting_tasks import (
+from refold.replays.waiting_tasks import (
     WaitingTasks,
     add_task,
     close_demand,
@@ -85,6 +82,7 @@ from refold.simulator.waiting_tasks import (
     reopen_all,
     reopen_demand,
 )
+from refold.simulator import NO_COSTS, Costs, RecordedSpeeds
 
 QueueOrder = Literal["sjf", "srtf", "las"]
 ORDERS: dict[str, int] = {"sjf": SJF, "srtf": SRTF, "las": LAS}
@@ -150,7 +148,7 @@ def replay_queue(
         tasks=_queue_tasks(jobs, arrays),
         waiting=WaitingTasks.allocate(columns.demand_of, len(columns.demands)),
         runs=TaskRuns.allocate(count),
-        ranking=RankedRuns.allocate(_positions([job.id for job in jobs])),
+        ranking=RankedRuns.allocate(id_positions(jobs)),
         claims=Claims.allocate(count, len(cluster.nodes), len(free.gpus)),
         free=free.arrays,
         future=free.copy().arrays,
@@ -174,13 +172,6 @@ def _queue_tasks(jobs: Sequence[Job], arrays: ReplayArrays) -> QueueTasks:
         arrays.first_row,
         arrays.placements,
     )
-
-
-def _positions(ids: Sequence[str]) -> Ints:
-    """Return the position of each id in sorted order."""
-    positions = np.empty(len(ids), dtype=np.int64)
-    positions[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids))
-    return positions
 
 
 @compiled
@@ -360,18 +351,9 @@ def _add(state: QueueState, task: int, requeued: bool, now: float) -> None:
 def _with_room_for_events(queue: EventQueue, starts: int) -> EventQueue:
     """Return the queue with room for the events of so many starts."""
     events, demotions, stop_times, stop_tasks, stops = queue
-    return EventQueue(_with_room(events, 2 * starts + 1), _with_room(demotions, starts), stop_times, stop_tasks, stops)
-
-
-@compiled
-def _with_room(heap: TaskHeap, more: int) -> TaskHeap:
-    """Return a heap with room for so many more entries: a larger copy, if it has not."""
-    times, tasks, size = heap
-    needed = size[0] + more
-    if needed > times.shape[0]:
-        times = np.concatenate((times, np.zeros(2 * needed - times.shape[0])))
-        tasks = np.concatenate((tasks, np.zeros(2 * needed - tasks.shape[0], dtype=np.int64)))
-    return TaskHeap(times, tasks, size)
+    return EventQueue(
+        heap_with_room(events, 2 * starts + 1), heap_with_room(demotions, starts), stop_times, stop_tasks, stops
+    )
 
 
 @compiled_part
@@ -406,8 +388,7 @@ def _start_run(state: QueueState, queue: EventQueue, log: RunLog, task: int, now
     runs.number[task] += 1
     rows = tasks.placements[first:end]
     run = log_start(log, task, runs.number[task], state.counts[STEPS], now, now + delay, runs.done[task], rows)
-    need = need_at(state.placement.demands, tasks.demand_of[task])
-    speed = gang_speed(need, state.speed_of_node, tasks.placements, first)
+    speed = gang_speed(tasks.milli[task] > 0, state.speed_of_node, tasks.placements, first, end)
     runs.run[task], runs.start[task], runs.speed[task] = run, now, speed
     runs.counted_from[task], runs.computing_from[task] = now, now + delay
     if delay > 0.0:
@@ -427,11 +408,7 @@ def _stop_runs(state: QueueState, queue: EventQueue, log: RunLog, now: float) ->
         task = claims.stops[at]
         run = runs.run[task]
         saved = runs.done[task] + max(0.0, now - runs.computing_from[task]) * runs.speed[task]
-        log.times[run, STOP_ORDERED], log.times[run, SAVED] = now, saved
-        delay = rules.restart if runs.number[task] > 1 else rules.start
-        is_starting = runs.computing_from[task] > now
-        if is_starting or (delay == 0.0 and not saved > log.times[run, SAVED_BEFORE]):
-            log.times[run, COMPUTING_SINCE] = np.nan
+        log_stop(log, run, now, saved, rules.restart if runs.number[task] > 1 else rules.start)
         runs.is_stopping[task] = True
         slot = (stops[FIRST_STOP] + stops[STOPPING]) % queue.stop_tasks.shape[0]
         queue.stop_times[slot], queue.stop_tasks[slot] = now + rules.stop, task

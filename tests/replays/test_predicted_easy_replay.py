@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from histories import assert_same_history, simulated_history
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from msgspec.structs import replace
 
 from refold.errors import UnknownName
-from refold.journal import HistoryJournal, RunColumns
+from refold.journal import RunColumns
 from refold.model import Cluster, GpuType, Job
-from refold.registry import make_policy
-from refold.results import measure, replayed_history
-from refold.simulator import NO_COSTS, Costs, replay_predicted_easy, simulate
-from refold.simulator.easy_replay import PLACEMENTS
+from refold.replays import replay_predicted_easy
+from refold.replays.easy import PLACEMENTS
+from refold.results import replayed_history
+from refold.simulator import NO_COSTS, Costs
 from refold.testing import make_cluster, make_job, seeded_workload
 from refold.traces import read_cluster, read_trace
 
@@ -26,17 +26,10 @@ COSTS = [NO_COSTS, Costs(start=3.25), Costs(stop=2.75), Costs(start=1.5, stop=0.
 def assert_same(
     jobs: Sequence[Job], cluster: Cluster, settings: dict[str, Any] | None = None, costs: Costs = NO_COSTS
 ) -> RunColumns:
-    """Compare all columns of all runs, their placements, and the measures; return the runs."""
-    chosen, journal = settings or {}, HistoryJournal()
-    policy = make_policy("easy", {**chosen, "start_estimates": False})
-    simulate(jobs, cluster, policy, journal=journal, costs=costs)
-    general = journal.history(cluster)
+    """Compare a replay with the general simulator; return its runs."""
+    chosen = settings or {}
     ours = replayed_history(jobs, cluster, replay_predicted_easy(jobs, cluster, costs=costs, **chosen))
-    for name in RunColumns.__dataclass_fields__.keys() - {"allocations"}:
-        np.testing.assert_array_equal(getattr(ours.runs, name), getattr(general.runs, name), name)
-    assert [*ours.runs.allocations] == [*general.runs.allocations]
-    assert measure(ours) == measure(general)
-    assert ours.until == general.until
+    assert_same_history(ours, simulated_history(jobs, cluster, "easy", {**chosen, "start_estimates": False}, costs))
     return ours.runs
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from refold.jit import compiled, compiled_without_references
 from refold.packing import Floats, Ints
-from refold.simulator.replay import ReplayedRuns, TaskColumns
+from refold.replays.columns import ReplayedRuns, TaskColumns
 
 # Columns of `numbers`: the task, which run of it (from 1), the steps of its start and end, its first placement row.
 TASK, NUMBER, START_STEP, END_STEP, FIRST_ROW = range(5)
@@ -79,6 +79,18 @@ def with_room(log: RunLog, runs: int, rows: int) -> RunLog:
         for row in range(used[ROWS]):
             placements[row, 0], placements[row, 1] = log.placements[row, 0], log.placements[row, 1]
     return RunLog(numbers, times, placements, used)
+
+
+@compiled_without_references
+def log_stop(log: RunLog, run: int, now: float, saved: float, delay: float) -> None:
+    """Record that a run is ordered to stop, and the work it has saved. `delay`: the time that it takes to start.
+
+    It has never computed if it is still starting, or is stopped when it starts.
+    """
+    log.times[run, STOP_ORDERED], log.times[run, SAVED] = now, saved
+    is_starting = log.times[run, COMPUTING_SINCE] > now
+    if is_starting or (delay == 0.0 and not saved > log.times[run, SAVED_BEFORE]):
+        log.times[run, COMPUTING_SINCE] = np.nan
 
 
 @compiled_without_references

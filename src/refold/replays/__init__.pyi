@@ -1,0 +1,23 @@
+from .choice import (
+    Conditions as Conditions,
+    Experiment as Experiment,
+    find_journaled_replay as find_journaled_replay,
+    find_replay as find_replay,
+)
+from .columns import (
+    ReplayedRuns as ReplayedRuns,
+    ReplayResult as ReplayResult,
+    TaskColumns as TaskColumns,
+    task_columns as task_columns,
+)
+from .easy import replay_easy as replay_easy
+from .fifo import FifoNotes as FifoNotes, replay_fifo as replay_fifo
+from .journal import fifo_entries as fifo_entries
+from .learned import (
+    TrainingResult as TrainingResult,
+    TrainingTasks as TrainingTasks,
+    replay_learned as replay_learned,
+    training_tasks as training_tasks,
+)
+from .predicted_easy import replay_predicted_easy as replay_predicted_easy
+from .queues import replay_queue as replay_queue
