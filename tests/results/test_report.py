@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
+from base64 import b64encode
+from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -93,6 +95,14 @@ def test_the_report_loads_no_external_resources(page: str) -> None:
         assert tag not in ("link", "iframe", "object")
         for name in ("src", "href"):
             assert (attributes.get(name) or "#").startswith(("#", "data:image/png;base64,"))
+
+
+def test_only_the_script_of_the_report_may_run(page: str) -> None:
+    policy = next(attributes["content"] for tag, attributes in Page(page).tags if "http-equiv" in attributes) or ""
+    scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    hashes = [b64encode(sha256(script.encode()).digest()).decode() for script in scripts]
+    assert re.findall(r"script-src ([^;]*);", policy) == [" ".join(f"'sha256-{found}'" for found in hashes)]
+    assert len(hashes) == 1
 
 
 def test_the_report_is_deterministic(page: str) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -161,7 +163,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["as_json"] = _as_json
+    environment.filters |= {"as_json": _as_json, "script_hash": _script_hash}
     return environment
 
 
@@ -170,6 +172,11 @@ def _as_json(value: Any) -> str:
     from markupsafe import Markup
 
     return Markup(msgspec.json.encode(value).decode().replace("<", "\\u003c"))
+
+
+def _script_hash(script: str) -> str:
+    """Return the hash by which a content security policy allows a script."""
+    return f"'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
 # Header and cards.
