@@ -373,3 +373,12 @@ def test_ends_and_gpus_of_runs() -> None:
     parts.runs.add("b", (Share(0, (0,), 300),), 5, 7)
     ends, gpus = parts.runs.ends_and_gpus()
     assert (ends.tolist(), gpus.tolist()) == ([10, 7], [4, 0.3])
+
+
+def test_a_restarted_run_with_the_same_assumed_end_is_overdue_once() -> None:
+    parts = empty(2)
+    parts.runs.add("a", whole(0), 0, 10)
+    parts.runs.add("b", whole(1), 0, 10)
+    parts.runs.end("a", 4)
+    parts.runs.add("a", whole(0), 5, 10)
+    assert parts.runs.pop_overdue(10) == ["a", "b"]

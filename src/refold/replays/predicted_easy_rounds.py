@@ -320,7 +320,8 @@ def extend_overdue_runs(state: State, now: float) -> None:
     while first_ordered_time(ends) <= now:
         end = ends.times[0]
         task = pop_ordered(ends)
-        if runs.booked_end[task] == end and _is_booked(state, task):
+        is_repeated = count > 0 and overdue[count - 1] == task  # an earlier run of the task had the same assumed end
+        if runs.booked_end[task] == end and _is_booked(state, task) and not is_repeated:
             overdue[count] = task
             count += 1
     for at in range(count):

@@ -46,7 +46,8 @@ class BookedRuns:
         while self._ends and self._ends[0][0] <= now:
             end, job_id = heappop(self._ends)
             booked = self._runs.get(job_id)
-            if booked is not None and booked.end == end:
+            is_repeated = overdue[-1:] == [job_id]  # an earlier run of the job had the same assumed end
+            if booked is not None and booked.end == end and not is_repeated:
                 overdue.append(job_id)
         return overdue
 
