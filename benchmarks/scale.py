@@ -32,7 +32,7 @@ CASES = (
     *(Case(policy, jobs, 1_250) for policy in ("fifo", "easy") for jobs in (10_000, 100_000, 1_000_000)),
     *(Case(policy, 1_000_000, 125) for policy in ("fifo", "easy")),
     *(Case(policy, 1_000_000, nodes) for policy in ("las", "srtf") for nodes in (125, 1_250)),
-    Case("easy-predicted", 1_000_000, 125),
+    *(Case("easy-predicted", 1_000_000, nodes) for nodes in (125, 1_250)),
     Case("easy-predicted", 100_000, 1_250),
     *(Case("refold", jobs, 125) for jobs in (1_000, 3_000, 10_000, 30_000)),
     *(Case("refold", jobs, 1_250) for jobs in (1_000, 10_000)),
