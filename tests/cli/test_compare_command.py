@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from refold import simulator
+from refold import replays
 from refold.cli import parallel_runs
 from refold.cli.inputs.policy_choice import parse_policy
 from refold.cli.inputs.workload import Workload
@@ -244,6 +244,6 @@ def test_table_and_report_are_the_same_with_and_without_compiled_replays(
     with monkeypatch.context() as patch:
         patch.setattr("refold.simulator.simulate", no_journal)
         replayed = stdout_of(*words), report.read_text()
-    monkeypatch.setattr(simulator, "find_replay", lambda experiment: asked.append(experiment.policy))
+    monkeypatch.setattr(replays, "find_replay", lambda experiment: asked.append(experiment.policy))
     assert (stdout_of(*words), report.read_text()) == replayed
     assert asked == ["fifo", "fifo-skip", "easy"]
