@@ -77,7 +77,7 @@ generate`: most are small and short, a few are large and long), at {LOAD:.0%} of
 {GPUS_PER_NODE} GPUs. As in `refold compare`, no journal is written and no start estimates are made. `fifo`, `las`,
 `srtf`, and `easy` with known run times and with predicted ones (`easy-predicted`), are compiled replays; `refold` runs
 in the general simulator. CPU time of one core; the peak memory includes the jobs. The machine has two cores, and did
-other work at the same time: while `refold` simulated a million jobs, the other cases were measured.
+other work at the same time: a million jobs under `refold` took two hours, in which most other cases were measured.
 
 ```sh
 python -m benchmarks.scale --write
