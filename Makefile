@@ -2,13 +2,15 @@
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := $(BIN)/python tools/install.py
+RUN_TESTS := $(BIN)/python tools/run_tests.py --junitxml build/tests
+NO_ENGINE := not (torch or kubernetes or slurm or ray or browser or installed)
 
 # The first of these that is new enough; `make run PYTHON=/path/to/python` takes another.
-PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
+PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-.PHONY: run compare test engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web lint measures duplicates mutate demo docs bench clean
+.PHONY: run compare check test test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web ci upgrade lint measures duplicates mutate demo docs bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -17,7 +19,7 @@ run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-
 compare: $(VENV)/installed.run  ## compare the default policies on the workload that ships with the package, and write a report
 	@$(BIN)/refold compare --stop-cost 18s --restart-cost 1m
 
-test: $(VENV)/installed.test  ## lint, check types, run all tests; prints the time of each part
+test: $(VENV)/installed.test  ## lint, check types, run all tests that need no engine; prints the time of each part
 	@failed=0; \
 	part() { \
 		started=$$(date +%s); "$$@" || failed=1; \
@@ -26,8 +28,18 @@ test: $(VENV)/installed.test  ## lint, check types, run all tests; prints the ti
 	part $(BIN)/ruff check .; \
 	part $(BIN)/ruff format --check .; \
 	part $(BIN)/mypy; \
-	part $(BIN)/python tools/run_tests.py --numprocesses auto --dist worksteal --durations 25; \
+	part $(RUN_TESTS)/test.xml --numprocesses auto --dist worksteal --durations 25 -m '$(NO_ENGINE)'; \
 	exit $$failed
+
+test-install: $(VENV)/installed.test  ## build the package, install it into an empty environment, and use it there
+	@$(RUN_TESTS)/test-install.xml -m installed tests/end_to_end
+
+test-train: $(VENV)/installed.test  ## test training jobs with PyTorch, which is installed if there is space; REFOLD_NO_TORCH=1 skips it
+	@if $(BIN)/python tools/install_torch.py; then \
+		echo "engines: PyTorch $$($(BIN)/python -c 'import torch; print(torch.__version__)')"; \
+		$(RUN_TESTS)/test-train.xml --durations 10 -m 'torch and not kubernetes' tests/train tests/plans; \
+	else \
+		echo "engines: none; training jobs are not tested with PyTorch"; fi
 
 engines-kubernetes:  ## find or build the Kubernetes servers, KWOK and Kueue; takes half an hour once, and needs Go
 	@$(PYTHON) tools/build_kubernetes.py --all
@@ -35,7 +47,7 @@ engines-kubernetes:  ## find or build the Kubernetes servers, KWOK and Kueue; ta
 test-kubernetes: $(VENV)/installed.test  ## test against a real Kubernetes API server, which is built if needed
 	@if assets=$$($(PYTHON) tools/build_kubernetes.py); then \
 		echo "engines: $$("$$assets/kube-apiserver" --version), etcd, kube-controller-manager in $$assets"; \
-		KUBEBUILDER_ASSETS=$$assets $(BIN)/python tools/run_tests.py --durations 10 tests/backends/kubernetes; \
+		KUBEBUILDER_ASSETS=$$assets $(RUN_TESTS)/test-kubernetes.xml --durations 10 -m kubernetes tests/backends/kubernetes; \
 	else \
 		echo "engines: none; not tested against Kubernetes"; fi
 
@@ -45,23 +57,31 @@ engines-slurm:  ## find Slurm for test-slurm, or install Debian's packages, whic
 test-slurm: $(VENV)/installed.test  ## test against a real Slurm, which is installed if allowed
 	@if found=$$($(PYTHON) tools/install_slurm.py); then \
 		echo "engines: $$found"; \
-		REFOLD_TEST_SLURM=1 $(BIN)/python tools/run_tests.py --durations 10 tests/backends/slurm; \
+		REFOLD_TEST_SLURM=1 $(RUN_TESTS)/test-slurm.xml --durations 10 -m slurm tests/backends/slurm; \
 	else \
 		echo "engines: none; not tested against Slurm"; fi
 
 test-ray: $(VENV)/installed.test  ## test on a real Ray cluster of four nodes on this machine, if Ray can be installed
-	@if $(PIP) --editable '.[ray]' 2>/dev/null && found=$$($(BIN)/python -c 'import ray; print(ray.__version__)'); then \
+	@if $(INSTALL) test-ray && found=$$($(BIN)/python -c 'import ray; print(ray.__version__)'); then \
 		echo "engines: Ray $$found"; \
-		REFOLD_TEST_RAY=1 $(BIN)/python tools/run_tests.py --durations 10 tests/backends/ray; \
+		REFOLD_TEST_RAY=1 $(RUN_TESTS)/test-ray.xml --durations 10 -m ray tests/backends/ray; \
 	else \
 		echo "engines: none; not tested on Ray"; fi
 
 test-web: $(VENV)/installed.test  ## test the web UI in a real browser, which is installed if allowed
-	@if found=$$($(PYTHON) tools/install_chromium.py) && $(PIP) --editable '.[test-web]' 2>/dev/null; then \
+	@if found=$$($(PYTHON) tools/install_chromium.py) && $(INSTALL) test-web; then \
 		echo "browser: $$found"; \
-		$(BIN)/python tools/run_tests.py --durations 10 tests/web; \
+		$(RUN_TESTS)/test-web.xml --durations 10 -m browser tests/web tests/results; \
 	else \
 		echo "browser: none; the web UI is not tested in one"; fi
+
+ci:  ## all of the above test suites, and a table of their times, tests, and skipped tests with reasons
+	@$(PYTHON) tools/ci.py
+
+upgrade: $(BIN)/python  ## renew requirements.lock with the latest versions that pyproject.toml allows, and run the tests
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/python tools/upgrade.py
+	@$(MAKE) --no-print-directory test
 
 lint: $(VENV)/installed.test  ## fix what can be fixed automatically, and report the rest
 	@$(BIN)/ruff check --fix .
@@ -72,11 +92,11 @@ measures:  ## vocabulary, façades, repeated names, import cycles, sizes, tests 
 	@$(PYTHON) tools/code_measures.py
 
 duplicates: $(VENV)/installed.test  ## code that stands in two places: eight or more equal lines
-	@$(PIP) 'pylint>=3.3'
+	@$(INSTALL) test quality
 	@$(BIN)/pylint src tests benchmarks tools examples
 
 mutate: $(VENV)/installed.test  ## sample 200 mutants and list those that no test notices; ARGS="--seed 2 --count 400 --jobs 2"
-	@$(PIP) 'coverage>=7.6'
+	@$(INSTALL) test quality
 	@$(BIN)/python tools/mutate.py $(ARGS)
 
 demo: $(VENV)/installed.test  ## train three jobs on four CPU slots, which shrink, grow and change plan; needs PyTorch
@@ -93,26 +113,27 @@ clean:  ## remove everything that these commands have made
 	rm -rf $(VENV) build dist refold-compare refold-report .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# A stamp per set of dependencies: the second `make` installs nothing unless pyproject.toml has changed.
-$(VENV)/installed.run: pyproject.toml | $(BIN)/python
+# A stamp per set of dependencies: the second `make` installs nothing unless these files have changed.
+LOCKED := pyproject.toml requirements.lock tools/install.py
+
+$(VENV)/installed.run: $(LOCKED) | $(BIN)/python
 	@echo "installing Refold into $(VENV)"
-	@$(PIP) --editable '.[report,serve]'
+	@$(INSTALL) report serve
 	@touch $@
 
-$(VENV)/installed.test: pyproject.toml tools/install_torch.py | $(BIN)/python
+$(VENV)/installed.test: $(LOCKED) | $(BIN)/python
 	@echo "installing Refold and its test dependencies into $(VENV)"
-	@$(PIP) --editable '.[test]'
-	@$(BIN)/python tools/install_torch.py
+	@$(INSTALL) test
 	@touch $@ $(VENV)/installed.run
 
-$(VENV)/installed.docs: pyproject.toml | $(BIN)/python
+$(VENV)/installed.docs: $(LOCKED) | $(BIN)/python
 	@echo "installing the documentation generator into $(VENV)"
-	@$(PIP) --editable '.[docs]'
+	@$(INSTALL) docs
 	@touch $@
 
-$(VENV)/installed.bench: pyproject.toml | $(BIN)/python
+$(VENV)/installed.bench: $(LOCKED) | $(BIN)/python
 	@echo "installing Refold and its benchmark dependencies into $(VENV)"
-	@$(PIP) --editable '.[bench]'
+	@$(INSTALL) bench
 	@touch $@ $(VENV)/installed.run
 
 $(BIN)/python:

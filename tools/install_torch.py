@@ -1,41 +1,42 @@
-"""Install a CPU build of PyTorch for the tests, if the package index has one; never a CUDA build.
+"""Install what `make test-train` needs: PyTorch and Transformers, in the versions of requirements.lock.
 
-An index with CPU builds (set `PIP_EXTRA_INDEX_URL` to PyTorch's) has `torch==VERSION+cpu`. Without one, the wheel for
-macOS and for Linux on aarch64 is a CPU build, and the wheel for Linux on x86-64 needs gigabytes of CUDA libraries.
-If there is no CPU build, tests that need PyTorch are skipped.
+On Linux the wheel of the package index is the build for CUDA, which runs on CPUs as well. Exits with status 3 and the
+reason if PyTorch is not wanted (`REFOLD_NO_TORCH=1`) or the disk has too little free space.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import platform
-import subprocess
+import os
+import shutil
 import sys
+from importlib.util import find_spec
 
-VERSION = "2.13.0"
-DEPENDENCIES = ["filelock", "fsspec", "jinja2", "networkx", "setuptools", "sympy", "typing-extensions"]
-"""What PyTorch needs on a CPU. Installed by name, so that a wheel's metadata cannot bring in CUDA packages."""
+import install
 
-DEFAULT_WHEEL_IS_FOR_CPU = {("Darwin", "arm64"), ("Linux", "aarch64")}
-PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--only-binary", ":all:"]
-
-
-def main() -> None:
-    """Install PyTorch, or print why it is left out."""
-    if importlib.util.find_spec("torch"):
-        return
-    wanted = [f"torch=={VERSION}+cpu"]
-    if (platform.system(), platform.machine()) in DEFAULT_WHEEL_IS_FOR_CPU:
-        wanted.append(f"torch=={VERSION}")
-    if any(_installed("--no-deps", requirement) for requirement in wanted) and _installed(*DEPENDENCIES):
-        print(f"installed PyTorch {VERSION} for the CPU")
-    else:
-        print(f"found no CPU build of PyTorch {VERSION}; tests that need it are skipped")
+EXTRA = "test-train"
+FREE_GIB = 15
+NOT_INSTALLED = 3
 
 
-def _installed(*requirements: str) -> bool:
-    return subprocess.run([*PIP, *requirements], capture_output=True, check=False).returncode == 0
+def reason_against() -> str | None:
+    """Return why PyTorch is not installed here."""
+    if os.environ.get("REFOLD_NO_TORCH"):
+        return "REFOLD_NO_TORCH is set"
+    free = shutil.disk_usage(sys.prefix).free / 2**30
+    if find_spec("torch") is None and free < FREE_GIB:
+        return f"the disk has {free:.1f} GiB of free space, {FREE_GIB} are needed"
+    return None
+
+
+def main() -> int:
+    """Install PyTorch, or print why not; return the exit status."""
+    if reason := reason_against():
+        print(f"PyTorch is not installed: {reason}")
+        return NOT_INSTALLED
+    if find_spec("torch") is None:
+        print("installing PyTorch: on x86-64 about 2.3 GB to download and 6 GB on disk, and some minutes", flush=True)
+    return install.main([EXTRA])
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

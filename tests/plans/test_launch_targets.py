@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from engine_tests import needs_torch
 
 from refold.catalogue import engines
 from refold.errors import BadValue
@@ -393,10 +394,11 @@ def test_a_journal_without_engines_is_read_as_before() -> None:
         msgspec.json.decode(b'{"id": "a", "engine": "pytorch-lightning"}', type=Job)
 
 
+@pytest.mark.torch
+@needs_torch
 @pytest.mark.parametrize("plan", ["dp2 recompute full accumulate 2", "dp2 zero3"])
 def test_transformers_accepts_the_arguments_of_its_trainer(plan: str) -> None:
-    transformers = pytest.importorskip("transformers", reason="Transformers is not installed")
-    pytest.importorskip("torch", reason="PyTorch is not installed")
+    transformers = pytest.importorskip("transformers", reason="Transformers is not installed: run `make test-train`")
     parsed = transformers.HfArgumentParser(transformers.TrainingArguments).parse_args(
         ["--output_dir", "out", *settings_of("trainer", plan).arguments]
     )

@@ -45,6 +45,9 @@ onload = () => {
 """
 
 
+pytestmark = pytest.mark.browser
+
+
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The measures of a report of ten policies on a desktop and on a phone."""

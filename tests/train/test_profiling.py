@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+from engine_tests import needs_torch
 
 from refold.errors import BadInput, BadValue, MissingExtra
 from refold.model.plan import Plan, parse_plan
@@ -105,12 +106,10 @@ def test_the_error_without_pytorch_names_the_extra(monkeypatch: pytest.MonkeyPat
         next(profile(GPT, []))
 
 
+@pytest.mark.torch
+@needs_torch
 class TestMeasuring:
-    """Measurements on the CPU; they need PyTorch."""
-
-    @pytest.fixture(autouse=True)
-    def _torch(self) -> None:
-        pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
+    """Measurements on the CPU."""
 
     def test_a_measurement_has_all_fields(self) -> None:
         (one,) = profile(GPT, [ProfileConfig(Plan(accumulation=2), 8, 16, 2)], budget=StepBudget(steps=3, warm_up=1))

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_tests import mark_users
 from web_browser import MISSING, find_chromium, open_browser
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need a browser."""
+    mark_users(items, Path(__file__).parent, ["browser"], "browser")
 
 
 @pytest.fixture(scope="module")

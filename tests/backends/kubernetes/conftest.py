@@ -7,17 +7,30 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from engine_tests import mark_users
 from fake_api_server import FakeApiServer
 from kubernetes_servers import KubernetesServers
 from process_kubelet import ProcessKubelet, kubelet_nodes
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need the servers."""
+    mark_users(items, Path(__file__).parent, ["server_programs"], "kubernetes")
+
+
 @pytest.fixture(scope="session")
-def servers() -> Iterator[KubernetesServers]:
+def server_programs() -> Path:
+    """The folder of the servers' programs."""
     folder = os.environ.get("KUBEBUILDER_ASSETS")
     if not folder:
         pytest.skip("needs the Kubernetes servers: run `make test-kubernetes`, or set KUBEBUILDER_ASSETS")
-    found = KubernetesServers(Path(folder))
+    return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def servers(server_programs: Path) -> Iterator[KubernetesServers]:
+    found = KubernetesServers(server_programs)
     try:
         found.start()
         yield found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -12,9 +11,8 @@ TIMES = {"leader killed": 3, "watches dropped": 3, "10 % of bindings fail": 5}
 
 
 @pytest.mark.parametrize("fault", TIMES)
-def test_no_gang_stays_half_bound_no_gpu_is_allocated_twice_and_no_pod_is_forgotten(fault: str) -> None:
-    folder = os.environ.get("KUBEBUILDER_ASSETS")
-    if not folder:
-        pytest.skip("needs the Kubernetes servers: run `make test-kubernetes`, or set KUBEBUILDER_ASSETS")
-    found = measure(Path(folder), fault, TIMES[fault])
+def test_no_gang_stays_half_bound_no_gpu_is_allocated_twice_and_no_pod_is_forgotten(
+    fault: str, server_programs: Path
+) -> None:
+    found = measure(server_programs, fault, TIMES[fault])
     assert (found.half_bound, found.allocated_twice, found.forgotten) == (0, 0, 0)

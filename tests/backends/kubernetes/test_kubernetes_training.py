@@ -7,11 +7,11 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import yaml
+from engine_tests import needs_torch
 from kubernetes_daemon import JOBS, KubernetesDaemon, apply_rights, job_json, wait_for
 from kubernetes_servers import KubernetesServers
 from process_kubelet import ProcessKubelet, kubelet_nodes
@@ -89,7 +89,8 @@ def test_a_job_is_reshaped_and_continues_from_its_checkpoint(daemon: KubernetesD
     assert refold(daemon, "logs", "counts").splitlines() == [f"continues at step {saved} on 2 GPUs", *second]
 
 
-@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed: pip install 'refold[train]'")
+@pytest.mark.torch
+@needs_torch
 def test_a_pytorch_job_is_reshaped_and_its_loss_continues_to_fall(daemon: KubernetesDaemon) -> None:
     command = [sys.executable, str(EXAMPLES / "gpt.py"), "--batch", "8", "--steps", "200", "--load-ms", "10"]
     submit_training(daemon, "gpt", command)

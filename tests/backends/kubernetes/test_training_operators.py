@@ -5,7 +5,6 @@ Each test runs on an API server in memory, and on a real one if there is one.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -29,9 +28,7 @@ DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 TWO = Allocation((Share(0, (0,)), Share(1, (0,))))
 THREE = Allocation((Share(0, (0, 1)), Share(1, (0,))), Plan(data=3))
 
-REAL = pytest.param(
-    "real", marks=pytest.mark.skipif(not os.environ.get("KUBEBUILDER_ASSETS"), reason="needs Kubernetes servers")
-)
+REAL = pytest.param("real", marks=pytest.mark.kubernetes)
 
 
 @pytest.fixture
@@ -190,10 +187,9 @@ def test_a_train_job_is_resized_by_its_number_of_nodes_if_the_server_allows_it(f
     kubelet.stop()
 
 
+@pytest.mark.parametrize("api", [REAL], indirect=True)
 def test_a_refusal_to_resize_is_known_before_the_gang_is_accepted(api: ApiServer) -> None:
     """The definition of the TrainJob on the real server makes its trainer immutable, as current versions do."""
-    if "http://" in api.address:
-        pytest.skip("the server in memory allows everything")
     gang = create(api, "TrainJob", "fixed")
     with pytest.raises(BadInput, match=r"number of pods of TrainJob fixed cannot be changed: .*field is immutable"):
         Owners(api).check_resizable(gang)

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from engine_tests import mark_users
 from ray_cluster import RayCluster
 
 from refold.backends.ray import connected
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need Ray."""
+    mark_users(items, Path(__file__).parent, ["ray_is_wanted"], "ray")
+
+
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[RayCluster]:
+def ray_is_wanted() -> None:
+    """Skip tests unless they should start Ray, and it is installed."""
     if not os.environ.get("REFOLD_TEST_RAY"):
         pytest.skip("needs Ray: run `make test-ray`")
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'refold[ray]'")
+
+
+@pytest.fixture(scope="session")
+def cluster(ray_is_wanted: None) -> Iterator[RayCluster]:
     found = RayCluster(4)
     yield found
     found.stop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,9 +91,8 @@ def test_gpus_that_others_use_are_not_offered(cluster: RayCluster, daemon: RayDa
         daemon.wait_for_state(job, "finished")
 
 
+@pytest.mark.usefixtures("ray_is_wanted")
 def test_the_daemon_outlives_the_head_node_and_jobs_run_again_on_the_next(tmp_path: Path) -> None:
-    if not os.environ.get("REFOLD_TEST_RAY"):
-        pytest.skip("needs Ray: run `make test-ray`")
     cluster = RayCluster(1)
     daemon = RayDaemon(cluster, tmp_path / "state", "--policy", "fifo")
     try:

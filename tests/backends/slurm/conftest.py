@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import slurm_accounting
 import slurm_servers
+from engine_tests import mark_users
 from slurm_servers import SlurmServers, missing_programs
+
+SLURM_FIXTURES = ("need_programs", "slurm", "slurm_with_accounting", "slurm_with_preemption")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that need Slurm."""
+    mark_users(items, Path(__file__).parent, SLURM_FIXTURES, "slurm")
 
 
 def need(*names: str) -> None:
@@ -41,7 +51,7 @@ def slurm() -> Iterator[SlurmServers]:
 def no_jobs(request: pytest.FixtureRequest) -> Iterator[None]:
     """End the jobs of a test."""
     yield
-    for name in ("slurm", "slurm_with_accounting", "slurm_with_preemption"):
+    for name in SLURM_FIXTURES[1:]:
         if name in request.fixturenames:
             request.getfixturevalue(name).cancel_all()
 

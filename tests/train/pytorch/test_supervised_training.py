@@ -18,13 +18,11 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
-
 from refold.train.checkpoints import Checkpoints
 from refold.train.owned_files import SHARED_MEMORY, folder_of
 
 SCRIPT = Path(__file__).parent / "script_to_supervise.py"
-HELPERS = Path(__file__).parents[1] / "helpers"
+HELPERS = Path(__file__).parents[2] / "helpers"
 STEPS = 60
 TIMEOUT_SECONDS = 120.0
 

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
-
 import torch
 from small_models import VOCABULARY, RepeatedWords, SmallGpt, next_token_loss
 from torch import Tensor, nn
@@ -189,7 +186,6 @@ def train_hugging_face_model(family: str, plans: list[str]) -> tuple[list[float]
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "bert"])
 def test_models_of_hugging_face_give_the_same_losses_in_every_shape(family: str) -> None:
-    pytest.importorskip("transformers", reason="transformers is not installed")
     run = partial(run_ranks, form_group=False)
     [(expected, weights, names)] = run(1, _in_environment, family, ["dp1"] * 5)
     plans = ["dp2", "tp2", "pp2 accumulate 2 recompute full", "dp2 zero3", "tp2 accumulate 4"]

@@ -10,9 +10,6 @@ from typing import Any
 
 import msgspec
 import pytest
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
-
 import torch
 from small_models import RepeatedWords, SmallGpt, next_token_loss
 from torch.utils.data import default_collate

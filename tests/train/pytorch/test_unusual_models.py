@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
-
 import torch
 from small_models import RepeatedWords, SmallGpt, next_token_loss
 from torch import Tensor, nn

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from refold.errors import BadInput
 from refold.model.plan import Plan, parse_plan
 from refold.perf.shapes import ModelShape
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
-
-import torch
-
 from refold.train import optimizers
 from refold.train.models import Batch, random_batch
 from refold.train.optimizers import ALIGNMENT, make_buckets

@@ -5,15 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
+import torch
 
 from refold.errors import BadInput
 from refold.model.plan import RECOMPUTE, Recompute
 from refold.perf.shapes import ModelShape
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
-
-import torch
-
 from refold.train.models import Batch, Transformer, build, random_batch
 
 GPT = ModelShape("gpt", layers=2, hidden=64, heads=4, vocabulary=300, positions=16)

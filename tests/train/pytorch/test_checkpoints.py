@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch_ranks import run_ranks
 
 from refold.errors import BadFile, CheckpointNotWritten
 from refold.train.checkpoints import Checkpoints
-
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
 
 FACTS = {"step": 3, "data": {"epoch": 1}}
 

@@ -10,9 +10,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
-
 from benchmarks.accuracy import measure_device
 from benchmarks.accuracy.measure_device import SHARE_OF_TIME, configs_of, measure_model, measure_models, toy_of
 
@@ -20,7 +17,7 @@ from refold.catalogue import read_model
 from refold.catalogue.measurements import read_samples
 from refold.errors import BadInput
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def make_options(folder: Path, model: str, minutes: float = 1.0, skip: int = 0) -> argparse.Namespace:

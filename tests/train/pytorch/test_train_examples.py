@@ -15,15 +15,13 @@ import pytest
 
 from refold.jobspec import read_spec
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "train"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "train"
 NAMES = ("gpt", "encoder", "vit", "hugging_face")
-NO_TORCH = "PyTorch is not installed: pip install 'refold[train]'"
 
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Return a function that imports a module of the examples."""
-    pytest.importorskip("torch", reason=NO_TORCH)
     monkeypatch.syspath_prepend(str(EXAMPLES))
     before = set(sys.modules)
     yield importlib.import_module
@@ -72,7 +70,6 @@ def model_of(name: str, example: Any) -> Any:
         case "vit":
             return example("vit").ViT(size, 10)
         case _:
-            pytest.importorskip("transformers", reason="Transformers is not installed")
             return example("hugging_face").build("llama", "tiny")
 
 
@@ -133,14 +130,12 @@ def losses_of(name: str, plan: str, ranks: int, folder: Path) -> list[float]:
     ],
 )
 def test_an_example_has_the_same_losses_under_another_plan(name: str, plan: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason=NO_TORCH)
     alone = losses_of(name, "{}", 1, tmp_path)
     assert len(alone) == 2
     assert losses_of(name, plan, 2, tmp_path) == pytest.approx(alone, abs=2e-4)
 
 
 def test_the_five_lines_of_the_documentation_train() -> None:
-    pytest.importorskip("torch", reason=NO_TORCH)
     page = (EXAMPLES.parents[1] / "docs" / "train.md").read_text(encoding="utf-8")
     script = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)

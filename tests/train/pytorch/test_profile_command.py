@@ -16,8 +16,6 @@ from refold.errors import BadFile, BadInput, MissingExtra
 from refold.model.plan import Plan
 from refold.train import profiling
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'refold[train]'")
-
 TOY = """
 name: toy
 layers: 2

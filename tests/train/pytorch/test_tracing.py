@@ -4,15 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from refold.errors import BadFile, BadInput
-
-torch = pytest.importorskip("torch", reason="needs PyTorch")
-
-from torch import nn  # noqa: E402
-
-from refold.perf import ModuleTotals  # noqa: E402
-from refold.train.tracing import repeated_blocks, trace_file, trace_module, trace_totals  # noqa: E402
+from refold.perf import ModuleTotals
+from refold.train.tracing import repeated_blocks, trace_file, trace_module, trace_totals
 
 WIDTH, INNER = 256, 1024
 
@@ -144,7 +141,7 @@ def test_files_without_a_module_are_rejected(tmp_path: Path, text: str, problem:
 
 
 def test_the_example_can_be_traced() -> None:
-    shape = trace_file(Path(__file__).parents[2] / "examples" / "module.py")
+    shape = trace_file(Path(__file__).parents[3] / "examples" / "module.py")
     assert (shape.name, shape.layers, shape.batch) == ("module", 12, 32)
 
 

@@ -1,0 +1,110 @@
+"""Run all test suites one after the other, and print a table of their times, tests and skipped tests with reasons.
+
+    python tools/ci.py [SUITE ...]
+
+A suite is a target of the Makefile. It writes its results to build/tests/SUITE.xml; a suite without results could not
+run here, and its last line of output says why.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "build" / "tests"
+SUITES = ("test", "test-install", "test-train", "test-kubernetes", "test-slurm", "test-ray", "test-web")
+BUILD_MINUTES = "25"
+"""How long the Kubernetes servers may be built, unless REFOLD_BUILD_MINUTES says otherwise."""
+
+
+class Outcome(NamedTuple):
+    """What came of a suite: its exit status, duration, counts of tests, and its last line of output.
+
+    `repeated` tests failed at first and passed when run once more, alone.
+    """
+
+    suite: str
+    status: int
+    seconds: float
+    last_line: str
+    skipped: Mapping[str, int]
+    passed: int = 0
+    failed: int = 0
+    repeated: int = 0
+
+    @property
+    def ran(self) -> bool:
+        """Whether any test ran."""
+        return self.passed + self.failed + self.repeated > 0
+
+    @property
+    def note(self) -> str:
+        """What the counts do not show."""
+        if not self.ran:
+            return f"not tested: {self.last_line}"
+        return f"exit status {self.status}" if self.status else ""
+
+
+def run_suite(suite: str) -> Outcome:
+    """Run a suite with its output shown, and read its results."""
+    results = RESULTS / f"{suite}.xml"
+    results.unlink(missing_ok=True)
+    environment = {"REFOLD_BUILD_MINUTES": BUILD_MINUTES, **os.environ}
+    started, last_line = time.monotonic(), ""
+    print(f"--- make {suite}", flush=True)
+    command = ["make", "--no-print-directory", suite]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            last_line = line.strip() or last_line
+    return with_counts(Outcome(suite, process.returncode, time.monotonic() - started, last_line, {}), results)
+
+
+def with_counts(outcome: Outcome, results: Path) -> Outcome:
+    """Return the outcome with the numbers of tests in its results."""
+    if not results.exists():
+        return outcome
+    cases = list(ElementTree.parse(results).iter("testcase"))
+    failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
+    skipped = Counter(found.get("message", "") for case in cases if (found := case.find("skipped")) is not None)
+    passed = len(cases) - failed - skipped.total()
+    if outcome.status == 0:
+        return outcome._replace(passed=passed, repeated=failed, skipped=skipped)
+    return outcome._replace(passed=passed, failed=failed, skipped=skipped)
+
+
+def print_table(outcomes: list[Outcome]) -> None:
+    """Print one line per suite, then the reasons for skipped tests, then the sum."""
+    print(f"\n{'suite':18}{'seconds':>9}{'passed':>9}{'repeated':>9}{'failed':>9}{'skipped':>9}")
+    for each in outcomes:
+        counts = f"{each.seconds:9.0f}{each.passed:9}{each.repeated:9}{each.failed:9}{sum(each.skipped.values()):9}"
+        print(f"{each.suite:18}{counts}  {each.note}".rstrip())
+    print(f"{'all':18}{sum(each.seconds for each in outcomes):9.0f}\n\nskipped tests:")
+    for each in outcomes:
+        for reason, count in sorted(each.skipped.items(), key=lambda item: -item[1]):
+            print(f"{each.suite:18}{count:9}  {' '.join(reason.split())}")
+    passed, failed = sum(each.passed + each.repeated for each in outcomes), sum(each.failed for each in outcomes)
+    skipped = sum(sum(each.skipped.values()) for each in outcomes)
+    print(f"\n{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+
+
+def main(suites: list[str]) -> int:
+    """Run the suites; return 1 if one has failed."""
+    outcomes = [run_suite(suite) for suite in suites or SUITES]
+    print_table(outcomes)
+    return int(any(each.status for each in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

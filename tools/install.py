@@ -1,0 +1,109 @@
+"""Install Refold and some of its extras into this Python environment, in the versions of requirements.lock.
+
+    python tools/install.py report serve
+
+pip checks every download against the hashes of the lock file. Of the packages that the lock file lists for all extras,
+only those that the named extras and dependency groups need are installed. `make upgrade` renews the lock file.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+LOCK = ROOT / "requirements.lock"
+PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+BUILD = "build"
+"""The dependency group that an editable installation needs."""
+
+REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(\[(?P<extras>[^]]*)\])?")
+
+
+class Locked(NamedTuple):
+    """A package of the lock file: its lines for pip, and the packages that require it."""
+
+    name: str
+    lines: str
+    required_by: list[str]
+
+
+def read_lock(text: str) -> list[Locked]:
+    """Return the packages of a lock file as uv writes it; one that differs between Pythons has several entries."""
+    blocks = re.split(r"^(?=[A-Za-z0-9])", text, flags=re.MULTILINE)[1:]
+    return [_read_block(block) for block in blocks]
+
+
+def _read_block(block: str) -> Locked:
+    lines, _, via = block.partition("    # via")
+    required_by = [line.strip("# ").partition(" ")[0] for line in via.splitlines()]
+    return Locked(block.partition("==")[0], lines, [name for name in required_by if name])
+
+
+def select(locked: Iterable[Locked], wanted: Iterable[str]) -> list[Locked]:
+    """Return the locked packages that `wanted` and their dependencies need."""
+    locked = list(locked)
+    dependencies: dict[str, list[str]] = defaultdict(list)
+    for package in locked:
+        for name in package.required_by:
+            dependencies[name].append(package.name)
+    found: set[str] = set()
+    waiting = list(wanted)
+    while waiting:
+        name = waiting.pop()
+        if name not in found:
+            found.add(name)
+            waiting += dependencies[name]
+    if missing := found - {package.name for package in locked}:
+        raise SystemExit(f"requirements.lock has no {', '.join(sorted(missing))}: renew it with `make upgrade`")
+    return [package for package in locked if package.name in found]
+
+
+def required(project: dict[str, Any], names: Iterable[str]) -> Iterator[str]:
+    """Yield the packages that Refold and these extras or dependency groups require directly."""
+    sets = {**project["project"]["optional-dependencies"], **project["dependency-groups"]}
+    waiting = [*names]
+    requirements = [*project["project"]["dependencies"]]
+    while waiting or requirements:
+        if not requirements:
+            name = waiting.pop()
+            if name not in sets:
+                raise SystemExit(f"unknown extra {name!r}; there are {', '.join(sorted(sets))}")
+            requirements += sets[name]
+            continue
+        match = REQUIREMENT.match(requirements.pop())
+        assert match
+        if match["name"] == project["project"]["name"]:
+            waiting += match["extras"].split(",")
+        else:
+            yield re.sub(r"[-_.]+", "-", match["name"]).lower()
+
+
+def locked_requirements(names: Iterable[str]) -> str:
+    """Return the requirements file of Refold with these extras or dependency groups, with versions and hashes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = select(read_lock(LOCK.read_text()), required(project, names))
+    return "".join(package.lines for package in packages)
+
+
+def main(names: list[str]) -> int:
+    """Install; return the exit status of pip."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as selected:
+        selected.write(locked_requirements([*names, BUILD]))
+        selected.flush()
+        status = subprocess.run([*PIP, "--require-hashes", "--requirement", selected.name], check=False).returncode
+    if status == 0:
+        editable = [*PIP, "--no-build-isolation", "--editable", str(ROOT)]
+        status = subprocess.run(editable, check=False).returncode
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
