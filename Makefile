@@ -19,6 +19,9 @@ run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-
 compare: $(VENV)/installed.run  ## compare the default policies on the workload that ships with the package, and write a report
 	@$(BIN)/refold compare --stop-cost 18s --restart-cost 1m
 
+check: $(VENV)/installed.test  ## before a commit: lint, check types, run the fast tests of what has changed
+	@$(BIN)/python tools/check.py
+
 test: $(VENV)/installed.test  ## lint, check types, run all tests that need no engine; prints the time of each part
 	@failed=0; \
 	part() { \
@@ -30,6 +33,9 @@ test: $(VENV)/installed.test  ## lint, check types, run all tests that need no e
 	part $(BIN)/mypy; \
 	part $(RUN_TESTS)/test.xml --numprocesses auto --dist worksteal --durations 25 -m '$(NO_ENGINE)'; \
 	exit $$failed
+
+test-long: $(VENV)/installed.test  ## run the property-based tests with ten times as many examples, of a random seed
+	@$(RUN_TESTS)/test-long.xml --long --numprocesses auto --dist worksteal --durations 25 -m '$(NO_ENGINE)'
 
 test-install: $(VENV)/installed.test  ## build the package, install it into an empty environment, and use it there
 	@$(RUN_TESTS)/test-install.xml -m installed tests/end_to_end

@@ -14,7 +14,7 @@ settings.load_profile("refold")
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it; tables are compared at the default width
 
-pytest_plugins = ["cgroup_tests"]
+pytest_plugins = ["cgroup_tests", "selected_tests"]
 
 SHARED_DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 

@@ -81,6 +81,7 @@ RESULTS = """<testsuites><testsuite>
 <testcase name="c"><failure message="late"/></testcase>
 <testcase name="d"><skipped message="needs a GPU"/></testcase>
 <testcase name="e"><skipped message="needs a GPU"/></testcase>
+<testcase name="f"><skipped message="does not apply: no reshaping"/></testcase>
 </testsuite></testsuites>"""
 
 
@@ -90,8 +91,12 @@ def outcome_of(folder: Path, status: int) -> Outcome:
 
 
 def test_a_test_that_passed_when_repeated_is_counted_as_repeated(tmp_path: Path) -> None:
-    assert outcome_of(tmp_path, 0) == Outcome("test", 0, 61.0, "last", {"needs a GPU": 2}, passed=2, repeated=1)
-    assert outcome_of(tmp_path, 2) == Outcome("test", 2, 61.0, "last", {"needs a GPU": 2}, passed=2, failed=1)
+    assert outcome_of(tmp_path, 0) == Outcome(
+        "test", 0, 61.0, "last", {"needs a GPU": 2}, 2, repeated=1, not_applicable=1
+    )
+    assert outcome_of(tmp_path, 2) == Outcome(
+        "test", 2, 61.0, "last", {"needs a GPU": 2}, 2, failed=1, not_applicable=1
+    )
 
 
 def test_the_table_of_all_suites_names_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,9 +104,9 @@ def test_the_table_of_all_suites_names_reasons(tmp_path: Path, capsys: pytest.Ca
     print_table([outcome_of(tmp_path, 2), absent])
     assert capsys.readouterr().out == (
         "\n"
-        "suite               seconds   passed repeated   failed  skipped\n"
-        "test                     61        2        0        1        2  exit status 2\n"
-        "test-ray                  2        0        0        0        0  not tested: no Ray here\n"
+        "suite               seconds   passed repeated   failed  skipped      n/a\n"
+        "test                     61        2        0        1        2        1  exit status 2\n"
+        "test-ray                  2        0        0        0        0        0  not tested: no Ray here\n"
         "all                      63\n"
         "\n"
         "skipped tests:\n"

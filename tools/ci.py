@@ -24,11 +24,15 @@ SUITES = ("test", "test-install", "test-train", "test-kubernetes", "test-slurm",
 BUILD_MINUTES = "25"
 """How long the Kubernetes servers may be built, unless REFOLD_BUILD_MINUTES says otherwise."""
 
+NOT_APPLICABLE = "does not apply"
+"""How the reason begins if a case of a contract suite is not meant for what is tested: nothing is missing here."""
+
 
 class Outcome(NamedTuple):
     """What came of a suite: its exit status, duration, counts of tests, and its last line of output.
 
-    `repeated` tests failed at first and passed when run once more, alone.
+    `repeated` tests failed at first and passed when run once more, alone. `not_applicable` are cases of contract suites
+    that are not meant for what is tested.
     """
 
     suite: str
@@ -39,6 +43,7 @@ class Outcome(NamedTuple):
     passed: int = 0
     failed: int = 0
     repeated: int = 0
+    not_applicable: int = 0
 
     @property
     def ran(self) -> bool:
@@ -79,17 +84,18 @@ def with_counts(outcome: Outcome, results: Path) -> Outcome:
     failed = sum(case.find("failure") is not None or case.find("error") is not None for case in cases)
     skipped = Counter(found.get("message", "") for case in cases if (found := case.find("skipped")) is not None)
     passed = len(cases) - failed - skipped.total()
-    if outcome.status == 0:
-        return outcome._replace(passed=passed, repeated=failed, skipped=skipped)
-    return outcome._replace(passed=passed, failed=failed, skipped=skipped)
+    reasons = {reason: count for reason, count in skipped.items() if not reason.startswith(NOT_APPLICABLE)}
+    counted = outcome._replace(passed=passed, skipped=reasons, not_applicable=skipped.total() - sum(reasons.values()))
+    return counted._replace(failed=failed) if outcome.status else counted._replace(repeated=failed)
 
 
 def print_table(outcomes: list[Outcome]) -> None:
     """Print one line per suite, then the reasons for skipped tests, then the sum."""
-    print(f"\n{'suite':18}{'seconds':>9}{'passed':>9}{'repeated':>9}{'failed':>9}{'skipped':>9}")
+    print(f"\n{'suite':18}{'seconds':>9}{'passed':>9}{'repeated':>9}{'failed':>9}{'skipped':>9}{'n/a':>9}")
     for each in outcomes:
-        counts = f"{each.seconds:9.0f}{each.passed:9}{each.repeated:9}{each.failed:9}{sum(each.skipped.values()):9}"
-        print(f"{each.suite:18}{counts}  {each.note}".rstrip())
+        counts = (each.passed, each.repeated, each.failed, sum(each.skipped.values()), each.not_applicable)
+        line = f"{each.suite:18}{each.seconds:9.0f}" + "".join(f"{count:9}" for count in counts)
+        print(f"{line}  {each.note}".rstrip())
     print(f"{'all':18}{sum(each.seconds for each in outcomes):9.0f}\n\nskipped tests:")
     for each in outcomes:
         for reason, count in sorted(each.skipped.items(), key=lambda item: -item[1]):

@@ -150,7 +150,7 @@ class PolicyContract:
     def test_the_policy_does_not_use_run_times_in_advance(self) -> None:
         """Unless the policy is an oracle, its decisions do not depend on run times of jobs that have not ended."""
         if self.oracle:
-            pytest.skip("the policy is an oracle: it may use run times in advance")
+            pytest.skip("does not apply: the policy is an oracle, which may use run times in advance")
         jobs, cluster = seeded_workload(3)
         _, journal = self._simulate(jobs, cluster)
         without_work = Scheduler(cluster, self.make_policy())
@@ -264,8 +264,7 @@ class PolicyContract:
 
     def test_reshapable_runs_may_continue_on_drained_gpus(self) -> None:
         """Like the previous test, with jobs that are reshaped."""
-        if not self.reshapes:
-            pytest.skip("this policy does not reshape jobs")
+        self._skip_unless_it_reshapes()
         jobs, cluster = self._reshapable(1)
         self._check_drain(jobs, cluster, until=jobs[-1].submitted, charge=_modelled(cluster), costs=COSTS)
 
@@ -292,7 +291,7 @@ class PolicyContract:
 
     def _skip_unless_it_reshapes(self) -> None:
         if not self.reshapes:
-            pytest.skip("the policy does not reshape jobs: the contract class does not set `reshapes`")
+            pytest.skip("does not apply: the policy does not reshape jobs (the contract class does not set `reshapes`)")
 
     def _check_disturbances(self, jobs: Sequence[Job], cluster: Cluster, seed: int) -> None:
         audit = Audit(cluster)

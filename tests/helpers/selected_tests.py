@@ -1,0 +1,49 @@
+"""Options of pytest: `--fast` leaves out tests that were measured to be slow, `--long` looks for more examples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import is_hypothesis_test, settings
+
+SLOW_TESTS = Path(__file__).parents[1] / "slow_tests.txt"
+LONG_FACTOR = 10
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("refold")
+    group.addoption("--fast", action="store_true", help="leave out the tests in tests/slow_tests.txt")
+    group.addoption("--long", action="store_true", help=f"only property-based tests, with {LONG_FACTOR} x the examples")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Select tests by the options."""
+    if config.getoption("--fast"):
+        slow = set(SLOW_TESTS.read_text().splitlines()) if SLOW_TESTS.exists() else set()
+        _keep(config, items, [item for item in items if _name(item) not in slow])
+    if config.getoption("--long"):
+        _keep(config, items, [item for item in items if is_hypothesis_test(getattr(item, "obj", None))])
+        for item in items:
+            _look_for_more_examples(getattr(item, "obj", None))
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept
+
+
+def _name(item: pytest.Item) -> str:
+    """Return the name of a test as in the list: file without its ending, class, function."""
+    file, _, rest = item.nodeid.partition("[")[0].partition("::")
+    return f"{file.removesuffix('.py')}{'/' if '::' in rest else '::'}{rest}"
+
+
+def _look_for_more_examples(test: Any) -> None:
+    function = getattr(test, "__func__", test)
+    own: settings = function._hypothesis_internal_use_settings  # there is no public way to change those of a test
+    changed = settings(own, max_examples=own.max_examples * LONG_FACTOR, derandomize=False)
+    function._hypothesis_internal_use_settings = changed
