@@ -43,7 +43,7 @@ test-install: $(VENV)/installed.test  ## build the package, install it into an e
 test-train: $(VENV)/installed.test  ## test training jobs with PyTorch, which is installed if there is space; REFOLD_NO_TORCH=1 skips it
 	@if $(BIN)/python tools/install_torch.py; then \
 		echo "engines: PyTorch $$($(BIN)/python -c 'import torch; print(torch.__version__)')"; \
-		$(RUN_TESTS)/test-train.xml --durations 10 -m 'torch and not kubernetes' tests/train tests/plans; \
+		$(RUN_TESTS)/test-train.xml --numprocesses 2 --dist worksteal --durations 10 -m 'torch and not kubernetes' tests/train tests/plans; \
 	else \
 		echo "engines: none; training jobs are not tested with PyTorch"; fi
 

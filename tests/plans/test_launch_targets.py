@@ -406,4 +406,4 @@ def test_transformers_accepts_the_arguments_of_its_trainer(plan: str) -> None:
     assert parsed.gradient_accumulation_steps == expected.accumulation
     assert parsed.per_device_train_batch_size == 64 // (2 * expected.accumulation)
     assert (bool(parsed.fsdp), parsed.fsdp_config) == ((True, "run/fsdp.json") if expected.zero else (False, None))
-    assert parsed.gradient_checkpointing == (expected.recompute == "full")
+    assert bool(parsed.gradient_checkpointing) == (expected.recompute == "full")
