@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from benchmarks.cases import decisions, easy, growth, helios, philly, policies, queues, replay, startup
+from benchmarks.cases import decisions, easy, growth, helios, philly, policies, replay, startup
 from benchmarks.table import Row, as_markdown, as_plain, as_text
 
 CASES: dict[str, tuple[str, Callable[[bool], list[Row]]]] = {
@@ -19,7 +19,6 @@ CASES: dict[str, tuple[str, Callable[[bool], list[Row]]]] = {
     "decisions": ("time per backfill decision, by queue length", decisions.rows),
     "helios": ("general simulator compared with bare event loops", helios.rows),
     "replay": ("compiled replay of PAI at full load", replay.rows),
-    "queues": ("compiled replays of sjf, srtf, las, and easy with predictions", queues.rows),
     "growth": ("scaling: ten times the jobs, ten times the nodes", growth.rows),
     "startup": ("start-up time", startup.rows),
     "policies": ("for information: all policies and placement rules", policies.rows),

@@ -19,5 +19,3 @@ from .learned import (
     replay_learned as replay_learned,
     training_tasks as training_tasks,
 )
-from .predicted_easy import replay_predicted_easy as replay_predicted_easy
-from .queues import replay_queue as replay_queue

@@ -42,7 +42,6 @@ from refold.policies.learned import (
     share_rows,
 )
 from refold.replays.columns import gang_speed
-from refold.replays.heaps import heap_with_room
 from refold.simulator import RecordedSpeeds
 
 # Entries of `TrainingState.counts`.
@@ -135,7 +134,7 @@ def _replay(
         # 2. Run scheduling rounds until no more runs are stopped.
         stopped = 1
         while stopped > 0 and counts[WAITING] > 0:
-            ends, before = heap_with_room(ends, counts[WAITING]), counts[RUNNING]
+            ends, before = _heap_with_room(ends, counts[WAITING]), counts[RUNNING]
             waiting, running = state.waiting[: counts[WAITING]], state.running[:before]
             plan_round(now, weights, limits, jobs, state.runs, shares, tasks.rule, free, waiting, running, decided)
             _start_runs(state, ends, free, tasks, limits.restart_seconds, now)
@@ -224,3 +223,14 @@ def _stop_runs(state: TrainingState, free: FreeArrays, shares: Shares, before: i
         stopped += 1
     counts[RUNNING] = kept
     return stopped
+
+
+@compiled
+def _heap_with_room(heap: TaskHeap, more: int) -> TaskHeap:
+    """Return a heap with room for so many more tasks: a larger copy, if it has not."""
+    times, tasks, size = heap
+    needed = size[0] + more
+    if needed > times.shape[0]:
+        times = np.concatenate((times, np.zeros(2 * needed - times.shape[0])))
+        tasks = np.concatenate((tasks, np.zeros(2 * needed - tasks.shape[0], dtype=np.int64)))
+    return TaskHeap(times, tasks, size)

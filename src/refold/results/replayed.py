@@ -13,9 +13,9 @@ from refold.packing import Floats, Ints
 from refold.replays import ReplayedRuns, ReplayResult
 
 
-def replayed_history(jobs: Sequence[Job], cluster: Cluster, replayed: ReplayResult | ReplayedRuns) -> History:
+def replayed_history(jobs: Sequence[Job], cluster: Cluster, replayed: ReplayResult) -> History:
     """Return the history of a replay of these jobs, which are sorted by submission."""
-    runs = replayed if isinstance(replayed, ReplayedRuns) else replayed.runs()
+    runs = replayed.runs()
     tenants = tuple(sorted({job.tenant for job in jobs}))
     code = {tenant: index for index, tenant in enumerate(tenants)}
     gpus_of_demand = np.array([demand.total_gpus for demand in runs.tasks.demands], dtype=np.float64)
