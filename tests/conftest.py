@@ -1,6 +1,7 @@
 """Configuration and fixtures for all tests."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,12 @@ settings.register_profile(
     "refold", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 settings.load_profile("refold")
+
+# Hypothesis also draws constants from the modules of the project that are loaded, so the examples of a test depend
+# on the tests before it. There is no setting for that; here no module counts as one of the project. In a release
+# without this function, `test_drawn_examples.py` shows whether another way is needed.
+with suppress(ImportError, AttributeError):
+    pytest.MonkeyPatch().setattr("hypothesis.internal.conjecture.providers.is_local_module_file", lambda _: False)
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it; tables are compared at the default width
 

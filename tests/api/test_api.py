@@ -191,6 +191,8 @@ WRONG_BODIES = {
     ),
     b'{"name": "a"}': ("command is missing", "command"),
     b'{"name": "a", "command": ["x"], "gpu": 1}': ("unknown field 'gpu'; did you mean 'gpus'?", "gpu"),
+    b'{"a`b": 1}': ("unknown field 'a`b'", "a`b"),
+    b'{"' + b"x" * 1_000_000 + b'": 1}': (f"unknown field '{'x' * 64}'", "x" * 64),
     b'{"name": "a", "command": ["x"], "gpus": "two"}': ("gpus: expected int, got str", "gpus"),
     b'{"name": "a", "command": ["x"], "gpus": -1}': ("gpus: expected int >= 0", "gpus"),
     b'{"name": "a", "command": ["x"], "cpus": 1e999}': ("cpus: number out of range", "cpus"),
@@ -225,6 +227,7 @@ def test_if_one_of_several_submissions_is_rejected_none_is_submitted() -> None:
     assert service.jobs_by_id == {}
 
 
+KNOWN = "(known: after, ended, limit, match, name, state, tenant, user)"
 WRONG_QUERIES = {
     "limit=0": ("limit: expected int >= 1", "limit"),
     "limit=1001": ("limit: expected int <= 1000", "limit"),
@@ -234,7 +237,13 @@ WRONG_QUERIES = {
     "ended=1": ("ended: expected bool, got int", "ended"),
     "after=null": ("after: expected int, got str", "after"),
     "state=lost": ("state[0]: invalid enum value 'lost'", "state[0]"),
-    "limits=5": ("unknown field 'limits'; did you mean 'limit'?", "limits"),
+    "limits=5": (f"unknown parameter 'limits'; did you mean 'limit'? {KNOWN}", "limits"),
+    "LIMIT=5": (f"unknown parameter 'LIMIT'; did you mean 'limit'? {KNOWN}", "LIMIT"),
+    "state[]=held": (f"unknown parameter 'state[]'; did you mean 'state'? {KNOWN}", "state[]"),
+    "limit=5&x=1&x=2": (f"unknown parameter 'x' {KNOWN}", "x"),
+    "=": (f"unknown parameter '' {KNOWN}", ""),
+    "a`b - at `$.limit`=1": (f"unknown parameter 'a`b - at `$.limit`' {KNOWN}", "a`b - at `$.limit`"),
+    "x" * 1000: (f"unknown parameter '{'x' * 64}' {KNOWN}", "x" * 64),
     "tenant=%ff": ("the query string has more than 64 parameters or is not UTF-8", ""),
     "&".join(f"a{number}=" for number in range(65)): (
         "the query string has more than 64 parameters or is not UTF-8",
@@ -249,9 +258,28 @@ def test_an_invalid_query_parameter_is_rejected_by_name(query: str) -> None:
     assert (answer.status, answer.problem) == (422, Problem(*WRONG_QUERIES[query]))
 
 
-def test_a_call_without_parameters_rejects_any() -> None:
-    answer = request(make_app(), "GET", "/api/v1/info?pretty=1")
-    assert (answer.status, answer.problem.field) == (422, "pretty")
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.name)
+def test_every_call_rejects_an_unknown_parameter(call: Call) -> None:
+    known = ", ".join(sorted(call.query.__struct_fields__)) if call.query else "none"
+    answer = request_call(make_app(service_with_a_job()), call, OWNER, "?pretty=1")
+    expected = Problem(f"unknown parameter 'pretty' (known: {known})", "pretty")
+    assert (answer.status, answer.problem) == (422, expected)
+
+
+@pytest.mark.parametrize("path", ["/api/v1/info", "/api/v1/events", "/session"])
+def test_an_unknown_parameter_is_rejected_in_a_head_request_too(path: str) -> None:
+    assert request(make_app(), "HEAD", f"{path}?pretty=1").status == 422
+
+
+@pytest.mark.parametrize("query", ["?", "?&", "?&&limit=5&"])
+def test_empty_parts_of_a_query_string_are_no_parameters(query: str) -> None:
+    assert request(make_app(), "GET", f"/api/v1/jobs{query}").status == 200
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/docs", "/openapi.json"])
+def test_pages_ignore_the_query_string(path: str) -> None:
+    """Probes of load balancers may add parameters of their own, such as `/healthz?verbose`."""
+    assert request(make_app(), "GET", f"{path}?verbose", token=None).status == 200
 
 
 def test_parameters_arrive_with_their_types() -> None:

@@ -171,6 +171,18 @@ def test_methods_that_a_path_does_not_have_are_named() -> None:
     assert request(app, "OPTIONS", "/session").status == 204
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", "/session"), ("DELETE", "/session"), ("POST", "/session/link")])
+def test_calls_of_a_session_have_no_parameters(method: str, path: str) -> None:
+    answer = request(make_app(), method, f"{path}?token={OWNER}")
+    assert (answer.status, answer.problem.error) == (422, "unknown parameter 'token' (known: none)")
+
+
+def test_a_token_in_the_query_string_does_not_sign_in() -> None:
+    answer = post(make_app(), f"/session?token={OWNER}", {"token": OWNER})
+    assert (answer.status, answer.problem.field) == (422, "token")
+    assert "set-cookie" not in answer.headers
+
+
 # The store of sessions
 
 

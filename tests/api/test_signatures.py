@@ -21,6 +21,7 @@ from refold.api.signatures import (
     sign,
     token_id,
 )
+from refold.api.wire import Problem
 from refold.errors import BadValue
 
 TARGET = "/api/v1/info"
@@ -122,10 +123,23 @@ def test_the_daemon_proves_that_it_knows_a_token() -> None:
         ("?token=unknown&nonce=" + "0" * 32, 401),
         (f"?token={token_id(hash_token(OWNER))}&nonce=short", 422),
         (f"?token={token_id(hash_token(OWNER))}&nonce=" + "%0a" * 32, 422),
+        ("?a&b&c&d&e&f&g&h&i", 422),
+        (f"?token={token_id(hash_token(OWNER))}&nonce={'0' * 32}&nonce={'1' * 32}", 422),
     ],
 )
 def test_no_proof_without_a_known_token_and_a_nonce(query: str, status: int) -> None:
     assert (request(make_app(), "GET", IDENTITY_PATH + query, token=None)).status == status
+
+
+def test_an_unknown_parameter_of_a_proof_is_named() -> None:
+    answer = request(make_app(), "GET", f"{IDENTITY_PATH}?Nonce={'0' * 32}", token=None)
+    assert answer.problem == Problem("unknown parameter 'Nonce'; did you mean 'nonce'? (known: nonce, token)", "Nonce")
+
+
+def test_the_methods_of_the_proof_can_be_asked() -> None:
+    answer = request(make_app(), "OPTIONS", IDENTITY_PATH, token=None)
+    assert (answer.status, answer.headers["allow"]) == (204, "GET, HEAD, OPTIONS")
+    assert request(make_app(), "POST", IDENTITY_PATH, token=None).status == 405
 
 
 def test_a_proof_depends_on_all_of_its_parts() -> None:

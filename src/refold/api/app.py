@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -141,7 +142,7 @@ class Api:
             return file
         page = self._pages.get(scope["path"])
         if scope["path"] == IDENTITY_PATH:
-            page = _static_page(self._authenticator.prove(scope))
+            page = Page(None, partial(self._authenticator.prove, scope))
         routes, path_values = ({"GET": None}, ()) if page else self._routes.find(scope["path"])
         allowed = ", ".join([*routes, *(["HEAD"] if "GET" in routes else []), "OPTIONS"])
         if method == "OPTIONS":
@@ -222,6 +223,7 @@ class Api:
             raise Forbidden(f"cross-origin requests are not allowed (origin {origin[:MAX_PATH_PART_CHARS]!r})")
 
 
+@cache
 def public_pages() -> dict[str, Reply]:
     """Return the pages that need no token: health check, OpenAPI description, and the list of calls."""
     locked_down = {"content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"}

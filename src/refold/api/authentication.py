@@ -5,23 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import time
 from typing import Protocol
-from urllib.parse import parse_qs
 
 import msgspec
 
 from refold.api.asgi import JSON, Reply, Scope, header
+from refold.api.queries import IdentityQuery
+from refold.api.requests import QueryReader
 from refold.api.roles import Caller
 from refold.api.sessions import Sessions, read_cookie
 from refold.api.signatures import NONCE_CHARS, hash_body, prove_server
 from refold.api.tokens import TokenAuthenticator
-from refold.errors import BadInput, Unauthenticated
+from refold.errors import BadField, Unauthenticated
 
 UNIX_CLIENT = "unix"
 """In place of the host in `scope["client"]`, if the connection is one to the Unix socket. The uid follows."""
 
-
 TOKEN_SUBJECT, USER_SUBJECT = "token ", "uid "
 """Prefixes of subjects: the hash of a token, or the uid of a user of this machine."""
+
+_IDENTITY_QUERY = QueryReader(IdentityQuery)
 
 
 def user_subject(uid: int) -> str:
@@ -99,13 +101,13 @@ class Authenticator:
         """Whether the token of a session has not been revoked. Users are looked up at each request."""
         return not subject.startswith(TOKEN_SUBJECT) or self._tokens.knows_hash(subject.removeprefix(TOKEN_SUBJECT))
 
-    def prove(self, scope: Scope) -> Reply:
+    async def prove(self, scope: Scope) -> Reply:
         """Prove to a client that this daemon knows its token."""
-        query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=8)
-        (name, *_), (nonce, *_) = query.get("token", [""]), query.get("nonce", [""])
-        if len(nonce) != NONCE_CHARS or not nonce.isalnum():
-            raise BadInput(f"nonce is invalid, expected {NONCE_CHARS} hexadecimal digits")
-        return Reply(200, msgspec.json.encode(prove_server(self._tokens.find(name).hash, nonce, time())), JSON)
+        query = _IDENTITY_QUERY.read(scope["query_string"])
+        if len(query.nonce) != NONCE_CHARS or not query.nonce.isalnum():
+            raise BadField(f"nonce is invalid, expected {NONCE_CHARS} hexadecimal digits", "nonce")
+        proof = prove_server(self._tokens.find(query.token).hash, query.nonce, time())
+        return Reply(200, msgspec.json.encode(proof), JSON)
 
 
 def peer_uid(scope: Scope) -> int | None:

@@ -22,7 +22,7 @@ ERROR_DESCRIPTIONS = {
     409: "The call conflicts with the current state",
     413: "The body is too large",
     415: "The body is not JSON",
-    422: "A field or parameter is invalid; `field` names it",
+    422: "A field or parameter is invalid or unknown; `field` names it",
     429: "Too many requests, jobs or streams",
     500: "Internal error of the daemon",
     503: "The daemon is temporarily unable to do this: its storage is not writable, or it is shutting down",
@@ -52,7 +52,8 @@ def build_openapi() -> dict[str, Any]:
         "info": {
             "title": "Refold",
             "version": __version__,
-            "description": "The REST API of the Refold scheduler daemon.",
+            "description": "The REST API of the Refold scheduler daemon. Query parameters and fields that are not "
+            "described here are rejected with status 422.",
         },
         "security": [{"token": []}],
         "paths": paths,

@@ -83,6 +83,13 @@ class SnapshotQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     whole: bool = False
 
 
+class IdentityQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Prove to a client that the daemon knows the token with the id `token`, by an HMAC of `nonce`."""
+
+    token: str = ""
+    nonce: str = ""
+
+
 class EventsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Select events: after number `since` (default: from now on), of one job or tenant.
 

@@ -8,11 +8,10 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from refold.api.field_errors import field_error
-from refold.errors import BadField
+from refold.api.field_errors import MAX_QUOTED_CHARS, field_error
+from refold.errors import BadField, UnknownName
 
 MAX_PARAMETERS = 64
-MAX_QUOTED_CHARS = 64
 
 
 class QueryReader:
@@ -21,15 +20,18 @@ class QueryReader:
     def __init__(self, kind: type[msgspec.Struct] | None) -> None:
         self._kind = kind
         fields = msgspec.inspect.type_info(kind).fields if kind else ()  # type: ignore[attr-defined]
+        self._known = {field.name for field in fields}
         self._lists = {field.name for field in fields if _includes_type(field.type, msgspec.inspect.ListType)}
         self._texts = self._lists | {
             field.name for field in fields if _includes_type(field.type, msgspec.inspect.StrType)
         }
 
     def read(self, query: bytes) -> Any:
-        """Return the struct of the call; None if it has no parameters."""
+        """Return the struct of the call; None if it has no parameters. Unknown parameters are rejected."""
         arguments: dict[str, Any] = {}
         for name, text in _split_query(query):
+            if name not in self._known:
+                raise self._unknown(name[:MAX_QUOTED_CHARS])
             if name in self._lists:
                 arguments.setdefault(name, []).append(text)
             elif name in arguments:
@@ -37,13 +39,17 @@ class QueryReader:
             else:
                 arguments[name] = text if name in self._texts else _parse_scalar(text)
         if self._kind is None:
-            for name in arguments:
-                raise BadField(f"unknown parameter {name!r}: this call has none", name)
             return None
         try:
             return msgspec.convert(arguments, self._kind)
         except msgspec.ValidationError as error:
             raise field_error(error, self._kind) from None
+
+    def _unknown(self, name: str) -> BadField:
+        return BadField(str(UnknownName("parameter", name, self._known, key=str.lower)), name)
+
+
+NO_PARAMETERS = QueryReader(None)
 
 
 def read_json(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:

@@ -8,7 +8,7 @@ from refold.api import asgi
 from refold.api.asgi import HttpError, Receive, Reply, Scope, check_content_type
 from refold.api.authentication import Authenticator
 from refold.api.calls import LINK_PATH
-from refold.api.requests import read_json
+from refold.api.requests import NO_PARAMETERS, read_json
 from refold.api.sessions import SessionCookie, Sessions, format_cookie, read_cookie
 from refold.api.wire import SessionStatus, SignIn, SignInLink
 from refold.errors import BadInput, Forbidden, Unauthenticated
@@ -30,6 +30,7 @@ class SessionCalls:
 
     async def answer(self, scope: Scope, receive: Receive) -> Reply:
         """Answer a request to one of the paths in `METHODS`."""
+        NO_PARAMETERS.read(scope["query_string"])
         if scope["path"] == LINK_PATH:
             return await self._make_link(scope)
         match scope["method"]:
