@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tools.check import ALWAYS, affected_tests, slow_tests
 from tools.ci import Outcome, print_table, with_counts
 from tools.install import LOCK, locked_requirements, read_lock, required, select
 
@@ -114,3 +115,27 @@ def test_the_table_of_all_suites_names_reasons(tmp_path: Path, capsys: pytest.Ca
         "\n"
         "2 passed, 1 failed, 2 skipped\n"
     )
+
+
+def test_the_tests_of_a_change_are_those_of_its_folders() -> None:
+    changed = [
+        "src/refold/core/scheduler.py",
+        "src/refold/backends/slurm/run_state.py",
+        "src/refold/server/store/schema.py",
+        "tests/api/test_api.py",
+        "tests/helpers/journals.py",
+        "docs/index.md",
+        "src/refold/errors.py",
+    ]
+    folders = ["tests/api/test_api.py", "tests/backends/slurm", "tests/core", "tests/server"]
+    assert affected_tests(changed) == sorted([*folders, *ALWAYS])
+
+
+def test_a_test_is_slow_if_one_of_its_cases_is(tmp_path: Path) -> None:
+    results = tmp_path / "test.xml"
+    results.write_text(
+        '<testsuites><testcase classname="tests.core.test_view.TestView" name="test_all[1]" time="0.01"/>'
+        '<testcase classname="tests.core.test_view.TestView" name="test_all[2]" time="1.5"/>'
+        '<testcase classname="tests.test_tools" name="test_fast" time="0.4"/></testsuites>'
+    )
+    assert slow_tests(results) == ["tests/core/test_view/TestView::test_all"]

@@ -34,7 +34,7 @@ def _git(*words: str) -> list[str]:
     return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def tests_of(changed: Iterable[str], root: Path = ROOT) -> list[str]:
+def affected_tests(changed: Iterable[str], root: Path = ROOT) -> list[str]:
     """Return the test files and folders for changed files: a changed test itself, and the folder of changed sources."""
     return sorted({*_existing(ALWAYS, root), *_existing(filter(None, map(_test_of, changed)), root)})
 
@@ -78,7 +78,7 @@ def main() -> int:
     if options.measure:
         SLOW_TESTS.write_text("".join(f"{name}\n" for name in slow_tests(options.measure)))
         return 0
-    paths = tests_of(changed_files())
+    paths = affected_tests(changed_files())
     print("tests:", *paths)
     commands = [
         ["ruff", "check", "--quiet", "."],
