@@ -9,7 +9,11 @@ from hypothesis import HealthCheck, settings
 
 # No deadline: the first call of a kernel may compile it, which takes seconds. Derandomised: every run is the same.
 settings.register_profile(
-    "refold", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    "refold",
+    max_examples=40,  # `make test-long` draws ten times as many
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("refold")
 
