@@ -26,6 +26,7 @@ from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
 from refold.server.inbox import Inbox
+from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries
 from refold.server.job_table import Notice
 from refold.server.live_state import LiveState
@@ -87,6 +88,7 @@ class ManualDaemon:
         preemption: Preemption = "by-consent",
         use: GpuUseWatch | None = None,
         cluster: Cluster = CLUSTER,
+        limits: JobLimits | None = None,
         **settings: Any,
     ) -> None:
         header = Header(cluster, policy, settings)
@@ -131,6 +133,7 @@ class ManualDaemon:
             event_stream=event_stream,
             kill=lambda _: None,
             preemption=preemption,
+            limits=limits,
         )
         self.notices: list[Notice] = []
         subscribers = [
