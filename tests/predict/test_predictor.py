@@ -261,6 +261,15 @@ def test_forgotten_jobs_do_not_count_among_the_unfinished_jobs_of_their_kind() -
     assert predict(forgotten=5) == predict(forgotten=0)
 
 
+def test_a_forgotten_job_changes_what_is_expected_of_others_at_once() -> None:
+    predictor, job = predictor_after([60.0] * 5), make_job("next", at=300.0)
+    predictor.submitted(make_job("gone", at=300.0), 300.0)
+    predictor.expect(job, 300.0)
+    predictor.forget("gone")
+    fresh = copy.deepcopy(predictor)
+    assert quartiles(predictor.expect(job, 300.0)) == quartiles(fresh.expect(job, 300.0))
+
+
 def test_a_second_submission_has_no_effect() -> None:
     predictor, job = Predictor(), make_job("once")
     predictor.submitted(job, 0.0)

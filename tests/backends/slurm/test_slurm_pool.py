@@ -104,6 +104,10 @@ def test_what_an_allocation_has_on_its_nodes() -> None:
     )
 
 
+def test_an_allocation_whose_memory_slurm_does_not_print_has_no_known_memory() -> None:
+    assert parse_pool_nodes("Nodes=n1 GRES=gpu:a100:4(IDX:0-3)") == (PoolNode("n1", {"a100": 4}, 1, 0),)
+
+
 def test_allocations_are_recognised_by_their_comment_or_number() -> None:
     def row(number: str, state: str, comment: str, end: str = "N/A") -> str:
         cells = ((number, 16), ("N/A", 12), (state, 24), ("100", 24), (end, 24), ("", 1024))
