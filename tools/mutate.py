@@ -167,13 +167,12 @@ def mutated_tree(path: Path, mutant: Mutant) -> ast.Module:
 
 
 def function_codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of all functions of a module that are not nested in a function."""
+    """Yield the code of all functions of a module, also of nested ones."""
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             if constant.co_flags & 0x2:  # CO_NEWLOCALS: a function; the body of a class has no such flag
                 yield constant
-            else:
-                yield from function_codes(constant)
+            yield from function_codes(constant)
 
 
 class Session:
@@ -384,7 +383,7 @@ def _run_tests(names: Sequence[str], seconds: float) -> str:
         try:
             return KILLED if process.wait(seconds) else SURVIVED
         except subprocess.TimeoutExpired:
-            return TIMEOUT
+            return SURVIVED  # a test may hang, or kernels are being compiled
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -456,6 +455,8 @@ def _patch(mutant: Mutant, patchable: Patchable) -> bool:
     for code in function_codes(mutated):
         if code != original[_code_key(code)]:
             for function in patchable.functions.get(_code_key(code), ()):
+                if len(code.co_freevars) != len(function.__code__.co_freevars):
+                    return False  # a closure with other variables cannot be replaced
                 function.__code__ = code
                 patched = True
     for each in patchable.caches:

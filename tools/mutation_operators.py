@@ -42,7 +42,7 @@ KERNEL_DECORATORS = frozenset(
     {"compiled", "compiled_without_references", "compiled_part", "njit", "jit", "intrinsic", "overload"}
 )
 LOG_LEVELS = frozenset({"debug", "info", "warning", "error", "exception"})
-UNNOTICEABLE_ARGUMENTS = frozenset({"strict", "flush", "encoding", "help", "metavar"})
+UNNOTICEABLE_ARGUMENTS = frozenset({"strict", "flush", "encoding", "newline", "help", "metavar"})
 """Checks of what is always so, texts, and what makes no difference on the machines that tests run on."""
 
 NON_NUMERIC = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp, ast.Dict, ast.Set)

@@ -376,10 +376,11 @@ def test_following_pauses_only_when_there_is_nothing_new_to_read(
 
     def pause(seconds: float) -> None:
         pauses.append(seconds)
+        served.call(served.service.write_output, job.id, "step 2\n")
         served.call(served.service.end, job.id)
 
     monkeypatch.setattr("refold.client.client.time.sleep", pause)
-    assert list(client.logs(job.id, follow=True)) == ["step 1\n"]
+    assert list(client.logs(job.id, follow=True)) == ["step 1\n", "step 2\n"]
     assert len(pauses) == 1
 
 
