@@ -268,12 +268,10 @@ class Session:
             with suppress(ImportError):  # of a package that is not installed
                 importlib.import_module(_module(path))
         files = {str(TREE / path) for path in self._paths}
-        found = Patchable(defaultdict(list), [])
+        found = Patchable(defaultdict(list), _caches())
         for each in gc.get_objects():
             if isinstance(each, FunctionType) and each.__code__.co_filename in files:
                 found.functions[_code_key(each.__code__)].append(each)
-            elif isinstance(each, _lru_cache_wrapper) and str(each.__module__).startswith("refold"):
-                found.caches.append(each)
         return found
 
     # Mutants.
@@ -464,6 +462,12 @@ def _patch(mutant: Mutant, patchable: Patchable) -> bool:
     return patched
 
 
+def _caches() -> list[Any]:
+    """Return the caches of functions of Refold."""
+    found = [each for each in gc.get_objects() if isinstance(each, _lru_cache_wrapper)]
+    return [each for each in found if str(each.__module__).startswith("refold")]
+
+
 def _code_key(code: CodeType) -> tuple[str, str, int]:
     return code.co_filename, code.co_qualname, code.co_firstlineno
 
@@ -473,9 +477,12 @@ def _record(items: Sequence[pytest.Item]) -> dict[str, CoveringTest]:
     tracer = coverage.Coverage(data_file=None, include=[f"{TREE / SOURCE}/*"], messages=False)
     tracer.set_option("run:disable_warnings", ["no-data-collected", "module-not-imported"])
     tests: dict[str, CoveringTest] = {}
+    caches = _caches()
     tracer.start()
     try:
         for item in items:
+            for cache in caches:  # otherwise a cached function seems to be executed by its first caller only
+                cache.cache_clear()
             tracer.switch_context(item.nodeid)
             started = time.monotonic()
             if _outcome(item) == "passed":
