@@ -21,6 +21,7 @@ import importlib
 import json
 import os
 import random
+import re
 import select
 import shutil
 import signal
@@ -56,12 +57,12 @@ TESTS_ELSEWHERE = frozenset({"docs", "end_to_end", "helpers"})
 """Folders of tests that are left out unless they are named: they check pages, or start programs and little else."""
 
 NEEDED = {
-    "backends/kubernetes": ("Kubernetes", "KUBEBUILDER_ASSETS"),
-    "backends/slurm": ("Slurm", "REFOLD_TEST_SLURM"),
-    "backends/ray": ("Ray", "REFOLD_TEST_RAY"),
+    "kubernetes": ("Kubernetes", "KUBEBUILDER_ASSETS"),
+    "slurm": ("Slurm", "REFOLD_TEST_SLURM"),
+    "ray": ("Ray", "REFOLD_TEST_RAY"),
     "train": ("PyTorch", ""),
 }
-"""What some tests of a folder need, and the variable that says that it is there."""
+"""What some tests of folders with this name need, and the variable that says that it is there."""
 
 MIN_TEST_SECONDS = 10.0
 """A test of a mutant is a timeout after this CPU time, plus `SLOWDOWN` times its normal duration."""
@@ -70,6 +71,10 @@ SLOWDOWN = 10.0
 
 MAX_WAIT = 3.0
 """A test that waits instead is a timeout after this multiple of that time."""
+
+PROCESSES = re.compile(r"_daemon import|subprocess|_servers import")
+PROCESS_SECONDS = 0.1
+"""Tests in files with these words that take this long may start processes."""
 
 WARM_UP_SECONDS = 20.0
 """How long tests run before the first fork to load compiled kernels, if coverage is already known."""
@@ -314,7 +319,7 @@ class Session:
                 mutant.tests, mutant.on_disk = len(chosen), True
                 mutant.status = _status_on_disk(mutant, chosen, self._options.disk_seconds)
                 if mutant.status == SURVIVED:
-                    mutant.status = NOT_JUDGED if missing_for(mutant.folder) else NO_COVERAGE
+                    mutant.status = NOT_JUDGED if missing_for(mutant.path) else NO_COVERAGE
                 self._count(mutant)
 
     def _count(self, mutant: Mutant) -> None:
@@ -325,11 +330,13 @@ class Session:
         print(text, file=self._out)
 
 
-def missing_for(folder: str) -> str:
-    """Return what the tests of a folder need and is not there; '' if they need nothing more."""
-    what, variable = NEEDED.get(folder, ("", ""))
-    is_there = os.environ.get(variable) if variable else what != "PyTorch" or find_spec("torch")
-    return "" if is_there else what
+def missing_for(path: str) -> str:
+    """Return what tests of a file need and is not there; '' if they need nothing more."""
+    for folder in NEEDED.keys() & set(Path(path).parts):
+        what, variable = NEEDED[folder]
+        if not (os.environ.get(variable) if variable else find_spec("torch")):
+            return what
+    return ""
 
 
 def _module(path: str) -> str:
@@ -348,14 +355,19 @@ def _within(seconds: float, names: Sequence[str], tests: Mapping[str, CoveringTe
 
 
 def _tests_of_folder(mutant: Mutant, tests: Mapping[str, CoveringTest]) -> list[str]:
-    """Return the tests of the mutant's folder; those in files that name its module first, then the fastest."""
+    """Return the tests of the mutant's folder: those in files that name its module, or start processes, first."""
     folder = f"tests/{mutant.folder}"
     has_own = mutant.folder != "." and (TREE / folder).is_dir()
     start = f"{folder}/" if has_own else f"{folder.rpartition('/')[0]}/test_"
-    names = [name for name in tests if name.startswith(start)]
-    module = _module(mutant.path)
-    texts = {file: (TREE / file).read_text() for file in {name.partition("::")[0] for name in names}}
-    return sorted(names, key=lambda name: (module not in texts[name.partition("::")[0]], tests[name].duration))
+    texts = {name.partition("::")[0]: "" for name in tests if name.startswith(start)}
+    texts = {file: (TREE / file).read_text() for file in texts}
+
+    def rank(name: str) -> tuple[bool, bool, float]:
+        text, duration = texts[name.partition("::")[0]], tests[name].duration
+        starts_processes = duration >= PROCESS_SECONDS and PROCESSES.search(text) is not None
+        return _module(mutant.path) not in text, not starts_processes, duration
+
+    return sorted((name for name in tests if name.partition("::")[0] in texts), key=rank)
 
 
 def _status_on_disk(mutant: Mutant, names: Sequence[str], seconds: float) -> str:
@@ -553,9 +565,8 @@ def report(mutants: Sequence[Mutant], out: TextIO) -> None:
         share = f"{(counts[KILLED] + counts[TIMEOUT]) / judged:.0%}" if judged else "–"
         cells = [*(counts[status] for status in STATUSES), sum(mutant.on_disk for mutant in found), share]
         print(f"| {folder} | " + " | ".join(map(str, cells)) + " |", file=out)
-    for folder in sorted(by_folder):
-        if missing := missing_for(folder):
-            print(f"{folder}: without {missing}, whose tests did not run", file=out)
+    if missing := sorted({missing_for(mutant.path) for mutant in mutants} - {""}):
+        print(f"\nNot there, so that its tests did not run: {', '.join(missing)}", file=out)
     print(file=out)
     for mutant in sorted(mutants, key=lambda mutant: (mutant.path, mutant.line)):
         if mutant.status in UNNOTICED:
