@@ -49,6 +49,7 @@ def holder(server: FakeApiServer) -> str:
 
 def test_a_lease_has_one_holder(server: FakeApiServer) -> None:
     first, second = make_lease(server, "a"), make_lease(server, "b")
+    assert (first.is_held, first.other_holder()) == (False, "")
     assert first.try_acquire()
     assert not second.try_acquire()
     assert (first.is_held, second.is_held, second.other_holder(), holder(server)) == (True, False, "a_1", "a_1")
