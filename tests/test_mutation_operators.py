@@ -55,6 +55,7 @@ def test_each_operator_changes_one_thing(statement: str, expected: list[str]) ->
         "def function(a):\n    return None",
         "def function(a):\n    assert a > 0",
         "@compiled\ndef kernel(a):\n    return a + 1",
+        "@inlined\ndef part(a):\n    return a + 1",
         "@compiled_part\ndef kernel(a):\n    return a + 1",
         'def function(a):\n    log.info("%s is wrong", a + 1)',
         "def __repr__(self):\n    return str(1 + 1)",

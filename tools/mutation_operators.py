@@ -39,7 +39,7 @@ OPTIONAL_LAST_ARGUMENT = frozenset({"get", "pop", "next", "getattr", "range", "e
 DELETABLE = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete, ast.Raise, ast.Continue, ast.Break)
 UNMUTATED_FUNCTIONS = frozenset({"__repr__", "__str__"})
 KERNEL_DECORATORS = frozenset(
-    {"compiled", "compiled_without_references", "compiled_part", "njit", "jit", "intrinsic", "overload"}
+    {"compiled", "compiled_without_references", "compiled_part", "inlined", "njit", "jit", "intrinsic", "overload"}
 )
 LOG_LEVELS = frozenset({"debug", "info", "warning", "error", "exception"})
 UNNOTICEABLE_ARGUMENTS = frozenset({"strict", "flush", "encoding", "newline", "help", "metavar"})
