@@ -149,7 +149,7 @@ def _python_files(paths: Sequence[str], root: Path) -> list[str]:
         if not whole.exists():
             raise SystemExit(f"mutate: {path} does not exist")
         found += sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]
-    return [str(path.relative_to(root)) for path in found]
+    return [str(path.relative_to(root)) for path in found if not path.name.endswith("_contract.py")]  # these are tests
 
 
 def _mutants_of(path: str, source: str) -> Iterator[Mutant]:
