@@ -118,6 +118,8 @@ class ManualDaemon:
         past = self.store.reader.past_jobs(MAX_PAST_JOBS)
         self.forecasts = StartForecasts(self.state, queue_order(policy, settings), past, stopwatch=lambda: 0.0)
         self.tokens: dict[str, StoredToken] = {}
+        self.killed: list[str] = []
+        """Jobs whose runs were to be killed without a grace period."""
         event_stream = EventStream(self.store.reader.last_numbers()[1])
         self.service = SchedulerService(
             self.state,
@@ -131,7 +133,7 @@ class ManualDaemon:
             forecasts=self.forecasts,
             tokens=TokenStore(self.writer, self.store, self.tokens),
             event_stream=event_stream,
-            kill=lambda _: None,
+            kill=self.killed.append,
             preemption=preemption,
             limits=limits,
         )
