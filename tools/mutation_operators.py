@@ -1,8 +1,8 @@
 """Mutation operators: small changes of a function's syntax tree that a test should notice.
 
 Not mutated: statements outside functions, compiled kernels, annotations, decorators, default values, docstrings, error
-messages, formatted strings, assertions, `__repr__` and `__str__`, and what would always raise an exception, such as an
-attribute that is not set.
+and log messages, formatted strings, assertions, `__repr__` and `__str__`, and what would always raise an exception,
+such as an attribute that is not set.
 """
 
 from __future__ import annotations
@@ -38,7 +38,13 @@ OPTIONAL_LAST_ARGUMENT = frozenset({"get", "pop", "next", "getattr", "range", "e
 
 DELETABLE = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete, ast.Raise, ast.Continue, ast.Break)
 UNMUTATED_FUNCTIONS = frozenset({"__repr__", "__str__"})
-KERNEL_DECORATORS = frozenset({"compiled", "njit", "jit", "intrinsic", "overload"})
+KERNEL_DECORATORS = frozenset(
+    {"compiled", "compiled_without_references", "compiled_part", "inlined", "njit", "jit", "intrinsic", "overload"}
+)
+LOG_LEVELS = frozenset({"debug", "info", "warning", "error", "exception"})
+UNNOTICEABLE_ARGUMENTS = frozenset({"strict", "flush", "encoding", "newline", "help", "metavar"})
+"""Checks of what is always so, texts, and what makes no difference on the machines that tests run on."""
+
 NON_NUMERIC = (ast.JoinedStr, ast.List, ast.Tuple, ast.ListComp, ast.Dict, ast.Set)
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
@@ -106,6 +112,8 @@ class _FunctionMutations:
             yield from self._of_statement(statement)
 
     def _of_statement(self, statement: ast.stmt) -> Iterator[Mutation]:
+        if _is_log_message(statement):
+            return
         if self._is_deletable(statement):
             last = statement.end_lineno or statement.lineno
             yield Mutation("statement", statement, ast.copy_location(ast.Pass(), statement), statement.lineno, last)
@@ -132,8 +140,8 @@ class _FunctionMutations:
             for operator, replacement in _expression_mutations(node):
                 located = ast.copy_location(replacement, node)
                 yield Mutation(operator, node, located, min(statement.lineno, node.lineno), last)
-        if isinstance(node, ast.keyword) and node.arg == "strict":
-            return  # a check of something that is always so
+        if isinstance(node, ast.keyword) and node.arg in UNNOTICEABLE_ARGUMENTS:
+            return
         for child in ast.iter_child_nodes(node):
             if not (isinstance(node, ast.match_case) and isinstance(child, ast.pattern)):
                 yield from self._of_part(child, statement)
@@ -181,7 +189,7 @@ def _call_mutations(call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(call.func, ast.Name) and call.func.id in BUILTINS:
         yield "builtin", ast.Call(ast.Name(BUILTINS[call.func.id], ast.Load()), call.args, call.keywords)
     for index, keyword in enumerate(call.keywords):
-        if keyword.arg not in (None, "strict"):
+        if keyword.arg is not None and keyword.arg not in UNNOTICEABLE_ARGUMENTS:
             yield "argument", ast.Call(call.func, call.args, [*call.keywords[:index], *call.keywords[index + 1 :]])
     if _last_is_optional(call):
         yield "argument", ast.Call(call.func, call.args[:-1], call.keywords)
@@ -206,6 +214,13 @@ def _is_none(value: ast.expr | None) -> bool:
 def _is_like_none(value: ast.expr | None) -> bool:
     """Whether a returned value is None, or False, for which callers cannot tell the difference."""
     return value is None or (isinstance(value, ast.Constant) and value.value in (None, False))
+
+
+def _is_log_message(statement: ast.stmt) -> bool:
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="log"), attr=attribute))):
+            return attribute in LOG_LEVELS
+    return False
 
 
 def _is_annotation(node: ast.AST, statement: ast.stmt) -> bool:

@@ -243,3 +243,8 @@ def test_a_cookie_without_a_session_means_nothing() -> None:
     service = FakeService()
     app = Api(service, TokenAuthenticator(service.stored_tokens))
     assert get(app, "/api/v1/info", "refold_session_7170=x").status == 401
+
+
+@pytest.mark.parametrize("cookie", ["theme=dark", "refold_session_7170=", "refold_session_7170=x; theme=dark"])
+def test_cookies_of_other_applications_and_empty_ones_are_no_session(cookie: str) -> None:
+    assert get(make_app(), "/api/v1/info", cookie).status == 401

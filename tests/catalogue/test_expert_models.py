@@ -174,11 +174,13 @@ def test_groups_count_only_where_they_limit_the_experts_of_a_token() -> None:
 def test_latent_attention_computes_with_its_own_widths() -> None:
     shape = shape_of(DEEPSEEK_V3)
     assert (shape.query_width, shape.value_width, shape.key_width) == (128 * 192, 128 * 128, 128 * 160)
+    assert shape.kv_heads == 0, "every head has keys of its own"
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
+        ({"decoder_sparse_step": 2}, r"decoder_sparse_step: is not supported \(layers of different kinds\)"),
         ({"moe_layer_freq": 2}, r"moe_layer_freq: is not supported \(layers of different kinds\)"),
         ({"first_k_dense_replace": 61}, "dense_layers is 61, expected fewer than the 61 layers"),
         ({"first_k_dense_replace": -1}, "first_k_dense_replace is -1, expected a whole number from 0"),

@@ -316,8 +316,9 @@ def test_wait_does_not_miss_an_end_just_before_the_stream_opens(
     assert client.wait(job.id, timeout=20).state == "finished"
 
 
+@pytest.mark.parametrize("timeout", [None, 20.0])
 def test_wait_works_without_an_event_stream(
-    served: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+    served: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch, timeout: float | None
 ) -> None:
     job = client.submit(command=["x"])
 
@@ -327,7 +328,7 @@ def test_wait_works_without_an_event_stream(
     monkeypatch.setattr(client._connection, "events", events)
     monkeypatch.setattr("refold.client.client.RETRY_SECONDS", 0.01)
     run_later(lambda: served.call(served.service.end, job.id))
-    assert client.wait(job.id, timeout=20).state == "finished"
+    assert client.wait(job.id, timeout=timeout).state == "finished"
 
 
 def test_output_is_followed_until_the_job_ends(
@@ -363,6 +364,24 @@ def test_output_is_followed_across_a_restart_of_the_daemon(
 
     monkeypatch.setattr(client._connection, "call", call)
     assert list(client.logs(job.id, follow=True)) == ["all of it\n"]
+
+
+def test_following_pauses_only_when_there_is_nothing_new_to_read(
+    served: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = client.submit(command=["x"])
+    served.call(served.service.start, job.id)
+    served.call(served.service.write_output, job.id, "step 1\n")
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        served.call(served.service.write_output, job.id, "step 2\n")
+        served.call(served.service.end, job.id)
+
+    monkeypatch.setattr("refold.client.client.time.sleep", pause)
+    assert list(client.logs(job.id, follow=True)) == ["step 1\n", "step 2\n"]
+    assert len(pauses) == 1
 
 
 def test_a_job_that_never_ran_has_no_output_to_follow(client: Client) -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import example, given, settings, strategies as st
 
+from refold.documents import Limits
 from refold.documents.parts import Part
 from refold.documents.yaml_lines import load_yaml, load_yaml_documents, read_text
 from refold.errors import BadFile, BadLine, BadRow, RefoldError
@@ -109,6 +110,12 @@ def test_an_invalid_text_is_rejected_with_its_line(text: str, message: str) -> N
     with pytest.raises((BadLine, BadRow)) as error:
         load_yaml(text, "f")
     assert str(error.value) == message
+
+
+def test_a_text_that_is_too_long_is_rejected_before_it_is_parsed() -> None:
+    assert load_yaml("a: 1", "f", Limits(max_bytes=4)).fields()["a"].value == 1
+    with pytest.raises(BadFile, match="has 5 characters, expected at most 4"):
+        load_yaml("a: 12", "f", Limits(max_bytes=4))
 
 
 def test_an_alias_counts_as_a_full_copy() -> None:

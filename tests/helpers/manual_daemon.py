@@ -26,6 +26,7 @@ from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
 from refold.server.inbox import Inbox
+from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries
 from refold.server.job_table import Notice
 from refold.server.live_state import LiveState
@@ -87,6 +88,7 @@ class ManualDaemon:
         preemption: Preemption = "by-consent",
         use: GpuUseWatch | None = None,
         cluster: Cluster = CLUSTER,
+        limits: JobLimits | None = None,
         **settings: Any,
     ) -> None:
         header = Header(cluster, policy, settings)
@@ -116,6 +118,8 @@ class ManualDaemon:
         past = self.store.reader.past_jobs(MAX_PAST_JOBS)
         self.forecasts = StartForecasts(self.state, queue_order(policy, settings), past, stopwatch=lambda: 0.0)
         self.tokens: dict[str, StoredToken] = {}
+        self.killed: list[str] = []
+        """Jobs whose runs were to be killed without a grace period."""
         event_stream = EventStream(self.store.reader.last_numbers()[1])
         self.service = SchedulerService(
             self.state,
@@ -129,8 +133,9 @@ class ManualDaemon:
             forecasts=self.forecasts,
             tokens=TokenStore(self.writer, self.store, self.tokens),
             event_stream=event_stream,
-            kill=lambda _: None,
+            kill=self.killed.append,
             preemption=preemption,
+            limits=limits,
         )
         self.notices: list[Notice] = []
         subscribers = [

@@ -146,6 +146,7 @@ def test_a_pytorch_job_becomes_a_submission() -> None:
         ("nvidia.com/gpu", "amd.com/gpu", {"gpus": 4}),
         ("requests: {cpu: 500m, memory: 16Gi}", "requests: {}", {"cpus": 2.0, "memory_gib": 32.0}),
         ("cpu: 500m", "cpu: 1.5", {"cpus": 1.5}),
+        ("cpu: 500m", "cpu: 0", {"cpus": 0.0}),
         ("memory: 16Gi", "memory: 1073741824", {"memory_gib": 1.0}),
         ("memory: 16Gi", "memory: 1048576Ki", {"memory_gib": 1.0}),
         ("memory: 16Gi", "memory: 1e9", {"memory_gib": 1e9 / 2**30}),

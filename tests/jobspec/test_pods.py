@@ -64,6 +64,12 @@ def test_the_tenant_is_the_queue_of_the_pods_else_of_their_owner_else_the_namesp
     assert submit({}).tenant == "team-a"
 
 
+@pytest.mark.parametrize(("image", "command"), [("ubuntu:24.04", "ubuntu:24.04"), ("", "pod")])
+def test_a_pod_without_a_command_shows_its_image(image: str, command: str) -> None:
+    container = {"name": "main", "image": image, "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    assert submit({"containers": [container]}).command == [command]
+
+
 def test_a_pod_that_nothing_creates_again_is_not_preemptible() -> None:
     labels = {"refold.dev/preemptible": "true"}
     assert submit({"labels": labels}).preemptible is True

@@ -432,6 +432,7 @@ def test_errors_name_the_line(text: str, problem: str) -> None:
         ),
         ("run: [", "job.yaml line 2: is not YAML: did not find expected node content"),
         ("run: \ud800", "job.yaml line 1: contains half of a surrogate pair, which is not a character"),
+        ("run: x\nnever_retry: [ok, " + "x" * 513 + "]", "job.yaml line 2: never_retry[1] is 'xxx"),
         ("run: " + "x" * 2**17 + "x", "job.yaml line 1: run is 'xxx"),
         ("run: x\nsetup: " + "x" * 2**17, "job.yaml line 1: run has more than 131,072 characters"),
     ],

@@ -1,5 +1,7 @@
 """Journal files: reading and writing, replay, and errors for damaged files."""
 
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,20 @@ def test_a_journal_replays_to_its_own_orders(tmp_path: Path, policy: str) -> Non
     memory = write_journal(path, policy, durable=policy == "fifo")
     header, entries = read_journal(path)
     assert check_replay(header, entries, make_policy(header.policy, header.settings)) == len(memory.entries)
+
+
+@pytest.mark.parametrize(("durable", "synced"), [(True, ["file", "folder", "file"]), (False, [])])
+def test_a_durable_journal_and_its_name_in_the_folder_are_on_disk_before_it_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool, synced: list[str]
+) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(
+        "os.fsync", lambda file: found.append("folder" if stat.S_ISDIR(os.fstat(file).st_mode) else "file")
+    )
+    journal = JournalFile(tmp_path / "journal.jsonl", Header(make_cluster(1), "fifo", {}), durable)
+    journal.write(Entry(0.0, (), ()))
+    assert found == synced
+    journal.close()
 
 
 def test_a_replay_with_another_policy_reports_the_first_difference(tmp_path: Path) -> None:

@@ -145,8 +145,12 @@ def test_node_changes_are_recorded() -> None:
 
 
 def test_changes_of_gpus_are_recorded() -> None:
-    history = make_history(step(3, GpuLost(0, 2, "fan")), step(8, GpuReturned(0, 2)))
-    assert history.node_changes == [NodeChange(3, 0, False, 2, "fan"), NodeChange(8, 0, True, 2)]
+    history = make_history(step(3, GpuLost(0, 0, "fan")), step(8, GpuReturned(0, 0)), step(9, GpuLost(0, 3)))
+    assert history.node_changes == [
+        NodeChange(3, 0, False, 0, "fan"),
+        NodeChange(8, 0, True, 0),
+        NodeChange(9, 0, False, 3),
+    ]
 
 
 def test_a_run_of_a_job_that_was_never_submitted_is_rejected() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -240,6 +241,33 @@ def test_a_forgotten_job_is_no_longer_unfinished() -> None:
     predictor.forget("gone")
     predictor.forget("never there")
     assert predictor.unfinished == 0
+
+
+def test_forgotten_jobs_do_not_count_among_the_unfinished_jobs_of_their_kind() -> None:
+    """The number of unfinished jobs like it is part of what a prediction is made of: here it is always one."""
+    jobs = [make_job(f"past-{index}", at=100.0 * index) for index in range(20)]
+
+    def predict(forgotten: int) -> list[float]:
+        predictor = Predictor()
+        for earlier, job in pairwise(jobs):
+            predictor.submitted(earlier, earlier.submitted)
+            predictor.submitted(job, job.submitted)
+            predictor.finished(earlier, 100.0, job.submitted)
+        for index in range(forgotten):
+            predictor.submitted(make_job(f"gone-{index}", at=jobs[-1].submitted), jobs[-1].submitted)
+            predictor.forget(f"gone-{index}")
+        return quartiles(predictor.expect(make_job("next", at=2000.0), 2000.0))
+
+    assert predict(forgotten=5) == predict(forgotten=0)
+
+
+def test_a_forgotten_job_changes_what_is_expected_of_others_at_once() -> None:
+    predictor, job = predictor_after([60.0] * 5), make_job("next", at=300.0)
+    predictor.submitted(make_job("gone", at=300.0), 300.0)
+    predictor.expect(job, 300.0)
+    predictor.forget("gone")
+    fresh = copy.deepcopy(predictor)
+    assert quartiles(predictor.expect(job, 300.0)) == quartiles(fresh.expect(job, 300.0))
 
 
 def test_a_second_submission_has_no_effect() -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from loop_setups import UnreliableBackend
+from manual_daemon import ManualDaemon
 from real_daemon import RealDaemon, live_processes, wait_until
 
 from refold.api.wire import Submission
 from refold.client import Client
-from refold.errors import BadInput, RefoldError, TooManyRequests
+from refold.errors import BadInput, RefoldError, TooManyRequests, Unavailable
 from refold.model.launch import Launch
 from refold.server.config.limits import LimitsConfig, TenantLimits
 from refold.server.job_limits import JobLimits
@@ -65,6 +68,21 @@ def test_jobs_that_could_not_be_stored_do_not_count() -> None:
     limits.reserve([make_job(tenant="guests")])
     limits.cancel(reserved)
     limits.reserve([make_job()])
+
+
+def test_submissions_that_a_daemon_cannot_store_do_not_count(tmp_path: Path) -> None:
+    async def submit() -> None:
+        limits = JobLimits(LimitsConfig(jobs=1))
+        async with ManualDaemon(tmp_path, UnreliableBackend(), limits=limits) as daemon:
+            daemon.inbox.stopping = True
+            with pytest.raises(Unavailable, match="the daemon is shutting down"):
+                await daemon.submit("a")
+            daemon.inbox.stopping = False
+            assert await daemon.submit("a") == "a-1"
+            with pytest.raises(TooManyRequests):
+                await daemon.submit("b")
+
+    asyncio.run(submit())
 
 
 # With a daemon

@@ -12,7 +12,7 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.api import DrainQuery, JobsQuery, SnapshotQuery
+from refold.api import CancelQuery, DrainQuery, JobsQuery, SnapshotQuery
 from refold.api.roles import Caller
 from refold.api.tokens import make_token
 from refold.api.wire import Jobs, NewToken, Role, Submission
@@ -204,3 +204,27 @@ def test_an_invalid_pattern_is_rejected_at_submission(tmp_path: Path) -> None:
         assert (await daemon.service.jobs(OWNER, JobsQuery())).total == 0
 
     run_with_daemon(tmp_path, submit)
+
+
+def test_a_second_cancel_or_one_that_asks_for_it_kills_the_run(tmp_path: Path) -> None:
+    async def cancel(daemon: ManualDaemon) -> None:
+        first, second = await daemon.submit("a"), await daemon.submit("b")
+        await daemon.service.cancel(OWNER, first)
+        assert daemon.killed == []
+        await daemon.service.cancel(OWNER, first)
+        assert daemon.killed == [first]
+        await daemon.service.cancel(OWNER, second, CancelQuery(now=True))
+        assert daemon.killed == [first, second]
+
+    run_with_daemon(tmp_path, cancel)
+
+
+def test_the_catalogue_names_models_gpus_engines_and_policies(tmp_path: Path) -> None:
+    async def ask(daemon: ManualDaemon) -> None:
+        found = daemon.service.catalogue(OWNER)
+        assert "llama-3.1-8b" in found.models
+        assert "H100-80GB" in found.gpus
+        assert "fifo" in found.policies
+        assert found.engines
+
+    run_with_daemon(tmp_path, ask)

@@ -6,7 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -42,6 +45,39 @@ def test_steps_are_written_at_most_once_per_second(tmp_path: Path, clock: FakeCl
     reporter.report(4)
     assert (tmp_path / "progress").read_text() == "4\n"
     assert [path.name for path in tmp_path.iterdir()] == ["progress"]
+
+
+class FakeTimer:
+    """A timer that fires when the test says so."""
+
+    started: ClassVar[list[FakeTimer]] = []
+
+    def __init__(self, interval: float, function: Callable[[], None]) -> None:
+        self.interval, self.fire = interval, function
+
+    def start(self) -> None:
+        self.started.append(self)
+
+    def cancel(self) -> None:
+        self.started.remove(self)
+
+
+def test_a_forked_process_does_not_wait_for_the_timer_of_its_parent(
+    tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A timer is a thread, and threads do not survive a fork."""
+    monkeypatch.setattr(threading, "Timer", FakeTimer)
+    monkeypatch.setattr(FakeTimer, "started", [])
+    reporter = Reporter(tmp_path / "progress")
+    reporter.report(1)
+    reporter.report(2)
+    assert len(FakeTimer.started) == 1
+    monkeypatch.setattr(os, "getpid", lambda: 0)
+    reporter.report(3)
+    reporter.report(4)
+    (_, own) = FakeTimer.started
+    own.fire()
+    assert (tmp_path / "progress").read_text() == "4\n"
 
 
 def test_loss_and_speed_are_written_with_the_steps(tmp_path: Path) -> None:

@@ -49,9 +49,23 @@ def holder(server: FakeApiServer) -> str:
 
 def test_a_lease_has_one_holder(server: FakeApiServer) -> None:
     first, second = make_lease(server, "a"), make_lease(server, "b")
+    assert (first.is_held, first.other_holder()) == (False, "")
     assert first.try_acquire()
     assert not second.try_acquire()
     assert (first.is_held, second.is_held, second.other_holder(), holder(server)) == (True, False, "a_1", "a_1")
+
+
+def test_a_lease_counts_how_often_its_holder_has_changed(server: FakeApiServer) -> None:
+    """As `kubectl describe lease` shows it: the first holder and renewals are no change."""
+
+    def changes_after(lease: Lease) -> int:
+        assert lease.try_acquire()
+        return int(server.objects[PATH]["spec"]["leaseTransitions"])
+
+    first, second = make_lease(server, "a"), make_lease(server, "b")
+    assert [changes_after(first), changes_after(first)] == [0, 0]
+    first.release()
+    assert changes_after(second) == 1
 
 
 def test_of_many_that_take_it_at_the_same_time_one_gets_it(server: FakeApiServer) -> None:

@@ -39,6 +39,11 @@ def test_gpus_without_a_product_label_and_nodes_without_gpus() -> None:
     assert types(map_nodes([make_node("a"), make_node("b", gpus=0)], {})) == {"a": "GPU", "b": ""}
 
 
+def test_a_node_that_reports_no_cpus_and_no_memory_has_none() -> None:
+    (node,) = map_nodes([make_node("a", labels=H100, allocatable={GPU: "8"})], {}).cluster.nodes
+    assert (node.gpus, node.cpu_milli, node.memory_mib) == (8, 0, 0)
+
+
 def test_racks_have_the_smallest_power_limit_of_their_nodes() -> None:
     nodes = [
         make_node(

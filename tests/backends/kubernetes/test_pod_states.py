@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kubernetes_objects import make_pod
 
-from refold.backends.kubernetes.pod_states import PodFailure, first_failure, pod_failure
+from refold.backends.kubernetes.pod_states import PodFailure, first_failure, have_started, have_succeeded, pod_failure
 
 
 def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
@@ -52,3 +52,23 @@ def test_a_failure_of_the_job_itself_explains_the_loss_of_its_other_pods() -> No
     assert first_failure(pods) == PodFailure("pod default/b: exit 5", exit_code=5)
     assert first_failure(pods[:1]) == PodFailure("pod default/a was deleted", lost=True)
     assert first_failure([]) is None
+
+
+def test_a_run_has_succeeded_when_all_its_pods_have() -> None:
+    running, done = make_pod("a", status={"phase": "Running"}), make_pod("b", status={"phase": "Succeeded"})
+    assert not have_succeeded([running, done], 2)
+    assert have_succeeded([done, done], 2)
+
+
+def test_a_pod_that_exits_with_0_after_it_was_told_to_end_has_not_finished() -> None:
+    """It may have saved a checkpoint and exited, as it should: the job has work left."""
+    done = make_pod("a", status={"phase": "Succeeded"})
+    deleted = make_pod("b", deletionTimestamp="2026-01-01T00:00:00Z", status={"phase": "Succeeded"})
+    assert not have_succeeded([done, deleted], 2)
+
+
+@pytest.mark.parametrize(("phase", "started"), [("Pending", 1), ("Running", 2), ("Succeeded", 2), ("Failed", 2)])
+def test_a_run_has_started_when_all_its_pods_run_or_have_run(phase: str, started: int) -> None:
+    pods = [make_pod("a", status={"phase": "Running"}), make_pod("b", status={"phase": phase})]
+    assert have_started(pods, started)
+    assert not have_started(pods, started + 1)

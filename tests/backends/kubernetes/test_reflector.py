@@ -11,11 +11,12 @@ from queue import Queue
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+import msgspec
 import pytest
 from kubernetes_objects import pod_json
 
 from refold.backends.kubernetes.access import Access, read_kubeconfig
-from refold.backends.kubernetes.api_server import ApiError, ApiServer
+from refold.backends.kubernetes.api_server import ApiError, ApiServer, WatchEvent, watch_error
 from refold.backends.kubernetes.objects import Pod
 from refold.backends.kubernetes.reflector import Reflector
 
@@ -110,6 +111,12 @@ def test_a_watch_continues_where_the_last_one_ended(script: Script, following: F
     script.answers.put((200, [{"type": "MODIFIED", "object": pod("b", 91)}]))
     assert following.next(4) == ["all a", "is b", "deleted a", "is b"]
     assert script.requests[:4] == ["list", "watch 5", "watch 7", "watch 90"]
+
+
+def test_an_error_in_a_watch_has_the_code_and_the_words_of_the_server() -> None:
+    status = msgspec.Raw(b'{"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}')
+    error = watch_error(WatchEvent("ERROR", status))
+    assert (error.status, error.reason, str(error)) == (410, "Expired", "too old")
 
 
 @pytest.mark.parametrize("as_event", [False, True], ids=["as the answer", "as an event"])

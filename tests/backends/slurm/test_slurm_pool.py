@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from slurm_backend import in_pool, record_of
+from slurm_output import FakePrograms, node_line
 from slurm_servers import SlurmServers
 
 from refold.backends.slurm.cluster import map_nodes
@@ -21,6 +22,7 @@ from refold.backends.slurm.pool import (
     PoolNode,
     PoolSettings,
     closing_jobs,
+    narrowed,
     next_change,
     parse_pool_nodes,
     pool_comment,
@@ -102,6 +104,21 @@ def test_what_an_allocation_has_on_its_nodes() -> None:
         PoolNode("n2", {"a100": 4}, 5, 100),
         PoolNode("n7", {}, 1, 5),
     )
+
+
+def test_an_allocation_whose_memory_slurm_does_not_print_has_no_known_memory() -> None:
+    assert parse_pool_nodes("Nodes=n1 GRES=gpu:a100:4(IDX:0-3)") == (PoolNode("n1", {"a100": 4}, 1, 0),)
+
+
+def test_nodes_have_what_the_allocations_have_on_them() -> None:
+    nodes = map_nodes(read_nodes(FakePrograms([], [node_line("n1"), node_line("n2"), node_line("n3")]).run))
+    places = {"n1": PoolNode("n1", {"a100": 4}, 16, 100), "n2": PoolNode("n2", {}, 8, 0)}
+    found = [group.node for group in narrowed(nodes, places).groups]
+    assert [(node.name, node.gpus, node.cpus, node.memory_mib) for node in found] == [
+        ("n1", {"a100": 4}, 16, 100),
+        ("n2", {"a100": 8}, 8, 65536),
+        ("n3", {"a100": 8}, 64, 65536),
+    ]
 
 
 def test_allocations_are_recognised_by_their_comment_or_number() -> None:

@@ -153,6 +153,21 @@ def test_nodes_of_different_partitions_have_different_gpu_types() -> None:
     assert found.accepted_types(["gone"]) == ()
 
 
+def test_gpus_of_several_types_on_a_node_share_its_cpus_and_memory() -> None:
+    lines = [node_line("mig", "gpu:a30:2,gpu:1g.6gb:6", CPUEfctv="64", RealMemory="65536")]
+    found = map_nodes(read_nodes(FakePrograms([], lines).run)).cluster.nodes
+    assert [(node.name, node.cpu_milli, node.memory_mib) for node in found] == [
+        ("mig:a30", 16_000, 16_384),
+        ("mig:1g.6gb", 48_000, 49_152),
+    ]
+
+
+@pytest.mark.parametrize(("memory", "known"), [("1", False), ("2", True)])
+def test_the_memory_of_nodes_is_not_known_if_one_has_the_default_of_slurm(memory: str, known: bool) -> None:
+    lines = [node_line("n0"), node_line("n1", RealMemory=memory)]
+    assert map_nodes(read_nodes(FakePrograms([], lines).run)).cluster.memory_known is known
+
+
 def test_a_cluster_without_gpus_is_an_error() -> None:
     with pytest.raises(BadValue, match="no nodes with GPUs"):
         map_nodes(read_nodes(FakePrograms([], [node_line("cpu", "(null)")]).run))

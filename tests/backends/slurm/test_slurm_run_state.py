@@ -200,6 +200,13 @@ def test_a_stop_is_signalled_once_and_slurm_ends_what_does_not_end() -> None:
     assert found == [[Signal("5", kill=False)], [], [Cancel("5")], []]
 
 
+def test_slurm_ends_a_stopped_job_only_after_its_grace_period() -> None:
+    state, jobs = RunState(KEY, 300.0, stop=True), (RunJob("5", "RUNNING"),)
+    moments = (0.0, REPEAT_SECONDS, 299.0 + REPEAT_SECONDS, 300.0 + REPEAT_SECONDS)
+    found = [state.next_steps(Facts(jobs, "5", None, now)) for now in moments]
+    assert found == [[Signal("5", kill=False)], [], [], [Cancel("5")]]
+
+
 def test_a_kill_does_not_wait_for_the_grace_period_of_an_earlier_stop() -> None:
     state, jobs = RunState(KEY, 10.0, stop=True), (RunJob("5", "RUNNING"),)
     assert state.next_steps(Facts(jobs, "5", None, 1.0)) == [Signal("5", kill=False)]
