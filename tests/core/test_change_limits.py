@@ -51,6 +51,10 @@ def test_a_job_is_changed_at_most_so_many_times() -> None:
     assert limited.scheduler.step(1e6, ()).orders
 
 
+def test_a_job_that_allows_no_change_is_never_preemptible() -> None:
+    assert not Limited(ChangeLimit(at_most=0)).is_preemptible(10.0)
+
+
 def test_the_time_between_two_changes_is_limited() -> None:
     limited = Limited(ChangeLimit(every=600.0))
     assert limited.scheduler.view.next_preemptible_at() == inf
