@@ -405,3 +405,23 @@ def test_the_server_survives_listeners_that_stall_and_disconnect() -> None:
         while served.service.event_stream.listeners and time.monotonic() < deadline:
             time.sleep(0.01)
         assert served.service.event_stream.listeners == 0
+
+
+def test_a_listener_that_leaves_makes_room_for_one() -> None:
+    ring, reader = EventStream(), EventFilter(Caller("reader", "reader", "default", "eve"))
+
+    async def test() -> None:
+        streams = [ring.subscribe(None, reader) for _ in range(MAX_LISTENERS_PER_TOKEN)]
+        for stream in streams:
+            await anext(stream)
+        await streams.pop().aclose()
+        assert ring.listeners == MAX_LISTENERS_PER_TOKEN - 1
+        assert not ring.is_full(reader.caller)
+        streams.append(ring.subscribe(None, reader))
+        await anext(streams[-1])
+        assert ring.is_full(reader.caller)
+        for stream in streams:
+            await stream.aclose()
+        assert ring.listeners == 0
+
+    asyncio.run(test())

@@ -108,6 +108,7 @@ def test_a_token_over_tls_is_sent_as_before() -> None:
 
     transport = make_transport(Address("https://gpus.lab", OWNER))
     assert isinstance(transport, TlsTransport)
+    assert transport.open(3.5).timeout == 3.5
     assert transport.authorization("GET", "/", b"") == {"Authorization": f"Bearer {OWNER}"}
 
 

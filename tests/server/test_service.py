@@ -131,6 +131,7 @@ def test_filtered_and_unfiltered_queues_agree(tmp_path: Path) -> None:
             own_jobs.next,
         ]
         assert (sorted(job.name for job in all_jobs.jobs), all_jobs.total) == (list("abcdef"), 6)
+        assert [place for _, state, place in positions(all_jobs) if state == "waiting"] == [1, 2]
         assert daemon.service.info(OWNER).held == 1
         found: list[str] = []
         after: int | None = 0
