@@ -10,6 +10,9 @@ NO_ENGINE := not (torch or kubernetes or slurm or ray or browser or installed)
 PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
+# Many tests wait for processes: one more than there are cores keeps these busy.
+PARALLEL := --numprocesses $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
+
 .PHONY: run compare check test test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web ci upgrade lint measures duplicates mutate demo docs bench clean
 .DEFAULT_GOAL := run
 
@@ -31,11 +34,11 @@ test: $(VENV)/installed.test  ## lint, check types, run all tests that need no e
 	part $(BIN)/ruff check .; \
 	part $(BIN)/ruff format --check .; \
 	part $(BIN)/mypy; \
-	part $(RUN_TESTS)/test.xml --numprocesses auto --dist worksteal --durations 25 -m '$(NO_ENGINE)'; \
+	part $(RUN_TESTS)/test.xml $(PARALLEL) --durations 25 -m '$(NO_ENGINE)'; \
 	exit $$failed
 
 test-long: $(VENV)/installed.test  ## run the property-based tests with ten times as many examples, of a random seed
-	@$(RUN_TESTS)/test-long.xml --long --numprocesses auto --dist worksteal --durations 25 -m '$(NO_ENGINE)'
+	@$(RUN_TESTS)/test-long.xml --long $(PARALLEL) --durations 25 -m '$(NO_ENGINE)'
 
 test-install: $(VENV)/installed.test  ## build the package, install it into an empty environment, and use it there
 	@$(RUN_TESTS)/test-install.xml -m installed tests/end_to_end
@@ -43,7 +46,7 @@ test-install: $(VENV)/installed.test  ## build the package, install it into an e
 test-train: $(VENV)/installed.test  ## test training jobs with PyTorch, which is installed if there is space; REFOLD_NO_TORCH=1 skips it
 	@if $(BIN)/python tools/install_torch.py; then \
 		echo "engines: PyTorch $$($(BIN)/python -c 'import torch; print(torch.__version__)')"; \
-		$(RUN_TESTS)/test-train.xml --numprocesses 2 --dist worksteal --durations 10 -m 'torch and not kubernetes' tests/train tests/plans; \
+		$(RUN_TESTS)/test-train.xml $(PARALLEL) --durations 10 -m 'torch and not kubernetes' tests/train tests/plans; \
 	else \
 		echo "engines: none; training jobs are not tested with PyTorch"; fi
 
