@@ -96,7 +96,9 @@ def print_table(outcomes: list[Outcome]) -> None:
         counts = (each.passed, each.repeated, each.failed, sum(each.skipped.values()), each.not_applicable)
         line = f"{each.suite:18}{each.seconds:9.0f}" + "".join(f"{count:9}" for count in counts)
         print(f"{line}  {each.note}".rstrip())
-    print(f"{'all':18}{sum(each.seconds for each in outcomes):9.0f}\n\nskipped tests:")
+    print(f"{'all':18}{sum(each.seconds for each in outcomes):9.0f}")
+    if any(each.skipped for each in outcomes):
+        print("\nskipped tests:")
     for each in outcomes:
         for reason, count in sorted(each.skipped.items(), key=lambda item: -item[1]):
             print(f"{each.suite:18}{count:9}  {' '.join(reason.split())}")
