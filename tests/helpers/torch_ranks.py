@@ -49,6 +49,29 @@ def run_ranks(count: int, function: Callable[..., Any], *arguments: Any, form_gr
     return [value for _, value in results]
 
 
+def run_in_child(function: Callable[[], Any]) -> None:
+    """Run a function in a forked process, and fail if it fails there."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_run_alone, args=(sender, function))
+    process.start()
+    failed, text = _receive(receiver)
+    process.kill()
+    process.join()
+    assert not failed, text
+
+
+def _run_alone(sender: Connection, function: Callable[[], Any]) -> None:
+    try:
+        function()
+        sender.send((False, ""))
+    except BaseException:
+        sender.send((True, traceback.format_exc()))
+    finally:
+        sender.close()
+        os._exit(0)
+
+
 def _receive(receiver: Connection) -> tuple[bool, Any]:
     if not receiver.poll(TIMEOUT_SECONDS):
         return True, "no answer from a rank"

@@ -11,6 +11,8 @@ from refold.errors import BadFile, BadInput
 from refold.perf import ModuleTotals
 from refold.train.tracing import repeated_blocks, trace_file, trace_module, trace_totals
 
+pytestmark = pytest.mark.in_child
+
 WIDTH, INNER = 256, 1024
 
 
