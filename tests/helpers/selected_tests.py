@@ -9,7 +9,7 @@ import pytest
 from hypothesis import is_hypothesis_test, settings
 
 SLOW_TESTS = Path(__file__).parents[1] / "slow_tests.txt"
-LONG_FACTOR = 10
+LONG_FACTOR, MOST_EXAMPLES = 10, 2_000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -45,5 +45,6 @@ def _name(item: pytest.Item) -> str:
 def _look_for_more_examples(test: Any) -> None:
     function = getattr(test, "__func__", test)
     own: settings = function._hypothesis_internal_use_settings  # there is no public way to change those of a test
-    changed = settings(own, max_examples=own.max_examples * LONG_FACTOR, derandomize=False)
+    examples = max(own.max_examples, min(own.max_examples * LONG_FACTOR, MOST_EXAMPLES))
+    changed = settings(own, max_examples=examples, derandomize=False)
     function._hypothesis_internal_use_settings = changed
