@@ -23,7 +23,7 @@ compare: $(VENV)/installed.run  ## compare the default policies on the workload 
 	@$(BIN)/refold compare --stop-cost 18s --restart-cost 1m
 
 check: $(VENV)/installed.test  ## before a commit: lint, check types, run the fast tests of what has changed
-	@$(BIN)/python tools/check.py
+	@$(BIN)/python tools/check.py -- $(PARALLEL) -m '$(NO_ENGINE)'
 
 test: $(VENV)/installed.test  ## lint, check types, run all tests that need no engine; prints the time of each part
 	@failed=0; \
@@ -83,7 +83,7 @@ test-web: $(VENV)/installed.test  ## test the web UI in a real browser, which is
 	else \
 		echo "browser: none; the web UI is not tested in one"; fi
 
-ci:  ## all of the above test suites, and a table of their times, tests, and skipped tests with reasons
+ci:  ## make test and the suites of all engines, and a table of their times, tests, and skipped tests with reasons
 	@$(PYTHON) tools/ci.py
 
 upgrade: $(BIN)/python  ## renew requirements.lock with the latest versions that pyproject.toml allows, and run the tests

@@ -1,6 +1,6 @@
 """Run what a developer wants to know before a commit: linters, types, and the fast tests of the folders that changed.
 
-    python tools/check.py                         # after changes; without any, for the last commit
+    make check                                    # after changes; without any, for the last commit
     python tools/check.py --measure build/tests/test.xml    # renew the list of slow tests
 
 Slow tests are listed in tests/slow_tests.txt, as measured by a whole run. mypy's cache makes all runs but the first
@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parent.parent
 SLOW_TESTS = ROOT / "tests" / "slow_tests.txt"
 SLOW_SECONDS = 0.5
 ALWAYS = ("tests/test_layering.py", "tests/test_public_api.py", "tests/test_tools.py")
-NO_ENGINE = "not (torch or kubernetes or slurm or ray or browser or installed)"
 
 
 def changed_files() -> list[str]:
@@ -74,6 +73,7 @@ def main() -> int:
     """Check, or renew the list; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path, help="renew the list of slow tests from these results")
+    parser.add_argument("pytest", nargs="*", help="further arguments of pytest, after --")
     options = parser.parse_args()
     if options.measure:
         SLOW_TESTS.write_text("".join(f"{name}\n" for name in slow_tests(options.measure)))
@@ -84,7 +84,7 @@ def main() -> int:
         ["ruff", "check", "--quiet", "."],
         ["ruff", "format", "--quiet", "--check", "."],
         ["mypy", "src", "tests", "benchmarks"],
-        ["pytest", "--fast", "--numprocesses", "auto", "--dist", "worksteal", "-m", NO_ENGINE, *paths],
+        ["pytest", "--fast", *options.pytest, *paths],
     ]
     return max(_timed(command) for command in commands)
 
