@@ -1,0 +1,56 @@
+"""Compile the kernels: every module of the package that has a `.pxd` file with the C types of its functions.
+
+What is compiled stays Python: without the compiled files, the same modules are interpreted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from Cython.Build import cythonize
+from Cython.Compiler import Options
+from setuptools import Extension, setup
+
+SOURCES = Path("src")
+GENERATED = Path("build/kernels")
+MEMORY_VIEWS = "refold._memory_views"
+"""The extension with what Cython's memory views need, which would otherwise be compiled into every kernel."""
+
+DIRECTIVES = {
+    "annotation_typing": False,  # types are in the .pxd files; annotations are for mypy and readers
+    "boundscheck": False,
+    "cdivision": True,  # division by zero gives infinity, as in NumPy
+    "infer_types": True,
+    "initializedcheck": False,
+    "language_level": 3,
+    "wraparound": False,
+}
+FLAGS = ["-O2", "-g0", "-ffp-contract=off", "-fwrapv"]  # the same results on every architecture
+
+
+def kernels() -> list[Extension]:
+    """Return the extensions, one for each module with C types."""
+    modules = sorted(path for path in SOURCES.rglob("*.pxd") if path.with_suffix(".py").exists())
+    return [
+        Extension(
+            ".".join(path.relative_to(SOURCES).with_suffix("").parts),
+            [str(path.with_suffix(".py"))],
+            extra_compile_args=FLAGS,
+        )
+        for path in modules
+    ]
+
+
+def extensions() -> list[Extension]:
+    """Return all extensions, as C."""
+    memory_views = Extension(MEMORY_VIEWS, [str(GENERATED / "_memory_views.c")], extra_compile_args=FLAGS)
+    return cythonize(
+        [memory_views, *kernels()],
+        build_dir=str(GENERATED),
+        compiler_directives=DIRECTIVES,
+        include_path=[str(SOURCES)],
+        shared_utility_qualified_name=MEMORY_VIEWS,
+    )
+
+
+setup(ext_modules=extensions())
