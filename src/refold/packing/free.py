@@ -8,35 +8,39 @@ from functools import cache
 import numpy as np
 
 from refold.model import WHOLE, Cluster, Demand, Placement, Share, Shortage
-from refold.packing import kernels
+from refold.packing import kernels, layout
+from refold.packing.kernels import FreeArrays
 from refold.packing.layout import (
     CPU_FREE,
+    CPU_HASH,
     CPU_TOTAL,
     DEMAND_ENTRIES,
     FIRST_GPU,
+    GPU_HASH,
     GPUS,
     MAX_FREE,
     MEMORY_FREE,
+    MEMORY_HASH,
     MEMORY_TOTAL,
     MILLI_FREE,
     NODE_COLUMNS,
     SIGNATURE,
+    SIGNATURE_BITS,
     TYPE_BIT,
     UNLIMITED,
     UP,
     WHOLE_FREE,
-    FreeArrays,
     Ints,
     Need,
     Words,
 )
 
 _REFUSAL_TEXTS = {
-    kernels.NODE_DOWN: "the node is down",
-    kernels.NO_SUCH_GPU: "the node has no such GPU",
-    kernels.GPU_OVER: "a GPU has too little free capacity",
-    kernels.CPU_OVER: "too few free CPUs",
-    kernels.MEMORY_OVER: "too little free memory",
+    layout.NODE_DOWN: "the node is down",
+    layout.NO_SUCH_GPU: "the node has no such GPU",
+    layout.GPU_OVER: "a GPU has too little free capacity",
+    layout.CPU_OVER: "too few free CPUs",
+    layout.MEMORY_OVER: "too little free memory",
 }
 
 _MASKS: dict[tuple[int, ...], int] = {(): 0}
@@ -66,18 +70,23 @@ class FreeResources:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.nodes, self.gpus, self.bits = _build_arrays(cluster)
+        self._set_arrays(*_build_arrays(cluster))
         self.down_nodes: frozenset[int] = frozenset()
         self.down_gpus: frozenset[tuple[int, int]] = frozenset()
         """GPUs that are down, as (node, GPU), whether or not their nodes are."""
         self._vectors: dict[Demand, Ints] = {}
         self._fits_when_empty: dict[Demand, bool] = {}
 
+    def _set_arrays(self, nodes: Ints, gpus: Ints, bits: Words) -> None:
+        self.nodes, self.gpus, self.bits = nodes, gpus, bits
+        self.arrays = FreeArrays(nodes, gpus, bits)
+        """The same arrays, for kernels."""
+
     def copy(self) -> FreeResources:
         """Return an independent copy."""
         other = object.__new__(FreeResources)
         other.cluster = self.cluster
-        other.nodes, other.gpus, other.bits = self.nodes.copy(), self.gpus.copy(), self.bits.copy()
+        other._set_arrays(self.nodes.copy(), self.gpus.copy(), self.bits.copy())
         other.down_nodes, other.down_gpus = self.down_nodes, self.down_gpus
         other._vectors, other._fits_when_empty = self._vectors, self._fits_when_empty
         return other
@@ -96,11 +105,6 @@ class FreeResources:
             rows[number] = self.vector(demand)[0]
         return rows
 
-    @property
-    def arrays(self) -> FreeArrays:
-        """The arrays themselves, for compiled loops."""
-        return FreeArrays(self.nodes, self.gpus, self.bits)
-
     def take(self, placement: Placement) -> str | None:
         """Take a whole placement. If part of it is not free, take nothing and return the reason."""
         for position, share in enumerate(placement):
@@ -114,19 +118,17 @@ class FreeResources:
         if not 0 <= share.node < len(self.cluster.nodes):
             return f"node {share.node} does not exist"
         result = kernels.take(
-            self.nodes,
-            self.gpus,
-            self.bits,
+            self.arrays,
             share.node,
             mask_from_indices(share.gpus),
             share.gpu_milli,
             share.cpu_milli,
             share.memory_mib,
         )
-        if result == kernels.TAKEN:
+        if result == layout.TAKEN:
             return None
         down = [gpu for gpu in share.gpus if (share.node, gpu) in self.down_gpus]
-        problem = f"GPU {down[0]} is down" if result == kernels.GPU_OVER and down else _REFUSAL_TEXTS[result]
+        problem = f"GPU {down[0]} is down" if result == layout.GPU_OVER and down else _REFUSAL_TEXTS[result]
         return f"node {self.cluster.nodes[share.node].name!r}: {problem}"
 
     def take_available(self, placement: Placement) -> Placement:
@@ -142,12 +144,9 @@ class FreeResources:
 
     def release(self, placement: Iterable[Share]) -> None:
         """Release a placement that was taken."""
-        nodes, gpus, bits = self.nodes, self.gpus, self.bits
         for share in placement:
             kernels.release(
-                nodes,
-                gpus,
-                bits,
+                self.arrays,
                 share.node,
                 mask_from_indices(share.gpus),
                 share.gpu_milli,
@@ -159,9 +158,7 @@ class FreeResources:
         """Take a placement again that was just released, without checks: its nodes or GPUs may be down by now."""
         for share in placement:
             kernels.take_unchecked(
-                self.nodes,
-                self.gpus,
-                self.bits,
+                self.arrays,
                 share.node,
                 mask_from_indices(share.gpus),
                 share.gpu_milli,
@@ -178,7 +175,7 @@ class FreeResources:
 
     def set_node_up(self, node: int, up: bool) -> None:
         """Mark a node up or down. Resources in use on it stay in use."""
-        kernels.set_node_up(self.nodes, self.bits, node, int(up))
+        kernels.set_node_up(self.arrays, node, int(up))
         self.down_nodes = self.down_nodes - {node} if up else self.down_nodes | {node}
 
     def set_gpu_up(self, node: int, gpu: int, up: bool) -> None:
@@ -227,23 +224,23 @@ class FreeResources:
 
     def shortage(self, demand: Demand) -> Shortage:
         """Count the nodes that cannot host one instance of a demand, by the first resource they lack."""
-        counts = kernels.count_shortages(self.nodes, self.gpus, self.vector(demand), 0).tolist()
+        counts = kernels.count_shortages(self.arrays, self.vector(demand), 0).tolist()
         return Shortage(
             instances=demand.instances,
-            instances_fit=counts[kernels.INSTANCES_THAT_FIT],
+            instances_fit=counts[layout.INSTANCES_THAT_FIT],
             nodes=len(self.cluster.nodes),
-            nodes_fit=counts[kernels.FITS],
-            down=counts[kernels.DOWN],
-            wrong_type=counts[kernels.WRONG_TYPE],
-            too_small=counts[kernels.TOO_SMALL],
-            too_few_gpus=counts[kernels.FEW_GPUS],
-            too_few_cpus=counts[kernels.FEW_CPUS],
-            too_little_memory=counts[kernels.LITTLE_MEMORY],
+            nodes_fit=counts[layout.FITS],
+            down=counts[layout.DOWN],
+            wrong_type=counts[layout.WRONG_TYPE],
+            too_small=counts[layout.TOO_SMALL],
+            too_few_gpus=counts[layout.FEW_GPUS],
+            too_few_cpus=counts[layout.FEW_CPUS],
+            too_little_memory=counts[layout.LITTLE_MEMORY],
         )
 
     def fits_one_instance(self, demand: Demand) -> bool:
         """Whether one instance of a demand fits on any node."""
-        return kernels.any_node_fits(self.nodes, self.gpus, self.bits, self.vector(demand))
+        return kernels.any_node_fits(self.arrays, self.vector(demand))
 
     def fits_when_empty(self, demand: Demand) -> bool:
         """Whether all instances fit at once on the empty cluster with every node and GPU up.
@@ -320,6 +317,6 @@ def _build_arrays(cluster: Cluster) -> tuple[Ints, Ints, Words]:
 @cache
 def _signature_when_free(cpu: int, memory: int, gpus: int) -> int:
     """Return the signature of a node that is entirely free; `kernels.adjust_free` keeps it up to date."""
-    signature = 1 + cpu * int(kernels.CPU_HASH) + memory * int(kernels.MEMORY_HASH)  # 0 marks an unused cache entry
-    signature += WHOLE * sum(int(kernels.GPU_HASH) ** (gpu + 1) for gpu in range(gpus))
-    return (signature + 2**63) % 2**64 - 2**63  # as a signed word
+    signature = 1 + cpu * CPU_HASH + memory * MEMORY_HASH  # 0 marks an unused cache entry
+    signature += WHOLE * sum(GPU_HASH ** (gpu + 1) for gpu in range(gpus))
+    return signature & SIGNATURE_BITS

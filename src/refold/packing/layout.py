@@ -53,13 +53,10 @@ class Need(NamedTuple):
 DEMAND_ENTRIES = len(Need._fields)
 
 
-class FreeArrays(NamedTuple):
-    """The arrays of `FreeResources`."""
-
-    nodes: Ints
-    gpus: Ints
-    bits: Words
-
+# Hash multipliers of a node's signature: per thousandth of a CPU, per MiB, and per thousandth of a GPU (GPU i uses the
+# power i + 1). They are odd random numbers. A signature has 63 bits, so that it fits into a column of `nodes`.
+CPU_HASH, MEMORY_HASH, GPU_HASH = 0x2545F4914F6CDD1D, 0xD851F42D4C957F2D, 0xB69DEA0F31A53F85
+SIGNATURE_BITS = (1 << 63) - 1
 
 # Columns of a placement, one row per instance.
 NODE = 0
@@ -70,3 +67,12 @@ UNLIMITED = 1 << 60
 
 POWER_TOLERANCE_WATTS = 1e-6
 """A rack exceeds its limit only by more than this; smaller differences are rounding errors of sums."""
+
+# Which GPUs `pick_gpus` prefers: the lowest index, the least free capacity, the most free capacity.
+FIRST, TIGHTEST, LOOSEST = range(3)
+
+# Results of `take`.
+TAKEN, NODE_DOWN, NO_SUCH_GPU, GPU_OVER, CPU_OVER, MEMORY_OVER = range(6)
+
+# Results of `first_shortage`, and the entries of what `count_shortages` returns.
+FITS, DOWN, WRONG_TYPE, TOO_SMALL, FEW_GPUS, FEW_CPUS, LITTLE_MEMORY, INSTANCES_THAT_FIT = range(8)
