@@ -5,11 +5,15 @@ What is compiled stays Python: without the compiled files, the same modules are 
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 from Cython.Build import cythonize
-from Cython.Compiler import Options
 from setuptools import Extension, setup
+
+sys.path.insert(0, str(Path(__file__).parent / "tools"))
+from c_compiler import compiler_variables
 
 SOURCES = Path("src")
 GENERATED = Path("build/kernels")
@@ -46,6 +50,7 @@ def extensions() -> list[Extension]:
     memory_views = Extension(MEMORY_VIEWS, [str(GENERATED / "_memory_views.c")], extra_compile_args=FLAGS)
     return cythonize(
         [memory_views, *kernels()],
+        annotate=bool(os.environ.get("REFOLD_ANNOTATE")),  # pages that show which lines call Python
         build_dir=str(GENERATED),
         compiler_directives=DIRECTIVES,
         include_path=[str(SOURCES)],
@@ -53,4 +58,5 @@ def extensions() -> list[Extension]:
     )
 
 
-setup(ext_modules=extensions())
+os.environ.update(compiler_variables())
+setup(ext_modules=extensions(), options={"build_ext": {"parallel": os.cpu_count()}})
