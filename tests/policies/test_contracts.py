@@ -23,11 +23,6 @@ class TestFifoSkip(PolicyContract):
         return make_policy("fifo-skip")
 
 
-class TestFcfs(PolicyContract):
-    def make_policy(self) -> Policy:
-        return make_policy("fcfs")
-
-
 class TestSjf(PolicyContract):
     oracle = True
 

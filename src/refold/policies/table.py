@@ -63,13 +63,6 @@ POLICIES: dict[str, PolicyEntry] = {
         "Order of arrival; jobs that do not fit are skipped.",
         queue_order="fifo-skip",
     ),
-    "fcfs": PolicyEntry(
-        "refold.policies.queueing.fcfs",
-        "Fcfs",
-        "Order of arrival, first fit; needs no compilation: the daemon's until its own policy is compiled.",
-        compared_by_default=False,
-        queue_order="fifo",
-    ),
     "sjf": PolicyEntry("refold.policies.queueing.sjf", "Sjf", "Shortest job first, by known durations.", oracle=True),
     "srtf": PolicyEntry(
         "refold.policies.queueing.srtf", "Srtf", "Shortest remaining time first.", oracle=True, preempts=True
