@@ -31,21 +31,21 @@ POLICIES = "fifo,fifo-skip,sjf,srtf,las,drf,easy,conservative,themis,refold"
 TEN_JOBS = """
 import refold
 jobs = [refold.Job(f"j{number}", submitted=float(number), work=60.0) for number in range(10)]
-refold.simulate(jobs, refold.Cluster((refold.Node("n", 4, "A100"),)), refold.make_policy("refold"))
+refold.simulate(jobs, refold.read_cluster("2x4:A100"), refold.make_policy("refold"))
 """
 
 TEXT = """# First use
 
-What a new user waits for. One machine with two cores, {python}, {day}; a clone of the repository is installed into an empty
-environment, in an empty home folder. CPU time, user and system, of whole processes. `python -m benchmarks.first_use --write`
-measures again and writes this page.
+What a new user waits for. One machine with two cores, {python}, {day}; a clone of the repository is installed into
+an empty environment, in an empty home folder. CPU time, user and system, of whole processes.
+`python -m benchmarks.first_use --write` measures again and writes this page.
 
 | measure | first time | second time | goal |
 |---|---|---|---|
 {rows}
 
-The Slurm history has {history:,} jobs of Helios Venus as `sacct` prints them, on 135 nodes of 8 GPUs. The daemon has 4 slots and the
-policy `refold`; its time is that of the daemon's process until a job that was submitted to it has started.
+The Slurm history has {history:,} jobs of Helios Venus as `sacct` prints them, on 135 nodes of 8 GPUs. The daemon has
+4 slots and the policy `refold`; its time is that of its process until a job that was submitted to it has ended.
 """
 
 
@@ -156,7 +156,7 @@ def measure() -> list[Measured]:
     with tempfile.TemporaryDirectory(prefix="refold-first-use-") as folder:
         machine = Machine(Path(folder))
         measured = [machine.install()]
-        demo = ("refold", "compare", "demo", "--limit", "200", "--no-open")
+        demo = ("refold", "compare", "demo", "--limit", "200")
         measured.append(machine.twice("`refold compare demo --limit 200`", "≤ 1.5 s", *demo))
         if problem := missing(HELIOS):
             print(f"skipped the Slurm history: {problem}", file=sys.stderr)
