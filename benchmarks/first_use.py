@@ -27,7 +27,7 @@ from refold.traces import read_trace
 
 PAGE = FOLDER / "first_use.md"
 HISTORY_JOBS = 4_400
-POLICIES = "fifo,fifo-skip,sjf,srtf,las,drf,easy,conservative,themis,refold"
+POLICIES = "fifo,fifo-skip,sjf,srtf,las,drf,easy,conservative,tiresias,refold"
 TEN_JOBS = """
 import refold
 jobs = [refold.Job(f"j{number}", submitted=float(number), work=60.0) for number in range(10)]
