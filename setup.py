@@ -65,7 +65,7 @@ class BuildKernels(build_ext):
         super().run()
 
 
-memory_views = Extension(MEMORY_VIEWS, [str(GENERATED / "_memory_views.c")], extra_compile_args=FLAGS)
+memory_views = Extension(MEMORY_VIEWS, ["_memory_views.c"], extra_compile_args=FLAGS)
 setup(
     ext_modules=[memory_views, *kernels()],
     cmdclass={"build_ext": BuildKernels},
