@@ -3,8 +3,8 @@
 The cache is outside the package: `$REFOLD_CACHE_DIR`, else `~/.cache/refold` (`$XDG_CACHE_HOME`), else a private
 temporary folder. It is keyed by the contents of the kernels' sources, not by paths or modification times: every
 checkout and installed version with the same kernels shares it. Changing a kernel recompiles those of its folder, and
-one of `packing`, `predict` or `policies.learned` all kernels, since Numba inlines these into each other. Kernels use
-nothing else of other folders (`tests/test_layering.py` checks this): a change of it would not recompile them.
+one of `packing` or `predict` all kernels, since Numba inlines these into each other. Kernels use nothing else of other
+folders (`tests/test_layering.py` checks this): a change of it would not recompile them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ _PACKAGE = Path(__file__).parent
 SHARED_SOURCES = [
     *sorted(_PACKAGE.glob("packing/*.py")),
     *(_PACKAGE / "predict" / f"{name}.py" for name in ("kernels", "renewal")),
-    *(_PACKAGE / "policies" / "learned" / f"{name}.py" for name in ("arrays", "placing", "round", "scores")),
     _PACKAGE / "model" / "units.py",
 ]
 _KEY = sha256(b"".join(path.read_bytes() for path in SHARED_SOURCES)).hexdigest()
