@@ -12,6 +12,5 @@ from .evaluate import (
     pinball_loss as pinball_loss,
     score as score,
 )
-from .evolution import Evolution as Evolution, EvolutionState as EvolutionState
 from .gap import GapMeter as GapMeter, GapRun as GapRun, gap_between as gap_between, gap_notes as gap_notes
 from .optimal import OptimumSearch as OptimumSearch, throughput_of as throughput_of
