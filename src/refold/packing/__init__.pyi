@@ -10,14 +10,7 @@ from .free import (
     mask_from_indices as mask_from_indices,
 )
 from .genetic_paper import best_pair as best_pair
-from .heap import (
-    TaskHeap as TaskHeap,
-    first_time as first_time,
-    pop as pop,
-    pop_task as pop_task,
-    push as push,
-    push_task as push_task,
-)
+from .heap import pop as pop, push as push
 from .kernels import (
     INSTANCES_THAT_FIT as INSTANCES_THAT_FIT,
     TAKEN as TAKEN,
@@ -57,27 +50,5 @@ from .layout import (
 from .placer import RULES as RULES, Placer as Placer
 from .pooled_queue import estimate_fifo_starts as estimate_fifo_starts
 from .power import NO_RACK as NO_RACK, Power as Power
-from .shortest_tasks import (
-    ShortestTasks as ShortestTasks,
-    add_waiting as add_waiting,
-    first_waiting as first_waiting,
-    no_shortest_tasks as no_shortest_tasks,
-    remove_waiting as remove_waiting,
-    shortest_waiting as shortest_waiting,
-)
-from .timetable import (
-    BookedJobs as BookedJobs,
-    FreeIntervals as FreeIntervals,
-    Timetable as Timetable,
-    change_interval as change_interval,
-    drop_past_intervals as drop_past_intervals,
-    earliest_start as earliest_start,
-    first_that_can_start_earlier as first_that_can_start_earlier,
-    initial_intervals as initial_intervals,
-    is_overbooked as is_overbooked,
-    longest_free_duration as longest_free_duration,
-    longest_free_duration_on as longest_free_duration_on,
-    with_doubled_capacity as with_doubled_capacity,
-    write_free_during as write_free_during,
-)
+from .timetable import BookedJobs as BookedJobs, Timetable as Timetable
 from .trial import Trial as Trial
