@@ -1,7 +1,8 @@
 cimport cython
 from refold.packing.demand_history cimport row_of
 from refold.packing.genetic_decoding cimport (
-    Genome, PlacementState, Solution, Window, count_placed, decode, job_gpus, mark_infeasible, place_rest, release_all
+    ANY_NODE, Genome, PlacementState, Solution, Window, count_placed, decode, job_gpus, mark_infeasible, place_rest,
+    release_all
 )
 from refold.packing.genetic_operators cimport Random, next_random, random_fraction, select_by_tournament, sort_by_keys
 from refold.packing.genetic_refill cimport refill_nodes
@@ -9,7 +10,7 @@ from refold.packing.kernels cimport need_at
 from refold.packing.lookahead cimport find_least_loss_node
 from refold.packing.worth cimport update_type_prices
 
-cdef long long CPU_FREE, FIRST_GPU, GPUS, MILLI_FREE, UP, ANY_NODE, NODE_HASH
+cdef long long CPU_FREE, FIRST_GPU, GPUS, MILLI_FREE, UP, NODE_HASH
 cdef long long POPULATION, GREEDY_SOLUTIONS, TOURNAMENT, MAX_STALE_CHILDREN, MAX_DECODED_INSTANCES, MIN_DECODED_SOLUTIONS
 cdef double MEAN_MUTATIONS, GAP_FILLER_WORTH, INFINITE
 
@@ -28,4 +29,5 @@ cdef void _mutate(Window window, long long nodes, Genome genome, Random rng, dou
 cdef void _seed_keys(PlacementState state, Window window, list members, Solution solution) except *
 @cython.locals(costs=cython.double[::1])
 cdef object _demand_costs(PlacementState state, Window window)
+@cython.locals(worth=cython.double, cpu=cython.double)
 cdef (double, double) _free_worth(PlacementState state) noexcept nogil

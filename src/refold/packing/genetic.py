@@ -21,6 +21,7 @@ from refold.packing.layout import CPU_FREE, FIRST_GPU, GPUS, MILLI_FREE, UP, Boo
 if not cython.compiled:
     from refold.packing.demand_history import row_of
     from refold.packing.genetic_decoding import (
+        ANY_NODE,
         Genome,
         PlacementState,
         Solution,
@@ -61,14 +62,15 @@ MIN_DECODED_SOLUTIONS = 12
 GAP_FILLER_WORTH = 0.1
 """Jobs that cost less worth than this fill gaps, and are ordered last."""
 
-ANY_NODE, INFINITE, NODE_HASH = -1, np.inf, 0x9E3779B1
+INFINITE, NODE_HASH = np.inf, 0x9E3779B1
 
 
 def evolve(state: PlacementState, window: Window, rng: Random, placements: Ints, placed: Bools) -> None:
     """Search, and place the jobs of a window according to the fittest solution."""
-    count, solution = window.jobs.shape[0], Solution(window, placements, placed)
-    update_type_prices(state.free, state.history)
-    decode(state, window, Genome(window), solution)
+    count, solution = window.jobs.shape[0], Solution(window.demands.shape[0], placements, placed)
+    history = state.history
+    update_type_prices(state.free, history.type_sets, history.limited_demand, history.type_prices)
+    decode(state, window, Genome(count, solution.placements.shape[0]), solution)
     placeable = count_placed(solution)
     if placeable in (0, count):
         return
@@ -85,11 +87,12 @@ def _search(state: PlacementState, window: Window, placeable: int, rng: Random, 
 
     The population and the stale limit are smaller if only few jobs (`placeable`) fit.
     """
-    count, nodes = window.jobs.shape[0], state.free.nodes.shape[0] - 1
-    budget = max(MIN_DECODED_SOLUTIONS, MAX_DECODED_INSTANCES // solution.placements.shape[0])
+    count, instances, nodes = window.jobs.shape[0], solution.placements.shape[0], state.free.nodes.shape[0] - 1
+    budget = max(MIN_DECODED_SOLUTIONS, MAX_DECODED_INSTANCES // instances)
     population = min(POPULATION, budget, GREEDY_SOLUTIONS + 4 * placeable)
     max_stale = min(MAX_STALE_CHILDREN, 30 * placeable)
-    members, fitness = [Genome(window) for _ in range(population)], view(np.full(population, -INFINITE))
+    members = [Genome(count, instances) for _ in range(population)]
+    fitness = view(np.full(population, -INFINITE))
     _seed_keys(state, window, members, solution)
     greedy = 1 if window.in_order else GREEDY_SOLUTIONS
     for member in range(population):
@@ -101,7 +104,7 @@ def _search(state: PlacementState, window: Window, placeable: int, rng: Random, 
         fitness[member] = decode(state, window, child, solution)
         release_all(state, window, solution)
     budget -= population
-    child, best, stale = Genome(window), fitness[_fittest(fitness)], 0
+    child, best, stale = Genome(count, instances), fitness[_fittest(fitness)], 0
     while budget > 0 and stale < max_stale:
         mother = members[select_by_tournament(TOURNAMENT, fitness, rng)]
         father = members[select_by_tournament(TOURNAMENT, fitness, rng)]
@@ -175,7 +178,7 @@ def _seed_keys(state: PlacementState, window: Window, members: list[Genome], sol
         genome.keys[job] = -job_gpus(need) - 1e-9 * need.cpu
     sort_by_keys(genome.keys, 0, solution.order, solution.scratch)
     for rank in range(count):
-        genome.keys[solution.order[rank]] = rank / count
+        genome.keys[solution.order[rank]] = float(rank) / count
     for number in range(2, GREEDY_SOLUTIONS):
         genome, weight = members[number], CPU_WEIGHTS[number - 2] if cpus_per_gpu > 0.0 else 0.0
         for job in range(count):

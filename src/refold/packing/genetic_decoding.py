@@ -51,9 +51,8 @@ class PlacementState:
 class Genome:
     """Keys of the jobs of a window, at first in order of arrival, and genes of their instances, at first none."""
 
-    def __init__(self, window: Window) -> None:
-        count = window.jobs.shape[0]
-        self.keys, self.genes = view(np.arange(count) / count), view(np.full(window.first[count], ANY_NODE))
+    def __init__(self, jobs: int, instances: int) -> None:
+        self.keys, self.genes = view(np.arange(jobs) / jobs), view(np.full(instances, ANY_NODE))
 
 
 class Solution:
@@ -63,8 +62,8 @@ class Solution:
     `order` and `scratch` are for sorting jobs.
     """
 
-    def __init__(self, window: Window, placements: Ints, placed: Bools) -> None:
-        jobs, rows = window.jobs.shape[0], window.demands.shape[0]
+    def __init__(self, rows: int, placements: Ints, placed: Bools) -> None:
+        jobs = len(placed)
         self.placements, self.placed = view(placements), view(placed.view(np.uint8))
         self.infeasible, self.exhausted = view(np.zeros(rows, dtype=np.uint8)), view(np.zeros(rows, dtype=np.uint8))
         self.order, self.scratch = view(np.zeros(jobs, dtype=np.int64)), view(np.zeros(jobs, dtype=np.int64))
@@ -149,7 +148,7 @@ def _find_least_watts_node(state: PlacementState, need: Need) -> int:
 
 def job_gpus(need: Need) -> float:
     """Return the GPUs of all instances of a job."""
-    return need.instances * need.gpus * need.milli / WHOLE
+    return float(need.instances * need.gpus * need.milli) / WHOLE
 
 
 def job_value(need: Need) -> float:
@@ -191,7 +190,7 @@ def _start_anew(solution: Solution) -> None:
 
 def place_rest(state: PlacementState, window: Window, solution: Solution) -> None:
     """Place the jobs that still fit, in queue order."""
-    no_genes = Genome(window)
+    no_genes = Genome(window.jobs.shape[0], solution.placements.shape[0])
     for row in range(solution.infeasible.shape[0]):
         solution.exhausted[row] = solution.infeasible[row]
     for job in range(window.jobs.shape[0]):
@@ -223,7 +222,7 @@ def _release_job(state: PlacementState, window: Window, job: int, solution: Solu
 
 def mark_infeasible(state: PlacementState, window: Window, solution: Solution) -> None:
     """Mark the demands that do not fit even alone."""
-    no_genes = Genome(window)
+    no_genes = Genome(window.jobs.shape[0], solution.placements.shape[0])
     seen = view(np.zeros(window.demands.shape[0], dtype=np.uint8))
     for job in range(window.jobs.shape[0]):
         row = window.jobs[job]

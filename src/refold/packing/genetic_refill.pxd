@@ -1,14 +1,14 @@
 cimport cython
 from refold.packing.c_types cimport Need
 from refold.packing.genetic_decoding cimport (
-    PlacementState, Solution, Window, can_host, change_usage, cost_on, job_value
+    JOB_WEIGHT, PlacementState, Solution, Window, can_host, change_usage, cost_on, job_value
 )
 from refold.packing.genetic_operators cimport Random, next_random, random_fraction
 from refold.packing.kernels cimport need_at
 from refold.packing.lookahead cimport power_cost
 
 cdef long long WHOLE, CPU_FREE, FIRST_GPU, GPU_MASK, GPUS, MILLI_FREE, NODE, MAX_REFILLS, MAX_PIECES
-cdef double JOB_MILLI, TOLERANCE, INFINITE
+cdef double TOLERANCE, INFINITE
 
 cdef class Pool:
     cdef long long[::1] jobs, first, size, head, following, piece_rows

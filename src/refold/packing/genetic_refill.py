@@ -15,6 +15,7 @@ from refold.packing.layout import CPU_FREE, FIRST_GPU, GPU_MASK, GPUS, MILLI_FRE
 
 if not cython.compiled:
     from refold.packing.genetic_decoding import (
+        JOB_WEIGHT,
         PlacementState,
         Solution,
         Window,
@@ -25,15 +26,13 @@ if not cython.compiled:
     )
     from refold.packing.genetic_operators import Random, next_random, random_fraction
     from refold.packing.kernels import need_at
+    from refold.packing.layout import Need
     from refold.packing.lookahead import power_cost
 
 MAX_REFILLS = 8
 """How often the nodes of a solution are filled anew."""
 MAX_PIECES = 96
 """How many jobs at most are candidates for a GPU that is filled anew."""
-
-JOB_MILLI = 2.0
-"""Value of a job besides its thousandths of a GPU."""
 
 TOLERANCE, INFINITE = 1e-9, np.inf
 
@@ -48,11 +47,10 @@ class Pool:
     capacity, and whether it has the piece (`take`).
     """
 
-    def __init__(self, window: Window, nodes: int) -> None:
-        jobs, rows = window.jobs.shape[0], window.demands.shape[0]
+    def __init__(self, jobs: int, rows: int, nodes: int) -> None:
         self.jobs, self.following = view(np.empty(jobs, dtype=np.int64)), view(np.full(jobs, -1))
-        self.first = view(np.searchsorted(np.sort(window.jobs), np.arange(rows)))
         self.size, self.head = view(np.zeros(rows, dtype=np.int64)), view(np.full(nodes, -1))
+        self.first = view(np.zeros(rows + 1, dtype=np.int64))
         self.piece_rows, self.best = view(np.empty(MAX_PIECES, dtype=np.int64)), view(np.empty(WHOLE + 1))
         self.take = view(np.empty((MAX_PIECES, WHOLE + 1), dtype=np.uint8))
 
@@ -63,6 +61,10 @@ def _is_movable(window: Window, job: int) -> bool:
 
 
 def _fill_pool(window: Window, pool: Pool, solution: Solution) -> None:
+    for job in range(window.jobs.shape[0]):
+        pool.first[window.jobs[job] + 1] += 1
+    for row in range(pool.size.shape[0]):
+        pool.first[row + 1] += pool.first[row]
     for job in range(window.jobs.shape[0]):
         if not _is_movable(window, job):
             continue
@@ -121,7 +123,8 @@ def refill_nodes(state: PlacementState, window: Window, rng: Random, solution: S
 
     A node keeps its jobs if the new ones are not worth more. Ends after a round without improvement.
     """
-    pool, count = Pool(window, state.free.nodes.shape[0] - 1), window.jobs.shape[0]
+    count = window.jobs.shape[0]
+    pool = Pool(count, window.demands.shape[0], state.free.nodes.shape[0] - 1)
     _fill_pool(window, pool, solution)
     used = view(np.flatnonzero(np.asarray(pool.head) >= 0))
     before, after = view(np.empty((count, 2), dtype=np.int64)), view(np.empty((count, 2), dtype=np.int64))
@@ -199,7 +202,7 @@ def _solve_knapsack(
         need = need_at(window.demands, row)
         if need.gpus != 1 or need.milli > capacity or not can_host(state.free, node, need):
             continue
-        value = need.milli + JOB_MILLI - min(cpu_price * need.cpu, 0.5 * need.milli)
+        value = need.milli + JOB_WEIGHT * WHOLE - min(cpu_price * need.cpu, 0.5 * need.milli)
         for _ in range(min(pool.size[row], capacity // need.milli)):
             if pieces == MAX_PIECES:
                 break
