@@ -46,7 +46,7 @@ cdef long long _find_least_watts_node(PlacementState state, Need need) noexcept 
 cdef double job_gpus(Need need) noexcept nogil
 cdef double job_value(Need need) noexcept nogil
 cdef double decode(PlacementState state, Window window, Genome genome, Solution solution) noexcept nogil
-cdef void _start_anew(Solution solution) noexcept nogil
+cdef void _forget_exhausted(Solution solution) noexcept nogil
 cdef void place_rest(PlacementState state, Window window, Solution solution) except *
 cdef long long count_placed(Solution solution) noexcept nogil
 cdef void release_all(PlacementState state, Window window, Solution solution) noexcept nogil

@@ -163,7 +163,9 @@ def decode(state: PlacementState, window: Window, genome: Genome, solution: Solu
     """
     count, fitness = window.jobs.shape[0], 0.0
     sort_by_keys(genome.keys, count if window.in_order else window.urgent, solution.order, solution.scratch)
-    _start_anew(solution)
+    _forget_exhausted(solution)
+    for job in range(count):
+        solution.placed[job] = False
     for position in range(count):
         job = solution.order[position]
         row = window.jobs[job]
@@ -181,9 +183,7 @@ def decode(state: PlacementState, window: Window, genome: Genome, solution: Solu
     return fitness
 
 
-def _start_anew(solution: Solution) -> None:
-    for job in range(solution.placed.shape[0]):
-        solution.placed[job] = False
+def _forget_exhausted(solution: Solution) -> None:
     for row in range(solution.infeasible.shape[0]):
         solution.exhausted[row] = solution.infeasible[row]
 
@@ -191,8 +191,7 @@ def _start_anew(solution: Solution) -> None:
 def place_rest(state: PlacementState, window: Window, solution: Solution) -> None:
     """Place the jobs that still fit, in queue order."""
     no_genes = Genome(window.jobs.shape[0], solution.placements.shape[0])
-    for row in range(solution.infeasible.shape[0]):
-        solution.exhausted[row] = solution.infeasible[row]
+    _forget_exhausted(solution)
     for job in range(window.jobs.shape[0]):
         row = window.jobs[job]
         if not solution.placed[job] and not solution.exhausted[row]:

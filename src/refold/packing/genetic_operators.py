@@ -42,10 +42,19 @@ def select_by_tournament(size: int, fitness: Floats, rng: Random) -> int:
 
 
 def sort_by_keys(keys: Floats, first: int, order: Ints, scratch: Ints) -> None:
-    """Write 0, 1, … to `order`, and sort it by `keys` from entry `first` on; equal keys keep their order (merge sort)."""
-    count, width = order.shape[0], 1
-    for position in range(count):
+    """Write 0, 1, … to `order`, and sort it by `keys` from entry `first` on; equal keys keep their order.
+
+    Merge sort; the first runs are sorted by insertion.
+    """
+    count, width = order.shape[0], 8
+    for position in range(first):
         order[position] = position
+    for position in range(first, count):
+        slot, start = position, position - ((position - first) & (width - 1))
+        while slot > start and keys[position] < keys[order[slot - 1]]:
+            order[slot] = order[slot - 1]
+            slot -= 1
+        order[slot] = position
     while width < count - first:
         start = first
         while start < count:

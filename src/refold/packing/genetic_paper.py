@@ -56,9 +56,7 @@ def pair_fitness(free: FreeArrays, machine: int, demands: Ints, row: int) -> flo
     return float(need.gpus * need.milli) / (free.nodes[machine, GPUS] * WHOLE) if need.gpus > 0 else 0.0
 
 
-def best_pair(
-    free: FreeArrays, demands: Ints, tasks: Ints, generations: int, rng: Random
-) -> tuple[float, int, int]:
+def best_pair(free: FreeArrays, demands: Ints, tasks: Ints, generations: int, rng: Random) -> tuple[float, int, int]:
     """Run one search. Return fitness, machine, and index into `tasks` (rows of `demands`); ties: the first slot."""
     machines, count = free.nodes.shape[0] - 1, tasks.shape[0]
     machine, task = view(np.empty(POPULATION, dtype=np.int64)), view(np.empty(POPULATION, dtype=np.int64))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import cython
 import numpy as np
+from numpy.typing import NDArray
 
 from refold.model import WHOLE
 from refold.packing.bits import view
-from refold.packing.layout import CPU_FREE, FIRST_GPU, GPU_MASK, GPUS, MILLI_FREE, NODE, Bools, Floats, Ints
+from refold.packing.layout import CPU_FREE, FIRST_GPU, GPU_MASK, GPUS, MILLI_FREE, NODE, Floats, Ints
 
 if not cython.compiled:
     from refold.packing.genetic_decoding import (
@@ -80,9 +81,7 @@ def _push(pool: Pool, row: int, job: int) -> None:
     pool.size[row] += 1
 
 
-def _put(
-    state: PlacementState, window: Window, pool: Pool, row: int, node: int, mask: int, solution: Solution
-) -> None:
+def _put(state: PlacementState, window: Window, pool: Pool, row: int, node: int, mask: int, solution: Solution) -> None:
     """Place a job of a row of the pool on the GPUs of a mask."""
     pool.size[row] -= 1
     job = pool.jobs[pool.first[row] + pool.size[row]]
@@ -102,9 +101,7 @@ def _value_on(window: Window, pool: Pool, node: int) -> float:
     return value
 
 
-def _clear_node(
-    state: PlacementState, window: Window, pool: Pool, node: int, solution: Solution, cleared: Ints
-) -> int:
+def _clear_node(state: PlacementState, window: Window, pool: Pool, node: int, solution: Solution, cleared: Ints) -> int:
     """Return all movable jobs of a node to the pool; write their rows and masks to `cleared`, return how many."""
     count, job = 0, pool.head[node]
     while job >= 0:
@@ -148,9 +145,7 @@ def refill_nodes(state: PlacementState, window: Window, rng: Random, solution: S
             break
 
 
-def _fill_gpus(
-    state: PlacementState, window: Window, pool: Pool, node: int, rng: Random, solution: Solution
-) -> None:
+def _fill_gpus(state: PlacementState, window: Window, pool: Pool, node: int, rng: Random, solution: Solution) -> None:
     """Place jobs of the pool on a node: of several GPUs first, then the best filling of each GPU."""
     rows = window.demands.shape[0]
     start = next_random(rng) % rows
@@ -212,7 +207,7 @@ def _solve_knapsack(
     return pieces
 
 
-def _add_piece(best: Floats, take: Bools, piece: int, capacity: int, milli: int, value: float) -> None:
+def _add_piece(best: Floats, take: NDArray[np.uint8], piece: int, capacity: int, milli: int, value: float) -> None:
     for part in range(capacity, milli - 1, -1):
         take[piece, part] = best[part - milli] + value > best[part] + TOLERANCE
         if take[piece, part]:
