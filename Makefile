@@ -13,7 +13,9 @@ PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 python3.11 pyth
 # Many tests wait for processes: one more than there are cores keeps these busy.
 PARALLEL := --numprocesses $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
 
-.PHONY: run compare check test test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web ci upgrade lint measures duplicates mutate demo docs bench clean
+KERNELS := $(BIN)/python setup.py --quiet build_ext --inplace  # compiles those that have changed
+
+.PHONY: run compare kernels check test test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web ci upgrade lint measures duplicates mutate demo docs bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -22,10 +24,13 @@ run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-
 compare: $(VENV)/installed.run  ## compare the default policies on the workload that ships with the package, and write a report
 	@$(BIN)/refold compare --stop-cost 18s --restart-cost 1m
 
-check: $(VENV)/installed.test  ## before a commit: lint, check types, run the fast tests of what has changed
+kernels: $(VENV)/installed.test  ## compile the kernels that have changed; `make check` and `make test` do it, too
+	@$(KERNELS)
+
+check: kernels  ## before a commit: lint, check types, run the fast tests of what has changed
 	@$(BIN)/python tools/check.py -- $(PARALLEL) -m '$(NO_ENGINE)'
 
-test: $(VENV)/installed.test  ## lint, check types, run all tests that need no engine; prints the time of each part
+test: kernels  ## lint, check types, run all tests that need no engine; prints the time of each part
 	@failed=0; \
 	part() { \
 		started=$$(date +%s); "$$@" || failed=1; \
@@ -37,7 +42,7 @@ test: $(VENV)/installed.test  ## lint, check types, run all tests that need no e
 	part $(RUN_TESTS)/test.xml $(PARALLEL) --durations 25 -m '$(NO_ENGINE)'; \
 	exit $$failed
 
-test-long: $(VENV)/installed.test  ## run the property-based tests with ten times as many examples, of a random seed
+test-long: kernels  ## run the property-based tests with ten times as many examples, of a random seed
 	@$(RUN_TESTS)/test-long.xml --long $(PARALLEL) --durations 25 -m '$(NO_ENGINE)'
 
 test-install: $(VENV)/installed.test  ## build the package, install it into an empty environment, and use it there
@@ -120,9 +125,10 @@ bench: $(VENV)/installed.bench  ## measure speed, against other simulators in th
 clean:  ## remove everything that these commands have made
 	rm -rf $(VENV) build dist refold-compare refold-report .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src -name '*.so' -delete
 
 # A stamp per set of dependencies: the second `make` installs nothing unless these files have changed.
-LOCKED := pyproject.toml requirements.lock tools/install.py
+LOCKED := pyproject.toml requirements.lock setup.py tools/install.py
 
 $(VENV)/installed.run: $(LOCKED) | $(BIN)/python
 	@echo "installing Refold into $(VENV)"

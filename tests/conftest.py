@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# No deadline: the first call of a kernel may compile it, which takes seconds. Derandomised: every run is the same.
+# No deadline: machines are slow at times. Derandomised: every run is the same.
 settings.register_profile(
     "refold",
     max_examples=40,  # `make test-long` draws ten times as many
@@ -26,6 +26,18 @@ with suppress(ImportError, AttributeError):
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it; tables are compared at the default width
 
 pytest_plugins = ["cgroup_tests", "selected_tests"]
+
+SOURCES = Path(__file__).parent.parent / "src"
+
+
+def pytest_sessionstart() -> None:
+    """Refuse to test kernels that were compiled from older sources."""
+    for types in SOURCES.rglob("*.pxd"):
+        source = types.with_suffix(".py")
+        compiled = [path.stat().st_mtime for path in types.parent.glob(f"{types.stem}.*.so")]
+        if compiled and max(compiled) < max(path.stat().st_mtime for path in (types, source) if path.exists()):
+            pytest.exit(f"{source} is newer than what was compiled from it: run `make kernels`", 2)
+
 
 SHARED_DATA = Path(__file__).parent.parent.parent / "shared" / "data"
 

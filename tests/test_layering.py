@@ -1,13 +1,12 @@
 """Folders are the architecture: their order, their façades and the purity of the inner ones are checked here."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tools.code_measures import Module, import_cycles, read_modules
-
-from refold.jit import SHARED_SOURCES, kernel_sources
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "refold"
@@ -66,8 +65,6 @@ IMPURE_MODULES = {
     "time",
     "urllib",
 }
-MAY_READ_FILES = {"jit.py"}
-"""The cache of compiled kernels is on disk and keyed by the kernels' sources."""
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +116,7 @@ def exported(stub: Path) -> Iterator[tuple[str, str | None]]:
 def test_pure_folders_have_no_clock_files_threads_or_global_randomness(modules: list[Module]) -> None:
     wrong = []
     for module in modules:
-        if module.folder not in PURE or module.path in MAY_READ_FILES:
+        if module.folder not in PURE:
             continue
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Import):
@@ -138,36 +135,16 @@ def test_pure_folders_have_no_clock_files_threads_or_global_randomness(modules: 
     assert wrong == []
 
 
-def test_kernels_use_only_sources_by_which_their_cache_is_keyed(modules: list[Module]) -> None:
-    """A change of anything else would not recompile them."""
-    wrong = []
+def test_every_function_of_a_compiled_module_has_c_types(modules: list[Module]) -> None:
+    """One without them would be compiled to calls of Python objects, which are slow."""
+    missing = []
     for module in modules:
-        used, folder = set(names_in_kernels(module.tree)), (SOURCE / module.path).parent
-        sources = {*SHARED_SOURCES, *kernel_sources(folder), SOURCE / "jit.py"} if used else set()
-        wrong += [
-            f"{module.path} line {imported.line}: {imported.name}"
-            for imported in module.imports
-            if imported.name in used and SOURCE.parent / f"{imported.target.replace('.', '/')}.py" not in sources
-        ]
-    assert wrong == []
-
-
-def names_in_kernels(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that compiled functions use, apart from annotations, and the functions that are compiled."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef) and any(is_compiler(decorator) for decorator in node.decorator_list):
-            yield from (used.id for part in node.body for used in ast.walk(part) if isinstance(used, ast.Name))
-        elif isinstance(node, ast.Call) and is_compiler(node.func):
-            yield from (argument.id for argument in node.args if isinstance(argument, ast.Name))
-
-
-def is_compiler(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id in {
-        "compiled",
-        "compiled_part",
-        "compiled_without_references",
-        "inlined",
-    }
+        types = (SOURCE / module.path).with_suffix(".pxd")
+        if types.exists():
+            declared = set(re.findall(r"(\w+)\(", types.read_text()))
+            functions = [node.name for node in module.tree.body if isinstance(node, ast.FunctionDef)]
+            missing += [f"{module.path}: {name}" for name in functions if name not in declared]
+    assert missing == []
 
 
 def test_no_code_asks_whether_it_is_simulated(modules: list[Module]) -> None:

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 LOCK = ROOT / "requirements.lock"
 PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-BUILD = "build"
-"""The dependency group that an editable installation needs."""
+BUILD, COMPILER = "build", "compiler"
+"""The dependency groups that an editable installation needs: the second one where there is no C compiler."""
 
 REQUIREMENT = re.compile(r"(?P<name>[A-Za-z0-9._-]+)(\[(?P<extras>[^]]*)\])?")
 
@@ -95,11 +95,15 @@ def locked_requirements(names: Iterable[str]) -> str:
 
 def main(names: list[str]) -> int:
     """Install; return the exit status of pip."""
+    from c_compiler import find_compiler
+
+    groups = [BUILD] if find_compiler() else [BUILD, COMPILER]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as selected:
-        selected.write(locked_requirements([*names, BUILD]))
+        selected.write(locked_requirements([*names, *groups]))
         selected.flush()
         status = subprocess.run([*PIP, "--require-hashes", "--requirement", selected.name], check=False).returncode
     if status == 0:
+        print("compiling the kernels of Refold, which takes about a minute", flush=True)
         editable = [*PIP, "--no-build-isolation", "--editable", str(ROOT)]
         status = subprocess.run(editable, check=False).returncode
     return status

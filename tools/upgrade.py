@@ -21,7 +21,7 @@ PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 PLATFORMS = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
 UV = [sys.executable, "-m", "uv", "--no-config", "pip"]
 RESOLVE = [
-    *("compile", "pyproject.toml", "--all-extras", "--group", "build", "--group", "quality"),
+    *("compile", "pyproject.toml", "--all-extras", "--group", "build", "--group", "compiler", "--group", "quality"),
     *(
         "--universal",
         "--python-version",

@@ -81,8 +81,7 @@ def main() -> int:
         print("skipped: PyTorch is not installed; pip install 'refold[train]'")
         return 0
     with tempfile.TemporaryDirectory(prefix="refold-demo-") as folder:
-        cache = os.environ.get("REFOLD_CACHE_DIR") or str(Path.home() / ".cache" / "refold")
-        variables = {"HOME": folder, "REFOLD_CACHE_DIR": cache, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        variables = {"HOME": folder, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         environment = {**os.environ, **variables}
         return _demo(Path(folder), environment)
 

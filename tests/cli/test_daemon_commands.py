@@ -105,15 +105,6 @@ def test_an_empty_queue_is_one_line(served: FakeServer, stdout_of: TextOf) -> No
     assert stdout_of("history") == "no matching jobs have ended\n"
 
 
-def test_the_queue_shows_that_the_policy_is_being_compiled(
-    service: FakeService, invoke: Invoke, json_of: JsonOf
-) -> None:
-    service.policy_note = "compiling policy backfill"
-    assert json_of("queue")["notes"] == ["compiling policy backfill"]
-    for command in (["queue"], ["top", "--once"]):
-        assert "note: compiling policy backfill" in invoke(*command).output
-
-
 def test_the_queue_as_json(service: FakeService, json_of: JsonOf) -> None:
     document = json_of("queue", "--user", "ann")
     assert document == {

@@ -13,8 +13,6 @@ from real_daemon import wait_until
 from served_daemon import ServedDaemon
 from tools.install import locked_requirements
 
-from refold.jit import kernel_folder
-
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.installed
@@ -31,7 +29,6 @@ class Installation:
         self.variables = {
             "HOME": str(self.home),
             "PATH": f"{self.python.parent}:{os.environ['PATH']}",
-            "REFOLD_CACHE_DIR": str(kernel_folder().parent),
         }
 
     def install(self) -> None:

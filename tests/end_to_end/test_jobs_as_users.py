@@ -21,7 +21,7 @@ from refold.errors import BadInput
 pytestmark = needs_root
 
 DAEMON = 60_010
-CONFIG = "cluster: {slots: 4}\npolicy: fcfs\n"
+CONFIG = "cluster: {slots: 4}\npolicy: fifo\n"
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import pytest
@@ -17,13 +16,10 @@ from typed_shell import Shell
 
 @contextmanager
 def daemon(home: Path, options: str = "--slots 4") -> Iterator[None]:
-    """Run `refold serve` in a terminal of its own until the end of the context. Its policy has been compiled."""
+    """Run `refold serve` in a terminal of its own until the end of the context."""
     with Shell(home, columns=120) as shell:
         shell.type(f"refold serve --port 0 {options}\n")
         shell.expect("next, in another terminal")
-        with Shell(home) as other:
-            while read_json(other, "refold queue")["policy"] == "fcfs":
-                sleep(1)
         yield
         assert shell.interrupt().status == 0
 

@@ -98,7 +98,6 @@ class FakeService:
     ) -> None:
         self.stored_tokens = known_tokens() if stored_tokens is None else stored_tokens
         self.event_stream = EventStream() if event_stream is None else event_stream
-        self.policy_note = ""
         self.killed: list[str] = []
         self.forecasts_starts = False
         self.start_accuracy = StartAccuracy()
@@ -189,7 +188,6 @@ class FakeService:
             *("0.1.0", "here", "backfill", 1, 4, 4.0, running, waiting, NOW, NOW),
             role=caller.role,
             tenant=caller.tenant,
-            policy_note=self.policy_note,
             forecasts_starts=self.forecasts_starts,
             start_accuracy=self.start_accuracy,
         )

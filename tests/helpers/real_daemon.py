@@ -28,7 +28,6 @@ import msgspec
 from msgspec.structs import replace
 
 from refold.client.client import Client
-from refold.core import Header
 from refold.errors import RefoldError
 from refold.model import Tenant
 
@@ -41,8 +40,7 @@ SHORT_GRACE = 0.2
 class DaemonOptions(msgspec.Struct, frozen=True):
     """Options of a daemon. `prepare`: 'module:function', called first in its process with `arguments`.
 
-    `power`, `users`, `limits`, `http`: the sections of `refold.yaml`. `uncompiled`: the policy counts as not compiled
-    until `RealDaemon.finish_compilation`.
+    `power`, `users`, `limits`, `http`: the sections of `refold.yaml`.
     """
 
     folder: str
@@ -58,7 +56,6 @@ class DaemonOptions(msgspec.Struct, frozen=True):
     grace: float = SHORT_GRACE
     max_output: int = 2**20
     keep_logs_for: float = 30 * 86400.0
-    uncompiled: bool = False
     prepare: str = ""
     arguments: dict[str, Any] = {}
 
@@ -147,10 +144,6 @@ class RealDaemon:
             self.ended = fork_server().call(ForkRequest(pid=self.pid))
         return self.ended
 
-    def finish_compilation(self, problem: str = "") -> None:
-        """End the compilation of an `uncompiled` policy."""
-        write_whole(compilation_result(self.folder), problem.encode())
-
     def log(self) -> str:
         """Return its log."""
         return log_of(self.folder).read_text(errors="replace")
@@ -171,11 +164,6 @@ class RealDaemon:
             time.sleep(0.005)
         self.kill()
         raise AssertionError(f"the daemon does not serve after {TIMEOUT_SECONDS:g} s:\n{self.log()}")
-
-
-def compilation_result(folder: Path) -> Path:
-    """Return the file that ends the compilation for a daemon: why it failed, or nothing."""
-    return folder.with_name(f"{folder.name}.compiled")
 
 
 def log_of(folder: Path) -> Path:
@@ -217,7 +205,7 @@ def wait_until(condition: Callable[[], object], timeout: float = TIMEOUT_SECONDS
 
 def _run_fork_server() -> None:
     """Answer requests from standard input."""
-    _warm_up()
+    _import_policies()
     for line in sys.stdin.buffer:
         request = msgspec.json.decode(line, type=ForkRequest)
         if request.options is None:
@@ -231,13 +219,13 @@ def _run_fork_server() -> None:
         sys.stdout.flush()
 
 
-def _warm_up() -> None:
-    from refold.backends.local import local_cluster
-    from refold.server.config import Config, PolicyConfig
-    from refold.server.warm_up import warm_up
+def _import_policies() -> None:
+    """Import what daemons need, once for all of them."""
+    from refold.registry import make_policy
+    from refold.server import daemon
 
     for policy in ("fifo", "easy", "refold"):
-        warm_up(Header(local_cluster(2), policy, Config(policy=PolicyConfig(policy)).policy_settings))
+        make_policy(policy, daemon.Config().policy_settings if policy == "refold" else {})
 
 
 def _run_daemon(options: DaemonOptions) -> NoReturn:
@@ -306,47 +294,12 @@ def _serve(options: DaemonOptions, folder: Path) -> None:
         _write_report(folder, StartupReport(ready.address, left.token if left else "", notes=ready.notes))
 
     async def main() -> None:
-        kernels = _SlowKernels(folder) if options.uncompiled else _ReadyKernels()
-        daemon = Daemon(config, folder, machine, build_layout(machine, config), kernels=kernels)
+        daemon = Daemon(config, folder, machine, build_layout(machine, config))
         for number in TERMINATION_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, daemon.end)
         await daemon.serve(ready)
 
     uvloop.run(main())
-
-
-class _ReadyKernels:
-    """All kernels are there: those of the tests' policies are loaded before forking, others compiled when needed."""
-
-    def load(self, header: Header) -> bool:
-        return True
-
-    async def compile(self, header: Header, report: Callable[[str], None]) -> str:
-        raise AssertionError("there is nothing to compile")
-
-
-class _SlowKernels:
-    """Kernels whose compilation ends when a file with its result exists.
-
-    With the result 'nothing', none are found; with 'nothing at first', only after a second compilation.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._result = compilation_result(folder)
-
-    def load(self, header: Header) -> bool:
-        if not self._result.exists():
-            return False
-        if (found := self._result.read_text()) == "nothing at first":
-            write_whole(self._result, b"")
-        return not found.startswith("nothing")
-
-    async def compile(self, header: Header, report: Callable[[str], None]) -> str:
-        report("1 kernel")
-        while not self._result.exists():
-            await asyncio.sleep(0.01)
-        result = self._result.read_text()
-        return "" if result.startswith("nothing") else result
 
 
 def _write_report(folder: Path, report: StartupReport) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from served_daemon import ServedDaemon
 
 import refold
 from refold.client import Client
-from refold.jit import kernel_folder
 
 CONFIG = """
 users: {{allow: all}}
@@ -42,13 +40,9 @@ class SharedDaemon(ServedDaemon):
         config = tmp_path / "refold.yaml"
         config.write_text(settings + CONFIG.format(user=uid, socket=self.socket))
         self._mount_point = tmp_path / "interpreter"
-        shutil.copytree(kernel_folder(), public / "cache" / kernel_folder().name)
-        for path in (public / "cache").rglob("*"):
-            os.chown(path, uid, uid)
         environment = {
             **(os.environ if variables is None else variables),
             "PYTHONPATH": str(Path(refold.__file__).parent.parent),
-            "REFOLD_CACHE_DIR": str(public / "cache"),
         }
         super().__init__(public / "state", tmp_path / "log", ["--config", str(config), *options], environment)
 

@@ -12,13 +12,10 @@ from pathlib import Path
 
 from terminal import Terminal
 
-from refold.jit import kernel_folder
-
 PROMPT = re.compile(r"<<(\d+)>> ")
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][AB0]|\x1b[=>]|\r")
 
 TIMEOUT_SECONDS = 300.0
-"""Long enough to compile all kernels on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,6 @@ class Shell(Terminal):
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "TERM": "xterm-256color",
             "LANG": "C.UTF-8",
-            "REFOLD_CACHE_DIR": str(kernel_folder().parent),  # kernels are compiled once for all tests
         }
         start = f"cd {shlex.quote(str(home))}; stty -echo; PS1='<<$?>> ' exec bash --norc --noprofile --noediting"
         super().__init__(["/bin/bash", "-c", start], environment, rows=60, columns=columns)

@@ -23,11 +23,6 @@ class TestFifoSkip(PolicyContract):
         return make_policy("fifo-skip")
 
 
-class TestFcfs(PolicyContract):
-    def make_policy(self) -> Policy:
-        return make_policy("fcfs")
-
-
 class TestSjf(PolicyContract):
     oracle = True
 
@@ -45,25 +40,6 @@ class TestSrtf(PolicyContract):
 class TestLas(PolicyContract):
     def make_policy(self) -> Policy:
         return make_policy("las", {"threshold_gpu_seconds": 60.0})
-
-
-class TestLearned(PolicyContract):
-    def make_policy(self) -> Policy:
-        return make_policy("learned")
-
-
-class TestLearnedWithShortPatience(PolicyContract):
-    """Jobs soon go first and have reservations, and preempt often."""
-
-    def make_policy(self) -> Policy:
-        weights = {
-            "features": {"service": 1.0, "short_delay": -1.0},
-            "preemption_margin": 0.0,
-            "patience_seconds": 60.0,
-            "protection": 0.0,
-            "hidden": [{"features": {"gpus": 1.0}, "bias": -0.5, "output": 0.5}],
-        }
-        return make_policy("learned", {"weights": weights, "restart_seconds": 5.0, "max_restarts": 3})
 
 
 class TestDrf(PolicyContract):

@@ -1,29 +1,18 @@
-"""Power limits of racks: the policy of the first start, and drafts and transitions of policies that reshape."""
+"""Power limits of racks: drafts and transitions of policies that reshape."""
 
 from scripted_policy import ScriptedPolicy, on
 
-from refold.core import ListJournal, Scheduler
+from refold.core import Scheduler
 from refold.core.events import JobSubmitted, RunStopped
-from refold.core.orders import StartRun
 from refold.model import Allocation, Cluster, Decision, GpuType, Node, Rack, Start, Stop
 from refold.packing import Placer
 from refold.policies.common import Draft, Transition
-from refold.policies.queueing.fcfs import Fcfs
-from refold.simulator import simulate
 from refold.testing import make_job
 
 THREE_OF_FOUR = Cluster(
     (Node("n0", 4, "A100", 8000, 2**20, rack="r"),), (GpuType("A100", busy_watts=100.0),), (Rack("r", 300.0),)
 )
 """Three of four GPUs may be busy."""
-
-
-def test_fcfs_keeps_racks_within_their_limits() -> None:
-    journal = ListJournal()
-    jobs = [make_job(name, gpus=2, work=10.0) for name in "ab"]
-    simulate(jobs, THREE_OF_FOUR, Fcfs(), journal=journal)
-    starts = [(e.now, order.job) for e in journal.entries for order in e.orders if isinstance(order, StartRun)]
-    assert starts == [(0.0, "a"), (10.0, "b")]
 
 
 def two_running() -> Scheduler:

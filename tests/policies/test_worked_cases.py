@@ -44,7 +44,7 @@ def test_a_wide_job_in_the_middle(policy: str, expected: list[tuple[float, str]]
     assert starts(policy, WIDE_IN_THE_MIDDLE, make_cluster(4)) == expected
 
 
-@pytest.mark.parametrize("policy", ["fifo", "fifo-skip", "fcfs", "sjf", "drf"])
+@pytest.mark.parametrize("policy", ["fifo", "fifo-skip", "sjf", "drf"])
 def test_jobs_of_higher_priority_start_first(policy: str) -> None:
     jobs = [
         make_job("first", at=0, work=10),

@@ -24,18 +24,15 @@ def test_a_quiet_daemon_has_no_alerts(tmp_path: Path) -> None:
     asyncio.run(check())
 
 
-def test_faults_and_notes_of_the_daemon_are_alerts(tmp_path: Path) -> None:
+def test_nodes_and_gpus_that_are_down_are_alerts(tmp_path: Path) -> None:
     async def check() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
-            daemon.state.policy_note = "compiling"
             await daemon.inbox.commit([GpuDrained(0, 1, "XID 79")])
             assert daemon.service.alerts(READER) == [
-                Alert("policy", "compiling"),
                 Alert("gpu down", "GPU 1 is drained: XID 79", node="a"),
             ]
             await daemon.inbox.commit([NodeLost(0, "no heartbeat")])
             assert daemon.service.alerts(READER) == [
-                Alert("policy", "compiling"),
                 Alert("node down", "no heartbeat", node="a"),
             ]
 

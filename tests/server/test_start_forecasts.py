@@ -13,7 +13,6 @@ from manual_daemon import OWNER, ManualDaemon
 from refold.api import StartAccuracy
 from refold.api.wire import Submission, WhatIf
 from refold.core.events import RunFinished, RunProgressed
-from refold.errors import Unavailable
 from refold.model import MINUTE
 
 POLICIES = ("refold", "fifo", "fifo-skip", "easy", "conservative")
@@ -229,19 +228,6 @@ def test_whatif_on_a_cold_start_says_that_the_start_is_not_known(tmp_path: Path)
         (variant,) = (await cluster.service.whatif(OWNER, question)).variants
         assert (variant.start, variant.end, variant.fits) == (None, None, True)
         assert variant.reason == "not known yet: it waits for jobs whose run times are not known"
-
-    play(tmp_path, "fifo", scene)
-
-
-def test_while_kernels_are_compiled_nothing_is_estimated(tmp_path: Path) -> None:
-    async def scene(cluster: Cluster) -> None:
-        cluster.forecasts.enabled = False
-        jobs = await submit_many(cluster, 3, estimate=100.0)
-        assert cluster.wait_of(jobs[2]) is None
-        with pytest.raises(Unavailable, match="still compiling"):
-            await cluster.service.whatif(OWNER, WhatIf([Submission(name="next", command=["true"])]))
-        cluster.forecasts.enabled = True
-        assert cluster.wait_of(jobs[2]) == pytest.approx(100, abs=1)
 
     play(tmp_path, "fifo", scene)
 

@@ -118,7 +118,7 @@ def count_entries(state: Path) -> int:
 
 def test_epochs_that_ended_too_long_ago_are_deleted_and_the_rest_can_be_recovered(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    for policy in ("fifo", "fcfs", "las"):
+    for policy in ("fifo", "fifo-skip", "las"):
         with RealDaemon(state, slots=1, policy=policy) as daemon, daemon.client() as client:
             job = client.submit(name=policy, command=["true"], export="NONE").id
             client.wait(job, timeout=20)
@@ -133,7 +133,7 @@ def test_epochs_that_ended_too_long_ago_are_deleted_and_the_rest_can_be_recovere
         entries = [entry for chunk in store.reader.journal.encoded_entries(0, 2**62) for entry in chunk]
         assert len(entries) == store.reader.journal.last_entry() - epochs[-1].first_entry + 1
     with RealDaemon(state, slots=1, policy="las") as daemon, daemon.client() as client:
-        assert {job.name for job in client.history()} == {"fifo", "fcfs", "las"}
+        assert {job.name for job in client.history()} == {"fifo", "fifo-skip", "las"}
         last = client.submit(name="after", command=["true"], export="NONE").id
         assert client.wait(last, timeout=20).state == "finished"
 
@@ -142,7 +142,7 @@ def test_epochs_that_ended_too_many_entries_ago_are_deleted_in_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = tmp_path / "state"
-    for policy in ("fifo", "fcfs", "las"):
+    for policy in ("fifo", "fifo-skip", "las"):
         with RealDaemon(state, slots=1, policy=policy) as daemon, daemon.client() as client:
             client.wait(client.submit(name=policy, command=["true"], export="NONE").id, timeout=20)
     monkeypatch.setattr(store_module, "PRUNED_ENTRIES_AT_ONCE", 2)

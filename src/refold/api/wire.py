@@ -774,7 +774,6 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     """The daemon's status. `storage`: why its store cannot be written, or ''; `role`, `tenant`, `user`: the caller.
 
     `own_jobs_only`: the caller may read and change only its user's jobs, not all of its tenant's.
-    `policy_note`: why another policy than the configured one schedules at present, or ''.
     `forecasts_starts`: the daemon estimates when waiting jobs start, in the order in which the policy starts them.
     `drained_gpus`: number of GPUs that are drained or down, in use or not; they are not counted in `free_gpus`.
     `held`: number of jobs that wait for something else than the policy, such as a dependency or a user's release.
@@ -795,7 +794,6 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     role: str = ""
     tenant: str = ""
     user: str = ""
-    policy_note: str = ""
     forecasts_starts: bool = False
     start_accuracy: StartAccuracy = StartAccuracy()
     drained_gpus: int = 0

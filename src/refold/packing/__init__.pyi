@@ -1,16 +1,6 @@
-from .demand_history import (
-    DemandHistory as DemandHistory,
-    ScoreCache as ScoreCache,
-    empty_demand_history as empty_demand_history,
-    empty_score_cache as empty_score_cache,
-    is_update_due as is_update_due,
-    update_demand_history as update_demand_history,
-)
+from .demand_history import DemandHistory as DemandHistory, empty_demand_history as empty_demand_history
 from .fragmentation import (
     cluster_fragmentation as cluster_fragmentation,
-    empty_typical_demands as empty_typical_demands,
-    fragmentation_after as fragmentation_after,
-    node_fragmentation as node_fragmentation,
     update_typical_demands as update_typical_demands,
 )
 from .free import (
@@ -65,23 +55,9 @@ from .layout import (
     Need as Need,
     Words as Words,
 )
-from .lookahead import RackDraw as RackDraw, no_rack_draw as no_rack_draw
-from .placement_rows import change_rows as change_rows, take_rows as take_rows
-from .placement_rule import PlacementRule as PlacementRule, place_demand as place_demand
-from .placer import (
-    GENETIC as GENETIC,
-    LEARNING_RULES as LEARNING_RULES,
-    RULES as RULES,
-    Placer as Placer,
-)
+from .placer import RULES as RULES, Placer as Placer
 from .pooled_queue import estimate_fifo_starts as estimate_fifo_starts
 from .power import NO_RACK as NO_RACK, Power as Power
-from .rules import (
-    FGD as FGD,
-    RULE_STATE_ENTRIES as RULE_STATE_ENTRIES,
-    SEED as SEED,
-    place_instances as place_instances,
-)
 from .shortest_tasks import (
     ShortestTasks as ShortestTasks,
     add_waiting as add_waiting,

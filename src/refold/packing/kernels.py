@@ -167,9 +167,7 @@ def release(free: FreeArrays, node: int, mask: int, milli: int, cpu: int, memory
     adjust_free(free, node, mask, milli, cpu, memory)
 
 
-def take_unchecked(
-    free: FreeArrays, node: int, mask: int, milli: int, cpu: int, memory: int
-) -> None:
+def take_unchecked(free: FreeArrays, node: int, mask: int, milli: int, cpu: int, memory: int) -> None:
     """Take amounts without checking that they are free."""
     adjust_free(free, node, mask, -milli, -cpu, -memory)
 
@@ -260,9 +258,7 @@ def candidate_row(need: Need) -> int:
     return need.gpus if need.milli == WHOLE else 0
 
 
-def next_fitting_node(
-    free: FreeArrays, low: int, above: int, only: int, need: Need, start: int
-) -> int:
+def next_fitting_node(free: FreeArrays, low: int, above: int, only: int, need: Need, start: int) -> int:
     """Return the first node ≥ `start` where an instance fits, in rows `low` and `only` but not `above`; or -1."""
     words = words_per_row(free)
     word = start >> 6

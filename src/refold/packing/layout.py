@@ -76,3 +76,6 @@ TAKEN, NODE_DOWN, NO_SUCH_GPU, GPU_OVER, CPU_OVER, MEMORY_OVER = range(6)
 
 # Results of `first_shortage`, and the entries of what `count_shortages` returns.
 FITS, DOWN, WRONG_TYPE, TOO_SMALL, FEW_GPUS, FEW_CPUS, LITTLE_MEMORY, INSTANCES_THAT_FIT = range(8)
+
+# The greedy rules by number.
+FIRST_FIT, BEST_FIT, WORST_FIT, ROUND_ROBIN, TETRIS, FGD, WORTH, RANDOM = range(8)

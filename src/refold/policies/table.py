@@ -63,13 +63,6 @@ POLICIES: dict[str, PolicyEntry] = {
         "Order of arrival; jobs that do not fit are skipped.",
         queue_order="fifo-skip",
     ),
-    "fcfs": PolicyEntry(
-        "refold.policies.queueing.fcfs",
-        "Fcfs",
-        "Order of arrival, first fit; needs no compilation: the daemon's until its own policy is compiled.",
-        compared_by_default=False,
-        queue_order="fifo",
-    ),
     "sjf": PolicyEntry("refold.policies.queueing.sjf", "Sjf", "Shortest job first, by known durations.", oracle=True),
     "srtf": PolicyEntry(
         "refold.policies.queueing.srtf", "Srtf", "Shortest remaining time first.", oracle=True, preempts=True
@@ -87,14 +80,6 @@ POLICIES: dict[str, PolicyEntry] = {
         preempts=True,
         queue_order="least-work",
         chooses_plans=True,
-    ),
-    "learned": PolicyEntry(
-        "refold.policies.learned.learned",
-        "Learned",
-        "Order, preemption and reservations by a score trained in simulations (`refold learn`).",
-        preempts=True,
-        compared_by_default=False,
-        queue_order="least-work",
     ),
     "rubick": _rubick("Rubick", "Resources and plans to the jobs that gain most (MLSys'25)."),
     "rubick-e": _rubick("RubickE", "Like rubick, but changes plans only."),

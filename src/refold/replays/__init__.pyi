@@ -13,9 +13,3 @@ from .columns import (
 from .easy import replay_easy as replay_easy
 from .fifo import FifoNotes as FifoNotes, replay_fifo as replay_fifo
 from .journal import fifo_entries as fifo_entries
-from .learned import (
-    TrainingResult as TrainingResult,
-    TrainingTasks as TrainingTasks,
-    replay_learned as replay_learned,
-    training_tasks as training_tasks,
-)

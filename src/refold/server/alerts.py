@@ -18,8 +18,6 @@ def find_alerts(caller: Caller, state: LiveState, storage: str, late: Sequence[s
     view, records = state.view, state.job_table.records
     readable = {job_id for job_id, record in records.items() if _can_read(caller, record)}
     own = [Alert("storage", storage)] if storage else []
-    if state.policy_note:
-        own.append(Alert("policy", state.policy_note))
     warnings = {job: records[job].warning for job in view.runs if job in readable}
     flagged = [Alert("run flagged", warning, job) for job, warning in warnings.items() if warning]
     return [

@@ -29,7 +29,7 @@ from refold.api import (
 )
 from refold.backends.local import GpuLocks, LocalBackend, ProcessHost, raise_descriptor_limit
 from refold.client import local_url, read_address, write_address
-from refold.core import Header, PastJob, Policy, Scheduler
+from refold.core import Header, Policy, Scheduler
 from refold.model import MINUTE, Seconds
 from refold.registry import make_policy, queue_order
 from refold.server.backoff import Backoff
@@ -80,7 +80,6 @@ from refold.server.store import Store
 from refold.server.store_upkeep import UPKEEP_INTERVAL_SECONDS, StoreUpkeep
 from refold.server.tokens import TokenStore, create_owner_token
 from refold.server.unix_users import UserDirectory
-from refold.server.warm_up import CachedKernels, Kernels
 from refold.server.writer import Writer
 from refold.web import WebFiles
 
@@ -96,14 +95,6 @@ PURGE_SECONDS: Seconds = 10.0
 
 PROGRESS_INTERVAL: Seconds = 5.0
 """How often the output of pods that report progress in it is copied."""
-
-UNCOMPILED_POLICY = "fcfs"
-"""The policy that schedules while the configured one is being compiled. It needs no kernels but those of the state."""
-
-MAX_COMPILATIONS = 3
-
-PREDICTING_RULES = ("beyond_tail", "end_beyond_tail", "tail_at_least")
-"""Watch rules that need predicted run times, and hence kernels."""
 
 log = logging.getLogger("refold")
 
@@ -133,7 +124,6 @@ class Daemon:
         layout: Layout,
         *,
         new_token: bool = False,
-        kernels: Kernels | None = None,
         engine: ClusterEngine | None = None,
         host: ProcessHost | None = None,
     ) -> None:
@@ -144,7 +134,6 @@ class Daemon:
         self._host = host
         self._engine = engine
         self._new_token = new_token
-        self._kernels = kernels or CachedKernels()
         self._config = config
         self._folder = folder
         self._machine = machine
@@ -169,8 +158,7 @@ class Daemon:
         config, layout, logs = self._config, self._layout, self._folder / LOGS_FOLDER
 
         # The state, the input, and where steps are written.
-        compiled = self._kernels.load(self._header)
-        header = self._header if compiled else _uncompiled(self._header)
+        header = self._header
         history = self._engine.history() if self._engine is not None else []
         recovered = recover(store.reader, header, partial(_make_policy, header), log_rejection, history)
         state = LiveState(recovered, header, _make_clock(store, recovered.now))
@@ -194,8 +182,8 @@ class Daemon:
         environments = Environments(state, writer, store)
         conditions = StartConditions(state, inbox, store.reader)
         past = past_jobs(store.reader, history)
-        order = queue_order(self._header.policy, self._header.settings)
-        forecasts = StartForecasts(state, order, past, enabled=compiled)
+        order = queue_order(header.policy, header.settings)
+        forecasts = StartForecasts(state, order, past)
         retention = LogRetention(store.reader, logs, config.serve.keep_logs_for)
 
         # The API and the loop.
@@ -273,7 +261,6 @@ class Daemon:
                 run_every(upkeep.run, UPKEEP_INTERVAL_SECONDS),
                 *(parts.tasks if parts is not None else ()),
                 *([run_every(copier.copy_progress, PROGRESS_INTERVAL)] if copier is not None else []),
-                *([] if compiled else [self._compile_policy(state, loop, store, forecasts, history)]),
                 _once_started(server, lambda: ready(_make_ready(address, listeners.path, token, state, notes))),
                 inbox=inbox,
                 server=server,
@@ -286,41 +273,6 @@ class Daemon:
             notifier.close()
             use.close()
             self._machine.close()
-
-    async def _compile_policy(
-        self, state: LiveState, loop: Loop, store: Store, forecasts: StartForecasts, history: Sequence[PastJob]
-    ) -> None:
-        """Compile the policy, then let it schedule."""
-        header = self._header
-
-        def report(progress: str) -> None:
-            state.policy_note = (
-                f"compiling policy {header.policy} ({progress}); until then, jobs start in order of arrival"
-            )
-            log.info(state.policy_note)
-
-        report("about a minute on a new machine")
-        if problem := await self._fill_cache(report):
-            state.policy_note = f"policy {header.policy} cannot be compiled: {problem}; jobs start in order of arrival"
-            log.error(state.policy_note)
-            return
-        past = await asyncio.to_thread(past_jobs, store.reader, history)
-        loop.begin_epoch(NextEpoch(header, _make_scheduler(header), past))
-        forecasts.enabled = True
-        state.policy_note = ""
-        log.info("policy %s is compiled, and schedules from now on", header.policy)
-
-    async def _fill_cache(self, report: Callable[[str], None]) -> str:
-        """Compile and load the kernels of the policy; return what went wrong, or ''.
-
-        Another version of Refold that is compiled at the same time may replace kernels: then, compile them again.
-        """
-        for _ in range(MAX_COMPILATIONS):
-            if problem := await self._kernels.compile(self._header, report):
-                return problem
-            if await asyncio.to_thread(self._kernels.load, self._header):
-                return ""
-        return "kernels are still missing from the cache"
 
     async def _until_ended(
         self, *work: Coroutine[Any, Any, None], inbox: Inbox, server: uvicorn.Server, event_stream: EventStream
@@ -390,13 +342,6 @@ class Daemon:
         if self._engine is not None:
             return self._engine.make_backend(options)
         return make_local_backend(options, self._layout, limits, self._host)
-
-
-def _uncompiled(header: Header) -> Header:
-    """Return the header until the policy is compiled: with all watch rules that need no predictions."""
-    rules = header.settings.get("watch", {})
-    kept = {name: value for name, value in rules.items() if name not in PREDICTING_RULES}
-    return Header(header.cluster, UNCOMPILED_POLICY, {"watch": kept} if kept else {})
 
 
 def _make_policy(header: Header) -> Policy:

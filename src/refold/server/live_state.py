@@ -26,8 +26,6 @@ class LiveState:
         self.job_table = recovered.job_table
         self.entry = recovered.entry
         self.snapshot = recovered.snapshot
-        self.policy_note = ""
-        """Why another policy than the configured one schedules at present; '' if it does not."""
         self.uncommitted_ends: dict[str, JobStatus] = {}
         """Jobs that end in the step being committed: no longer in the job table, not yet in the store."""
 

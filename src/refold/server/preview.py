@@ -15,7 +15,6 @@ from refold.api import (
     WhatIfOutcome,
 )
 from refold.core import JobSubmitted, Scheduler, StartRun
-from refold.errors import Unavailable
 from refold.model import Job
 from refold.server.admission import Admission
 from refold.server.auto_requests import describe_choices
@@ -72,8 +71,6 @@ class Previewer:
         await self._admission.check_patterns(question.variants)
         jobs = [self._admission.build_job(caller, variant, MAX_JOB_NUMBER) for variant in question.variants]
         forecast = self._forecasts.compare(jobs, question.seed)
-        if forecast is None:
-            raise Unavailable("start times cannot be estimated yet: the daemon is still compiling; try again soon")
         return WhatIfOutcome(
             now=state.wall_time(state.now()),
             futures=forecast.futures,

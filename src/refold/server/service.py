@@ -141,7 +141,6 @@ class SchedulerService:
             now=time(),
             started=self._started,
             storage=self._inbox.problem,
-            policy_note=self._state.policy_note,
             role=caller.role,
             tenant=caller.tenant,
             user=caller.user,

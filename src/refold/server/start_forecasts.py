@@ -70,14 +70,12 @@ class StartForecasts(Subscriber):
         order: QueueOrder | None,
         past: Iterable[PastJob] = (),
         *,
-        enabled: bool = True,
         stopwatch: Callable[[], float] = thread_time,
     ) -> None:
         """`order`: of the queue; None: the policy has none, so that waiting jobs get only the estimates of the policy.
 
-        `past`: jobs that have ended. `enabled`: whether the kernels are compiled; nothing is estimated before.
+        `past`: jobs that have ended.
         """
-        self.enabled = enabled
         self._state, self._order, self._stopwatch = state, order, stopwatch
         self._run_times = RunTimes()
         for ended in past:
@@ -147,7 +145,7 @@ class StartForecasts(Subscriber):
         run = self._state.view.runs.get(job_id)
         if run is None and job_id in self._state.view.waiting:
             return self._planned_ends.get(job_id)
-        if run is None or run.stopping or not self.enabled:
+        if run is None or run.stopping:
             return None
         now, key = self._state.now(), (job_id, run.number)
         made_at, estimate = self._ends.get(key, (-inf, None))
@@ -177,7 +175,7 @@ class StartForecasts(Subscriber):
     def _refresh(self) -> None:
         """Make new estimates, unless nothing has changed, or making them would take a large part of the time."""
         state, now = self._state, self._state.now()
-        if not (self.makes_estimates and self.enabled and state.view.waiting):
+        if not (self.makes_estimates and state.view.waiting):
             return
         is_current = self._made_entry == state.entry and now < self._made_at + MAX_AGE_SECONDS
         if is_current or now < self._made_at + IDLE_FACTOR * self._cost:
@@ -209,15 +207,13 @@ class StartForecasts(Subscriber):
 
     def start_of_new(self, job: Job) -> StartEstimate | None:
         """Return when a job that is submitted now would start; None: it is not known."""
-        if not (self.makes_estimates and self.enabled):
+        if not self.makes_estimates:
             return None
         simulated = self._simulator.simulate(self._state.now(), self._futures(), self._state.entry, job)
         return simulated.start_estimates().get(job.id)
 
-    def compare(self, jobs: Sequence[Job], seed: int = 0) -> WhatIfForecast | None:
-        """Return when each of these jobs would start and end if it were submitted now; None if not `enabled`."""
-        if not self.enabled:
-            return None
+    def compare(self, jobs: Sequence[Job], seed: int = 0) -> WhatIfForecast:
+        """Return when each of these jobs would start and end if it were submitted now."""
         now, futures = self._state.now(), self._futures()
         simulator = self._simulator
         without = simulator.simulate(now, futures, seed)

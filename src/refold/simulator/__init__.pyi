@@ -29,7 +29,6 @@ from .simulation import simulate as simulate
 from .start_times import (
     StartSimulator as StartSimulator,
     StartTimes as StartTimes,
-    compile_start_simulator as compile_start_simulator,
     estimate_end as estimate_end,
 )
 from .state_at import RecordedDecisions as RecordedDecisions, StateAt as StateAt

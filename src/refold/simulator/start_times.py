@@ -9,7 +9,7 @@ from math import inf
 import numpy as np
 
 from refold.core import View
-from refold.model import HOUR, Cluster, Demand, Job, Seconds, StartEstimate
+from refold.model import HOUR, Job, Seconds, StartEstimate
 from refold.packing import Floats, FreeResources
 from refold.policies import QueueOrder
 from refold.simulator.queue_forecast import QueueForecast
@@ -73,15 +73,6 @@ def estimate_end(view: View, job_id: str, run_times: RunTimes, now: Seconds) -> 
     if at == inf:
         return None
     return StartEstimate(job_id, now + max(0.0, at), now + max(0.0, soonest), None if latest == inf else now + latest)
-
-
-def compile_start_simulator(cluster: Cluster) -> None:
-    """Compile what `StartSimulator` needs, or load it from the cache, so that the first simulation is fast."""
-    job, run_times = Job("warm-up", demand=Demand(gpus=0)), RunTimes()
-    run_times.learn(job, 1.0, 0.0)
-    draws = run_times.draws(futures=2, seed=0)
-    remaining, durations = draws.remaining([StartedJob(job, 1.0, 0.5)], 0.0), draws.waiting([job], 0.0)
-    QueueForecast(FreeResources(cluster), [()], [job.demand]).starts("easy", 0.0, remaining, durations)
 
 
 class StartSimulator:

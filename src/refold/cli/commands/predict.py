@@ -130,7 +130,6 @@ def _evaluate_methods(jobs: Sequence[Job]) -> tuple[list[_Method], Evaluation]:
 
     limited = any(job.time_limit is not None for job in jobs)
     others = {name: make for name, make in COMPARATORS.items() if limited or not name.startswith("limit")}
-    _compile()
     with progress("predicting", len(others) + 2) as advance:
         own_evaluation = evaluate_at_submission(jobs, PredictorQuantiles(), process_time)
         advance(2)
@@ -139,16 +138,6 @@ def _evaluate_methods(jobs: Sequence[Job]) -> tuple[list[_Method], Evaluation]:
             methods.append(_score_method(name, evaluate_at_submission(jobs, make(), process_time)))
             advance()
     return methods, own_evaluation
-
-
-def _compile() -> None:
-    """Compile the kernels of the predictor, so that compilation is not measured."""
-    from refold.model import Job
-    from refold.research import PredictorQuantiles
-
-    predictor, job = PredictorQuantiles(), Job("first")
-    predictor.quantiles(job, 0.0)
-    predictor.finished(job, 1.0, 1.0)
 
 
 def _score_method(name: str, evaluation: Evaluation) -> _Method:

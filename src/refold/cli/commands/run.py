@@ -65,7 +65,6 @@ def run(
     _check_watch(choice.settings)
     header = Header(local_cluster(slots), choice.policy, dict(choice.settings))
     made_policy = make_guarded_policy(header.policy, header.settings)
-    _warm_up(header, jobs_read)
     folder = _new_folder(out)
     printer = _ProgressPrinter(jobs_read, folder, as_json)
     outcomes, interrupted = asyncio.run(_run_jobs(jobs_read, header, made_policy, folder, grace_seconds, printer))
@@ -88,17 +87,6 @@ def _check_watch(settings: Mapping[str, Any]) -> None:
             "--watch no-progress needs progress reports, which `refold run` does not support: "
             "give jobs a time_limit and use --watch beyond-limit, or add silent-too to end every run after that time"
         )
-
-
-def _warm_up(header: Header, jobs: list[Job]) -> None:
-    """Let another instance of the policy decide once, so that kernels are compiled before the jobs start."""
-    from refold.cli import make_guarded_policy
-    from refold.core import JobSubmitted, Scheduler
-
-    scheduler = Scheduler(
-        header.cluster, make_guarded_policy(header.policy, header.settings), on_rejection=lambda _: None
-    )
-    scheduler.step(0.0, [JobSubmitted(job) for job in jobs])
 
 
 async def _run_jobs(

@@ -66,7 +66,7 @@ def top(
 def _paint(client: Client) -> None:
     info, gpus = client.info(), client.gpus()
     jobs, _ = list_jobs(client, len(gpus) + 1, state=["running", "stopping"])
-    print_notes(list(filter(None, (info.storage, info.policy_note))))
+    print_notes([info.storage] if info.storage else [])
     racks = dict.fromkeys(format_rack(node) for node in client.nodes() if node.rack)
     print_tables(_table(info, gpus, {job.id: job for job in jobs}, [f"rack {rack}" for rack in racks]))
 

@@ -76,7 +76,7 @@ class _LiveQueue(NamedTuple):
             "jobs": [self._job_document(job) for job in self.jobs],
             "omitted": self.omitted,
             **({"start_accuracy": msgspec.to_builtins(info.start_accuracy)} if self.with_estimates else {}),
-            "notes": [*self.notes, *filter(None, (info.storage, info.policy_note))],
+            "notes": [*self.notes, *([info.storage] if info.storage else [])],
         }
 
     def _job_document(self, job: JobStatus) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class _LiveQueue(NamedTuple):
         footer = [f"… and {plural(self.omitted, 'more job')} (--all)"] if self.omitted else []
         if self.estimates:
             footer += format_accuracy(info.start_accuracy)
-        print_notes([*self.notes, *filter(None, (info.storage, info.policy_note))])
+        print_notes([*self.notes, *([info.storage] if info.storage else [])])
         if not self.jobs:
             print_line(title)
             return
