@@ -20,14 +20,6 @@ from .free import (
     mask_from_indices as mask_from_indices,
 )
 from .genetic_paper import best_pair as best_pair
-from .heap import (
-    TaskHeap as TaskHeap,
-    first_time as first_time,
-    pop as pop,
-    pop_task as pop_task,
-    push as push,
-    push_task as push_task,
-)
 from .kernels import (
     INSTANCES_THAT_FIT as INSTANCES_THAT_FIT,
     TAKEN as TAKEN,
@@ -65,6 +57,14 @@ from .layout import (
     Words as Words,
 )
 from .lookahead import RackDraw as RackDraw, no_rack_draw as no_rack_draw
+from .numba_heap import (
+    TaskHeap as TaskHeap,
+    first_time as first_time,
+    pop as pop,
+    pop_task as pop_task,
+    push as push,
+    push_task as push_task,
+)
 from .placement_rows import change_rows as change_rows, take_rows as take_rows
 from .placement_rule import PlacementRule as PlacementRule, place_demand as place_demand
 from .placer import (
