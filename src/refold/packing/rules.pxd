@@ -39,12 +39,11 @@ cdef bint _is_worth_best_fit(FreeArrays free, Need need, DemandHistory history) 
 cdef long long _best_fit(FreeArrays free, Need need, long long last) noexcept nogil
 cdef long long _worst_fit(FreeArrays free, Need need) noexcept nogil
 cdef long long _tetris(FreeArrays free, Need need) noexcept nogil
-@cython.locals(alignment=cython.double)
 cdef double _alignment(FreeArrays free, long long node, Need need) noexcept nogil
 cdef long long _free_metric(FreeArrays free, long long node, Need need, bint tightest) noexcept nogil
 @cython.locals(word=cython.ulonglong)
 cdef double _hash(long long draw, long long node) noexcept nogil
-@cython.locals(pending=cython.ulonglong, score=cython.double)
+@cython.locals(pending=cython.ulonglong)
 cdef long long _lowest_score(long long rule, FreeArrays free, Need need, long long draw) noexcept nogil
 cdef long long _round_robin(GreedyRule rule, FreeArrays free, Need need) noexcept nogil
 @cython.locals(shared=cython.bint)
