@@ -1,6 +1,8 @@
 from .demand_history import DemandHistory as DemandHistory, empty_demand_history as empty_demand_history
 from .fragmentation import (
     cluster_fragmentation as cluster_fragmentation,
+    fragmentation_after as fragmentation_after,
+    node_fragmentation as node_fragmentation,
     update_typical_demands as update_typical_demands,
 )
 from .free import (
@@ -9,23 +11,9 @@ from .free import (
     indices_from_mask as indices_from_mask,
     mask_from_indices as mask_from_indices,
 )
+from .genetic_operators import Random as Random
 from .genetic_paper import best_pair as best_pair
 from .heap import pop as pop, push as push
-from .kernels import (
-    INSTANCES_THAT_FIT as INSTANCES_THAT_FIT,
-    TAKEN as TAKEN,
-    adjust_free as adjust_free,
-    candidate_row as candidate_row,
-    count_instances as count_instances,
-    count_shortages as count_shortages,
-    fits as fits,
-    instances_on_node as instances_on_node,
-    max_gpus_per_node as max_gpus_per_node,
-    need_at as need_at,
-    next_fitting_node as next_fitting_node,
-    set_free as set_free,
-    take as take,
-)
 from .layout import (
     CPU_FREE as CPU_FREE,
     DEMAND_ENTRIES as DEMAND_ENTRIES,
@@ -42,7 +30,6 @@ from .layout import (
     WHOLE_FREE as WHOLE_FREE,
     Bools as Bools,
     Floats as Floats,
-    FreeArrays as FreeArrays,
     Ints as Ints,
     Need as Need,
     Words as Words,
