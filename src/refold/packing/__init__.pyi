@@ -11,6 +11,7 @@ from .free import (
     indices_from_mask as indices_from_mask,
     mask_from_indices as mask_from_indices,
 )
+from .genetic_operators import Random as Random
 from .genetic_paper import best_pair as best_pair
 from .heap import (
     TaskHeap as TaskHeap,
