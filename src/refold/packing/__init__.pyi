@@ -35,7 +35,6 @@ from .layout import (
     Words as Words,
 )
 from .placer import RULES as RULES, Placer as Placer
-from .pooled_queue import estimate_fifo_starts as estimate_fifo_starts
 from .power import NO_RACK as NO_RACK, Power as Power
 from .timetable import BookedJobs as BookedJobs, Timetable as Timetable
 from .trial import Trial as Trial
