@@ -1,7 +1,7 @@
 """Compiled replays: whole traces simulated in one compiled loop, with the same results as the general simulator.
 
-`find_replay` chooses one for an experiment. `queues` has those of `sjf`, `srtf` and `las`, `predicted_easy` that of
-`easy` with predicted run times, and `learned` the simulator in which the learned policy is trained.
+`find_replay` chooses one for an experiment: `fifo` has the loop of `fifo` and `fifo-skip`, `easy` that of `easy` with
+known run times, `loop` what both share, and `journal` the journal that the general simulator would write.
 """
 
 import lazy_loader

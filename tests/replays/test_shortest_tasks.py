@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from refold.packing import add_waiting, first_waiting, no_shortest_tasks, remove_waiting, shortest_waiting
+from refold.replays.shortest_tasks import ShortestTasks
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -13,20 +13,20 @@ def test_the_trees_give_the_same_as_a_search_in_lists(seed: int) -> None:
     rng = random.Random(seed)
     count, demands = rng.randint(1, 60), 4
     demand_of = np.array([rng.randrange(demands) for _ in range(count)], dtype=np.int64)
-    waiting, expected = no_shortest_tasks(demand_of, demands), dict[int, float]()
+    waiting, expected = ShortestTasks(demand_of, demands), dict[int, float]()
     for _ in range(300):
         task = rng.randrange(count)
         if task in expected:
-            remove_waiting(waiting, task)
+            waiting.remove(task)
             del expected[task]
         else:
             expected[task] = float(rng.randint(1, 9))
-            add_waiting(waiting, task, expected[task])
+            waiting.add(task, expected[task])
         for demand in range(demands):
             durations = {task: expected[task] for task in sorted(expected) if demand_of[task] == demand}
             assert waiting.number[demand] == len(durations)
-            assert shortest_waiting(waiting, demand) == min(durations.values(), default=np.inf)
+            assert waiting.shortest(demand) == min(durations.values(), default=np.inf)
             for longest in (3.0, 6.0, np.inf):
                 found = [task for task, duration in durations.items() if duration <= longest]
                 if found:
-                    assert first_waiting(waiting, demand, longest) == found[0]
+                    assert waiting.first(demand, longest) == found[0]
