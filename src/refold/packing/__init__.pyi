@@ -1,16 +1,6 @@
-from .demand_history import (
-    DemandHistory as DemandHistory,
-    ScoreCache as ScoreCache,
-    empty_demand_history as empty_demand_history,
-    empty_score_cache as empty_score_cache,
-    is_update_due as is_update_due,
-    update_demand_history as update_demand_history,
-)
+from .demand_history import DemandHistory as DemandHistory, empty_demand_history as empty_demand_history
 from .fragmentation import (
     cluster_fragmentation as cluster_fragmentation,
-    empty_typical_demands as empty_typical_demands,
-    fragmentation_after as fragmentation_after,
-    node_fragmentation as node_fragmentation,
     update_typical_demands as update_typical_demands,
 )
 from .free import (
@@ -18,37 +8,18 @@ from .free import (
     encode_demand as encode_demand,
     indices_from_mask as indices_from_mask,
     mask_from_indices as mask_from_indices,
+    shortage_from_counts as shortage_from_counts,
 )
 from .genetic_paper import best_pair as best_pair
-from .heap import (
-    TaskHeap as TaskHeap,
-    first_time as first_time,
-    pop as pop,
-    pop_task as pop_task,
-    push as push,
-    push_task as push_task,
-)
-from .kernels import (
-    INSTANCES_THAT_FIT as INSTANCES_THAT_FIT,
-    TAKEN as TAKEN,
-    adjust_free as adjust_free,
-    candidate_row as candidate_row,
-    count_instances as count_instances,
-    count_shortages as count_shortages,
-    fits as fits,
-    instances_on_node as instances_on_node,
-    max_gpus_per_node as max_gpus_per_node,
-    need_at as need_at,
-    next_fitting_node as next_fitting_node,
-    set_free as set_free,
-    take as take,
-)
+from .heap import TaskHeap as TaskHeap, pop as pop, push as push
+from .kernels import FreeArrays as FreeArrays, count_instances as count_instances, count_shortages as count_shortages
 from .layout import (
     CPU_FREE as CPU_FREE,
     DEMAND_ENTRIES as DEMAND_ENTRIES,
     FIRST_GPU as FIRST_GPU,
     GPU_MASK as GPU_MASK,
     GPUS as GPUS,
+    INSTANCES_THAT_FIT as INSTANCES_THAT_FIT,
     MEMORY_FREE as MEMORY_FREE,
     MILLI_FREE as MILLI_FREE,
     NODE as NODE,
@@ -59,14 +30,12 @@ from .layout import (
     WHOLE_FREE as WHOLE_FREE,
     Bools as Bools,
     Floats as Floats,
-    FreeArrays as FreeArrays,
     Ints as Ints,
     Need as Need,
     Words as Words,
 )
 from .lookahead import RackDraw as RackDraw, no_rack_draw as no_rack_draw
-from .placement_rows import change_rows as change_rows, take_rows as take_rows
-from .placement_rule import PlacementRule as PlacementRule, place_demand as place_demand
+from .placed_tasks import PlacedTasks as PlacedTasks
 from .placer import (
     GENETIC as GENETIC,
     LEARNING_RULES as LEARNING_RULES,
@@ -75,20 +44,6 @@ from .placer import (
 )
 from .pooled_queue import estimate_fifo_starts as estimate_fifo_starts
 from .power import NO_RACK as NO_RACK, Power as Power
-from .rules import (
-    FGD as FGD,
-    RULE_STATE_ENTRIES as RULE_STATE_ENTRIES,
-    SEED as SEED,
-    place_instances as place_instances,
-)
-from .shortest_tasks import (
-    ShortestTasks as ShortestTasks,
-    add_waiting as add_waiting,
-    first_waiting as first_waiting,
-    no_shortest_tasks as no_shortest_tasks,
-    remove_waiting as remove_waiting,
-    shortest_waiting as shortest_waiting,
-)
 from .timetable import (
     BookedJobs as BookedJobs,
     FreeIntervals as FreeIntervals,

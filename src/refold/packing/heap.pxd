@@ -8,6 +8,7 @@ cdef class TaskHeap:
     cdef long long[::1] tasks
     cdef long long size
 
+    cdef TaskHeap copy(self)
     cdef void push(self, double at, long long task) noexcept nogil
     cdef long long pop(self) noexcept nogil
     cdef double first_time(self) noexcept nogil

@@ -17,6 +17,14 @@ class TaskHeap:
         self.times, self.tasks = view(np.empty(capacity)), view(np.empty(capacity, dtype=np.int64))
         self.size = 0
 
+    def copy(self) -> TaskHeap:
+        """Return an independent copy."""
+        other = TaskHeap(self.times.shape[0])
+        other.size = self.size
+        for position in range(self.size):
+            other.times[position], other.tasks[position] = self.times[position], self.tasks[position]
+        return other
+
     def push(self, at: float, task: int) -> None:
         """Push a task."""
         push(self.times, self.tasks, self.size, at, task)

@@ -17,4 +17,5 @@ cdef class PlacedTasks:
     cdef bint place(self, FreeArrays free, long long task) noexcept nogil
     cdef void take(self, FreeArrays free, long long task) noexcept nogil
     cdef void release(self, FreeArrays free, long long task) noexcept nogil
+    @cython.locals(mask=cython.longlong)
     cdef void _change(self, FreeArrays free, long long task, long long sign) noexcept nogil

@@ -13,12 +13,11 @@ from refold.packing.demand_history import empty_demand_history, empty_score_cach
 from refold.packing.free import FreeResources
 from refold.packing.layout import GPU_MASK, NODE, Ints
 from refold.packing.placer import LEARNING_RULES, RULES
-from refold.packing.rules import GreedyRule
 
 if not cython.compiled:
     from refold.packing.kernels import FreeArrays, adjust_free, need_at
     from refold.packing.layout import Need
-    from refold.packing.rules import place_instances
+    from refold.packing.rules import GreedyRule, place_instances
 
 
 class PlacedTasks:

@@ -42,4 +42,5 @@ cdef class EasyLoop(ReplayLoop):
     cdef bint _start_in_gap(self, long long task) noexcept nogil
     cdef void _wake(self) noexcept nogil
     cdef void _set_wake(self) noexcept nogil
+    @cython.locals(is_open=cython.bint)
     cdef void _note_fitting(self, long long first_arrival) noexcept nogil

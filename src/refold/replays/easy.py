@@ -29,16 +29,16 @@ from refold.packing import (
     NODE,
     WHOLE_FREE,
     FreeResources,
-    TaskHeap,
 )
 from refold.packing.bits import view
 from refold.replays.columns import ReplayResult, TaskColumns
-from refold.replays.shortest_tasks import ShortestTasks
 from refold.simulator import RecordedSpeeds
 
 if not cython.compiled:
+    from refold.packing import TaskHeap
     from refold.packing.kernels import FreeArrays, adjust_free, count_instances, instances_on_node, need_at, set_free
     from refold.replays.loop import JournalNotes, ReplayLoop
+    from refold.replays.shortest_tasks import ShortestTasks
 
 BackfillOrder = Literal["shortest", "queue"]
 
@@ -48,7 +48,7 @@ PLACEMENTS = ("first-fit", "best-fit", "worst-fit", "tetris")
 MIN_WORK_SECONDS = 1.0
 """The minimum of the run time that is planned for a job."""
 
-INFINITE, NEVER = np.inf, np.nan
+INFINITE = np.inf
 
 
 def replay_easy(

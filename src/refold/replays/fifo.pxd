@@ -1,11 +1,13 @@
 cimport cython
+from refold.packing.demand_history cimport is_update_due
 from refold.replays.loop cimport JournalNotes, ReplayLoop
 
 cdef double INFINITE
 
 @cython.final
 cdef class FifoLoop(ReplayLoop):
-    cdef bint strict, learns, is_fgd
+    cdef bint strict, learns
+    cdef object update
     cdef long long head, last_end_step, tasks_seen, demands_seen
     cdef long long[::1] head_of, next_task, blocked_step, demand_counts
 

@@ -14,12 +14,14 @@ import numpy as np
 
 from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import Cluster
-from refold.packing import FGD, GENETIC, LEARNING_RULES, RULES, FreeResources
+from refold.packing import GENETIC, LEARNING_RULES, RULES, FreeResources
 from refold.packing.bits import view
-from refold.packing.demand_history import is_update_due, update_demand_history
+from refold.packing.fragmentation import update_typical_demands
+from refold.packing.worth import update_worth
 from refold.replays.columns import ReplayResult, TaskColumns
 
 if not cython.compiled:
+    from refold.packing.demand_history import is_update_due
     from refold.replays.loop import JournalNotes, ReplayLoop
 
 FifoOrder = Literal["fifo", "fifo-skip"]
@@ -69,7 +71,8 @@ class FifoLoop(ReplayLoop):
         strict: bool,
     ) -> None:
         super().__init__(tasks, free, placement, seed, notes)
-        self.strict, self.learns, self.is_fgd = strict, RULES[placement][0] in LEARNING_RULES, placement == "fgd"
+        self.strict, self.learns = strict, RULES[placement][0] in LEARNING_RULES
+        self.update = update_typical_demands if placement == "fgd" else update_worth
         self.head = self.last_end_step = self.tasks_seen = self.demands_seen = 0
         self.head_of = view(np.full(len(tasks.demands), self.count))
         self.next_task = view(np.empty(self.count, dtype=np.int64))
@@ -98,10 +101,8 @@ class FifoLoop(ReplayLoop):
         self.demands_seen = max(self.demands_seen, demand + 1)
         self.tasks_seen += 1
         if is_update_due(self.tasks_seen):
-            rule = self.tasks.rule
-            update_demand_history(
-                self.is_fgd, self.tasks.demands, self.demand_counts, self.demands_seen, rule.history, rule.cache
-            )
+            self.update(self.tasks.demands, self.demand_counts, self.demands_seen, self.tasks.rule.history)
+            self.tasks.rule.cache.clear()
 
     def _start_tasks(self) -> None:
         """Start tasks until none can be started."""

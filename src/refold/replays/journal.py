@@ -38,16 +38,20 @@ def journal_entries(jobs: Sequence[Job], replayed: ReplayResult, notes: JournalN
     waiting = 0
     for now, wake_at, wake_set, (end, next_end), (arrival, next_arrival), (start, next_start), (note, next_note) in zip(
         times[1 : steps + 1].tolist(),
-        np.asarray(notes.wake_at)[1 : steps + 1].tolist(),
+        [None if isnan(at) else at for at in np.asarray(notes.wake_at)[1 : steps + 1].tolist()],
         np.asarray(notes.wake_set)[1 : steps + 1].tolist(),
         *ranges,
         strict=True,
     ):
-        finished: list[Event] = [RunFinished(ids[task], 1) for task in ending[end:next_end]]
-        if wake_set:
-            before = sum(start_step[task] <= wake_set for task in ending[end:next_end])
-            finished.insert(before, Woke())
-        events = (*finished, *map(JobSubmitted, jobs[arrival:next_arrival]))
+        events: tuple[Event, ...]
+        if wake_set or next_end - end + next_arrival - arrival > 1:
+            finished: list[Event] = [RunFinished(ids[task], 1) for task in ending[end:next_end]]
+            if wake_set:
+                before = sum(start_step[task] <= wake_set for task in ending[end:next_end])
+                finished.insert(before, Woke())
+            events = (*finished, *map(JobSubmitted, jobs[arrival:next_arrival]))
+        else:  # most steps have one event
+            events = (JobSubmitted(jobs[arrival]) if arrival < next_arrival else RunFinished(ids[ending[end]], 1),)
         starts = starting[start:next_start]
         orders = tuple([StartRun(ids[task], 1, allocation(task)) for task in starts]) if starts else ()
         waiting += next_arrival - arrival - len(starts)
@@ -58,7 +62,7 @@ def journal_entries(jobs: Sequence[Job], replayed: ReplayResult, notes: JournalN
             reserved = [Wait(ids[task], Reason.RESERVED) for task in arrived if may_fit[task]]
             behind = [task for task in arrived if not may_fit[task] and task not in noted and task not in starts]
             waits = (*lacking, *reserved, *_behind_others(ids, behind, waiting))
-        yield Entry(now, events, orders, waits, (), None if isnan(wake_at) else wake_at)
+        yield Entry(now, events, orders, waits, wake_at=wake_at)
 
 
 class _TasksByStep(NamedTuple):

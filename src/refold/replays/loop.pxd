@@ -30,5 +30,6 @@ cdef class ReplayLoop:
     cdef long long next_arrival(self) noexcept nogil
     cdef bint fits_empty(self, long long task) noexcept nogil
     cdef void start(self, long long task) noexcept nogil
+    @cython.locals(slowest=cython.double)
     cdef double _speed(self, long long task) noexcept nogil
     cdef void note_blocked(self, long long task) noexcept nogil

@@ -5,12 +5,13 @@ from __future__ import annotations
 import cython
 import numpy as np
 
-from refold.packing import INSTANCES_THAT_FIT, NODE, FreeResources, PlacedTasks, TaskHeap
+from refold.packing import INSTANCES_THAT_FIT, NODE, FreeResources
 from refold.packing.bits import view
 from refold.replays.columns import ReplayResult, TaskColumns
 from refold.simulator import RecordedSpeeds
 
 if not cython.compiled:
+    from refold.packing import PlacedTasks, TaskHeap
     from refold.packing.kernels import write_shortages
 
 INFINITE = np.inf

@@ -13,21 +13,13 @@ import cython
 import numpy as np
 
 from refold.model import Demand, Placement, Seconds
-from refold.packing import (
-    MILLI_FREE,
-    Floats,
-    FreeArrays,
-    FreeResources,
-    Ints,
-    PlacedTasks,
-    TaskHeap,
-    mask_from_indices,
-)
+from refold.packing import MILLI_FREE, Floats, FreeResources, mask_from_indices
 from refold.packing.bits import view
 from refold.policies import QueueOrder
 
 if not cython.compiled:
-    from refold.packing.kernels import adjust_free
+    from refold.packing import PlacedTasks, TaskHeap
+    from refold.packing.kernels import FreeArrays, adjust_free
 
 BACKFILL_DEPTH = 100
 """Number of jobs behind the first one that are considered when jobs may overtake it."""
@@ -71,7 +63,8 @@ class _Future:
     """
 
     def __init__(self, queue: QueueForecast, now: Seconds, ends: Floats, durations: Floats, started: Floats) -> None:
-        self.queue, self.now, self.free = queue, now, queue.free.copy().arrays
+        self.queue, self.now = queue, now
+        self.free = self.queue.free.copy().arrays
         self.durations, self.started = view(np.ascontiguousarray(durations)), view(started)
         self.runs, self.count = len(ends), len(durations)
         self.ends = TaskHeap(self.runs + self.count)
