@@ -140,7 +140,8 @@ class _Future:
 
     def _earliest_start(self) -> float:
         """Return when the first job fits if nothing else starts; infinite if that is not known."""
-        later, ends = FreeArrays(*(array.copy() for array in self.free.arrays)), self.ends.copy()
+        nodes, gpus, bits = self.free.arrays
+        later, ends = FreeArrays(nodes.copy(), gpus.copy(), bits.copy()), self.ends.copy()
         while ends.size > 0:
             now = ends.first_time()
             self._end_tasks(later, ends, now)
