@@ -11,6 +11,7 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).parent / "tools"))
 from c_compiler import compiler_variables
@@ -45,18 +46,28 @@ def kernels() -> list[Extension]:
     ]
 
 
-def extensions() -> list[Extension]:
-    """Return all extensions, as C."""
-    memory_views = Extension(MEMORY_VIEWS, [str(GENERATED / "_memory_views.c")], extra_compile_args=FLAGS)
-    return cythonize(
-        [memory_views, *kernels()],
-        annotate=bool(os.environ.get("REFOLD_ANNOTATE")),  # pages that show which lines call Python
-        build_dir=str(GENERATED),
-        compiler_directives=DIRECTIVES,
-        include_path=[str(SOURCES)],
-        shared_utility_qualified_name=MEMORY_VIEWS,
-    )
+class BuildKernels(build_ext):
+    """Translates the kernels to C, and compiles them with the compiler that there is."""
+
+    def run(self) -> None:
+        """Compile all that has changed."""
+        os.environ.update(compiler_variables())
+        translated = cythonize(
+            self.extensions,
+            annotate=bool(os.environ.get("REFOLD_ANNOTATE")),  # pages that show which lines call Python
+            build_dir=str(GENERATED),
+            compiler_directives=DIRECTIVES,
+            include_path=[str(SOURCES)],
+            shared_utility_qualified_name=MEMORY_VIEWS,
+        )
+        for extension, in_c in zip(self.extensions, translated, strict=True):
+            extension.sources = in_c.sources
+        super().run()
 
 
-os.environ.update(compiler_variables())
-setup(ext_modules=extensions(), options={"build_ext": {"parallel": os.cpu_count()}})
+memory_views = Extension(MEMORY_VIEWS, ["_memory_views.c"], extra_compile_args=FLAGS)
+setup(
+    ext_modules=[memory_views, *kernels()],
+    cmdclass={"build_ext": BuildKernels},
+    options={"build_ext": {"parallel": os.cpu_count()}},
+)

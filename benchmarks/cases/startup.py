@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -33,18 +32,11 @@ def rows(quick: bool) -> list[Row]:
     with _canned_daemon() as address:
         daemon = {"REFOLD_ADDRESS": address, "REFOLD_TOKEN": "rf_x", **AS_INSTALLED}
         help_seconds, queue_seconds = (_median([*command, word], times, daemon) for word in ("--help", "queue"))
-    place = [sys.executable, "-c", FIRST_PLACEMENT]
-    warm = _median(place, times)
-    with tempfile.TemporaryDirectory() as empty:
-        cold = cpu_seconds_of_command(place, {"REFOLD_CACHE_DIR": empty})
-        again = cpu_seconds_of_command(place, {"REFOLD_CACHE_DIR": empty})
-    bare = _median([sys.executable, "-c", "import numba"], times)
+    placement = _median([sys.executable, "-c", FIRST_PLACEMENT], times)
     return [
         at_most("refold --help", help_seconds, 0.3, f"{help_seconds:.2f} s", "s"),
         at_most("refold queue, 20 jobs", queue_seconds, 0.15, f"{queue_seconds:.2f} s", "s"),
-        Row("first placement in a fresh process, kernels cached", f"{warm:.2f} s", warm),
-        Row("of which Python and `import numba`", f"{bare:.2f} s", bare),
-        Row("first placement, empty kernel cache", f"{cold:.1f} s, then {again:.2f} s with the filled cache", cold),
+        Row("first placement in a fresh process", f"{placement:.2f} s", placement),
     ]
 
 

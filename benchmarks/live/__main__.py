@@ -6,11 +6,10 @@ import argparse
 import json
 import sys
 
-from benchmarks.live import api_call, cold_start, estimates, history, idle, start_latency, submissions
+from benchmarks.live import api_call, estimates, history, idle, start_latency, submissions
 from benchmarks.table import Row, as_markdown, as_plain, as_text
 
 CASES = {
-    "cold-start": cold_start.rows,
     "start-latency": start_latency.rows,
     "submissions": submissions.rows,
     "idle": idle.rows,

@@ -16,8 +16,8 @@ from benchmarks.measure import AS_INSTALLED
 from refold.client import Address, Client, read_address
 from refold.errors import RefoldError
 
-START_TIMEOUT_SECONDS = 180.0
-"""Maximum start-up time of a daemon; its kernels may have to be compiled."""
+START_TIMEOUT_SECONDS = 60.0
+"""Maximum start-up time of a daemon."""
 
 
 class Daemon:
@@ -45,35 +45,31 @@ class Daemon:
 
 
 @contextmanager
-def run_daemon(*options: str, folder: Path | None = None, cache: Path | None = None) -> Iterator[Daemon]:
-    """Run `refold serve` with these options, and stop it at the end.
-
-    `cache`: another folder of compiled kernels; without it, the daemon is ready when its policy is compiled.
-    """
+def run_daemon(*options: str, folder: Path | None = None) -> Iterator[Daemon]:
+    """Run `refold serve` with these options, and stop it at the end."""
     with tempfile.TemporaryDirectory(prefix="refold-") as temporary:
         home = folder or Path(temporary) / "state"
         command = [sys.executable, "-m", "refold.cli.app", "serve", "--port", "0", "--state", str(home), *options]
         before = read_address(home) if home.exists() else None
-        environment = {**os.environ, **AS_INSTALLED, **({"REFOLD_CACHE_DIR": str(cache)} if cache else {})}
+        environment = {**os.environ, **AS_INSTALLED}
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, cwd=temporary, start_new_session=True, env=environment
         )
         try:
-            yield Daemon(home, process, _wait_until_ready(home, process, before, compiled=cache is None))
+            yield Daemon(home, process, _wait_until_ready(home, process, before))
         finally:
             process.send_signal(signal.SIGTERM)
             process.wait(30)
 
 
-def _wait_until_ready(home: Path, process: subprocess.Popen[bytes], before: object, compiled: bool) -> Address:
+def _wait_until_ready(home: Path, process: subprocess.Popen[bytes], before: object) -> Address:
     """Wait until the daemon has written a new address file and answers; return the address."""
     deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while time.monotonic() < deadline and process.poll() is None:
         address = read_address(home) if home.exists() else None
         if address is not None and address != before:
             with suppress(RefoldError):  # the address is written before the daemon accepts connections
-                note = Client(address.address, address.token).info().policy_note
-                if not (compiled and note):
-                    return address
+                Client(address.address, address.token).info()
+                return address
         time.sleep(0.01)
     raise RuntimeError(f"the daemon did not start: exit status {process.poll()}")

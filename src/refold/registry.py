@@ -24,15 +24,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from refold.core import Policy
-from refold.documents import convert as convert_document, load_yaml, read as read_document, read_text
+from refold.documents import convert as convert_document, load_yaml, read_text
 from refold.errors import BadFile, BadInput, RefoldError, UnknownName
 from refold.policies import POLICIES, QueueOrder, SettingRange, range_by_default
 
 FOLDER_VARIABLE = "REFOLD_POLICIES"
 WATCH = "watch"
 """The setting that every policy accepts: the rules of the run-time watch."""
-WEIGHTS = "weights"
-"""The setting of `learned` that may name a file, as `refold learn` writes it."""
 PROFILE = "profile"
 """The setting of policies that choose plans: the limits of profiling new model types. True: the default limits."""
 START_ESTIMATES = "start_estimates"
@@ -111,18 +109,12 @@ def is_policy_file(name: str) -> bool:
 def resolve_policy(name: str, settings: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the policy and the settings that a policy file stands for; given settings override those of the file.
 
-    Another name is returned as it is. Weights that are given as a file are replaced by its contents, so that a journal
-    does not depend on the file.
+    Another name is returned as it is.
     """
-    resolved = dict(settings)
-    if is_policy_file(name):
-        file = _read_policy_file(Path(name))
-        name, resolved = file.name, {**file.settings, **settings}
-    if name == "learned" and isinstance(weights := resolved.get(WEIGHTS), str):
-        from refold.policies.learned import Parameters
-
-        resolved[WEIGHTS] = msgspec.to_builtins(read_document(Path(weights), Parameters))
-    return name, resolved
+    if not is_policy_file(name):
+        return name, dict(settings)
+    file = _read_policy_file(Path(name))
+    return file.name, {**file.settings, **settings}
 
 
 def _read_policy_file(path: Path) -> PolicyFile:

@@ -63,7 +63,7 @@ def test_a_missing_folder_and_a_file_that_cannot_be_loaded_are_reported(
     [
         ("refold simulate demo --policy s", {"sia", "sjf", "srtf", "synergy"}),
         ("refold simulate demo --placement w", {"worst-fit", "worth"}),
-        ("refold compare --policies fifo,l", {"fifo,las", "fifo,learned"}),
+        ("refold compare --policies fifo,l", {"fifo,las"}),
         ("refold compare --placements first-fit,t", {"first-fit,tetris"}),
         ("refold comp", {"compare"}),
         ("refold simulate demo --policy las/w", {"las/worst-fit", "las/worth"}),

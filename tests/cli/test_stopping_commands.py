@@ -137,13 +137,3 @@ def test_compare_ends_with_its_processes(start: type[Started], gated: Path, hist
     command.process.terminate()
     assert command.wait_until_ended() == (143, "stopped; no report is written\n")
     assert not (tmp_path / "out").exists()
-
-
-def test_learn_ends_with_its_workers(start: type[Started], tmp_path: Path) -> None:
-    state = tmp_path / "weights.yaml.state"
-    quick = ("--cluster", "1x8", "--slices", "2", "--jobs-per-slice", "100", "--population", "4", "--batch", "1")
-    endless = ("--generations", "1000000", "--workers", "2", "--out", str(tmp_path / "weights.yaml"))
-    command = start("learn", "demo", *quick, *endless)
-    wait_until(state.exists, END_SECONDS, "the first generation is kept")
-    command.process.terminate()
-    assert command.wait_until_ended() == (143, f"stopped; the same command continues with what is in {state}\n")

@@ -59,7 +59,6 @@ COMMANDS = [
     "show",
     "replay",
     "predict",
-    "learn",
     "policies",
     "trace",
     "plan",

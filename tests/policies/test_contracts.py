@@ -42,25 +42,6 @@ class TestLas(PolicyContract):
         return make_policy("las", {"threshold_gpu_seconds": 60.0})
 
 
-class TestLearned(PolicyContract):
-    def make_policy(self) -> Policy:
-        return make_policy("learned")
-
-
-class TestLearnedWithShortPatience(PolicyContract):
-    """Jobs soon go first and have reservations, and preempt often."""
-
-    def make_policy(self) -> Policy:
-        weights = {
-            "features": {"service": 1.0, "short_delay": -1.0},
-            "preemption_margin": 0.0,
-            "patience_seconds": 60.0,
-            "protection": 0.0,
-            "hidden": [{"features": {"gpus": 1.0}, "bias": -0.5, "output": 0.5}],
-        }
-        return make_policy("learned", {"weights": weights, "restart_seconds": 5.0, "max_restarts": 3})
-
-
 class TestDrf(PolicyContract):
     def make_policy(self) -> Policy:
         return make_policy("drf")

@@ -41,7 +41,6 @@ RESHAPING = (
     "antman",
     "optimus",
     "tiresias",
-    "learned",
 )
 VARIANTS: dict[str, dict[str, object]] = {
     "refold": {},

@@ -10,7 +10,6 @@ from .builtin import (
     model_aliases as model_aliases,
     model_names as model_names,
     models as models,
-    read_table as read_table,
 )
 from .gpu_matching import (
     base_gpu_type as base_gpu_type,

@@ -46,18 +46,18 @@ class _EngineTable(msgspec.Struct, forbid_unknown_fields=True):
 @cache
 def gpus() -> tuple[GpuSpec, ...]:
     """Return all GPU types of the catalogue."""
-    return read_table("gpus.yaml", _GpuTable).gpus
+    return _read_table("gpus.yaml", _GpuTable).gpus
 
 
 @cache
 def engines() -> tuple[Engine, ...]:
     """Return all engines of the catalogue, the current ones first."""
-    return read_table("engines.yaml", _EngineTable).engines
+    return _read_table("engines.yaml", _EngineTable).engines
 
 
 @cache
 def _model_table() -> _ModelTable:
-    return read_table("models.yaml", _ModelTable)
+    return _read_table("models.yaml", _ModelTable)
 
 
 def models() -> tuple[ModelShape, ...]:
@@ -70,7 +70,7 @@ def model_aliases() -> Mapping[str, str]:
     return MappingProxyType(_model_table().aliases)
 
 
-def read_table(file: str, kind: type[T]) -> T:
+def _read_table(file: str, kind: type[T]) -> T:
     """Read a data file of this package."""
     return parse(files("refold.catalogue").joinpath(file).read_text(encoding="utf-8"), kind, file)
 

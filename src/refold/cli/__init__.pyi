@@ -69,7 +69,6 @@ from .options import (
     Since as Since,
     SpreadPower as SpreadPower,
     TraceName as TraceName,
-    TraceNames as TraceNames,
     TraceOrDemo as TraceOrDemo,
     WatchOption as WatchOption,
     make_folder as make_folder,

@@ -110,7 +110,6 @@ TRACE_HELP = "Trace file (plain or .gz), or 'demo'."
 TraceName = Annotated[str, typer.Argument(metavar="TRACE", help=TRACE_HELP, autocompletion=_complete_traces)]
 TraceOrDemo = Annotated[str, typer.Argument(metavar="TRACE", help=TRACE_HELP, autocompletion=_complete_traces)]
 OptionalTrace = Annotated[str | None, typer.Argument(metavar="TRACE", help=TRACE_HELP, autocompletion=_complete_traces)]
-TraceNames = Annotated[list[str], typer.Argument(metavar="TRACE", help=TRACE_HELP, autocompletion=_complete_traces)]
 PolicyName = Annotated[
     str,
     typer.Option(

@@ -12,21 +12,5 @@ from .evaluate import (
     pinball_loss as pinball_loss,
     score as score,
 )
-from .evolution import Evolution as Evolution, EvolutionState as EvolutionState
 from .gap import GapMeter as GapMeter, GapRun as GapRun, gap_between as gap_between, gap_notes as gap_notes
-from .learning import (
-    START as START,
-    JobHistory as JobHistory,
-    LearningOptions as LearningOptions,
-    LearningProgress as LearningProgress,
-    TrainingSlice as TrainingSlice,
-    cost_function as cost_function,
-    draw_slices as draw_slices,
-    expect_at_submission as expect_at_submission,
-    first_state as first_state,
-    from_vector as from_vector,
-    mean_cost as mean_cost,
-    to_vector as to_vector,
-    train as train,
-)
 from .optimal import OptimumSearch as OptimumSearch, throughput_of as throughput_of
