@@ -129,7 +129,7 @@ def take_gpus_down(table: Timetable, plain: PlainTimetable) -> None:
 
 def intervals_of(table: Timetable) -> list[list[tuple[float, list[int]]]]:
     """For every node, the start and the free amounts of each interval."""
-    number, starts, free = table._intervals
+    number, starts, free = table._intervals.arrays[3:]
     return [
         [(starts[node, interval].item(), free[node, interval].tolist()) for interval in range(number[node])]
         for node in NODES

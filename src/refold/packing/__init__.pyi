@@ -34,7 +34,6 @@ from .layout import (
     Need as Need,
     Words as Words,
 )
-from .lookahead import RackDraw as RackDraw, no_rack_draw as no_rack_draw
 from .placed_tasks import PlacedTasks as PlacedTasks
 from .placer import (
     GENETIC as GENETIC,
@@ -44,19 +43,5 @@ from .placer import (
 )
 from .pooled_queue import estimate_fifo_starts as estimate_fifo_starts
 from .power import NO_RACK as NO_RACK, Power as Power
-from .timetable import (
-    BookedJobs as BookedJobs,
-    FreeIntervals as FreeIntervals,
-    Timetable as Timetable,
-    change_interval as change_interval,
-    drop_past_intervals as drop_past_intervals,
-    earliest_start as earliest_start,
-    first_that_can_start_earlier as first_that_can_start_earlier,
-    initial_intervals as initial_intervals,
-    is_overbooked as is_overbooked,
-    longest_free_duration as longest_free_duration,
-    longest_free_duration_on as longest_free_duration_on,
-    with_doubled_capacity as with_doubled_capacity,
-    write_free_during as write_free_during,
-)
+from .timetable import BookedJobs as BookedJobs, Timetable as Timetable
 from .trial import Trial as Trial

@@ -3,9 +3,11 @@ from refold.packing.c_types cimport Need
 from refold.packing.demand_history cimport DemandHistory
 from refold.packing.kernels cimport FreeArrays, need_at
 
-cdef long long CPU_FREE, FIRST_GPU, GPUS, MILLI_FREE, TYPE_BIT, UP
+cdef long long CPU_FREE, FIRST_GPU, GPUS, MAX_FREE, MILLI_FREE, TYPE_BIT, UP
 
-cdef long long _fragment(FreeArrays free, long long node, long long cpu_free, long long total, Need need) noexcept nogil
+cdef long long _fragment(
+    FreeArrays free, long long node, long long cpu_free, long long total, DemandHistory history, long long rank
+) noexcept nogil
 cdef double _expected_fragment(
     FreeArrays free, long long node, long long cpu_free, long long total, DemandHistory history
 ) noexcept nogil
@@ -18,6 +20,5 @@ cpdef double cluster_fragmentation(FreeArrays free, DemandHistory history) noexc
 cpdef void update_typical_demands(
     long long[:, ::1] shapes, long long[::1] counts, long long count, DemandHistory history
 ) except *
-cdef bint _same_fragments(
-    long long[:, ::1] shapes, long long shape, long long[:, ::1] typical, long long rank
-) noexcept nogil
+cdef Need _typical(DemandHistory history, long long rank) noexcept nogil
+cdef bint _same_fragments(Need one, Need other) noexcept nogil

@@ -10,7 +10,7 @@ from __future__ import annotations
 import cython
 import numpy as np
 
-from refold.packing.layout import CPU_FREE, FIRST_GPU, GPUS, MILLI_FREE, TYPE_BIT, UP, Ints
+from refold.packing.layout import CPU_FREE, FIRST_GPU, GPUS, MAX_FREE, MILLI_FREE, TYPE_BIT, UP, Ints
 
 if not cython.compiled:
     from refold.packing.demand_history import DemandHistory
@@ -18,18 +18,20 @@ if not cython.compiled:
     from refold.packing.layout import Need
 
 
-def _fragment(free: FreeArrays, node: int, cpu_free: int, total: int, need: Need) -> int:
+def _fragment(free: FreeArrays, node: int, cpu_free: int, total: int, history: DemandHistory, rank: int) -> int:
+    """Return the fragment of a node for a typical demand, given its free CPUs and free GPU capacity."""
+    need = _typical(history, rank)
     if need.gpus == 0 or cpu_free < need.cpu or not free.nodes[node, TYPE_BIT] & need.types:
         return total
-    unusable = usable = 0
-    first = free.nodes[node, FIRST_GPU]
+    if free.nodes[node, MAX_FREE] < need.milli:
+        return total
+    usable, capped, first = 0, 0, free.nodes[node, FIRST_GPU]
     for gpu in range(first, first + free.nodes[node, GPUS]):
         left = max(free.gpus[gpu], 0)
-        if left < need.milli:
-            unusable += left
-        else:
+        capped += min(left, need.milli)
+        if left >= need.milli:
             usable += 1
-    return unusable if usable >= need.gpus else total
+    return capped - usable * need.milli if usable >= need.gpus else total
 
 
 def _expected_fragment(free: FreeArrays, node: int, cpu_free: int, total: int, history: DemandHistory) -> float:
@@ -37,8 +39,7 @@ def _expected_fragment(free: FreeArrays, node: int, cpu_free: int, total: int, h
     for index in range(history.weights.shape[0]):
         if history.weights[index] == 0.0:
             break  # weights are sorted in descending order; zeros mark unused entries
-        need = need_at(history.typical, index)
-        expected += history.weights[index] * _fragment(free, node, cpu_free, total, need)
+        expected += history.weights[index] * _fragment(free, node, cpu_free, total, history, index)
     return expected
 
 
@@ -84,8 +85,8 @@ def update_typical_demands(shapes: Ints, counts: Ints, count: int, history: Dema
         shape = order[position]
         if counts[shape] == 0:
             break
-        rank = 0
-        while rank < distinct and not _same_fragments(shapes, shape, history.typical, rank):
+        rank, need = 0, need_at(shapes, shape)
+        while rank < distinct and not _same_fragments(need, need_at(history.typical, rank)):
             rank += 1
         if rank == history.weights.shape[0]:
             continue
@@ -99,6 +100,16 @@ def update_typical_demands(shapes: Ints, counts: Ints, count: int, history: Dema
         history.weights[rank] /= total
 
 
-def _same_fragments(shapes: Ints, shape: int, typical: Ints, rank: int) -> bool:
-    one, other = need_at(shapes, shape), need_at(typical, rank)
+def _typical(history: DemandHistory, rank: int) -> Need:
+    return Need(
+        history.typical[rank, 0],
+        history.typical[rank, 1],
+        history.typical[rank, 2],
+        history.typical[rank, 3],
+        history.typical[rank, 4],
+        history.typical[rank, 5],
+    )
+
+
+def _same_fragments(one: Need, other: Need) -> bool:
     return one.gpus == other.gpus and one.milli == other.milli and one.cpu == other.cpu and one.types == other.types

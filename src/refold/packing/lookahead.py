@@ -10,10 +10,21 @@ from refold.packing.bits import view
 from refold.packing.layout import FIRST_GPU, GPUS, LOOSEST, POWER_TOLERANCE_WATTS, SIGNATURE, TYPE_BIT, Floats, Ints
 
 if not cython.compiled:
+    from math import fmod
+
     from refold.packing.bits import trailing_zeros
     from refold.packing.demand_history import DemandHistory, ScoreCache, row_of
     from refold.packing.fragmentation import fragmentation_after, node_fragmentation
-    from refold.packing.kernels import FreeArrays, candidate_row, fits, max_gpus_per_node, pick_gpus, words_per_row
+    from refold.packing.kernels import (
+        FreeArrays,
+        candidate_row,
+        fits,
+        instances_on_node,
+        max_gpus_per_node,
+        need_at,
+        pick_gpus,
+        words_per_row,
+    )
     from refold.packing.layout import Need
     from refold.packing.worth import loss_on
 
@@ -63,6 +74,31 @@ def power_cost(power: RackDraw, node: int, need: Need) -> float:
     return BALANCE_WEIGHT * (after * after - before * before) / (power.scale[rack] * power.scale[rack])
 
 
+def count_within_limits(
+    free: FreeArrays, demands: Ints, order: Ints, rack_of: Ints, watts: Floats, headroom: Floats, remaining: Floats
+) -> tuple[int, int]:
+    """Return how many nodes fit an instance but lack the rack power, and how many instances fit in total.
+
+    Instances are identical, so filling the nodes with the lowest draw of each rack first gives the maximum. `remaining`
+    is a copy of `headroom`.
+    """
+    need, over_limit, fitting = need_at(demands, 0), 0, 0
+    for position in range(order.shape[0]):
+        node = order[position]
+        rack, count = rack_of[node], instances_on_node(free, node, need)
+        if count > 0 and watts[node] > 0.0:
+            if watts[node] > headroom[rack] + POWER_TOLERANCE_WATTS:
+                over_limit += 1
+                continue
+            if remaining[rack] < INFINITE:
+                left = max(0.0, remaining[rack] + POWER_TOLERANCE_WATTS)
+                within = int((left - fmod(left, watts[node])) / watts[node] + 0.5)
+                count = min(count, within)
+                remaining[rack] -= count * watts[node]
+        fitting += count
+    return over_limit, fitting
+
+
 def type_cost(free: FreeArrays, node: int, need: Need, prices: Floats) -> float:
     """Return the cost of taking GPUs of a node's type from the jobs that are limited to it."""
     if need.gpus == 0:
@@ -101,9 +137,11 @@ def find_least_loss_node(
                 cache.scores[row, node], cache.masks[row, node] = score, mask
                 cache.signatures[row, node] = free.nodes[node, SIGNATURE]
             score = cache.scores[row, node]
+            if score >= least:
+                continue  # the other costs are not negative
             if types_count:
                 score += type_cost(free, node, need, history.type_prices)
-            if power_counts and score < INFINITE:
+            if power_counts:
                 score += power_cost(power, node, need)
             if score < least:
                 best, least = node, score

@@ -222,16 +222,16 @@ def _prices(pieces: Floats, worth: Floats) -> Floats:
 
 def _solve_knapsack(sizes: Ints, piece_prices: Floats, worth: Floats, last: Ints) -> None:
     """Solve the knapsack for each fraction of a GPU: `worth` is the best value, `last` the last piece added or -1."""
-    worth[0], last[0] = 0.0, -1
+    worth[0], last[0], fitting = 0.0, -1, 0
     for part in range(1, WHOLE + 1):
-        best, chosen = worth[part - 1], -1
-        for index in range(sizes.shape[0]):
-            if sizes[index] > part:
-                break
+        worth[part], last[part] = worth[part - 1], -1
+        bound = worth[part] + TOLERANCE
+        while fitting < sizes.shape[0] and sizes[fitting] <= part:
+            fitting += 1
+        for index in range(fitting):
             value = worth[part - sizes[index]] + piece_prices[index]
-            if value > best + TOLERANCE:
-                best, chosen = value, index
-        worth[part], last[part] = best, chosen
+            if value > bound:
+                worth[part], last[part], bound = value, index, value + TOLERANCE
 
 
 def _cutting_prices(sizes: Ints, pieces: Floats) -> Floats:
