@@ -30,6 +30,7 @@ cdef class GreedyRule:
     cdef RackDraw no_power
     cdef long long[:, ::1] placements
 
+    cpdef void make_room(self, long long instances) except *
     cpdef list place(self, FreeArrays free, long long[:, ::1] demands, long long demand_id)
 
 cdef bint _only_whole_gpus_matter(FreeArrays free, Need need) noexcept nogil
@@ -52,7 +53,7 @@ cdef long long _choose_node(
 cdef long long _choose_gpus(
     GreedyRule rule, long long number, FreeArrays free, long long node, Need need, long long demand_id
 ) noexcept nogil
-cdef bint _place_instances(GreedyRule rule, FreeArrays free, Need need, long long demand_id) noexcept nogil
+cdef bint place_instances(GreedyRule rule, FreeArrays free, Need need, long long demand_id) noexcept nogil
 cdef long long _fill_node(
     GreedyRule rule, FreeArrays free, long long node, Need need, long long instance
 ) noexcept nogil

@@ -89,11 +89,15 @@ class GreedyRule:
         If they do not all fit, take nothing and return None. `demand_id` identifies the demand in the score cache.
         """
         need = need_at(demands, 0)
-        if need.instances > self.placements.shape[0]:
-            self.placements = view(np.zeros((need.instances, 2), dtype=np.int64))
-        if not _place_instances(self, free, need, demand_id):
+        self.make_room(need.instances)
+        if not place_instances(self, free, need, demand_id):
             return None
         return [(self.placements[row, NODE], self.placements[row, GPU_MASK]) for row in range(need.instances)]
+
+    def make_room(self, instances: int) -> None:
+        """Make room for the placement of so many instances."""
+        if instances > self.placements.shape[0]:
+            self.placements = view(np.zeros((instances, 2), dtype=np.int64))
 
 
 def _only_whole_gpus_matter(free: FreeArrays, need: Need) -> bool:
@@ -288,7 +292,7 @@ def _choose_gpus(rule: GreedyRule, number: int, free: FreeArrays, node: int, nee
     return pick_gpus(free, node, need, which)
 
 
-def _place_instances(rule: GreedyRule, free: FreeArrays, need: Need, demand_id: int) -> bool:
+def place_instances(rule: GreedyRule, free: FreeArrays, need: Need, demand_id: int) -> bool:
     """Take resources for all instances and write them to `rule.placements`; if they do not all fit, take nothing."""
     number, totals = rule.number, free.nodes.shape[0] - 1
     if free.nodes[totals, MILLI_FREE] < need.instances * need.gpus * need.milli:
