@@ -1,6 +1,8 @@
 from .demand_history import DemandHistory as DemandHistory, empty_demand_history as empty_demand_history
 from .fragmentation import (
     cluster_fragmentation as cluster_fragmentation,
+    fragmentation_after as fragmentation_after,
+    node_fragmentation as node_fragmentation,
     update_typical_demands as update_typical_demands,
 )
 from .free import (
@@ -12,7 +14,7 @@ from .free import (
 )
 from .genetic_paper import best_pair as best_pair
 from .heap import TaskHeap as TaskHeap, pop as pop, push as push
-from .kernels import FreeArrays as FreeArrays, count_instances as count_instances, count_shortages as count_shortages
+from .kernels import FreeArrays as FreeArrays
 from .layout import (
     CPU_FREE as CPU_FREE,
     DEMAND_ENTRIES as DEMAND_ENTRIES,

@@ -13,7 +13,7 @@ cdef double _expected_fragment(
 ) noexcept nogil
 cpdef double node_fragmentation(FreeArrays free, long long node, DemandHistory history) noexcept nogil
 cpdef double fragmentation_after(
-    FreeArrays free, long long node, long long mask, Need need, DemandHistory history
+    FreeArrays free, long long node, long long mask, long long milli, long long cpu, DemandHistory history
 ) noexcept nogil
 cpdef double cluster_fragmentation(FreeArrays free, DemandHistory history) noexcept nogil
 @cython.locals(order=cython.longlong[::1], total=cython.double)

@@ -25,6 +25,7 @@ def _fragment(free: FreeArrays, node: int, cpu_free: int, total: int, history: D
         return total
     if free.nodes[node, MAX_FREE] < need.milli:
         return total
+    # `capped` is the free capacity with at most `need.milli` of each GPU: no branch depends on the GPUs.
     usable, capped, first = 0, 0, free.nodes[node, FIRST_GPU]
     for gpu in range(first, first + free.nodes[node, GPUS]):
         left = max(free.gpus[gpu], 0)
@@ -48,18 +49,18 @@ def node_fragmentation(free: FreeArrays, node: int, history: DemandHistory) -> f
     return _expected_fragment(free, node, free.nodes[node, CPU_FREE], free.nodes[node, MILLI_FREE], history)
 
 
-def fragmentation_after(free: FreeArrays, node: int, mask: int, need: Need, history: DemandHistory) -> float:
-    """Return the expected fragment of a node after placing an instance on the GPUs of `mask`."""
+def fragmentation_after(free: FreeArrays, node: int, mask: int, milli: int, cpu: int, history: DemandHistory) -> float:
+    """Return the expected fragment of a node after taking CPUs, and a part of each GPU of `mask`."""
     first, taken = free.nodes[node, FIRST_GPU], 0
     for gpu in range(free.nodes[node, GPUS]):
         if mask >> gpu & 1:
-            free.gpus[first + gpu] -= need.milli
-            taken += need.milli
-    cpu_free, total = free.nodes[node, CPU_FREE] - need.cpu, free.nodes[node, MILLI_FREE] - taken
+            free.gpus[first + gpu] -= milli
+            taken += milli
+    cpu_free, total = free.nodes[node, CPU_FREE] - cpu, free.nodes[node, MILLI_FREE] - taken
     expected = _expected_fragment(free, node, cpu_free, total, history)
     for gpu in range(free.nodes[node, GPUS]):
         if mask >> gpu & 1:
-            free.gpus[first + gpu] += need.milli
+            free.gpus[first + gpu] += milli
     return expected
 
 

@@ -158,7 +158,7 @@ def loss(fgd: bool, free: FreeArrays, node: int, need: Need, history: DemandHist
     if fgd:
         mask = _fgd_gpus(free, node, need, history)
         before = node_fragmentation(free, node, history)
-        return fragmentation_after(free, node, mask, need, history) - before, mask
+        return fragmentation_after(free, node, mask, need.milli, need.cpu, history) - before, mask
     return loss_on(free, node, need, history)
 
 
@@ -179,7 +179,7 @@ def _fgd_gpus(free: FreeArrays, node: int, need: Need, history: DemandHistory) -
     for gpu in range(free.nodes[node, GPUS]):
         if free.gpus[first + gpu] < need.milli or (gpu > 0 and free.gpus[first + gpu] == free.gpus[first + gpu - 1]):
             continue  # same free capacity as its neighbour: same fragmentation
-        left = fragmentation_after(free, node, 1 << gpu, need, history)
+        left = fragmentation_after(free, node, 1 << gpu, need.milli, need.cpu, history)
         if left < least:
             best, least = 1 << gpu, left
     return best

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from refold.errors import UnknownName
-from refold.model import Cluster, Demand, Job, Placement, Share, Shortage
+from refold.model import Cluster, Demand, Job, Placement, Shortage
 from refold.packing import genetic, layout
 from refold.packing.demand_history import (
     MAX_CACHED_DEMANDS,
@@ -17,12 +17,12 @@ from refold.packing.demand_history import (
     is_update_due,
 )
 from refold.packing.fragmentation import update_typical_demands
-from refold.packing.free import FreeResources, encode_demand, indices_from_mask
+from refold.packing.free import FreeResources, encode_demand
 from refold.packing.genetic_paper import evolve_paper
 from refold.packing.layout import DEMAND_ENTRIES, Ints
 from refold.packing.lookahead import RackDraw, no_rack_draw
 from refold.packing.power import Power
-from refold.packing.rules import GreedyRule
+from refold.packing.rules import GreedyRule, build_placement
 from refold.packing.worth import update_worth
 
 RULES: dict[str, tuple[int, str]] = {
@@ -108,8 +108,8 @@ class Placer:
             [placement] = self._search(free, [demand], True, 0)
             if placement is not None or self.is_exhaustive:
                 return placement
-        found = self._greedy.place(free.arrays, free.vector(demand), self._demand_id(free, demand))
-        return None if found is None else _build_placement(demand, found)
+        demand_id = 0 if self._demand_counts is None else self._demand_id(free, demand)
+        return self._greedy.place(free.arrays, free.encoded(demand), demand_id)
 
     def place_all(
         self, free: FreeResources, demands: Sequence[Demand], in_order: bool = False, urgent: int = 0
@@ -148,9 +148,7 @@ class Placer:
         found: dict[Demand, list[Placement]] = {}
         for job, demand in enumerate(demands):
             if placed[job]:
-                found.setdefault(demand, []).append(
-                    _build_placement(demand, rows[first[job] : first[job + 1]].tolist())
-                )
+                found.setdefault(demand, []).append(build_placement(free.encoded(demand), rows, int(first[job])))
         for placements in found.values():
             placements.reverse()
         return [found[demand].pop() if found.get(demand) else None for demand in demands]
@@ -200,23 +198,12 @@ class Placer:
 
     def _demand_id(self, free: FreeResources, demand: Demand) -> int:
         """Return the ID of a demand, after making sure that the score cache is large enough for it."""
-        if self._demand_counts is None and self.name not in GENETIC:
-            return 0
         demand_id = self._demand_ids.setdefault(demand, len(self._demand_ids))
         rows = self._greedy.cache.rows
         if self._cache_cluster is not free.cluster or (demand_id >= rows and rows < MAX_CACHED_DEMANDS):
             self._cache_cluster = free.cluster
             self._greedy.cache = empty_score_cache(max(16, 2 * rows), len(free.nodes) - 1)
         return demand_id
-
-
-def _build_placement(demand: Demand, rows: Sequence[Sequence[int]]) -> Placement:
-    return tuple(
-        [
-            Share(node, indices_from_mask(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
-            for node, mask in rows
-        ]
-    )
 
 
 class _DemandCounts:

@@ -2,6 +2,7 @@ cimport cython
 from refold.packing.c_types cimport Need, trailing_zeros
 from refold.packing.demand_history cimport DemandHistory, ScoreCache, row_of
 from refold.packing.kernels cimport (
+    EncodedDemand,
     FreeArrays,
     adjust_free,
     any_node_of_size_with_free,
@@ -9,7 +10,6 @@ from refold.packing.kernels cimport (
     candidate_row,
     fits,
     max_gpus_per_node,
-    need_at,
     next_fitting_node,
     pick_gpus,
     words_per_row,
@@ -31,19 +31,20 @@ cdef class GreedyRule:
     cdef long long[:, ::1] placements
 
     cpdef void make_room(self, long long instances) except *
-    cpdef list place(self, FreeArrays free, long long[:, ::1] demands, long long demand_id)
+    cpdef tuple place(self, FreeArrays free, EncodedDemand demand, long long demand_id)
+
+cpdef tuple build_placement(EncodedDemand demand, long long[:, ::1] rows, long long first)
 
 cdef bint _only_whole_gpus_matter(FreeArrays free, Need need) noexcept nogil
 cdef bint _is_worth_best_fit(FreeArrays free, Need need, DemandHistory history) noexcept nogil
 cdef long long _best_fit(FreeArrays free, Need need, long long last) noexcept nogil
 cdef long long _worst_fit(FreeArrays free, Need need) noexcept nogil
 cdef long long _tetris(FreeArrays free, Need need) noexcept nogil
-@cython.locals(alignment=cython.double)
 cdef double _alignment(FreeArrays free, long long node, Need need) noexcept nogil
 cdef long long _free_metric(FreeArrays free, long long node, Need need, bint tightest) noexcept nogil
 @cython.locals(word=cython.ulonglong)
 cdef double _hash(long long draw, long long node) noexcept nogil
-@cython.locals(pending=cython.ulonglong, score=cython.double)
+@cython.locals(pending=cython.ulonglong)
 cdef long long _lowest_score(long long rule, FreeArrays free, Need need, long long draw) noexcept nogil
 cdef long long _round_robin(GreedyRule rule, FreeArrays free, Need need) noexcept nogil
 @cython.locals(shared=cython.bint)

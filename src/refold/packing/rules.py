@@ -10,9 +10,10 @@ from __future__ import annotations
 import cython
 import numpy as np
 
-from refold.model import WHOLE
+from refold.model import WHOLE, Placement, Share
 from refold.packing.bits import view
 from refold.packing.demand_history import CPU_PER_GPU, MEMORY_PER_GPU
+from refold.packing.free import indices_from_mask
 from refold.packing.layout import (
     BEST_FIT,
     CPU_FREE,
@@ -45,6 +46,7 @@ if not cython.compiled:
     from refold.packing.bits import trailing_zeros
     from refold.packing.demand_history import DemandHistory, ScoreCache, row_of
     from refold.packing.kernels import (
+        EncodedDemand,
         FreeArrays,
         adjust_free,
         any_node_of_size_with_free,
@@ -52,7 +54,6 @@ if not cython.compiled:
         candidate_row,
         fits,
         max_gpus_per_node,
-        need_at,
         next_fitting_node,
         pick_gpus,
         words_per_row,
@@ -83,21 +84,29 @@ class GreedyRule:
     def __reduce__(self) -> tuple[object, ...]:
         return GreedyRule, (self.number, self.seed, self.history, self.cache, self.cursor, self.draws)
 
-    def place(self, free: FreeArrays, demands: Ints, demand_id: int) -> list[tuple[int, int]] | None:
-        """Take resources for all instances of the first demand; return the node and the GPU mask of each.
-
-        If they do not all fit, take nothing and return None. `demand_id` identifies the demand in the score cache.
-        """
-        need = need_at(demands, 0)
-        self.make_room(need.instances)
-        if not place_instances(self, free, need, demand_id):
-            return None
-        return [(self.placements[row, NODE], self.placements[row, GPU_MASK]) for row in range(need.instances)]
-
     def make_room(self, instances: int) -> None:
         """Make room for the placement of so many instances."""
         if instances > self.placements.shape[0]:
             self.placements = view(np.zeros((instances, 2), dtype=np.int64))
+
+    def place(self, free: FreeArrays, demand: EncodedDemand, demand_id: int) -> Placement | None:
+        """Take a placement for all instances; None, with nothing taken, if they do not fit.
+
+        `demand_id` identifies the demand in the score cache.
+        """
+        self.make_room(demand.need.instances)
+        if not place_instances(self, free, demand.need, demand_id):
+            return None
+        return build_placement(demand, self.placements, 0)
+
+
+def build_placement(demand: EncodedDemand, rows: Ints, first: int) -> Placement:
+    """Return the placement of a demand whose instances have the nodes and GPU masks of these rows."""
+    shares = []
+    for row in range(first, first + demand.need.instances):
+        gpus = indices_from_mask(rows[row, GPU_MASK])
+        shares.append(Share(rows[row, NODE], gpus, demand.need.milli, demand.need.cpu, demand.need.memory))
+    return tuple(shares)
 
 
 def _only_whole_gpus_matter(free: FreeArrays, need: Need) -> bool:
