@@ -37,13 +37,7 @@ from .layout import (
     Words as Words,
 )
 from .placed_tasks import PlacedTasks as PlacedTasks
-from .placer import (
-    GENETIC as GENETIC,
-    LEARNING_RULES as LEARNING_RULES,
-    RULES as RULES,
-    Placer as Placer,
-)
-from .pooled_queue import estimate_fifo_starts as estimate_fifo_starts
+from .placer import GENETIC as GENETIC, LEARNING_RULES as LEARNING_RULES, RULES as RULES, Placer as Placer
 from .power import NO_RACK as NO_RACK, Power as Power
 from .timetable import BookedJobs as BookedJobs, Timetable as Timetable
 from .trial import Trial as Trial

@@ -262,7 +262,7 @@ def first_that_can_start_earlier(
                         return position  # the caller checks it completely
                     change_interval(intervals, node, start, end, mask, need.milli, need.cpu, need.memory)
                 found = _earliest_start_on_node(intervals, node, duration, now, start)
-                if on_this_node and has_room(intervals, node):
+                if on_this_node:
                     change_interval(intervals, node, start, end, mask, -need.milli, -need.cpu, -need.memory)
                 if found < start:
                     return position
