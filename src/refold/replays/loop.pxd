@@ -14,8 +14,7 @@ cdef class JournalNotes:
     cdef readonly double[::1] times, wake_at
 
 cdef class ReplayLoop:
-    cdef object columns
-    cdef tuple results
+    cdef object columns, times, numbers
     cdef double[::1] submitted, work, started, ended, speed_of_node
     cdef long long[::1] start_number, start_step, end_step
     cdef PlacedTasks tasks

@@ -45,11 +45,10 @@ class ReplayLoop:
         self, tasks: TaskColumns, free: FreeResources, placement: str, seed: int, notes: JournalNotes | None
     ) -> None:
         count = len(tasks.work)
-        times, numbers = np.full((2, count), np.nan), np.full((3, count), -1, dtype=np.int64)
-        self.columns, self.results = tasks, (*times, *numbers)
-        self.submitted, self.work = view(tasks.submitted), view(tasks.work)
-        self.started, self.ended = map(view, times)
-        self.start_number, self.start_step, self.end_step = map(view, numbers)
+        self.columns, self.submitted, self.work = tasks, view(tasks.submitted), view(tasks.work)
+        self.times, self.numbers = np.full((2, count), np.nan), np.full((3, count), -1, dtype=np.int64)
+        self.started, self.ended = map(view, self.times)
+        self.start_number, self.start_step, self.end_step = map(view, self.numbers)
         self.tasks = PlacedTasks(free, tasks.demands, tasks.demand_of, placement, seed)
         self.speed_of_node = view(RecordedSpeeds(free.cluster).speed_of_node)
         self.free, self.ends, self.notes = free.copy().arrays, TaskHeap(count), notes
@@ -59,8 +58,7 @@ class ReplayLoop:
 
     def result(self) -> ReplayResult:
         """Return what has happened."""
-        started, ended, *numbers = self.results
-        return ReplayResult(self.columns, started, ended, *self.tasks.arrays, *numbers)
+        return ReplayResult(self.columns, *self.times, *self.tasks.arrays, *self.numbers)
 
     def advance(self, wake: float) -> bool:
         """Begin the step of the next arrival, end or wake-up; False if all tasks have ended."""

@@ -1,8 +1,8 @@
 """The compiled forecast: when the jobs of a queue start, from the present state of a cluster, in several futures.
 
 For policies that start jobs in the order of a queue it does the same as the general simulator (property tests check
-this), in milliseconds instead of seconds: no policy is called and nothing is copied. Run times that are not known are
-infinite; a job that can start only after such a run has no start time.
+this), in milliseconds instead of seconds: no policy is called. Run times that are not known are infinite; a job that
+can start only after such a run has no start time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class _Future:
         self.step, self.head, self.reserved, self.reserved_start = 1, 0, -1, INFINITE
 
     def run(self, may_overtake: bool, reserves: bool) -> None:
-        """Write the start of each job. Jobs may overtake the first one, if it `reserves` only while it cannot start."""
+        """Write the start of each job. Others may overtake the first one, without a delay if it `reserves` a start."""
         self._start_in_order()
         while self.head < self.count:
             if may_overtake:
