@@ -33,7 +33,7 @@ class PlacedTasks:
         rows, fits_empty = free.rows(demands), np.array([free.fits_when_empty(demand) for demand in demands], np.uint8)
         first_row = np.zeros(len(demand_of) + 1, dtype=np.int64)
         np.cumsum((rows[:, 0] * fits_empty)[demand_of], out=first_row[1:])
-        placements = np.zeros((int(first_row[-1]), 2), dtype=np.int64)
+        placements = np.zeros((int(first_row[len(demand_of)]), 2), dtype=np.int64)
         self.arrays = (first_row, placements)
         self.demands, self.demand_of, self.fits_empty = view(rows), view(demand_of), view(fits_empty)
         self.first_row, self.placements = view(first_row), view(placements)
