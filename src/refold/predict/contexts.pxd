@@ -1,13 +1,11 @@
-cimport cython
-from libc.math cimport INFINITY, exp, floor, log, log2
-from refold.predict.survival cimport bin_of, bin_position, edge_time, whole_part
+from libc.math cimport log2
+from refold.predict.survival cimport edge_time, whole_part
 
 cdef long long ALL, CONTEXTS, FULL, GPUS, HINTS, HOUR, OWNER, OWNER_RECENT, STATIC_CONTEXTS, TENANT, TIME_CONTEXTS
 cdef long long AVERAGE_BIN, LAST_ARRIVAL, LAST_BIN, LAST_END, PREVIOUS_BIN, RECENT_COLUMNS, RECENT_HINT, UNFINISHED
-cdef long long BINS, LEVELS, PROBES, RATES, RATIO_ONE_BIN, TABLE_ROWS
+cdef long long BINS, PROBES, RATES, TABLE_ROWS
 cdef unsigned long long FIRST_FACTOR, SECOND_FACTOR, HASH_BITS
-cdef double MAX_LOG_ODDS
-cdef double[::1] MIN_LEARNING_RATES
+cdef double inf
 cdef long long[::1] HINT_CONTEXTS
 
 cdef class ContextTables:
@@ -24,7 +22,6 @@ cdef class JobContexts:
     cdef double[::1] hints
 
 cdef unsigned long long combine_hash(unsigned long long hash_value, long long value) noexcept nogil
-cdef double sigmoid(double log_odds) noexcept nogil
 cdef long long find_row(ContextTables tables, unsigned long long hash_value) noexcept nogil
 cdef long long find_or_claim_row(ContextTables tables, long long tick, unsigned long long hash_value) noexcept nogil
 cdef long long magnitude(double number) noexcept nogil
@@ -34,7 +31,3 @@ cdef void write_keys(
 ) noexcept nogil
 cpdef void count_arrival(JobContexts contexts, double now, ContextTables tables, long long tick) noexcept nogil
 cpdef void count_departure(JobContexts contexts, ContextTables tables) noexcept nogil
-cpdef void update_contexts(
-    JobContexts contexts, double seconds, double now, ContextTables tables, long long tick
-) noexcept nogil
-cdef void update_row(ContextTables tables, long long row, long long leaf) noexcept nogil

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import cython
 import numpy as np
 
@@ -18,15 +20,11 @@ from refold.predict.layout import (
     LAST_ARRIVAL,
     LAST_BIN,
     LAST_END,
-    LEVELS,
-    MAX_LOG_ODDS,
-    MIN_LEARNING_RATES,
     OWNER,
     OWNER_RECENT,
     PREVIOUS_BIN,
     PROBES,
     RATES,
-    RATIO_ONE_BIN,
     RECENT_COLUMNS,
     RECENT_HINT,
     STATIC_CONTEXTS,
@@ -42,9 +40,9 @@ from refold.predict.layout import (
 )
 
 if not cython.compiled:
-    from math import exp, floor, inf as INFINITY, log, log2
+    from math import log2
 
-    from refold.predict.survival import bin_of, bin_position, edge_time, whole_part
+    from refold.predict.survival import edge_time, whole_part
 
 FIRST_FACTOR, SECOND_FACTOR, HASH_BITS = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, (1 << 64) - 1
 
@@ -67,7 +65,7 @@ class ContextTables:
 def empty_tables() -> ContextTables:
     """Return tables without contexts."""
     recent = np.empty((TABLE_ROWS + 1, RECENT_COLUMNS))
-    recent[TABLE_ROWS] = (-1.0, -1.0, -1.0, -INFINITY, -INFINITY, 0.0)
+    recent[TABLE_ROWS] = (-1.0, -1.0, -1.0, -inf, -inf, 0.0)
     return ContextTables(
         np.zeros(TABLE_ROWS, np.uint64),
         np.zeros(TABLE_ROWS, np.int64),
@@ -102,11 +100,6 @@ def combine_hash(hash_value: int, value: int) -> int:
     word ^= word >> 29
     word = word * SECOND_FACTOR & HASH_BITS
     return (word ^ (word >> 32)) | 1
-
-
-def sigmoid(log_odds: float) -> float:
-    """Return the probability of these log odds, clamped."""
-    return 1.0 / (1.0 + exp(-min(max(log_odds, -MAX_LOG_ODDS), MAX_LOG_ODDS)))
 
 
 def find_row(tables: ContextTables, hash_value: int) -> int:
@@ -201,37 +194,3 @@ def count_departure(contexts: JobContexts, tables: ContextTables) -> None:
         row = find_row(tables, contexts.keys[at])
         if row < TABLE_ROWS:
             tables.recent[row, UNFINISHED] = max(tables.recent[row, UNFINISHED] - 1.0, 0.0)
-
-
-def update_contexts(contexts: JobContexts, seconds: float, now: float, tables: ContextTables, tick: int) -> None:
-    """Add the duration of a finished job to its contexts."""
-    leaf, position, recent = bin_of(seconds), bin_position(seconds), tables.recent
-    for at in range(CONTEXTS):
-        if contexts.keys[at] == 0:
-            continue
-        row = find_or_claim_row(tables, tick, contexts.keys[at])
-        if TIME_CONTEXTS <= at < TENANT:
-            hint = contexts.hints[(at - TIME_CONTEXTS) >> 1]
-            ratio = whole_part(floor(position - bin_position(hint))) + RATIO_ONE_BIN
-            update_row(tables, row, min(max(ratio, 0), BINS - 1))
-            continue
-        update_row(tables, row, leaf)
-        if at < STATIC_CONTEXTS:
-            change = 0.3 * (leaf - recent[row, AVERAGE_BIN])
-            recent[row, AVERAGE_BIN] = recent[row, AVERAGE_BIN] + change if recent[row, LAST_BIN] >= 0.0 else leaf
-            recent[row, PREVIOUS_BIN] = recent[row, LAST_BIN]
-            recent[row, LAST_BIN], recent[row, LAST_END] = leaf, now
-
-
-def update_row(tables: ContextTables, row: int, leaf: int) -> None:
-    """Add an example to a row: update the nodes on the path to the bin of its duration."""
-    node = 1
-    for level in range(LEVELS):
-        longer = leaf >> (LEVELS - 1 - level) & 1
-        count = tables.examples[row, node]
-        for rate in range(RATES):
-            probability = sigmoid(tables.log_odds[row, rate, node])
-            probability += max(1.0 / (count + 1.6), MIN_LEARNING_RATES[rate]) * (longer - probability)
-            tables.log_odds[row, rate, node] = log(probability / (1.0 - probability))
-        tables.examples[row, node] = min(count + 1.0, 1e6)
-        node = 2 * node + longer

@@ -1,13 +1,15 @@
 cimport cython
-from libc.math cimport INFINITY, floor, log
-from refold.predict.contexts cimport ContextTables, JobContexts, find_row, magnitude, sigmoid
+from libc.math cimport exp, floor, log
+from refold.predict.contexts cimport ContextTables, JobContexts, find_or_claim_row, find_row, magnitude
 from refold.predict.survival cimport bin_of, bin_position, service_per_completion, sum_masses, whole_part
 
 cdef long long ALL, FULL, HINTS, KIND, LIMIT_HINT, MODEL_HINT, NAME, OWNER, RECENT_HINT, TENANT, TIME_CONTEXTS
 cdef long long COARSER, FINE, INPUT_ROWS, RATIO_PRIOR, TOTAL, LIMITED, MODELLED
 cdef long long BINS, CALIBRATION_BINS, EXPERIENCE_BUCKETS, LEVELS, RATES, RATIO_ONE_BIN
+cdef long long AVERAGE_BIN, CONTEXTS, LAST_BIN, LAST_END, PREVIOUS_BIN, STATIC_CONTEXTS
 cdef float BACKOFF_EXAMPLES, NAME_WEIGHT
-cdef double CALIBRATION_MEMORY, MIXING_RATE
+cdef double CALIBRATION_MEMORY, MAX_LOG_ODDS, MIXING_RATE, inf
+cdef double[::1] MIN_LEARNING_RATES
 cdef long long[::1] BACKOFF
 
 cdef class MixingWeights:
@@ -33,6 +35,7 @@ cdef void predict_row(
 cdef void predict_both_rates(
     MixingWeights weights, ContextTables tables, long long row, long long coarser, long long step, long long output
 ) noexcept nogil
+cdef double sigmoid(double log_odds) noexcept nogil
 cdef void write_masses(MixingWeights weights, long long row, double factor) noexcept nogil
 cdef void times_from_ratios(MixingWeights weights, double hint_seconds, long long output) noexcept nogil
 @cython.locals(change=cython.float)
@@ -59,3 +62,7 @@ cpdef void update_weights(
     MixingWeights weights, float[:, ::1] inputs, long long variant, long long experience, double predicted_survival,
     double seconds,
 ) noexcept nogil
+cpdef void update_contexts(
+    JobContexts contexts, double seconds, double now, ContextTables tables, long long tick
+) noexcept nogil
+cdef void update_row(ContextTables tables, long long row, long long leaf) noexcept nogil

@@ -2,36 +2,46 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import cython
 import numpy as np
 
 from refold.predict.layout import (
     ALL,
+    AVERAGE_BIN,
     BACKOFF,
     BACKOFF_EXAMPLES,
     BINS,
     CALIBRATION_BINS,
     CALIBRATION_MEMORY,
     COARSER,
+    CONTEXTS,
     EXPERIENCE_BUCKETS,
     FINE,
     FULL,
     HINTS,
     INPUT_ROWS,
     KIND,
+    LAST_BIN,
+    LAST_END,
     LEVELS,
     LIMIT_HINT,
     LIMITED,
+    MAX_LOG_ODDS,
+    MIN_LEARNING_RATES,
     MIXING_RATE,
     MODEL_HINT,
     MODELLED,
     NAME,
     NAME_WEIGHT,
     OWNER,
+    PREVIOUS_BIN,
     RATES,
     RATIO_ONE_BIN,
     RATIO_PRIOR,
     RECENT_HINT,
+    STATIC_CONTEXTS,
     TENANT,
     TIME_CONTEXTS,
     TOTAL,
@@ -42,9 +52,9 @@ from refold.predict.layout import (
 )
 
 if not cython.compiled:
-    from math import floor, inf as INFINITY, log
+    from math import exp, floor, log
 
-    from refold.predict.contexts import ContextTables, JobContexts, find_row, magnitude, sigmoid
+    from refold.predict.contexts import ContextTables, JobContexts, find_or_claim_row, find_row, magnitude
     from refold.predict.survival import bin_of, bin_position, service_per_completion, sum_masses, whole_part
 
 
@@ -103,8 +113,12 @@ def write_log_odds(tree: Floats, log_odds: Singles, row: int) -> None:
         log_odds[row, node] = log(longer / shorter)
 
 
-# Kernels write the inputs to the rows of `weights.inputs`. The arguments `coarser` and `output` are such rows, and `row`
-# is one of the tables.
+def sigmoid(log_odds: float) -> float:
+    """Return the probability of these log odds, clamped."""
+    return 1.0 / (1.0 + exp(-min(max(log_odds, -MAX_LOG_ODDS), MAX_LOG_ODDS)))
+
+
+# The inputs are rows of `weights.inputs`: `coarser` and `output` are such rows, while `row` is one of the tables.
 
 
 def predict_row(weights: MixingWeights, tables: ContextTables, row: int, rate: int, coarser: int, output: int) -> None:
@@ -229,9 +243,7 @@ def calibrate(weights: MixingWeights, survival: Floats) -> None:
         survival[at] = ends / weights.below[CALIBRATION_BINS]
 
 
-def write_prediction(
-    weights: MixingWeights, tables: ContextTables, contexts: JobContexts, survival: Floats
-) -> None:
+def write_prediction(weights: MixingWeights, tables: ContextTables, contexts: JobContexts, survival: Floats) -> None:
     """Write the calibrated probability to exceed each bin edge."""
     write_inputs(weights, tables, contexts)
     mix(weights, contexts, experience_with(contexts, tables), survival)
@@ -245,9 +257,7 @@ def predict_survival(weights: MixingWeights, tables: ContextTables, contexts: Jo
     return survival
 
 
-def predict_inputs(
-    weights: MixingWeights, tables: ContextTables, contexts: JobContexts
-) -> tuple[Halves, int, Floats]:
+def predict_inputs(weights: MixingWeights, tables: ContextTables, contexts: JobContexts) -> tuple[Halves, int, Floats]:
     """Return the inputs of a job, the experience with jobs like it, and its survival, not calibrated."""
     survival, experience = np.empty(BINS + 1), experience_with(contexts, tables)
     write_inputs(weights, tables, contexts)
@@ -268,7 +278,7 @@ def service_of(
     service, survival = result, np.empty(BINS + 1)
     for at in range(len(jobs)):
         write_prediction(weights, tables, jobs[at], survival)
-        ceiling = limits[at] if elapsed[at] < limits[at] else INFINITY
+        ceiling = limits[at] if elapsed[at] < limits[at] else inf
         service[at] = service_per_completion(survival, elapsed[at], ceiling, min_service)
     return result
 
@@ -295,3 +305,37 @@ def update_weights(
     for at in range(CALIBRATION_BINS):
         weights.calibration[at] *= 1.0 - 1.0 / CALIBRATION_MEMORY
     weights.calibration[min(whole_part(predicted_survival * CALIBRATION_BINS), CALIBRATION_BINS - 1)] += 1.0
+
+
+def update_contexts(contexts: JobContexts, seconds: float, now: float, tables: ContextTables, tick: int) -> None:
+    """Add the duration of a finished job to its contexts."""
+    leaf, position, recent = bin_of(seconds), bin_position(seconds), tables.recent
+    for at in range(CONTEXTS):
+        if contexts.keys[at] == 0:
+            continue
+        row = find_or_claim_row(tables, tick, contexts.keys[at])
+        if TIME_CONTEXTS <= at < TENANT:
+            hint = contexts.hints[(at - TIME_CONTEXTS) >> 1]
+            ratio = whole_part(floor(position - bin_position(hint))) + RATIO_ONE_BIN
+            update_row(tables, row, min(max(ratio, 0), BINS - 1))
+            continue
+        update_row(tables, row, leaf)
+        if at < STATIC_CONTEXTS:
+            change = 0.3 * (leaf - recent[row, AVERAGE_BIN])
+            recent[row, AVERAGE_BIN] = recent[row, AVERAGE_BIN] + change if recent[row, LAST_BIN] >= 0.0 else leaf
+            recent[row, PREVIOUS_BIN] = recent[row, LAST_BIN]
+            recent[row, LAST_BIN], recent[row, LAST_END] = leaf, now
+
+
+def update_row(tables: ContextTables, row: int, leaf: int) -> None:
+    """Add an example to a row: update the nodes on the path to the bin of its duration."""
+    node = 1
+    for level in range(LEVELS):
+        longer = leaf >> (LEVELS - 1 - level) & 1
+        count = tables.examples[row, node]
+        for rate in range(RATES):
+            probability = sigmoid(tables.log_odds[row, rate, node])
+            probability += max(1.0 / (count + 1.6), MIN_LEARNING_RATES[rate]) * (longer - probability)
+            tables.log_odds[row, rate, node] = log(probability / (1.0 - probability))
+        tables.examples[row, node] = min(count + 1.0, 1e6)
+        node = 2 * node + longer

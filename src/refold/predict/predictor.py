@@ -18,14 +18,7 @@ import numpy as np
 
 from refold.errors import BadValue
 from refold.model import Job, Seconds
-from refold.predict.contexts import (
-    JobContexts,
-    contexts_of,
-    count_arrival,
-    count_departure,
-    empty_tables,
-    update_contexts,
-)
+from refold.predict.contexts import JobContexts, contexts_of, count_arrival, count_departure, empty_tables
 from refold.predict.distribution import DurationDistribution
 from refold.predict.layout import (
     BINS,
@@ -53,6 +46,7 @@ from refold.predict.mixing import (
     predict_inputs,
     predict_survival,
     service_of,
+    update_contexts,
     update_weights,
     variant_of,
 )

@@ -1,8 +1,8 @@
 cimport cython
-from libc.math cimport INFINITY, M_PI, exp, log, sqrt
+from libc.math cimport exp, log, sqrt
 
 cdef long long BINS
-cdef double BIN_WIDTH, FIRST_EDGE, LAST_EDGE
+cdef double BIN_WIDTH, FIRST_EDGE, LAST_EDGE, inf, pi
 cdef double[::1] EDGES
 
 cdef long long whole_part(double number) noexcept nogil

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from math import inf, pi
+
 import cython
 import numpy as np
 
 from refold.predict.layout import BIN_WIDTH, BINS, FIRST_EDGE, LAST_EDGE, Floats, view
 
 if not cython.compiled:
-    from math import exp, inf as INFINITY, log, pi as M_PI, sqrt
+    from math import exp, log, sqrt
 
 
 def whole_part(number: float) -> int:
@@ -98,7 +100,7 @@ def service_per_completion(survival: Floats, floor: float, ceiling: float, min_s
     at_start = survival_at(survival, start)
     if start >= LAST_EDGE or at_start <= 0.0:
         return start  # survival falls with the square of time: as much again on average
-    least, total = INFINITY, 0.0
+    least, total = inf, 0.0
     for at in range(whole_part(bin_position(start)), BINS):
         since, until = max(EDGES[at], start), min(EDGES[at + 1], ceiling)
         if until <= since:
@@ -107,7 +109,7 @@ def service_per_completion(survival: Floats, floor: float, ceiling: float, min_s
         completed = at_start - (survival_at(survival, until) if until < ceiling else 0.0)
         if completed > 0.0 and (until >= start + min_service or until >= ceiling):
             least = min(least, total / completed)
-    return start if least == INFINITY else least
+    return start if least == inf else least
 
 
 def log_normal_bins(seconds: float, width: float, uniform: float) -> Floats:
@@ -116,7 +118,7 @@ def log_normal_bins(seconds: float, width: float, uniform: float) -> Floats:
     masses = result
     for at in range(BINS):
         distance = ((at + 0.5) * BIN_WIDTH - middle) / width
-        masses[at] = exp(-0.5 * distance * distance) * BIN_WIDTH / width / sqrt(2.0 * M_PI) + uniform / BINS
+        masses[at] = exp(-0.5 * distance * distance) * BIN_WIDTH / width / sqrt(2.0 * pi) + uniform / BINS
     return result
 
 
