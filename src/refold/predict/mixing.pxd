@@ -45,6 +45,7 @@ cdef void borrow(
 cdef void write_inputs(MixingWeights weights, ContextTables tables, JobContexts contexts) noexcept nogil
 cdef void copy_row(MixingWeights weights, long long row, long long output) noexcept nogil
 cdef void clear_row(MixingWeights weights, long long output) noexcept nogil
+@cython.locals(total=cython.float)
 cdef void mix(MixingWeights weights, JobContexts contexts, long long experience, double[::1] survival) noexcept nogil
 cpdef void calibrate(MixingWeights weights, double[::1] survival) noexcept nogil
 cdef void write_prediction(

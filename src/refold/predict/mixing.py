@@ -220,12 +220,12 @@ def mix(weights: MixingWeights, contexts: JobContexts, experience: int, survival
     variant = variant_of(contexts)
     clear_row(weights, TOTAL)
     for at in range(input_count(contexts)):
-        for node in range(BINS):
-            weights.inputs[TOTAL, node] += weights.inputs[at, node] * weights.by_node[variant, at, node]
         for level in range(LEVELS):  # level n has the nodes from 2^n to 2^(n+1)
             weight = weights.by_level[variant, experience, level, at]
             for node in range(1 << level, 2 << level):
-                weights.inputs[TOTAL, node] += weights.inputs[at, node] * weight
+                value = weights.inputs[at, node]
+                total = weights.inputs[TOTAL, node] + value * weights.by_node[variant, at, node]
+                weights.inputs[TOTAL, node] = total + value * weight
     write_masses(weights, TOTAL, 0.5)
     for at in range(BINS):
         survival[at] = weights.masses[BINS + at]
