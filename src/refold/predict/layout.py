@@ -27,6 +27,9 @@ LAST_EDGE = FIRST_EDGE * 2.0 ** (BINS / BINS_PER_DOUBLING)
 # context as a binary tree over the bins: node 1 predicts whether a job runs longer than the middle of all bins, nodes
 # 2 and 3 the same for either half, and so on. Each node has log odds at two learning rates and a count of examples.
 
+HEIGHTS = np.arange(LEVELS, 0, -1)
+"""The node at a height above bin `at` is `(BINS + at) >> height`."""
+
 TABLE_ROWS = 1 << 15
 PROBES = 8
 RATES = 2

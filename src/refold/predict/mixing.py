@@ -288,20 +288,20 @@ def update_weights(
 ) -> None:
     """Move the weights towards the inputs that predicted this job well; add its end to the calibration.
 
-    `predicted_survival` is the predicted probability that the job would run longer than it did.
+    `inputs`: at the nodes on the path to the bin of the duration. `predicted_survival`: the predicted probability that
+    the job would run longer than it did.
     """
-    leaf, node = bin_of(seconds), 1
+    leaf = BINS + bin_of(seconds)
     for level in range(LEVELS):
-        longer = leaf >> (LEVELS - 1 - level) & 1
+        node, longer = leaf >> (LEVELS - level), leaf >> (LEVELS - 1 - level) & 1
         first = second = 0.0
         for at in range(inputs.shape[0]):
-            first += inputs[at, node] * weights.by_node[variant, at, node]
-            second += inputs[at, node] * weights.by_level[variant, experience, level, at]
+            first += inputs[at, level] * weights.by_node[variant, at, node]
+            second += inputs[at, level] * weights.by_level[variant, experience, level, at]
         first, second = MIXING_RATE * (longer - sigmoid(first)), MIXING_RATE * (longer - sigmoid(second))
         for at in range(inputs.shape[0]):
-            weights.by_node[variant, at, node] += first * inputs[at, node]
-            weights.by_level[variant, experience, level, at] += second * inputs[at, node]
-        node = 2 * node + longer
+            weights.by_node[variant, at, node] += first * inputs[at, level]
+            weights.by_level[variant, experience, level, at] += second * inputs[at, level]
     for at in range(CALIBRATION_BINS):
         weights.calibration[at] *= 1.0 - 1.0 / CALIBRATION_MEMORY
     weights.calibration[min(whole_part(predicted_survival * CALIBRATION_BINS), CALIBRATION_BINS - 1)] += 1.0

@@ -27,6 +27,7 @@ from refold.predict.layout import (
     CALIBRATION_PRIOR,
     EXPERIENCE_BUCKETS,
     FIRST_EDGE,
+    HEIGHTS,
     INPUTS,
     LEVELS,
     LIMITED,
@@ -50,7 +51,7 @@ from refold.predict.mixing import (
     update_weights,
     variant_of,
 )
-from refold.predict.survival import condition_on_progress, log_normal_bins
+from refold.predict.survival import bin_of, condition_on_progress, log_normal_bins
 
 PRIOR = (600.0, 2.5, 0.05)
 """Prior of durations: median in seconds, standard deviation in log time, and weight of a uniform part."""
@@ -166,7 +167,8 @@ class Predictor:
             count_departure(record.contexts, self._tables)
         predicted_survival = min(max(1.0 - record.prediction.probability(seconds), 0.0), 1.0)
         self._expected.clear()
-        inputs, variant = record.inputs.astype(np.float32), variant_of(record.contexts)
+        path = (BINS + bin_of(seconds)) >> HEIGHTS
+        inputs, variant = record.inputs.take(path, axis=1).astype(np.float32), variant_of(record.contexts)
         update_weights(self._weights, inputs, variant, record.experience, predicted_survival, seconds)
         self._tick += 1
         update_contexts(record.contexts, seconds, now, self._tables, self._tick)
