@@ -38,7 +38,6 @@ _code, _ir, _models, _results, _structs = cast(tuple[Any, ...], (cgutils, ir, da
 _PACKAGE = Path(__file__).parent
 SHARED_SOURCES = [
     *sorted(_PACKAGE.glob("packing/*.py")),
-    _PACKAGE / "predict" / "renewal.py",
     *(_PACKAGE / "policies" / "learned" / f"{name}.py" for name in ("arrays", "placing", "round", "scores")),
     _PACKAGE / "model" / "units.py",
 ]

@@ -50,15 +50,13 @@ def time_exceeded_with(survival: Floats, probability: float) -> float:
     """Return the time that a duration exceeds with this probability."""
     if probability < survival[BINS]:
         return LAST_EDGE * sqrt(survival[BINS] / probability)
-    low, high = 0, BINS  # survival[low] > probability >= survival[high], unless probability is 1
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if survival[middle] > probability:
-            low = middle
-        else:
-            high = middle
-    mass = survival[low] - survival[high]
-    return edge_time(low + (survival[low] - probability) / mass) if mass > 0.0 else EDGES[low]
+    at, step = 0, BINS >> 1
+    while step > 0:
+        if survival[at + step] > probability:
+            at += step
+        step >>= 1
+    mass = survival[at] - survival[at + 1]  # survival[at] > probability >= survival[at + 1], unless probability is 1
+    return edge_time(at + (survival[at] - probability) / mass) if mass > 0.0 else EDGES[at]
 
 
 def quantiles(survival: Floats, probabilities: Floats) -> Floats:
