@@ -1,4 +1,4 @@
-from libc.math cimport log2
+from libc.math cimport floor, log2
 from refold.predict.survival cimport edge_time, whole_part
 
 cdef long long ALL, CONTEXTS, FULL, GPUS, HINTS, HOUR, OWNER, OWNER_RECENT, STATIC_CONTEXTS, TENANT, TIME_CONTEXTS
@@ -25,6 +25,7 @@ cdef unsigned long long combine_hash(unsigned long long hash_value, long long va
 cdef long long find_row(ContextTables tables, unsigned long long hash_value) noexcept nogil
 cdef long long find_or_claim_row(ContextTables tables, long long tick, unsigned long long hash_value) noexcept nogil
 cdef long long magnitude(double number) noexcept nogil
+cdef long long bin_group(double at, long long size) noexcept nogil
 cpdef JobContexts contexts_of(const unsigned long long[::1] static, double now, object hints, ContextTables tables)
 cdef void write_keys(
     JobContexts contexts, const unsigned long long[::1] static, double now, ContextTables tables

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from array import array
 from math import inf
+from typing import Any
 
 import cython
 import numpy as np
+import numpy.typing as npt
 
 from refold.predict.layout import (
     ALL,
@@ -40,7 +43,7 @@ from refold.predict.layout import (
 )
 
 if not cython.compiled:
-    from math import log2
+    from math import floor, log2
 
     from refold.predict.survival import edge_time, whole_part
 
@@ -51,15 +54,14 @@ class ContextTables:
     """The rows of the contexts. The last row is read-only and stands for contexts without examples."""
 
     def __init__(self, hashes: Hashes, last_used: Ints, log_odds: Singles, examples: Singles, recent: Floats) -> None:
-        self.arrays = (hashes, last_used, log_odds, examples, recent)
+        self.arrays: tuple[npt.NDArray[Any], ...] = (hashes, last_used, log_odds, examples, recent)
         self.hashes, self.last_used, self.recent = view(hashes), view(last_used), view(recent)
         self.log_odds, self.examples = view(log_odds), view(examples)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return the used rows only: mostly few of them are."""
         used = np.flatnonzero(self.arrays[0])
-        rows = np.append(used, TABLE_ROWS)
-        return tables_with_rows, (used, [array[used if len(array) == TABLE_ROWS else rows] for array in self.arrays])
+        return tables_with_rows, (used, [column[_rows_of(column, used)] for column in self.arrays])
 
 
 def empty_tables() -> ContextTables:
@@ -75,12 +77,17 @@ def empty_tables() -> ContextTables:
     )
 
 
-def tables_with_rows(used: Ints, stored: list[Floats]) -> ContextTables:
+def tables_with_rows(used: Ints, stored: list[npt.NDArray[Any]]) -> ContextTables:
     """Return tables with these rows, from what `__reduce__` has stored."""
-    tables, rows = empty_tables(), np.append(used, TABLE_ROWS)
-    for array, values in zip(tables.arrays, stored, strict=True):
-        array[used if len(array) == TABLE_ROWS else rows] = values
+    tables = empty_tables()
+    for column, values in zip(tables.arrays, stored, strict=True):
+        column[_rows_of(column, used)] = values
     return tables
+
+
+def _rows_of(column: npt.NDArray[Any], used: Ints) -> Ints:
+    """Return the used rows of an array of the tables; also the last one, if the array has it."""
+    return used if len(column) == TABLE_ROWS else np.append(used, TABLE_ROWS)
 
 
 class JobContexts:
@@ -138,15 +145,19 @@ def magnitude(number: float) -> int:
     return whole_part(log2(max(number, 0.0) + 1.0)) if number < 1e12 else 40
 
 
-def contexts_of(static: Hashes, now: float, hints: Floats, tables: ContextTables) -> JobContexts:
+def bin_group(at: float, size: int) -> int:
+    """Return the group of adjacent bins that a bin is in; -1: no bin."""
+    return whole_part(at) // size if at >= 0.0 else -1
+
+
+def contexts_of(static: array[int], now: float, hints: Floats, tables: ContextTables) -> JobContexts:
     """Return the contexts of a job that arrives now; write the hint from recent jobs to `hints`."""
     contexts = JobContexts(np.zeros(CONTEXTS, np.uint64), hints)
     write_keys(contexts, static, now, tables)
     return contexts
 
 
-@cython.cdivision(False)
-def write_keys(contexts: JobContexts, static: Hashes, now: float, tables: ContextTables) -> None:
+def write_keys(contexts: JobContexts, static: array[int], now: float, tables: ContextTables) -> None:
     """Write the keys of all contexts of a job that arrives now, and the hint from recent jobs."""
     keys, hints, recent = contexts.keys, contexts.hints, tables.recent
     for at in range(STATIC_CONTEXTS):
@@ -157,23 +168,24 @@ def write_keys(contexts: JobContexts, static: Hashes, now: float, tables: Contex
             keys[at] = combine_hash(borrowed, at)
     full, owner = keys[FULL], keys[OWNER]
     similar, own, whole = find_row(tables, full), find_row(tables, owner), find_row(tables, keys[ALL])
-    last, previous = whole_part(recent[similar, LAST_BIN]), whole_part(recent[similar, PREVIOUS_BIN])
-    average, own_last = whole_part(recent[similar, AVERAGE_BIN]), whole_part(recent[own, LAST_BIN])
-    last_of_all, two_hours = whole_part(recent[whole, LAST_BIN]), whole_part(now // 7200.0)
+    last, previous, own_last = recent[similar, LAST_BIN], recent[similar, PREVIOUS_BIN], recent[own, LAST_BIN]
+    two_hours = whole_part(floor(now / 7200.0) - 12.0 * floor(now / 86_400.0))
     gap, unfinished = magnitude(now - recent[similar, LAST_ARRIVAL]), magnitude(recent[similar, UNFINISHED])
     since_end, own_gap = magnitude(now - recent[similar, LAST_END]), magnitude(now - recent[own, LAST_ARRIVAL])
-    keys[7] = combine_hash(combine_hash(full, 7), last // 2)
-    keys[8] = combine_hash(combine_hash(combine_hash(full, 8), last // 4), previous // 4)
+    keys[7] = combine_hash(combine_hash(full, 7), bin_group(last, 2))
+    keys[8] = combine_hash(combine_hash(combine_hash(full, 8), bin_group(last, 4)), bin_group(previous, 4))
     keys[9] = combine_hash(combine_hash(combine_hash(full, 9), gap), unfinished)
-    keys[HOUR] = combine_hash(combine_hash(keys[GPUS], 10), two_hours % 12)
-    keys[OWNER_RECENT] = combine_hash(combine_hash(combine_hash(owner, 11), own_last // 3), last_of_all // 8)
-    keys[12] = combine_hash(combine_hash(combine_hash(full, 12), average // 3), gap // 2)
+    keys[HOUR] = combine_hash(combine_hash(keys[GPUS], 10), two_hours)
+    keys[OWNER_RECENT] = combine_hash(
+        combine_hash(combine_hash(owner, 11), bin_group(own_last, 3)), bin_group(recent[whole, LAST_BIN], 8)
+    )
+    keys[12] = combine_hash(combine_hash(combine_hash(full, 12), bin_group(recent[similar, AVERAGE_BIN], 3)), gap // 2)
     keys[13] = combine_hash(combine_hash(full, 13), gap)
-    keys[14] = combine_hash(combine_hash(combine_hash(full, 14), since_end // 2), last // 3)
+    keys[14] = combine_hash(combine_hash(combine_hash(full, 14), since_end // 2), bin_group(last, 3))
     keys[15] = combine_hash(combine_hash(combine_hash(full, 15), own_gap), magnitude(recent[own, UNFINISHED]))
     keys[16] = combine_hash(combine_hash(full, 16), unfinished)
-    if last >= 0:
-        hints[RECENT_HINT] = edge_time(0.5 + (0.5 * (last + previous) if previous >= 0 else last))
+    if last >= 0.0:
+        hints[RECENT_HINT] = edge_time(0.5 + (0.5 * (last + previous) if previous >= 0.0 else last))
     for hint in range(HINTS):
         if hints[hint] > 0.0:
             at = TIME_CONTEXTS + 2 * hint

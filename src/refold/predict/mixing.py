@@ -100,9 +100,9 @@ def experience_with(contexts: JobContexts, tables: ContextTables) -> int:
 
 def log_odds_tree(masses: Floats) -> Singles:
     """Return the tree of log odds for these bin probabilities."""
-    log_odds = np.zeros((1, BINS), np.float32)
+    log_odds: Singles = np.zeros((1, BINS), np.float32)
     write_log_odds(np.append(np.empty(BINS), masses), log_odds, 0)
-    return log_odds[0]
+    return log_odds.ravel()
 
 
 def write_log_odds(tree: Floats, log_odds: Singles, row: int) -> None:

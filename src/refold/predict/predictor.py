@@ -9,6 +9,7 @@ the duration as the coded symbol.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -38,7 +39,6 @@ from refold.predict.layout import (
     VARIANTS,
     Floats,
     Halves,
-    Hashes,
     Singles,
 )
 from refold.predict.mixing import (
@@ -94,7 +94,7 @@ class Predictor:
         self._weights = initial_weights()
         self._tick = 0
         self._unfinished: dict[str, _Submitted] = {}
-        self._static_hashes: dict[tuple[object, ...], Hashes] = {}
+        self._static_hashes: dict[tuple[object, ...], array[int]] = {}
         self._expected: dict[tuple[object, ...], DurationDistribution] = {}
         """Expectations by kind of job, if recorded by its contexts then, until something is learned: equal jobs have
         equal ones. Those of jobs that are not recorded depend on the time."""
@@ -205,7 +205,7 @@ class Predictor:
         hints = np.array([0.0, hint_seconds(job.time_limit), hint_seconds(modelled_seconds)])
         return contexts_of(self._static_hashes_of(job), now, hints, self._tables)
 
-    def _static_hashes_of(self, job: Job) -> Hashes:
+    def _static_hashes_of(self, job: Job) -> array[int]:
         """Return the hashes of the static contexts; cached, since there are few kinds of jobs."""
         kind = job_kind(job)
         static = self._static_hashes.get(kind)
@@ -221,13 +221,13 @@ def job_kind(job: Job) -> tuple[object, ...]:
     return job.tenant, job.user, job.group, job.workload, job.demand, job.job_class, job.steps, job.batch
 
 
-def hash_fields(job: Job) -> Hashes:
+def hash_fields(job: Job) -> array[int]:
     """Hash the fields of a job from coarse to fine, in the order of `layout`; equal on all machines and processes."""
     demand, owner = repr(job.demand), f"{job.tenant}\0{job.user}"
     kind = f"{owner}\0{job.group}\0{job.workload}"
     full = f"{kind}\0{demand}\0{job.job_class}\0{job.steps}\0{job.batch}"
     texts = ("", str(job.demand.total_gpu_milli), demand, owner, f"{owner}\0{demand}", kind, full)
-    return np.array([crc32(text.encode()) for text in texts] + _hash_borrowed(job), np.uint64)
+    return array("Q", [crc32(text.encode()) for text in texts] + _hash_borrowed(job))
 
 
 def _hash_borrowed(job: Job) -> list[int]:

@@ -40,23 +40,23 @@ def survival_at(survival: Floats, seconds: float) -> float:
     """Return the probability that a duration exceeds a time; beyond the last edge it falls with the square of time."""
     if seconds >= LAST_EDGE:
         share = LAST_EDGE / seconds
-        return survival[BINS] * (share * share)
+        return float(survival[BINS] * (share * share))
     position = bin_position(seconds)
     at = min(whole_part(position), BINS - 1)
-    return survival[at] + (position - at) * (survival[at + 1] - survival[at])
+    return float(survival[at] + (position - at) * (survival[at + 1] - survival[at]))
 
 
 def time_exceeded_with(survival: Floats, probability: float) -> float:
     """Return the time that a duration exceeds with this probability."""
     if probability < survival[BINS]:
-        return LAST_EDGE * sqrt(survival[BINS] / probability)
+        return float(LAST_EDGE * sqrt(survival[BINS] / probability))
     at, step = 0, BINS >> 1
     while step > 0:
         if survival[at + step] > probability:
             at += step
         step >>= 1
     mass = survival[at] - survival[at + 1]  # survival[at] > probability >= survival[at + 1], unless probability is 1
-    return edge_time(at + (survival[at] - probability) / mass) if mass > 0.0 else EDGES[at]
+    return edge_time(at + (survival[at] - probability) / mass) if mass > 0.0 else edge_time(at)
 
 
 def quantiles(survival: Floats, probabilities: Floats) -> Floats:
@@ -72,7 +72,7 @@ def time_in_bin(survival: Floats, at: int, since: float, until: float) -> float:
     """Return the expected time between two times in a bin: the integral of survival."""
     slope = (survival[at] - survival[at + 1]) / BIN_WIDTH
     logs = until * (log(until / EDGES[at]) - 1.0) - since * (log(since / EDGES[at]) - 1.0)
-    return survival[at] * (until - since) - slope * logs
+    return float(survival[at] * (until - since) - slope * logs)
 
 
 def mean_between(survival: Floats, floor: float, ceiling: float) -> float:
