@@ -56,7 +56,8 @@ class ReplayLoop:
 
     def result(self) -> ReplayResult:
         """Return what has happened."""
-        return ReplayResult(self.columns, *self.times, *self.tasks.arrays, *self.numbers)
+        (started, ended), (first_row, placements) = self.times, self.tasks.arrays
+        return ReplayResult(self.columns, started, ended, first_row, placements, *self.numbers)
 
     def advance(self, wake: float) -> bool:
         """Begin the step of the next arrival, end or wake-up; False if all tasks have ended."""
