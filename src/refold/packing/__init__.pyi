@@ -1,4 +1,9 @@
-from .demand_history import DemandHistory as DemandHistory, empty_demand_history as empty_demand_history
+from .bits import view as view
+from .demand_history import (
+    DemandHistory as DemandHistory,
+    empty_demand_history as empty_demand_history,
+    is_update_due as is_update_due,
+)
 from .fragmentation import (
     cluster_fragmentation as cluster_fragmentation,
     fragmentation_after as fragmentation_after,
@@ -15,7 +20,15 @@ from .free import (
 from .genetic_operators import Random as Random
 from .genetic_paper import best_pair as best_pair
 from .heap import TaskHeap as TaskHeap, pop as pop, push as push
-from .kernels import FreeArrays as FreeArrays
+from .kernels import (
+    FreeArrays as FreeArrays,
+    adjust_free as adjust_free,
+    count_instances as count_instances,
+    instances_on_node as instances_on_node,
+    need_at as need_at,
+    set_free as set_free,
+    write_shortages as write_shortages,
+)
 from .layout import (
     CPU_FREE as CPU_FREE,
     DEMAND_ENTRIES as DEMAND_ENTRIES,
@@ -42,3 +55,4 @@ from .placer import GENETIC as GENETIC, LEARNING_RULES as LEARNING_RULES, RULES 
 from .power import NO_RACK as NO_RACK, Power as Power
 from .timetable import BookedJobs as BookedJobs, Timetable as Timetable
 from .trial import Trial as Trial
+from .worth import update_worth as update_worth

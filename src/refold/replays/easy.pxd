@@ -7,6 +7,8 @@ from refold.replays.shortest_tasks cimport ShortestTasks
 cdef long long WHOLE, CPU_FREE, FIRST_GPU, GPU_MASK, GPUS, MEMORY_FREE, MILLI_FREE, NODE, WHOLE_FREE
 cdef double MIN_WORK_SECONDS, INFINITE
 
+cpdef object replay_easy(object tasks, object cluster, object placement=*, object backfill_order=*, object notes=*)
+
 @cython.final
 cdef class EasyLoop(ReplayLoop):
     cdef bint shortest_first

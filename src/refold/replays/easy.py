@@ -29,14 +29,13 @@ from refold.packing import (
     NODE,
     WHOLE_FREE,
     FreeResources,
+    view,
 )
-from refold.packing.bits import view
 from refold.replays.columns import ReplayResult, TaskColumns
 from refold.simulator import RecordedSpeeds
 
 if not cython.compiled:
-    from refold.packing import TaskHeap
-    from refold.packing.kernels import FreeArrays, adjust_free, count_instances, instances_on_node, need_at, set_free
+    from refold.packing import FreeArrays, TaskHeap, adjust_free, count_instances, instances_on_node, need_at, set_free
     from refold.replays.loop import JournalNotes, ReplayLoop
     from refold.replays.shortest_tasks import ShortestTasks
 

@@ -4,6 +4,10 @@ from refold.replays.loop cimport JournalNotes, ReplayLoop
 
 cdef double INFINITE
 
+cpdef object replay_fifo(
+    object tasks, object cluster, object placement=*, object order=*, object seed=*, object notes=*
+)
+
 @cython.final
 cdef class FifoLoop(ReplayLoop):
     cdef bint strict, learns

@@ -14,14 +14,11 @@ import numpy as np
 
 from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import Cluster
-from refold.packing import GENETIC, LEARNING_RULES, RULES, FreeResources
-from refold.packing.bits import view
-from refold.packing.fragmentation import update_typical_demands
-from refold.packing.worth import update_worth
+from refold.packing import GENETIC, LEARNING_RULES, RULES, FreeResources, update_typical_demands, update_worth, view
 from refold.replays.columns import ReplayResult, TaskColumns
 
 if not cython.compiled:
-    from refold.packing.demand_history import is_update_due
+    from refold.packing import is_update_due
     from refold.replays.loop import JournalNotes, ReplayLoop
 
 FifoOrder = Literal["fifo", "fifo-skip"]

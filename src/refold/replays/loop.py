@@ -5,14 +5,12 @@ from __future__ import annotations
 import cython
 import numpy as np
 
-from refold.packing import INSTANCES_THAT_FIT, NODE, FreeResources
-from refold.packing.bits import view
+from refold.packing import INSTANCES_THAT_FIT, NODE, FreeResources, view
 from refold.replays.columns import ReplayResult, TaskColumns
 from refold.simulator import RecordedSpeeds
 
 if not cython.compiled:
-    from refold.packing import PlacedTasks, TaskHeap
-    from refold.packing.kernels import write_shortages
+    from refold.packing import PlacedTasks, TaskHeap, write_shortages
 
 INFINITE = np.inf
 
@@ -58,7 +56,8 @@ class ReplayLoop:
 
     def result(self) -> ReplayResult:
         """Return what has happened."""
-        return ReplayResult(self.columns, *self.times, *self.tasks.arrays, *self.numbers)
+        (started, ended), (first_row, placements) = self.times, self.tasks.arrays
+        return ReplayResult(self.columns, started, ended, first_row, placements, *self.numbers)
 
     def advance(self, wake: float) -> bool:
         """Begin the step of the next arrival, end or wake-up; False if all tasks have ended."""

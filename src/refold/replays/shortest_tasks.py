@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refold.packing import Ints
-from refold.packing.bits import view
+from refold.packing import Ints, view
 
 INFINITE = np.inf
 LONGEST = float(np.finfo(np.float64).max)

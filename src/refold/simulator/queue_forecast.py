@@ -13,13 +13,11 @@ import cython
 import numpy as np
 
 from refold.model import Demand, Placement, Seconds
-from refold.packing import MILLI_FREE, Floats, FreeResources, mask_from_indices
-from refold.packing.bits import view
+from refold.packing import MILLI_FREE, Floats, FreeResources, mask_from_indices, view
 from refold.policies import QueueOrder
 
 if not cython.compiled:
-    from refold.packing import PlacedTasks, TaskHeap
-    from refold.packing.kernels import FreeArrays, adjust_free
+    from refold.packing import FreeArrays, PlacedTasks, TaskHeap, adjust_free
 
 BACKFILL_DEPTH = 100
 """Number of jobs behind the first one that are considered when jobs may overtake it."""
