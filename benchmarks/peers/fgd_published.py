@@ -37,7 +37,8 @@ class FgdAsPublished:
     """Places demands one by one on a cluster and caches the scores that are still valid."""
 
     def __init__(self, cluster: Cluster, jobs: Sequence[Job]) -> None:
-        self._history = DemandHistory(*typical_pods(cluster, jobs), *empty_demand_history().arrays[2:])
+        arrays = (*typical_pods(cluster, jobs), *empty_demand_history().arrays[2:])
+        self._history = DemandHistory(*arrays)
         self._kinds: dict[Demand, int] = {}
         self._scores = np.full((len({job.demand for job in jobs}), len(cluster.nodes)), UNKNOWN, dtype=np.int64)
         self._masks = np.zeros_like(self._scores)

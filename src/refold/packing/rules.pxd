@@ -30,6 +30,7 @@ cdef class GreedyRule:
     cdef RackDraw no_power
     cdef long long[:, ::1] placements
 
+    cpdef void make_room(self, long long instances) except *
     cpdef tuple place(self, FreeArrays free, EncodedDemand demand, long long demand_id)
 
 cpdef tuple build_placement(EncodedDemand demand, long long[:, ::1] rows, long long first)
@@ -53,7 +54,7 @@ cdef long long _choose_node(
 cdef long long _choose_gpus(
     GreedyRule rule, long long number, FreeArrays free, long long node, Need need, long long demand_id
 ) noexcept nogil
-cdef bint _place_instances(GreedyRule rule, FreeArrays free, Need need, long long demand_id) noexcept nogil
+cdef bint place_instances(GreedyRule rule, FreeArrays free, Need need, long long demand_id) noexcept nogil
 cdef long long _fill_node(
     GreedyRule rule, FreeArrays free, long long node, Need need, long long instance
 ) noexcept nogil
