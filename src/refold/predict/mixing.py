@@ -61,7 +61,7 @@ if not cython.compiled:
 class MixingWeights:
     """Weights of the inputs for each variant: by tree node, and by experience and tree level; and the calibration.
 
-    `priors`: the log odds of the prior of times, and of those of ratios to hints. Kernels overwrite the other arrays.
+    `priors`: the log odds of the prior of times, and of those of ratios to hints. The other arrays are working memory.
     """
 
     def __init__(self, by_node: Singles, by_level: Singles, calibration: Floats, priors: Singles) -> None:

@@ -181,6 +181,7 @@ class Predictor:
             count_departure(record.contexts, self._tables)
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return the state for a copy, without what can be predicted again."""
         return {**self.__dict__, "_expected": {}}
 
     @property
@@ -191,7 +192,7 @@ class Predictor:
     def _record(self, job: Job, now: Seconds) -> _Submitted:
         contexts = self._contexts(job, now)
         inputs, experience, survival = predict_inputs(self._weights, self._tables, contexts)
-        kind = b"".join(array.tobytes() for array in contexts.arrays)
+        kind = b"".join(part.tobytes() for part in contexts.arrays)
         return _Submitted(kind, contexts, inputs, experience, DurationDistribution(survival))
 
     def _contexts(self, job: Job, now: Seconds) -> JobContexts:
