@@ -113,9 +113,7 @@ def _is_shared(value: object) -> bool:
         return not value.__closure__
     if isinstance(value, _IMMUTABLE):
         return True
-    if isinstance(value, BuiltinFunctionType):
-        return isinstance(value.__self__, ModuleType | type(None))
-    return callable(value) and type(value).__module__.startswith("numba.")
+    return isinstance(value, BuiltinFunctionType) and isinstance(value.__self__, ModuleType | type(None))
 
 
 def _reduce_function(function: FunctionType) -> Any:
