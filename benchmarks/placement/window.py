@@ -24,7 +24,7 @@ from benchmarks.placement.result_cache import cached_results
 from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import markdown
 from refold.model import Demand, Placement
-from refold.packing import RULES, Placer, best_pair
+from refold.packing import RULES, Placer, Random, best_pair
 
 PAGE = FOLDER / "placement_window.md"
 LEVELS = (0.70, 0.85, 0.95, 0.99)
@@ -132,8 +132,8 @@ def _first_decision(instance: Instance, seed: int) -> dict[str, float | None]:
     if best <= 0.0:
         return {"PyGAD": None, OURS: None}
     vectors = np.concatenate([instance.free.vector(demand) for demand in instance.demands])
-    tasks, random_state = np.arange(len(vectors)), np.array([seed], dtype=np.int64)
-    ours, _, _ = best_pair(instance.free.nodes, instance.free.gpus, vectors, tasks, GENERATIONS, random_state)
+    tasks = np.arange(len(vectors))
+    ours, _, _ = best_pair(instance.free.arrays, vectors, tasks, GENERATIONS, Random(seed))
     pygad = PairSearch().search(gain, seed).fitness
     return {"PyGAD": max(0.0, pygad) / best, OURS: max(0.0, ours) / best}
 

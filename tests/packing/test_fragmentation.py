@@ -6,36 +6,32 @@ from hypothesis import given, settings, strategies as st
 
 from refold.model import WHOLE, Demand, Share
 from refold.packing import (
+    DemandHistory,
     FreeResources,
     Need,
     cluster_fragmentation,
     empty_demand_history,
-    empty_score_cache,
-    empty_typical_demands,
-    fragmentation_after,
-    is_update_due,
-    node_fragmentation,
-    update_demand_history,
     update_typical_demands,
 )
-from refold.packing.layout import Floats, Ints
+from refold.packing.demand_history import empty_score_cache, is_update_due
+from refold.packing.fragmentation import fragmentation_after, node_fragmentation
 from refold.testing import make_cluster
 
 CLUSTER = make_cluster(4, 2, types=["A100", "V100"], cpus=8)
 
 
-def typical_of(free: FreeResources, counts: dict[Demand, int]) -> tuple[Ints, Floats]:
-    typical, weights = empty_typical_demands()
+def typical_of(free: FreeResources, counts: dict[Demand, int]) -> DemandHistory:
+    history = empty_demand_history()
     shapes = np.concatenate([free.vector(demand) for demand in counts])
-    update_typical_demands(shapes, np.array(list(counts.values())), len(counts), typical, weights)
-    return typical, weights
+    update_typical_demands(shapes, np.array(list(counts.values())), len(counts), history)
+    return history
 
 
 def fragment(demand: Demand, *shares: Share, node: int = 0) -> float:
     """The fragment of a node for one typical demand, when these shares are in use."""
     free = FreeResources(CLUSTER)
     assert free.take(shares) is None
-    return float(node_fragmentation(free.nodes, free.gpus, node, *typical_of(free, {demand: 1})))
+    return node_fragmentation(free.arrays, node, typical_of(free, {demand: 1}))
 
 
 @pytest.mark.parametrize(
@@ -61,19 +57,19 @@ def test_the_fragment_of_a_node(demand: Demand, shares: tuple[Share, ...], expec
 def test_the_expected_fragment_is_weighted_by_submissions() -> None:
     free = FreeResources(CLUSTER)
     free.take((Share(0, (0,), 400),))
-    typical, weights = typical_of(free, {Demand(1, 1): 3, Demand(1, 4): 1})
+    history = typical_of(free, {Demand(1, 1): 3, Demand(1, 4): 1})
     expected = 0.75 * 600 + 0.25 * 3600
-    assert node_fragmentation(free.nodes, free.gpus, 0, typical, weights) == pytest.approx(expected)
+    assert node_fragmentation(free.arrays, 0, history) == pytest.approx(expected)
     of_other_node = 0.25 * 2000  # four GPUs never fit there
-    assert cluster_fragmentation(free.nodes, free.gpus, typical, weights) == pytest.approx(expected + of_other_node)
+    assert cluster_fragmentation(free.arrays, history) == pytest.approx(expected + of_other_node)
 
 
 def test_nodes_and_gpus_that_are_down_are_no_fragments() -> None:
     free = FreeResources(CLUSTER)
-    typical, weights = typical_of(free, {Demand(1, 5): 1})
+    history = typical_of(free, {Demand(1, 5): 1})
     free.set_node_up(1, False)
     free.set_gpu_up(0, 0, False)
-    assert cluster_fragmentation(free.nodes, free.gpus, typical, weights) == 3000
+    assert cluster_fragmentation(free.arrays, history) == 3000
 
 
 @settings(max_examples=40)
@@ -90,38 +86,37 @@ def test_the_fragment_after_a_placement_is_that_of_the_node_with_it(
         assert free.take((Share(0, (other,), taken),)) is None
     if free.gpu_milli_of(0)[gpu] < milli:
         return
-    typical, weights = typical_of(free, {Demand(1, 1, 300): 2, Demand(1, 2): 1})
-    need = Need(1, 1, milli, 1000, 0, -1)
+    history = typical_of(free, {Demand(1, 1, 300): 2, Demand(1, 2): 1})
     before = free.gpus.tolist()
-    predicted = fragmentation_after(free.nodes, free.gpus, 0, 1 << gpu, need, typical, weights)
+    predicted = fragmentation_after(free.arrays, 0, 1 << gpu, milli, 1000, history)
     assert free.gpus.tolist() == before
     free.take((Share(0, (gpu,), milli, 1000),))
-    assert predicted == pytest.approx(node_fragmentation(free.nodes, free.gpus, 0, typical, weights))
+    assert predicted == pytest.approx(node_fragmentation(free.arrays, 0, history))
 
 
 def test_demands_that_leave_the_same_fragments_are_merged() -> None:
     """Neither the number of instances nor memory matters for fragments."""
     free = FreeResources(CLUSTER)
     counts = {Demand(1, 2): 2, Demand(3, 2): 1, Demand(1, 2, memory_mib=5): 1, Demand(1, 2, cpu_milli=5): 1}
-    typical, weights = typical_of(free, counts)
-    assert weights[:3].tolist() == pytest.approx([0.8, 0.2, 0.0])
-    assert [Need(*row).cpu for row in typical[:2].tolist()] == [0, 5]
+    history = typical_of(free, counts)
+    assert list(history.weights)[:3] == pytest.approx([0.8, 0.2, 0.0])
+    assert [Need(*row).cpu for row in np.asarray(history.typical)[:2]] == [0, 5]
 
 
 def test_the_most_frequent_demands_come_first_and_the_earliest_of_equals() -> None:
     free = FreeResources(CLUSTER)
-    typical, weights = typical_of(free, {Demand(1, 1): 1, Demand(1, 2): 4, Demand(1, 3): 1, Demand(1, 4): 0})
-    assert [Need(*row).gpus for row in typical[:3].tolist()] == [2, 1, 3]
-    assert weights[:4].tolist() == pytest.approx([4 / 6, 1 / 6, 1 / 6, 0.0])
+    history = typical_of(free, {Demand(1, 1): 1, Demand(1, 2): 4, Demand(1, 3): 1, Demand(1, 4): 0})
+    assert [Need(*row).gpus for row in np.asarray(history.typical)[:3]] == [2, 1, 3]
+    assert list(history.weights)[:4] == pytest.approx([4 / 6, 1 / 6, 1 / 6, 0.0])
 
 
 def test_the_48_most_frequent_demands_are_typical() -> None:
     free = FreeResources(CLUSTER)
     counts = {Demand(1, 1, milli): milli for milli in range(1, 61)}
-    typical, weights = typical_of(free, counts)
-    assert [Need(*row).milli for row in typical.tolist()] == list(range(60, 12, -1))
-    assert weights.sum() == pytest.approx(1.0)
-    assert weights[0] == pytest.approx(60 / sum(range(13, 61)))
+    history = typical_of(free, counts)
+    assert [Need(*row).milli for row in np.asarray(history.typical)] == list(range(60, 12, -1))
+    assert sum(history.weights) == pytest.approx(1.0)
+    assert history.weights[0] == pytest.approx(60 / sum(range(13, 61)))
 
 
 def test_statistics_are_updated_after_powers_of_two_and_then_every_1024_jobs() -> None:
@@ -129,14 +124,13 @@ def test_statistics_are_updated_after_powers_of_two_and_then_every_1024_jobs() -
     assert due == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 3072, 4096]
 
 
-def test_an_update_invalidates_cached_scores() -> None:
-    free, history, cache = FreeResources(CLUSTER), empty_demand_history(), empty_score_cache(4, 2)
-    cache.owner[:] = 7
-    update_demand_history(True, free.vector(Demand(1, 2)), np.ones(1, np.int64), 1, history, cache)
-    assert cache.owner.tolist() == [-1] * 4
-    assert history.weights[0] == 1.0
+def test_a_cleared_cache_has_no_rows_of_demands() -> None:
+    cache = empty_score_cache(4, 2)
+    cache.owner[0] = 7
+    cache.clear()
+    assert list(cache.owner) == [-1] * 4
 
 
 def test_without_history_a_fraction_is_worth_itself_and_caches_are_limited() -> None:
-    assert empty_demand_history().worth.tolist() == [milli / 1000 for milli in range(1001)]
-    assert empty_score_cache(10_000, 3).scores.shape == (512, 3)
+    assert list(empty_demand_history().worth) == [milli / 1000 for milli in range(1001)]
+    assert np.shape(empty_score_cache(10_000, 3).scores) == (512, 3)

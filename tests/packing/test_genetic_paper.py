@@ -11,8 +11,9 @@ from hypothesis import given, settings, strategies as st
 from refold.model import Demand, Placement, Share
 from refold.model.units import WHOLE
 from refold.packing import FreeResources, Placer
-from refold.packing.genetic_paper import GENERATIONS, MISFIT_FITNESS, best_pair, pair_fitness
-from refold.packing.layout import Ints, Need
+from refold.packing.genetic_operators import Random
+from refold.packing.genetic_paper import GENERATIONS, best_pair, pair_fitness
+from refold.packing.layout import Ints
 from refold.testing import make_cluster
 
 DEMANDS = [
@@ -54,10 +55,6 @@ def rows_of(free: FreeResources, demands: list[Demand]) -> Ints:
     return np.concatenate([free.vector(demand) for demand in demands])
 
 
-def seeded(seed: int) -> Ints:
-    return np.array([seed], dtype=np.int64)
-
-
 @settings(max_examples=40)
 @given(st.integers(0, 2**32))
 def test_fitness_is_the_gain_in_utilisation_of_the_machine_or_minus_one(seed: int) -> None:
@@ -65,8 +62,7 @@ def test_fitness_is_the_gain_in_utilisation_of_the_machine_or_minus_one(seed: in
     free = random_state(rng, 5, rng.choice([0.3, 0.8]))
     free.set_node_up(rng.randrange(5), False)
     for demand in DEMANDS:
-        need = Need(*free.vector(demand)[0].tolist())
-        found = [pair_fitness(free.nodes, free.gpus, node, need) for node in range(5)]
+        found = [pair_fitness(free.arrays, node, free.vector(demand), 0) for node in range(5)]
         assert found == [fitness_by_definition(free, node, demand) for node in range(5)]
 
 
@@ -78,15 +74,15 @@ def test_on_small_instances_the_fittest_pair_is_found(full: float) -> None:
         waiting = [rng.choice(DEMANDS) for _ in range(10)]
         best = max(fitness_by_definition(free, node, demand) for node in range(10) for demand in set(waiting))
         tasks = np.arange(10)
-        found, node, task = best_pair(free.nodes, free.gpus, rows_of(free, waiting), tasks, 400, seeded(seed))
+        found, node, task = best_pair(free.arrays, rows_of(free, waiting), tasks, 400, Random(seed))
         assert found == best
         assert fitness_by_definition(free, int(node), waiting[int(task)]) == best
 
 
 def test_if_nothing_fits_the_best_fitness_is_minus_one() -> None:
     free = FreeResources(make_cluster(1, 2))
-    found, _, _ = best_pair(free.nodes, free.gpus, free.vector(Demand(1, 4)), np.arange(1), 50, seeded(0))
-    assert found == MISFIT_FITNESS == -1.0
+    found, _, _ = best_pair(free.arrays, free.vector(Demand(1, 4)), np.arange(1), 50, Random(0))
+    assert found == -1.0
 
 
 def mean_share_of_the_optimum(full: float) -> float:
@@ -98,9 +94,9 @@ def mean_share_of_the_optimum(full: float) -> float:
         while free.gpu_milli > (1 - full) * 200 * 8 * WHOLE:
             others.place(free, Demand(1, 1, rng.choice([WHOLE, 500])))
         waiting = [rng.choice(demand_kinds) for _ in range(60)]
-        needs = [Need(*free.vector(demand)[0].tolist()) for demand in demand_kinds]
-        best = max(pair_fitness(free.nodes, free.gpus, node, need) for node in range(200) for need in needs)
-        found, _, _ = best_pair(free.nodes, free.gpus, rows_of(free, waiting), np.arange(60), GENERATIONS, seeded(seed))
+        rows = rows_of(free, demand_kinds)
+        best = max(pair_fitness(free.arrays, node, rows, row) for node in range(200) for row in range(len(rows)))
+        found, _, _ = best_pair(free.arrays, rows_of(free, waiting), np.arange(60), GENERATIONS, Random(seed))
         shares.append(max(0.0, found) / best)
     return sum(shares) / len(shares)
 

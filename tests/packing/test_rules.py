@@ -401,7 +401,7 @@ def test_fgd_minimises_the_growth_of_expected_fragmentation(seed: int) -> None:
             return
         assert math.isclose(growths[placement[0]], min(growths.values()), abs_tol=1e-6)
         plain.add(placement, -1)
-        measured = cluster_fragmentation(free.nodes, free.gpus, placer._history.typical, placer._history.weights)
+        measured = cluster_fragmentation(free.arrays, placer._greedy.history)
         assert math.isclose(measured, fragmentation_by_definition(plain, typical), abs_tol=1e-6)
 
 

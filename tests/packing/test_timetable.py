@@ -129,7 +129,7 @@ def take_gpus_down(table: Timetable, plain: PlainTimetable) -> None:
 
 def intervals_of(table: Timetable) -> list[list[tuple[float, list[int]]]]:
     """For every node, the start and the free amounts of each interval."""
-    number, starts, free = table._intervals
+    number, starts, free = table._intervals.arrays[3:]
     return [
         [(starts[node, interval].item(), free[node, interval].tolist()) for interval in range(number[node])]
         for node in NODES
@@ -453,6 +453,18 @@ def test_every_check_of_a_node_is_counted() -> None:
         == -1
     )
     assert checks_left.tolist() == [96]  # the first job starts now and is not checked
+
+
+def test_a_booking_between_equal_ones_is_still_there_after_a_check() -> None:
+    """To release it for the check takes two more intervals, which fill the arrays."""
+    table, job = Timetable(CLUSTER), BookedJob(Demand(1, 3), Booking((Share(0, (0, 1, 2)),), 10, 20))
+    for start, end in ((0, 10), (10, 20), (20, 30), (100, 110), (120, inf)):
+        table.book(job.booking.placement, start, end)
+    before = intervals_of(table)
+    assert len(before[0]) == INITIAL_INTERVALS - 2
+    jobs = columns(table, [job], [])
+    assert table.first_that_can_start_earlier(jobs, np.arange(1), 0, np.array([0]), 0, np.array([100])) == -1
+    assert intervals_of(table) == before
 
 
 def test_the_free_amounts_of_a_window_are_the_minimum_over_it() -> None:

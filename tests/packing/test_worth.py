@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Iterator
 from itertools import combinations, pairwise
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,8 +20,20 @@ from refold.model.units import WHOLE
 from refold.packing import FreeResources, Placer
 from refold.packing.demand_history import MAX_CACHED_DEMANDS
 from refold.packing.free import mask_from_indices
-from refold.packing.kernels import CPU_HASH, GPU_HASH, MEMORY_HASH
-from refold.packing.layout import CPU_FREE, FIRST_GPU, GPUS, MEMORY_FREE, SIGNATURE, WHOLE_FREE, Floats, Need
+from refold.packing.layout import (
+    CPU_FREE,
+    CPU_HASH,
+    FIRST_GPU,
+    GPU_HASH,
+    GPUS,
+    MEMORY_FREE,
+    MEMORY_HASH,
+    SIGNATURE,
+    SIGNATURE_BITS,
+    WHOLE_FREE,
+    Floats,
+    Need,
+)
 from refold.packing.lookahead import loss
 from refold.packing.worth import _cutting_prices
 from refold.testing import make_cluster
@@ -39,8 +52,7 @@ def worth_of_parts(demands: list[Demand]) -> list[float]:
     """The worth of each fraction of a GPU after these demands; their number is a power of two (see `is_update_due`)."""
     placer, cluster = Placer("worth"), make_cluster(4)
     placer.observe(SubmittedJobs(cluster, demands))
-    parts: list[float] = placer._history.worth.tolist()
-    return parts
+    return list(placer._greedy.history.worth)
 
 
 # The worth of a fraction of a GPU.
@@ -70,7 +82,7 @@ def test_the_worth_of_a_gpu_fraction_follows_from_the_requested_fractions(
 
 
 def test_without_history_the_worth_of_a_fraction_is_the_fraction() -> None:
-    assert Placer("worth")._history.worth.tolist() == [part / WHOLE for part in range(WHOLE + 1)]
+    assert list(Placer("worth")._greedy.history.worth) == [part / WHOLE for part in range(WHOLE + 1)]
 
 
 def fillings(sizes: tuple[int, ...], remaining: int) -> Iterator[tuple[int, ...]]:
@@ -93,7 +105,7 @@ def test_dual_prices_sum_to_the_optimum_of_the_cutting_stock_problem(pieces: dic
     priced = [pieces[size] for size in sizes]
     patterns = np.array(list(fillings(sizes, WHOLE)))
     fewest = linprog(np.ones(len(patterns)), A_ub=-patterns.T, b_ub=[-count for count in priced]).fun
-    prices = _cutting_prices(np.array(sizes), np.array(priced, dtype=float))
+    prices = np.asarray(_cutting_prices(np.array(sizes), np.array(priced, dtype=float)))
     assert float(prices @ priced) == pytest.approx(fewest, rel=1e-6)
     assert prices.min() >= -1e-9
     assert (patterns @ prices).max() <= 1.0 + 1e-6
@@ -107,7 +119,7 @@ def test_the_worth_of_a_fraction_is_its_best_filling(pieces: dict[int, int], par
     seen = [Demand(1, 1, size) for size in sizes for _ in range(pieces[size])]
     whole = [Demand()] * (total - len(seen))
     worth = worth_of_parts(seen + whole)
-    prices = _cutting_prices(np.array(sizes), np.array([pieces[size] for size in sizes], dtype=float))
+    prices = np.asarray(_cutting_prices(np.array(sizes), np.array([pieces[size] for size in sizes], dtype=float)))
     best = max(float(np.dot(filling, prices)) for filling in fillings(sizes, part))
     assert worth[part] == pytest.approx(1.0 if part == WHOLE else best, abs=1e-6)
     assert (worth[0], worth[WHOLE]) == (0.0, 1.0)
@@ -240,6 +252,12 @@ def random_machines(rng: random.Random, count: int) -> Cluster:
     return Cluster((*nodes, Node("last", 4, "A100", 16 * WHOLE, 32 * 1024)))
 
 
+def loss_on_node(placer: Placer, free: FreeResources, node: int, demand: Demand) -> tuple[float, int]:
+    """The loss of worth by an instance on a node, and its GPU mask."""
+    need: Any = Need(*free.vector(demand)[0].tolist())._asdict()  # what becomes the struct of the kernel
+    return loss(False, free.arrays, node, need, placer._greedy.history)
+
+
 @settings(max_examples=40)
 @given(st.integers(0, 2**32))
 def test_worth_takes_the_least_loss_and_computes_it_correctly(seed: int) -> None:
@@ -248,16 +266,15 @@ def test_worth_takes_the_least_loss_and_computes_it_correctly(seed: int) -> None
     free, resources, placer = FreeResources(cluster), WorthResources(cluster), Placer("worth")
     seen = [rng.choice(DEMANDS) for _ in range(8)]
     placer.observe(SubmittedJobs(cluster, seen))
-    plain_worth = PlainWorth(free, seen, placer._history.worth)
+    plain_worth = PlainWorth(free, seen, np.asarray(placer._greedy.history.worth))
     for _ in range(12):
         demand = rng.choice(DEMANDS)
         single = Demand(1, demand.gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib, demand.gpu_types)
-        need = Need(*free.vector(single)[0].tolist())
         lost = {}
         for node in range(len(cluster.nodes)):
             computed, mask = np.inf, 0
             if single.gpu_milli < WHOLE or resources.gpus[node].count(WHOLE) >= single.gpus:
-                computed, mask = loss(False, free.nodes, free.gpus, free.bits, node, need, placer._history)
+                computed, mask = loss_on_node(placer, free, node, single)
             assert (computed == np.inf) == (not resources.choices(node, single))
             if computed < np.inf:
                 gpus = chosen_gpus(resources, node, single, plain_worth.worth)
@@ -320,7 +337,7 @@ def test_the_price_of_a_type_grows_as_others_take_it() -> None:
 
     def price_of_t4() -> float:
         placer.place(free.copy(), Demand(1, 1, gpu_types=("T4",)))
-        return float(placer._history.type_prices[free.cluster.type_names.index("T4")])
+        return placer._greedy.history.type_prices[free.cluster.type_names.index("T4")]
 
     assert price_of_t4() == pytest.approx(1 / 2)  # all is free, and half of the demand is limited to half of the GPUs
     assert free.take((Share(0, (0, 1)), Share(1, (0, 1, 2)))) is None
@@ -341,19 +358,19 @@ def test_with_whole_gpus_alone_the_node_with_the_fewest_free_gpus_loses_least(se
         placer.observe(SubmittedJobs(cluster, [demand]))
         if placed and rng.random() < 0.4:
             free.release(placed.pop(rng.randrange(len(placed))))
-        one = Need(*free.vector(Demand(1, demand.gpus))[0].tolist())
+        one = Demand(1, demand.gpus)
         expected = best_fit.place(free.copy(), demand)
         found = placer.place(free, demand)
         assert found == expected
         if found is not None:
             placed.append(found)
         losses = [
-            (loss(False, free.nodes, free.gpus, free.bits, node, one, placer._history)[0], node)
+            (loss_on_node(placer, free, node, one)[0], node)
             for node in range(len(cluster.nodes))
             if free.nodes[node, WHOLE_FREE] >= one.gpus
         ]
         if losses:
-            assert best_fit.place(free.copy(), Demand(1, demand.gpus))[0].node == min(losses)[1]  # type: ignore[index]
+            assert best_fit.place(free.copy(), one)[0].node == min(losses)[1]  # type: ignore[index]
 
 
 # Signatures and cached scores.
@@ -381,16 +398,16 @@ def test_a_signature_depends_only_on_the_free_resources(seed: int) -> None:
         elif (placement := placer.place(free, rng.choice(DEMANDS))) is not None:
             placed.append(placement)
     signatures = [signature_of(free, node) for node in range(len(cluster.nodes))]
-    assert free.nodes[:-1, SIGNATURE].astype(np.uint64).tolist() == signatures
+    assert free.nodes[:-1, SIGNATURE].tolist() == signatures
 
 
 def signature_of(free: FreeResources, node: int) -> int:
     """Return the signature of a node, computed from all that is free on it."""
     row = free.nodes[node].tolist()
     gpu_free = free.gpus[row[FIRST_GPU] : row[FIRST_GPU] + row[GPUS]].tolist()
-    signature: int = 1 + row[CPU_FREE] * int(CPU_HASH) + row[MEMORY_FREE] * int(MEMORY_HASH)
-    signature += sum(amount * int(GPU_HASH) ** (gpu + 1) for gpu, amount in enumerate(gpu_free))
-    return signature % 2**64
+    signature: int = 1 + row[CPU_FREE] * CPU_HASH + row[MEMORY_FREE] * MEMORY_HASH
+    signature += sum(amount * GPU_HASH ** (gpu + 1) for gpu, amount in enumerate(gpu_free))
+    return signature & SIGNATURE_BITS
 
 
 def test_nodes_with_different_free_resources_have_different_signatures() -> None:

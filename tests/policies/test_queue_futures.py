@@ -11,10 +11,10 @@ from refold.model import Demand
 from refold.packing import FreeResources, Ints
 from refold.policies import QueueOrder
 from refold.policies.common.queue_futures import (
+    HELD,
+    JOB,
+    NODE,
     SHARES,
-    HeldColumns,
-    JobColumns,
-    NodeColumns,
     OrderRule,
     Scene,
     draw_rest,
@@ -57,32 +57,19 @@ def scene(
     """
     nodes, runs = [*nodes, (ONE_GPU, 5)], [*runs, (len(nodes), Row(0.5))]
     rows = [*(run for _, run in runs), *waiting, *arrivals]
-    seconds, units, instances, types, rank, queued, gap, priority = map(np.array, zip(*rows, strict=True))
     count = len(rows)
-    jobs = JobColumns(
-        np.repeat(seconds[:, None], len(SHARES), axis=1) * (1 + 1e-9 * np.arange(len(SHARES))),
-        np.zeros(count),
-        np.zeros(count),
-        np.ones(count),
-        instances,
-        units,
-        types,
-        rank.astype(float),
-        priority.astype(float),
-        queued.astype(float),
-        gap.astype(float),
-        np.arange(count),
-    )
-    held = HeldColumns(
-        np.arange(len(runs)),
-        np.array([node for node, _ in runs], np.int64),
-        np.array([run[1] for _, run in runs], np.int64),
-    )
+    jobs = np.zeros(count, JOB)
+    fields = ["units", "instances", "type_bits", "rank", "queued", "gap", "priority"]
+    seconds, *columns = zip(*rows, strict=True)
+    for name, column in zip(fields, columns, strict=True):
+        jobs[name] = column
+    jobs["speed"], jobs["number"] = 1.0, np.arange(count)
     first = len(runs)
     return Scene(
-        NodeColumns(np.array([units for units, _ in nodes]), np.array([kind for _, kind in nodes])),
+        np.array(nodes, NODE),
         jobs,
-        held,
+        np.outer(seconds, 1 + 1e-9 * np.arange(len(SHARES))),
+        np.array([(row, node, run[1]) for row, (node, run) in enumerate(runs)], HELD),
         np.arange(first, first + len(waiting)),
         np.arange(first + len(waiting), count),
         np.full((futures, count), np.nan),
@@ -90,7 +77,7 @@ def scene(
 
 
 def starts(now: float, state: Scene, rule: OrderRule = OrderRule()) -> list[float]:  # noqa: B008
-    state.ends[:, state.held.row[-1]] = now + 1e-6
+    state.ends[:, state.held["row"][-1]] = now + 1e-6
     targets: Ints = np.arange(len(state.waiting))
     return [round(at, 3) for at in simulate_starts(state, now, targets, 1, rule)[0].tolist()]
 

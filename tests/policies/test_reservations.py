@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 
 from refold.model import Cluster, Demand, Share
 from refold.model.units import WHOLE
-from refold.packing import Placer
-from refold.packing.timetable import FIRST_GPU_FREE, Timetable
+from refold.packing import Placer, Timetable
+from refold.packing.layout import FIRST_GPU_FREE
 from refold.policies.backfill.booked_runs import BookedRuns
 from refold.policies.backfill.bookings import Bookings, Reservation
 from refold.policies.backfill.reservations import Reservations, overlap
@@ -48,7 +48,7 @@ def empty(*sizes: int) -> Parts:
 def intervals(table: Timetable, now: float) -> list[list[tuple[float, list[int]]]]:
     """Return the free intervals from now on: per node, the begin of each and what is free in it."""
     table.drop_before(now)
-    number, begins, free = table._intervals
+    number, begins, free = table._intervals.arrays[3:]
     return [
         [(max(begins[node, one].item(), now), free[node, one].tolist()) for one in range(number[node])]
         for node in range(len(table.cluster.nodes))

@@ -1,16 +1,6 @@
-from .demand_history import (
-    DemandHistory as DemandHistory,
-    ScoreCache as ScoreCache,
-    empty_demand_history as empty_demand_history,
-    empty_score_cache as empty_score_cache,
-    is_update_due as is_update_due,
-    update_demand_history as update_demand_history,
-)
+from .demand_history import DemandHistory as DemandHistory, empty_demand_history as empty_demand_history
 from .fragmentation import (
     cluster_fragmentation as cluster_fragmentation,
-    empty_typical_demands as empty_typical_demands,
-    fragmentation_after as fragmentation_after,
-    node_fragmentation as node_fragmentation,
     update_typical_demands as update_typical_demands,
 )
 from .free import (
@@ -19,15 +9,9 @@ from .free import (
     indices_from_mask as indices_from_mask,
     mask_from_indices as mask_from_indices,
 )
+from .genetic_operators import Random as Random
 from .genetic_paper import best_pair as best_pair
-from .heap import (
-    TaskHeap as TaskHeap,
-    first_time as first_time,
-    pop as pop,
-    pop_task as pop_task,
-    push as push,
-    push_task as push_task,
-)
+from .heap import pop as pop, push as push
 from .kernels import (
     INSTANCES_THAT_FIT as INSTANCES_THAT_FIT,
     TAKEN as TAKEN,
@@ -64,44 +48,8 @@ from .layout import (
     Need as Need,
     Words as Words,
 )
-from .lookahead import RackDraw as RackDraw, no_rack_draw as no_rack_draw
-from .placement_rows import change_rows as change_rows, take_rows as take_rows
-from .placement_rule import PlacementRule as PlacementRule, place_demand as place_demand
-from .placer import (
-    GENETIC as GENETIC,
-    LEARNING_RULES as LEARNING_RULES,
-    RULES as RULES,
-    Placer as Placer,
-)
+from .placer import RULES as RULES, Placer as Placer
 from .pooled_queue import estimate_fifo_starts as estimate_fifo_starts
 from .power import NO_RACK as NO_RACK, Power as Power
-from .rules import (
-    FGD as FGD,
-    RULE_STATE_ENTRIES as RULE_STATE_ENTRIES,
-    SEED as SEED,
-    place_instances as place_instances,
-)
-from .shortest_tasks import (
-    ShortestTasks as ShortestTasks,
-    add_waiting as add_waiting,
-    first_waiting as first_waiting,
-    no_shortest_tasks as no_shortest_tasks,
-    remove_waiting as remove_waiting,
-    shortest_waiting as shortest_waiting,
-)
-from .timetable import (
-    BookedJobs as BookedJobs,
-    FreeIntervals as FreeIntervals,
-    Timetable as Timetable,
-    change_interval as change_interval,
-    drop_past_intervals as drop_past_intervals,
-    earliest_start as earliest_start,
-    first_that_can_start_earlier as first_that_can_start_earlier,
-    initial_intervals as initial_intervals,
-    is_overbooked as is_overbooked,
-    longest_free_duration as longest_free_duration,
-    longest_free_duration_on as longest_free_duration_on,
-    with_doubled_capacity as with_doubled_capacity,
-    write_free_during as write_free_during,
-)
+from .timetable import BookedJobs as BookedJobs, Timetable as Timetable
 from .trial import Trial as Trial

@@ -11,7 +11,14 @@ cdef struct Need:
 cdef extern from * nogil:
     """
     #define trailing_zeros(word) ((long long)__builtin_ctzll(word))
-    #define count_ones(word) ((long long)__builtin_popcountll(word))
+    static inline long long count_ones(unsigned long long word) {  /* the builtin is a call on older processors */
+        word -= word >> 1 & 0x5555555555555555;
+        word = (word & 0x3333333333333333) + (word >> 2 & 0x3333333333333333);
+        return ((word + (word >> 4)) & 0x0f0f0f0f0f0f0f0f) * 0x0101010101010101 >> 56;
+    }
     """
     long long trailing_zeros(unsigned long long word) noexcept
     long long count_ones(unsigned long long word) noexcept
+
+cdef inline object view(object array):
+    return array

@@ -7,122 +7,110 @@ fragment of n is the mean over the typical demands, weighted by how often they w
 
 from __future__ import annotations
 
+import cython
 import numpy as np
 
-from refold.jit import compiled, inlined
-from refold.packing.kernels import need_at
-from refold.packing.layout import (
-    CPU_FREE,
-    DEMAND_ENTRIES,
-    FIRST_GPU,
-    GPUS,
-    MILLI_FREE,
-    TYPE_BIT,
-    UP,
-    Floats,
-    Ints,
-    Need,
-)
+from refold.packing.layout import CPU_FREE, FIRST_GPU, GPUS, MAX_FREE, MILLI_FREE, TYPE_BIT, UP, Ints
 
-MAX_TYPICAL_DEMANDS = 48
-"""How many of the most frequent demands are taken as typical."""
+if not cython.compiled:
+    from refold.packing.demand_history import DemandHistory
+    from refold.packing.kernels import FreeArrays, need_at
+    from refold.packing.layout import Need
 
 
-@inlined
-def _fragment(nodes: Ints, gpus: Ints, node: int, cpu_free: int, total: int, need: Need) -> int:
-    if need.gpus == 0 or cpu_free < need.cpu or not nodes[node, TYPE_BIT] & need.types:
+def _fragment(free: FreeArrays, node: int, cpu_free: int, total: int, history: DemandHistory, rank: int) -> int:
+    """Return the fragment of a node for a typical demand, given its free CPUs and free GPU capacity."""
+    need = _typical(history, rank)
+    if need.gpus == 0 or cpu_free < need.cpu or not free.nodes[node, TYPE_BIT] & need.types:
         return total
-    unusable = usable = 0
-    first = nodes[node, FIRST_GPU]
-    for gpu in range(first, first + nodes[node, GPUS]):
-        free = max(gpus[gpu], 0)
-        if free < need.milli:
-            unusable += free
-        else:
+    if free.nodes[node, MAX_FREE] < need.milli:
+        return total
+    # `capped` is the free capacity with at most `need.milli` of each GPU: no branch depends on the GPUs.
+    usable, capped, first = 0, 0, free.nodes[node, FIRST_GPU]
+    for gpu in range(first, first + free.nodes[node, GPUS]):
+        left = max(free.gpus[gpu], 0)
+        capped += min(left, need.milli)
+        if left >= need.milli:
             usable += 1
-    return unusable if usable >= need.gpus else total
+    return capped - usable * need.milli if usable >= need.gpus else total
 
 
-@compiled
-def _expected_fragment(
-    nodes: Ints, gpus: Ints, node: int, cpu_free: int, total: int, typical: Ints, weights: Floats
-) -> float:
+def _expected_fragment(free: FreeArrays, node: int, cpu_free: int, total: int, history: DemandHistory) -> float:
     expected = 0.0
-    for index in range(weights.shape[0]):
-        if weights[index] == 0.0:
+    for index in range(history.weights.shape[0]):
+        if history.weights[index] == 0.0:
             break  # weights are sorted in descending order; zeros mark unused entries
-        need = need_at(typical, index)
-        expected += weights[index] * _fragment(nodes, gpus, node, cpu_free, total, need)
+        expected += history.weights[index] * _fragment(free, node, cpu_free, total, history, index)
     return expected
 
 
-@compiled
-def node_fragmentation(nodes: Ints, gpus: Ints, node: int, typical: Ints, weights: Floats) -> float:
+def node_fragmentation(free: FreeArrays, node: int, history: DemandHistory) -> float:
     """Return the expected fragment of a node, in thousandths of a GPU."""
-    return _expected_fragment(nodes, gpus, node, nodes[node, CPU_FREE], nodes[node, MILLI_FREE], typical, weights)
+    return _expected_fragment(free, node, free.nodes[node, CPU_FREE], free.nodes[node, MILLI_FREE], history)
 
 
-@compiled
-def fragmentation_after(
-    nodes: Ints, gpus: Ints, node: int, mask: int, need: Need, typical: Ints, weights: Floats
-) -> float:
-    """Return the expected fragment of a node after placing an instance on the GPUs of `mask`."""
-    first, taken = nodes[node, FIRST_GPU], 0
-    for gpu in range(nodes[node, GPUS]):
+def fragmentation_after(free: FreeArrays, node: int, mask: int, milli: int, cpu: int, history: DemandHistory) -> float:
+    """Return the expected fragment of a node after taking CPUs, and a part of each GPU of `mask`."""
+    first, taken = free.nodes[node, FIRST_GPU], 0
+    for gpu in range(free.nodes[node, GPUS]):
         if mask >> gpu & 1:
-            gpus[first + gpu] -= need.milli
-            taken += need.milli
-    cpu_free, total = nodes[node, CPU_FREE] - need.cpu, nodes[node, MILLI_FREE] - taken
-    expected = _expected_fragment(nodes, gpus, node, cpu_free, total, typical, weights)
-    for gpu in range(nodes[node, GPUS]):
+            free.gpus[first + gpu] -= milli
+            taken += milli
+    cpu_free, total = free.nodes[node, CPU_FREE] - cpu, free.nodes[node, MILLI_FREE] - taken
+    expected = _expected_fragment(free, node, cpu_free, total, history)
+    for gpu in range(free.nodes[node, GPUS]):
         if mask >> gpu & 1:
-            gpus[first + gpu] += need.milli
+            free.gpus[first + gpu] += milli
     return expected
 
 
-@compiled
-def cluster_fragmentation(nodes: Ints, gpus: Ints, typical: Ints, weights: Floats) -> float:
+def cluster_fragmentation(free: FreeArrays, history: DemandHistory) -> float:
     """Return the sum of the expected fragments of all nodes that are up, in thousandths of a GPU."""
     expected = 0.0
-    for node in range(nodes.shape[0] - 1):
-        if nodes[node, UP] and nodes[node, MILLI_FREE]:
-            expected += node_fragmentation(nodes, gpus, node, typical, weights)
+    for node in range(free.nodes.shape[0] - 1):
+        if free.nodes[node, UP] and free.nodes[node, MILLI_FREE]:
+            expected += node_fragmentation(free, node, history)
     return expected
 
 
-@compiled
-def update_typical_demands(shapes: Ints, counts: Ints, count: int, typical: Ints, weights: Floats) -> None:
+def update_typical_demands(shapes: Ints, counts: Ints, count: int, history: DemandHistory) -> None:
     """Select the most frequent of the first `count` shapes; ties go to the shape submitted first.
 
     Shapes that leave the same fragments are merged: instances are placed one by one, and memory is ignored.
     """
-    weights[:] = 0.0
+    for rank in range(history.weights.shape[0]):
+        history.weights[rank] = 0.0
     distinct, total = 0, 0.0
-    for shape in np.argsort(-counts[:count], kind="mergesort"):
+    order = np.argsort(-np.asarray(counts)[:count], kind="mergesort")
+    for position in range(count):
+        shape = order[position]
         if counts[shape] == 0:
             break
-        rank = 0
-        while rank < distinct and not _same_fragments(shapes, shape, typical, rank):
+        rank, need = 0, need_at(shapes, shape)
+        while rank < distinct and not _same_fragments(need, need_at(history.typical, rank)):
             rank += 1
-        if rank == weights.shape[0]:
+        if rank == history.weights.shape[0]:
             continue
         if rank == distinct:
-            typical[rank, :] = shapes[shape, :]
+            for entry in range(shapes.shape[1]):
+                history.typical[rank, entry] = shapes[shape, entry]
             distinct += 1
-        weights[rank] += counts[shape]
+        history.weights[rank] += counts[shape]
         total += counts[shape]
-    if total > 0.0:
-        weights /= total
+    for rank in range(distinct):
+        history.weights[rank] /= total
 
 
-@inlined
-def _same_fragments(shapes: Ints, shape: int, typical: Ints, rank: int) -> bool:
-    one, other = need_at(shapes, shape), need_at(typical, rank)
-    return one.gpus == other.gpus and one.milli == other.milli and one.cpu == other.cpu and one.types == other.types
-
-
-def empty_typical_demands() -> tuple[Ints, Floats]:
-    """Return the arrays `typical` and `weights` with no demands."""
-    return np.zeros((MAX_TYPICAL_DEMANDS, DEMAND_ENTRIES), dtype=np.int64), np.zeros(
-        MAX_TYPICAL_DEMANDS, dtype=np.float64
+def _typical(history: DemandHistory, rank: int) -> Need:
+    return Need(
+        history.typical[rank, 0],
+        history.typical[rank, 1],
+        history.typical[rank, 2],
+        history.typical[rank, 3],
+        history.typical[rank, 4],
+        history.typical[rank, 5],
     )
+
+
+def _same_fragments(one: Need, other: Need) -> bool:
+    return one.gpus == other.gpus and one.milli == other.milli and one.cpu == other.cpu and one.types == other.types

@@ -9,7 +9,7 @@ import numpy as np
 
 from refold.model import WHOLE, Cluster, Demand, Placement, Share, Shortage
 from refold.packing import kernels, layout
-from refold.packing.kernels import FreeArrays
+from refold.packing.kernels import EncodedDemand, FreeArrays
 from refold.packing.layout import (
     CPU_FREE,
     CPU_HASH,
@@ -74,7 +74,7 @@ class FreeResources:
         self.down_nodes: frozenset[int] = frozenset()
         self.down_gpus: frozenset[tuple[int, int]] = frozenset()
         """GPUs that are down, as (node, GPU), whether or not their nodes are."""
-        self._vectors: dict[Demand, Ints] = {}
+        self._encoded: dict[Demand, EncodedDemand] = {}
         self._fits_when_empty: dict[Demand, bool] = {}
 
     def _set_arrays(self, nodes: Ints, gpus: Ints, bits: Words) -> None:
@@ -88,15 +88,19 @@ class FreeResources:
         other.cluster = self.cluster
         other._set_arrays(self.nodes.copy(), self.gpus.copy(), self.bits.copy())
         other.down_nodes, other.down_gpus = self.down_nodes, self.down_gpus
-        other._vectors, other._fits_when_empty = self._vectors, self._fits_when_empty
+        other._encoded, other._fits_when_empty = self._encoded, self._fits_when_empty
         return other
+
+    def encoded(self, demand: Demand) -> EncodedDemand:
+        """Return a demand for the kernels, encoded for this cluster (cached)."""
+        encoded = self._encoded.get(demand)
+        if encoded is None:
+            encoded = self._encoded[demand] = EncodedDemand(encode_demand(demand, self.cluster))
+        return encoded
 
     def vector(self, demand: Demand) -> Ints:
         """Return a demand as a row for the kernels, encoded for this cluster (cached)."""
-        vector = self._vectors.get(demand)
-        if vector is None:
-            vector = self._vectors[demand] = encode_demand(demand, self.cluster)
-        return vector
+        return self.encoded(demand).demands
 
     def rows(self, demands: Sequence[Demand]) -> Ints:
         """Return demands as rows for the kernels."""
@@ -240,7 +244,7 @@ class FreeResources:
 
     def fits_one_instance(self, demand: Demand) -> bool:
         """Whether one instance of a demand fits on any node."""
-        return kernels.any_node_fits(self.arrays, self.vector(demand))
+        return kernels.any_node_fits(self.arrays, self.encoded(demand))
 
     def fits_when_empty(self, demand: Demand) -> bool:
         """Whether all instances fit at once on the empty cluster with every node and GPU up.

@@ -12,6 +12,10 @@ cdef class FreeArrays:
     cdef long long[::1] gpus
     cdef unsigned long long[:, ::1] bits
 
+cdef class EncodedDemand:
+    cdef readonly object demands
+    cdef Need need
+
 cdef Need need_at(long long[:, ::1] demands, long long row) noexcept nogil
 cdef long long max_gpus_per_node(FreeArrays free) noexcept nogil
 cdef long long words_per_row(FreeArrays free) noexcept nogil
@@ -43,7 +47,7 @@ cdef long long candidate_row(Need need) noexcept nogil
 cdef long long next_fitting_node(
     FreeArrays free, long long low, long long above, long long only, Need need, long long start
 ) noexcept nogil
-cpdef bint any_node_fits(FreeArrays free, long long[:, ::1] demands) noexcept nogil
+cpdef bint any_node_fits(FreeArrays free, EncodedDemand demand) noexcept nogil
 cdef long long first_shortage(FreeArrays free, long long node, Need need) noexcept nogil
 cdef long long _instances_that_fit(FreeArrays free, long long node, Need need) noexcept nogil
 cdef long long instances_on_node(FreeArrays free, long long node, Need need) noexcept nogil

@@ -60,6 +60,17 @@ class FreeArrays:
         return FreeArrays, self.arrays
 
 
+class EncodedDemand:
+    """A demand for kernels that are called for one demand: as a row of `demands`, it would cost more than they do."""
+
+    def __init__(self, demands: Ints) -> None:
+        self.demands = demands
+        self.need = need_at(view(demands), 0)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return EncodedDemand, (self.demands,)
+
+
 def need_at(demands: Ints, row: int) -> Need:
     """Return a row of `demands` as a `Need`."""
     return Need(demands[row, 0], demands[row, 1], demands[row, 2], demands[row, 3], demands[row, 4], demands[row, 5])
@@ -277,10 +288,9 @@ def next_fitting_node(free: FreeArrays, low: int, above: int, only: int, need: N
         pending = free.bits[low, word] & ~free.bits[above, word] & free.bits[only, word]
 
 
-def any_node_fits(free: FreeArrays, demands: Ints) -> bool:
-    """Whether one instance of the first demand fits on any node."""
-    need = need_at(demands, 0)
-    return next_fitting_node(free, candidate_row(need), max_gpus_per_node(free) + 1, 0, need, 0) >= 0
+def any_node_fits(free: FreeArrays, demand: EncodedDemand) -> bool:
+    """Whether one instance of a demand fits on any node."""
+    return next_fitting_node(free, candidate_row(demand.need), max_gpus_per_node(free) + 1, 0, demand.need, 0) >= 0
 
 
 def first_shortage(free: FreeArrays, node: int, need: Need) -> int:

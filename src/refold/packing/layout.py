@@ -71,8 +71,17 @@ POWER_TOLERANCE_WATTS = 1e-6
 # Which GPUs `pick_gpus` prefers: the lowest index, the least free capacity, the most free capacity.
 FIRST, TIGHTEST, LOOSEST = range(3)
 
+# Columns of an interval of the timetable.
+WHOLE_MASK = 0  # entirely free GPUs, as bits
+INTERVAL_CPU = 1
+INTERVAL_MEMORY = 2
+FIRST_GPU_FREE = 3  # this and the following columns: free capacity of each GPU, in thousandths
+
 # Results of `take`.
 TAKEN, NODE_DOWN, NO_SUCH_GPU, GPU_OVER, CPU_OVER, MEMORY_OVER = range(6)
 
 # Results of `first_shortage`, and the entries of what `count_shortages` returns.
 FITS, DOWN, WRONG_TYPE, TOO_SMALL, FEW_GPUS, FEW_CPUS, LITTLE_MEMORY, INSTANCES_THAT_FIT = range(8)
+
+# The greedy rules by number.
+FIRST_FIT, BEST_FIT, WORST_FIT, ROUND_ROBIN, TETRIS, FGD, WORTH, RANDOM = range(8)

@@ -8,33 +8,35 @@ from typing import Protocol
 import numpy as np
 
 from refold.errors import UnknownName
-from refold.model import Cluster, Demand, Job, Placement, Share, Shortage
-from refold.packing import genetic, rules
+from refold.model import Cluster, Demand, Job, Placement, Shortage
+from refold.packing import genetic, layout
 from refold.packing.demand_history import (
     MAX_CACHED_DEMANDS,
     empty_demand_history,
     empty_score_cache,
     is_update_due,
-    update_demand_history,
 )
-from refold.packing.free import FreeResources, encode_demand, indices_from_mask
+from refold.packing.fragmentation import update_typical_demands
+from refold.packing.free import FreeResources, encode_demand
 from refold.packing.genetic_paper import evolve_paper
 from refold.packing.layout import DEMAND_ENTRIES, Ints
 from refold.packing.lookahead import RackDraw, no_rack_draw
 from refold.packing.power import Power
+from refold.packing.rules import GreedyRule, build_placement
+from refold.packing.worth import update_worth
 
 RULES: dict[str, tuple[int, str]] = {
-    "first-fit": (rules.FIRST_FIT, "first node where the instance fits"),
-    "best-fit": (rules.BEST_FIT, "node that is left with the least free GPU capacity"),
-    "worst-fit": (rules.WORST_FIT, "node that is left with the most free GPU capacity"),
-    "round-robin": (rules.ROUND_ROBIN, "next node, after the last one used, where the instance fits"),
-    "tetris": (rules.TETRIS, "node with the best alignment of demand and free resources (SIGCOMM'14)"),
-    "fgd": (rules.FGD, "node whose expected fragmentation grows least (ATC'23)"),
-    "worth": (rules.WORTH, "node that loses the least value for expected jobs, by cutting-stock prices (ours)"),
-    "genetic": (rules.WORTH, "genetic search over a window of the queue, seeded with greedy solutions (ours)"),
-    "genetic-power": (rules.WORTH, "like genetic, with rack power kept within limits and balanced (ours)"),
-    "genetic-paper": (rules.FIRST_FIT, "genetic search over pairs of machine and instance (JIIBC 24-3, 2024)"),
-    "random": (rules.RANDOM, "random node where the instance fits (seeded)"),
+    "first-fit": (layout.FIRST_FIT, "first node where the instance fits"),
+    "best-fit": (layout.BEST_FIT, "node that is left with the least free GPU capacity"),
+    "worst-fit": (layout.WORST_FIT, "node that is left with the most free GPU capacity"),
+    "round-robin": (layout.ROUND_ROBIN, "next node, after the last one used, where the instance fits"),
+    "tetris": (layout.TETRIS, "node with the best alignment of demand and free resources (SIGCOMM'14)"),
+    "fgd": (layout.FGD, "node whose expected fragmentation grows least (ATC'23)"),
+    "worth": (layout.WORTH, "node that loses the least value for expected jobs, by cutting-stock prices (ours)"),
+    "genetic": (layout.WORTH, "genetic search over a window of the queue, seeded with greedy solutions (ours)"),
+    "genetic-power": (layout.WORTH, "like genetic, with rack power kept within limits and balanced (ours)"),
+    "genetic-paper": (layout.FIRST_FIT, "genetic search over pairs of machine and instance (JIIBC 24-3, 2024)"),
+    "random": (layout.RANDOM, "random node where the instance fits (seeded)"),
 }
 """All placement rules by name: the kernel's rule number and a description."""
 
@@ -59,7 +61,7 @@ class PlacementView(Protocol):
 WINDOW_JOBS = 100
 """How many waiting jobs a genetic search places at once."""
 
-LEARNING_RULES = frozenset({rules.FGD, rules.WORTH})
+LEARNING_RULES = frozenset({layout.FGD, layout.WORTH})
 """Rules that learn the mix of demands from submitted jobs."""
 
 GENETIC = ("genetic", "genetic-power", "genetic-paper")
@@ -79,13 +81,9 @@ class Placer:
         """Whether every job that `place_all` leaves out does not fit."""
         self.respects_power_limits = name == "genetic-power"
         """Whether racks are kept within their power limits."""
-        self._rule_state = np.zeros(rules.RULE_STATE_ENTRIES, dtype=np.int64)
-        self._rule_state[rules.SEED] = seed
-        if name in GENETIC:
-            self._rule_state[rules.DRAW_COUNTER] = seed  # initial state of the random generator
-        self._placement_rows = np.zeros((64, 2), dtype=np.int64)
-        self._history = empty_demand_history()
-        self._cache = empty_score_cache(1, 0)
+        self._greedy = GreedyRule(self.rule, seed, empty_demand_history(), empty_score_cache(1, 0))
+        self._search_seed = np.array([seed], dtype=np.int64)
+        """State of the random generator of genetic searches."""
         self._cache_cluster: Cluster | None = None
         self._demand_ids: dict[Demand, int] = {}
         self._demand_counts = _DemandCounts() if self.rule in LEARNING_RULES else None
@@ -97,13 +95,12 @@ class Placer:
         counts = self._demand_counts
         if counts is None:
             return
+        update = update_typical_demands if self.rule == layout.FGD else update_worth
         for job in view.changes.submitted:
             counts.count(job.demand, encode_demand(job.demand, view.cluster))
             if is_update_due(counts.total):
-                fgd = self.rule == rules.FGD
-                update_demand_history(
-                    fgd, counts.shapes, counts.submissions, counts.distinct, self._history, self._cache
-                )
+                update(counts.shapes, counts.submissions, counts.distinct, self._greedy.history)
+                self._greedy.cache.clear()
 
     def place(self, free: FreeResources, demand: Demand) -> Placement | None:
         """Take a placement for all instances from `free`; None, with nothing taken, if they do not fit."""
@@ -111,24 +108,8 @@ class Placer:
             [placement] = self._search(free, [demand], True, 0)
             if placement is not None or self.is_exhaustive:
                 return placement
-        if demand.instances > len(self._placement_rows):
-            self._placement_rows = np.zeros((demand.instances, 2), dtype=np.int64)
-        placed = rules.place_instances(
-            self.rule,
-            free.nodes,
-            free.gpus,
-            free.bits,
-            free.vector(demand),
-            0,
-            self._demand_id(free, demand),
-            self._rule_state,
-            self._history,
-            self._cache,
-            self._no_power,
-            self._placement_rows,
-            0,
-        )
-        return self._build_placement(demand, 0) if placed else None
+        demand_id = 0 if self._demand_counts is None else self._demand_id(free, demand)
+        return self._greedy.place(free.arrays, free.encoded(demand), demand_id)
 
     def place_all(
         self, free: FreeResources, demands: Sequence[Demand], in_order: bool = False, urgent: int = 0
@@ -160,18 +141,14 @@ class Placer:
             urgent,
             in_order,
         )
-        state = genetic.PlacementState(
-            free.nodes, free.gpus, free.bits, self._history, self._cache, self._rack_draw(free)
-        )
-        if first[-1] > len(self._placement_rows):
-            self._placement_rows = np.zeros((int(first[-1]), 2), dtype=np.int64)
-        placed = np.zeros(len(demands), dtype=np.bool_)
+        state = genetic.PlacementState(free.arrays, self._greedy.history, self._greedy.cache, self._rack_draw(free))
+        rows, placed = np.zeros((int(first[-1]), 2), dtype=np.int64), np.zeros(len(demands), dtype=np.bool_)
         evolve = evolve_paper if self.name == "genetic-paper" else genetic.evolve
-        evolve(state, window, self._rule_state[rules.DRAW_COUNTER :], self._placement_rows[: first[-1]], placed)
+        evolve(state, window, self._search_seed, rows, placed)
         found: dict[Demand, list[Placement]] = {}
         for job, demand in enumerate(demands):
             if placed[job]:
-                found.setdefault(demand, []).append(self._build_placement(demand, int(first[job])))
+                found.setdefault(demand, []).append(build_placement(free.encoded(demand), rows, int(first[job])))
         for placements in found.values():
             placements.reverse()
         return [found[demand].pop() if found.get(demand) else None for demand in demands]
@@ -221,24 +198,12 @@ class Placer:
 
     def _demand_id(self, free: FreeResources, demand: Demand) -> int:
         """Return the ID of a demand, after making sure that the score cache is large enough for it."""
-        if self._demand_counts is None and self.name not in GENETIC:
-            return 0
         demand_id = self._demand_ids.setdefault(demand, len(self._demand_ids))
-        nodes = len(free.nodes) - 1
-        rows = len(self._cache.owner)
+        rows = self._greedy.cache.rows
         if self._cache_cluster is not free.cluster or (demand_id >= rows and rows < MAX_CACHED_DEMANDS):
             self._cache_cluster = free.cluster
-            self._cache = empty_score_cache(max(16, 2 * rows), nodes)
+            self._greedy.cache = empty_score_cache(max(16, 2 * rows), len(free.nodes) - 1)
         return demand_id
-
-    def _build_placement(self, demand: Demand, first: int) -> Placement:
-        if demand.instances == 1:
-            node, mask = self._placement_rows.item(first, 0), self._placement_rows.item(first, 1)
-            return (Share(node, indices_from_mask(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib),)
-        return tuple(
-            Share(node, indices_from_mask(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib)
-            for node, mask in self._placement_rows[first : first + demand.instances].tolist()
-        )
 
 
 class _DemandCounts:

@@ -14,11 +14,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from refold.errors import BadValue
-from refold.jit import compiled
 from refold.model import WHOLE, Cluster, Demand, Node, Placement, Shortage
 from refold.packing.free import FreeResources
-from refold.packing.kernels import FITS, INSTANCES_THAT_FIT, count_shortages
 from refold.packing.layout import CPU_FREE, CPU_TOTAL, FIRST_GPU, GPUS, MILLI_FREE, POWER_TOLERANCE_WATTS, Floats, Ints
+from refold.packing.lookahead import count_within_limits
 
 NO_RACK = ""
 """Name of the group of nodes without a rack: it has no limit and does not take part in balancing."""
@@ -105,8 +104,8 @@ class Power:
         watts, headroom = self.instance_watts(demand), self.limit - self.draw(free)
         cheapest_first = np.argsort(watts, kind="stable")
         vector = free.vector(demand)
-        over_limit, fitting = _count_within_limits(
-            free.nodes, free.gpus, vector, cheapest_first, self.rack_of, watts, headroom
+        over_limit, fitting = count_within_limits(
+            free.arrays, vector, cheapest_first, self.rack_of, watts, headroom, headroom.copy()
         )
         return replace(
             found,
@@ -125,31 +124,6 @@ class Power:
 
     def _sum_by_rack(self, per_node: Floats) -> Floats:
         return np.bincount(self.rack_of, per_node, minlength=len(self.names)).astype(np.float64, copy=False)
-
-
-@compiled
-def _count_within_limits(
-    nodes: Ints, gpus: Ints, demands: Ints, order: Ints, rack_of: Ints, watts: Floats, headroom: Floats
-) -> tuple[int, int]:
-    """Return how many nodes fit an instance but lack the rack power, and how many instances fit in total.
-
-    Instances are identical, so filling the nodes with the lowest draw of each rack first gives the maximum.
-    """
-    over_limit, fitting, remaining = 0, 0, headroom.copy()
-    for node in order:
-        shortages = count_shortages(nodes[node : node + 2], gpus, demands, 0)
-        if shortages[FITS] == 0:
-            continue
-        rack, count = rack_of[node], shortages[INSTANCES_THAT_FIT]
-        if watts[node] > 0.0:
-            if watts[node] > headroom[rack] + POWER_TOLERANCE_WATTS:
-                over_limit += 1
-                continue
-            if remaining[rack] < np.inf:
-                count = min(count, int(max(0.0, remaining[rack] + POWER_TOLERANCE_WATTS) // watts[node]))
-                remaining[rack] -= count * watts[node]
-        fitting += count
-    return over_limit, fitting
 
 
 def _rack_names(cluster: Cluster) -> tuple[str, ...]:

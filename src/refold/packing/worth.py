@@ -30,11 +30,11 @@ decreases least; an instance with fractions of several GPUs takes the freest, wh
 
 from __future__ import annotations
 
+import cython
 import numpy as np
 
-from refold.jit import compiled, inlined, trailing_zeros
-from refold.model import WHOLE
-from refold.packing.kernels import need_at
+from refold.model import MAX_GPU_TYPES, WHOLE
+from refold.packing.demand_history import CPU_PER_GPU, GANG_WEIGHT, MAX_TYPE_SETS, MEMORY_PER_GPU
 from refold.packing.layout import (
     CPU_FREE,
     FIRST_GPU,
@@ -46,28 +46,26 @@ from refold.packing.layout import (
     WHOLE_FREE,
     Floats,
     Ints,
-    Need,
 )
+
+if not cython.compiled:
+    from refold.packing.bits import trailing_zeros
+    from refold.packing.demand_history import DemandHistory
+    from refold.packing.kernels import FreeArrays, max_gpus_per_node, need_at
+    from refold.packing.layout import Need
 
 GANG_BONUS = 0.3
 MEMORY_WEIGHT = 0.5
 TIGHTNESS_WEIGHT = 0.03
-
-# Entries of `needs`: statistics of the demand besides the worth of GPU fractions.
-CPU_PER_GPU, MEMORY_PER_GPU, GANG_WEIGHT = range(3)
-NEED_ENTRIES = 3
-
-MAX_TYPE_SETS = 64
-"""Only this many sets of GPU types that jobs are limited to are considered, the first ones submitted."""
 
 MAX_PRICED_SIZES = 48
 """Only this many fractions, the most requested ones, get a price."""
 
 MAX_PIVOTS = 500
 TOLERANCE = 1e-9
+INFINITE = np.inf
 
 
-@inlined
 def _stranded_fraction(supply: float) -> float:
     """Return 1 / (1 + supply)^12; products give the same bits on every machine."""
     once = 1.0 / (1.0 + supply)
@@ -76,78 +74,66 @@ def _stranded_fraction(supply: float) -> float:
     return fourth * fourth * fourth
 
 
-@inlined
-def _stranded(gpus_worth: float, cpu_free: int, memory_free: int, needs: Floats) -> float:
+def _stranded(gpus_worth: float, cpu_free: int, memory_free: int, history: DemandHistory) -> float:
     """Return the part of the worth of a node's GPUs that is stranded for lack of CPUs and memory."""
     stranded = 0.0
     if gpus_worth > TOLERANCE:
-        if needs[CPU_PER_GPU] > 0.0:
-            stranded += gpus_worth * _stranded_fraction(cpu_free / (gpus_worth * needs[CPU_PER_GPU]))
-        if needs[MEMORY_PER_GPU] > 0.0:
-            stranded += (
-                MEMORY_WEIGHT * gpus_worth * _stranded_fraction(memory_free / (gpus_worth * needs[MEMORY_PER_GPU]))
-            )
+        cpu, memory = history.needs[CPU_PER_GPU], history.needs[MEMORY_PER_GPU]
+        if cpu > 0.0:
+            stranded += gpus_worth * _stranded_fraction(cpu_free / (gpus_worth * cpu))
+        if memory > 0.0:
+            stranded += MEMORY_WEIGHT * gpus_worth * _stranded_fraction(memory_free / (gpus_worth * memory))
     return stranded
 
 
-@compiled
-def loss_on(
-    nodes: Ints,
-    gpus: Ints,
-    largest: int,
-    node: int,
-    need: Need,
-    worth: Floats,
-    needs: Floats,
-) -> tuple[float, int]:
+def loss_on(free: FreeArrays, node: int, need: Need, history: DemandHistory) -> tuple[float, int]:
     """Return the worth that a node loses to an instance that fits there, and the GPU mask of the instance."""
-    first, count = nodes[node, FIRST_GPU], nodes[node, GPUS]
+    first, count = free.nodes[node, FIRST_GPU], free.nodes[node, GPUS]
     gpus_worth = 0.0
     for gpu in range(first, first + count):
-        gpus_worth += worth[max(gpus[gpu], 0)]
+        gpus_worth += history.worth[max(free.gpus[gpu], 0)]
     mask, lost, remainder, wholes = 0, 0.0, 0, 0
     for _ in range(need.gpus):
-        best, least, left = -1, np.inf, 0
+        best, least, left = -1, INFINITE, 0
         for gpu in range(count):
-            free = gpus[first + gpu]
-            if free < need.milli or mask >> gpu & 1:
+            after = free.gpus[first + gpu] - need.milli
+            if after < 0 or mask >> gpu & 1:
                 continue
-            loss = worth[free] - worth[free - need.milli]
+            loss = history.worth[after + need.milli] - history.worth[after]
             if need.gpus > 1:
-                better = free - need.milli > left  # maximises the instances per node
+                better = after > left  # maximises the instances per node
             else:
-                better = loss < least - TOLERANCE or (loss < least + TOLERANCE and free - need.milli < left)
+                better = loss < least - TOLERANCE or (loss < least + TOLERANCE and after < left)
             if best < 0 or better:
-                best, least, left = gpu, loss, free - need.milli
+                best, least, left = gpu, loss, after
             if need.milli == WHOLE:
                 break
         mask |= 1 << best
         lost += least
         remainder += left
-        wholes += left == WHOLE - need.milli
+        if left == WHOLE - need.milli:
+            wholes += 1
     if need.milli == WHOLE or need.gpus == 0:
-        remainder = (nodes[node, MILLI_FREE] - need.gpus * need.milli) >> 3
-    cpu, memory = nodes[node, CPU_FREE], nodes[node, MEMORY_FREE]
+        remainder = (free.nodes[node, MILLI_FREE] - need.gpus * need.milli) >> 3
+    cpu, memory = free.nodes[node, CPU_FREE], free.nodes[node, MEMORY_FREE]
     loss = lost + TIGHTNESS_WEIGHT * remainder / WHOLE
-    loss += _stranded(gpus_worth - lost, cpu - need.cpu, memory - need.memory, needs)
-    loss -= _stranded(gpus_worth, cpu, memory, needs)
+    loss += _stranded(gpus_worth - lost, cpu - need.cpu, memory - need.memory, history)
+    loss -= _stranded(gpus_worth, cpu, memory, history)
     if wholes > 0:
-        whole = nodes[node, WHOLE_FREE]
-        loss += needs[GANG_WEIGHT] * (whole * whole - (whole - wholes) * (whole - wholes)) / (largest * largest)
+        whole, largest = free.nodes[node, WHOLE_FREE], max_gpus_per_node(free)
+        change = whole * whole - (whole - wholes) * (whole - wholes)
+        loss += history.needs[GANG_WEIGHT] * change / (largest * largest)
     return loss, mask
 
 
-@compiled
-def update_worth(
-    shapes: Ints, counts: Ints, count: int, worth: Floats, needs: Floats, type_sets: Ints, limited_demand: Floats
-) -> None:
-    """Recompute the other arrays from the first `count` shapes, submitted `counts` times each."""
+def update_worth(shapes: Ints, counts: Ints, count: int, history: DemandHistory) -> None:
+    """Recompute the history from the first `count` shapes, submitted `counts` times each."""
     pieces = np.zeros(WHOLE + 1)
     for shape in range(count):
         need = need_at(shapes, shape)
         if need.gpus > 0:
             pieces[need.milli] += counts[shape] * need.instances * need.gpus
-    prices = _prices(pieces, worth)
+    prices = _prices(np.asarray(pieces), history.worth)
     priced = cpu = memory = multi_gpu = milli = 0.0
     for shape in range(count):
         need = need_at(shapes, shape)
@@ -160,58 +146,59 @@ def update_worth(
         milli += times * need.gpus * need.milli
         if need.gpus > 1:
             multi_gpu += times * need.gpus * need.milli
-    needs[:] = 0.0
-    if priced > 0.0:
-        needs[CPU_PER_GPU], needs[MEMORY_PER_GPU] = cpu / priced, memory / priced
-    if milli > 0.0:
-        needs[GANG_WEIGHT] = GANG_BONUS * multi_gpu / milli
-    _update_limited_demand(shapes, counts, count, milli, type_sets, limited_demand)
+    history.needs[CPU_PER_GPU] = cpu / priced if priced > 0.0 else 0.0
+    history.needs[MEMORY_PER_GPU] = memory / priced if priced > 0.0 else 0.0
+    history.needs[GANG_WEIGHT] = GANG_BONUS * multi_gpu / milli if milli > 0.0 else 0.0
+    _update_limited_demand(shapes, counts, count, milli, history)
 
 
-@compiled
-def _update_limited_demand(
-    shapes: Ints, counts: Ints, count: int, milli: float, type_sets: Ints, limited_demand: Floats
-) -> None:
+def _update_limited_demand(shapes: Ints, counts: Ints, count: int, milli: float, history: DemandHistory) -> None:
     """Recompute the sets of GPU types that jobs are limited to, and the part of the demand limited to each."""
-    type_sets[:], limited_demand[:] = 0, 0.0
+    for row in range(MAX_TYPE_SETS):
+        history.type_sets[row], history.limited_demand[row] = 0, 0.0
     for shape in range(count):
         need = need_at(shapes, shape)
         if need.gpus == 0 or need.types in (-1, 0):  # any type, or only types that no node has
             continue
         row = 0
-        while row < MAX_TYPE_SETS and type_sets[row] not in (0, need.types):
+        while row < MAX_TYPE_SETS and history.type_sets[row] not in (0, need.types):
             row += 1
         if row < MAX_TYPE_SETS:
-            type_sets[row] = need.types
-            limited_demand[row] += counts[shape] * need.instances * need.gpus * need.milli / milli
+            history.type_sets[row] = need.types
+            history.limited_demand[row] += counts[shape] * need.instances * need.gpus * need.milli / milli
 
 
-@compiled
-def update_type_prices(nodes: Ints, type_sets: Ints, limited_demand: Floats, prices: Floats) -> None:
+def update_type_prices(free: FreeArrays, type_sets: Ints, limited_demand: Floats, prices: Floats) -> None:
     """Recompute the price of a GPU of each type from the free capacity; all are 0 if no job is limited to types."""
+    for gpu_type in range(MAX_GPU_TYPES):
+        prices[gpu_type] = 0.0
     if type_sets[0] == 0:
-        prices[:] = 0.0
         return
-    free, capacity = np.zeros(prices.shape[0]), 0
-    for node in range(nodes.shape[0] - 1):
-        if nodes[node, UP] and nodes[node, GPUS] > 0:
-            free[trailing_zeros(np.uint64(nodes[node, TYPE_BIT]))] += nodes[node, MILLI_FREE]
-            capacity += nodes[node, GPUS] * WHOLE
-    total, pressure = free.sum(), np.zeros(prices.shape[0])
-    for row in range(MAX_TYPE_SETS):
+    if not cython.compiled:
+        free_of = [0.0] * MAX_GPU_TYPES
+    for gpu_type in range(MAX_GPU_TYPES):
+        free_of[gpu_type] = 0.0
+    total, capacity = 0.0, 0
+    for node in range(free.nodes.shape[0] - 1):
+        if free.nodes[node, UP] and free.nodes[node, GPUS] > 0:
+            free_of[trailing_zeros(free.nodes[node, TYPE_BIT])] += free.nodes[node, MILLI_FREE]
+            total += free.nodes[node, MILLI_FREE]
+            capacity += free.nodes[node, GPUS] * WHOLE
+    row = 0
+    while row < MAX_TYPE_SETS and type_sets[row] != 0:
         allowed = 0.0
-        for gpu_type in range(free.shape[0]):
+        for gpu_type in range(MAX_GPU_TYPES):
             if type_sets[row] >> gpu_type & 1:
-                allowed += free[gpu_type]
-        for gpu_type in range(free.shape[0]):
+                allowed += free_of[gpu_type]
+        for gpu_type in range(MAX_GPU_TYPES):
             if type_sets[row] >> gpu_type & 1 and allowed > 0.0:
-                pressure[gpu_type] += limited_demand[row] * total / allowed
-    for gpu_type in range(free.shape[0]):
-        square = pressure[gpu_type] * pressure[gpu_type]
+                prices[gpu_type] += limited_demand[row] * total / allowed
+        row += 1
+    for gpu_type in range(MAX_GPU_TYPES):  # so far, `prices` are the pressure r
+        square = prices[gpu_type] * prices[gpu_type]
         prices[gpu_type] = total / capacity * square / (1.0 + square) if capacity > 0 else 0.0
 
 
-@compiled
 def _prices(pieces: Floats, worth: Floats) -> Floats:
     """Return the price of each fraction of a GPU; write the worth of each free fraction to `worth`."""
     order = np.argsort(-pieces[:WHOLE], kind="mergesort")[:MAX_PRICED_SIZES]
@@ -221,33 +208,32 @@ def _prices(pieces: Floats, worth: Floats) -> Floats:
         piece_prices = _cutting_prices(sizes, pieces[sizes])
         _solve_knapsack(sizes, piece_prices, worth, np.empty(WHOLE + 1, dtype=np.int64))
         scale = max(1.0, worth[WHOLE])  # 1 unless the simplex method stopped early
-        worth /= scale
         for size in range(WHOLE):
+            worth[size] /= scale
             prices[size] = worth[size]
         for index in range(sizes.shape[0]):
             prices[sizes[index]] = max(0.0, piece_prices[index]) / scale
     else:
-        worth[:WHOLE] = 0.0
+        for size in range(WHOLE):
+            worth[size] = 0.0
     worth[WHOLE] = 1.0
     return prices
 
 
-@compiled
 def _solve_knapsack(sizes: Ints, piece_prices: Floats, worth: Floats, last: Ints) -> None:
     """Solve the knapsack for each fraction of a GPU: `worth` is the best value, `last` the last piece added or -1."""
-    worth[0], last[0] = 0.0, -1
+    worth[0], last[0], fitting = 0.0, -1, 0
     for part in range(1, WHOLE + 1):
-        best, chosen = worth[part - 1], -1
-        for index in range(sizes.shape[0]):
-            if sizes[index] > part:
-                break
+        worth[part], last[part] = worth[part - 1], -1
+        bound = worth[part] + TOLERANCE
+        while fitting < sizes.shape[0] and sizes[fitting] <= part:
+            fitting += 1
+        for index in range(fitting):
             value = worth[part - sizes[index]] + piece_prices[index]
-            if value > best + TOLERANCE:
-                best, chosen = value, index
-        worth[part], last[part] = best, chosen
+            if value > bound:
+                worth[part], last[part], bound = value, index, value + TOLERANCE
 
 
-@compiled
 def _cutting_prices(sizes: Ints, pieces: Floats) -> Floats:
     """Return the dual prices of the cutting-stock problem: cut all pieces from the fewest GPUs.
 
@@ -263,12 +249,13 @@ def _cutting_prices(sizes: Ints, pieces: Floats) -> Floats:
         inverse[size, size] = 1.0 / per_gpu
         amounts[size] = pieces[size] / per_gpu
     for _ in range(MAX_PIVOTS):
+        lowest = 0
         for size in range(count):
-            prices[size] = 0.0
+            column[size] = prices[size] = 0.0
             for row in range(count):
                 prices[size] += costs[row] * inverse[row, size]
-        column[:] = 0.0
-        lowest = np.argmin(prices)
+            if prices[size] < prices[lowest]:
+                lowest = size
         if prices[lowest] < -TOLERANCE:
             column[lowest], cost = -1.0, 0.0
         else:
@@ -282,7 +269,6 @@ def _cutting_prices(sizes: Ints, pieces: Floats) -> Floats:
     return prices
 
 
-@compiled
 def _write_pattern(sizes: Ints, last: Ints, column: Floats) -> None:
     """Write the pieces of the best filling of a whole GPU to `column`."""
     part = WHOLE
@@ -294,12 +280,11 @@ def _write_pattern(sizes: Ints, last: Ints, column: Floats) -> None:
             part -= sizes[last[part]]
 
 
-@compiled
 def _pivot(inverse: Floats, amounts: Floats, costs: Floats, column: Floats, cost: float) -> bool:
     """Bring a column into the basis; False if no column can leave it."""
     count = amounts.shape[0]
     direction = np.zeros(count)
-    leaving, least = -1, np.inf
+    leaving, least = -1, INFINITE
     for row in range(count):
         for size in range(count):
             direction[row] += inverse[row, size] * column[size]
@@ -307,7 +292,8 @@ def _pivot(inverse: Floats, amounts: Floats, costs: Floats, column: Floats, cost
             leaving, least = row, amounts[row] / direction[row]
     if leaving < 0:
         return False
-    inverse[leaving] /= direction[leaving]
+    for size in range(count):
+        inverse[leaving, size] /= direction[leaving]
     amounts[leaving] = least
     for row in range(count):
         if row != leaving and direction[row] != 0.0:

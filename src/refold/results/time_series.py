@@ -10,11 +10,12 @@ import numpy as np
 from refold.journal import History, Outcome
 from refold.model import WHOLE, Demand
 from refold.packing import (
+    DemandHistory,
     Floats,
     FreeResources,
     Ints,
     cluster_fragmentation,
-    empty_typical_demands,
+    empty_demand_history,
     encode_demand,
     update_typical_demands,
 )
@@ -86,9 +87,9 @@ def jobs_waiting(history: History) -> StepFunction:
 def fragmentation(history: History, times: Floats) -> Floats:
     """Return the expected fragmentation at each of these times (ascending), as a share of all GPUs."""
     gpus = history.cluster.gpus
-    typical, weights = typical_demands(history)
+    demands = typical_demands(history)
     fragments = np.zeros(len(times))
-    if not gpus or not weights.any():
+    if not gpus or demands is None:
         return fragments
     free = FreeResources(history.cluster)
     # A run is present at the samples [first, beyond). Most runs of a long trace are present at none and cost nothing.
@@ -109,7 +110,7 @@ def fragmentation(history: History, times: Floats) -> Floats:
             free.release(history.runs.allocations[run].placement)
         for run in begin.get(sample, ()):
             free.retake(history.runs.allocations[run].placement)
-        fragments[sample] = cluster_fragmentation(free.nodes, free.gpus, typical, weights)
+        fragments[sample] = cluster_fragmentation(free.arrays, demands)
     return fragments / (gpus * WHOLE)
 
 
@@ -120,18 +121,19 @@ def _runs_by_sample(sample: Ints, chosen: Ints) -> dict[int, list[int]]:
     return runs
 
 
-def typical_demands(history: History) -> tuple[Ints, Floats]:
-    """Return the most frequent GPU demands of a history and their weights.
+def typical_demands(history: History) -> DemandHistory | None:
+    """Return the most frequent GPU demands of a history and their weights; None if no job requests GPUs.
 
     Demands for CPUs only are excluded: every free GPU would be a fragment to them, which says nothing about packing.
     """
-    typical, weights = empty_typical_demands()
     code: dict[Demand, int] = {}
     demand_of_job = history.jobs.by_kind(lambda job: code.setdefault(job.demand, len(code)))
     count_of = np.bincount(demand_of_job, minlength=len(code)).tolist()
     demands = {demand: count_of[index] for demand, index in code.items() if demand.gpus and count_of[index]}
-    if demands:
-        shapes = np.vstack([encode_demand(demand, history.cluster) for demand in demands])
-        counts = np.array(list(demands.values()), dtype=np.int64)
-        update_typical_demands(shapes, counts, len(counts), typical, weights)
-    return typical, weights
+    if not demands:
+        return None
+    typical = empty_demand_history()
+    shapes = np.vstack([encode_demand(demand, history.cluster) for demand in demands])
+    counts = np.array(list(demands.values()), dtype=np.int64)
+    update_typical_demands(shapes, counts, len(counts), typical)
+    return typical

@@ -8,12 +8,19 @@ not change without a cause.
 
 from __future__ import annotations
 
+from math import inf
 from typing import NamedTuple
 
+import cython
 import numpy as np
+import numpy.typing as npt
 
-from refold.jit import compiled
-from refold.packing import Floats, Ints, pop, push
+from refold.packing import Floats, Ints
+
+if not cython.compiled:
+    from math import log, pow
+
+    from refold.packing import pop, push
 
 SHARES = np.array([*np.linspace(0.02, 0.98, 25), 0.99, 0.995, 0.999])
 """Shares of a run-time distribution for which its quantiles are stored."""
@@ -41,6 +48,33 @@ STARVING_RANK, PRIORITY_RANK = 1e12, 1e14
 
 _MIN_REST = 1.0
 _NOTHING_FAILED = 1 << 60
+_FIRST_ARRIVAL = 1 << 40
+_shares = SHARES
+_FUTURE_HASH, _NUMBER_HASH = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
+_FIRST_MIX, _SECOND_MIX = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_ALL_BITS = (1 << 64) - 1
+
+Records = npt.NDArray[np.void]
+
+NODE = np.dtype([("units", np.int64), ("gpu_type", np.int64)])
+"""A node: units of GPUs that may be used, and the number of the GPU type."""
+
+JOB = np.dtype(
+    [
+        *((name, np.int64) for name in ("units", "instances", "type_bits", "number")),
+        *((name, np.float64) for name in ("elapsed", "since", "speed", "rank", "priority", "queued", "gap")),
+    ]
+)
+"""A waiting or running job, or a recent arrival.
+
+It needs `units` on a node of one of the types in `type_bits`, for each of its instances. `number` selects its random
+numbers. `elapsed`: its run time before the present run; `since`: start of that, infinite if the job waits; `speed`: of
+that. The smallest `rank` goes first; it is as of now, and that of arrivals as of their submission. `queued`: when the
+job began to wait. `gap`: time since the arrival before.
+"""
+
+HELD = np.dtype([("row", np.int64), ("node", np.int64), ("units", np.int64)])
+"""What a run holds: units of a node. `row`: that of the job; negative: the entry is not used."""
 
 
 class OrderRule(NamedTuple):
@@ -51,90 +85,24 @@ class OrderRule(NamedTuple):
     """
 
     reserves: bool = False
-    halving: float = np.inf
-    starvation: float = np.inf
-
-
-class NodeColumns(NamedTuple):
-    """The nodes: units of GPUs that may be used, and the number of the GPU type."""
-
-    units: Ints
-    gpu_type: Ints
-
-
-class JobColumns(NamedTuple):
-    """Waiting and running jobs, and recent arrivals.
-
-    `quantiles` of the run time, for each of `SHARES`; `elapsed` of it before the present run; `since`: start of that,
-    infinite if the job waits; `speed`: of that. A job needs `units` on a node of one of the types in `type_bits`, for
-    each of its instances. The smallest `rank` goes first; it is as of now, and that of arrivals as of their submission.
-    `queued`: when a job began to wait. `gap`: time since the arrival before. `number`: selects the random numbers;
-    negative: the row is not used.
-    """
-
-    quantiles: Floats
-    elapsed: Floats
-    since: Floats
-    speed: Floats
-    instances: Ints
-    units: Ints
-    type_bits: Ints
-    rank: Floats
-    priority: Floats
-    queued: Floats
-    gap: Floats
-    number: Ints
-
-
-class HeldColumns(NamedTuple):
-    """What runs hold: units of a node. `row`: that of the job; negative: the entry is not used."""
-
-    row: Ints
-    node: Ints
-    units: Ints
+    halving: float = inf
+    starvation: float = inf
 
 
 class Scene(NamedTuple):
     """The present state: nodes, jobs, what runs hold, the rows of waiting jobs in order, and of recent arrivals.
 
-    `ends`: when runs end (columns: their rows) in each future (rows); NaN: not drawn yet. An end is drawn again if the
-    run has not ended by then.
+    `quantiles`: of the run time of each job (rows), for each of `SHARES`. `ends`: when runs end (columns: their rows)
+    in each future (rows); NaN: not drawn yet. An end is drawn again if the run has not ended by then.
     """
 
-    nodes: NodeColumns
-    jobs: JobColumns
-    held: HeldColumns
+    nodes: Records
+    jobs: Records
+    quantiles: Floats
+    held: Records
     waiting: Ints
     arrivals: Ints
     ends: Floats
-
-
-class _Free(NamedTuple):
-    """Nodes by type and free units, as linked lists: `first` of each list, `following` and `preceding` of each node."""
-
-    units: Ints
-    first: Ints
-    following: Ints
-    preceding: Ints
-    type_of: Ints
-
-
-class _Line(NamedTuple):
-    """Jobs of a future: `order` of those that wait; of each its row, rank when it began to wait, and that time."""
-
-    order: Ints
-    row: Ints
-    rank: Floats
-    queued: Floats
-
-
-class _Held(NamedTuple):
-    """What is held in a future, by node and units, and a heap of the times at which it becomes free."""
-
-    node: Ints
-    units: Ints
-    times: Floats
-    entries: Ints
 
 
 def simulate_starts(scene: Scene, now: float, targets: Ints, futures: int, rule: OrderRule) -> Floats:
@@ -142,49 +110,392 @@ def simulate_starts(scene: Scene, now: float, targets: Ints, futures: int, rule:
 
     `scene.waiting` has to be sorted by rank.
     """
-    starts = np.full((futures, len(targets)), np.inf)
-    settings = np.array([float(rule.reserves), rule.halving, rule.starvation])
-    if len(targets):
-        _simulate(scene, now, targets, settings, starts)
+    starts = np.full((futures, len(targets)), inf)
+    if not len(targets):
+        return starts
+    future, events_left = _Future(scene, targets, starts, rule), MAX_EVENTS
+    for number in range(futures):
+        events_left -= future.simulate(number, now, events_left // (futures - number))
+        if number + 1 == FUTURES_WITHOUT_START and not (starts < inf).any():
+            break
     return starts
 
 
-@compiled
+def _with_attributes(records: Records) -> Records:
+    """Return records whose fields are attributes, as compiled ones are."""
+    return records if cython.compiled else records.view(np.recarray)
+
+
+class _Future:
+    """One future at a time: the cluster and the queue as they are `now`."""
+
+    def __init__(self, scene: Scene, targets: Ints, starts: Floats, rule: OrderRule) -> None:
+        self.jobs, self.quantiles, self.arrivals = _with_attributes(scene.jobs), scene.quantiles, scene.arrivals
+        self.ends, self.starts, self.reserves = scene.ends, starts, rule.reserves
+        room = MAX_ARRIVALS + scene.jobs["instances"][scene.waiting].sum()
+        entries = np.concatenate([scene.held, np.zeros(room, HELD)])
+        self.usage, self.later, self.line = _Usage(scene, entries), _Usage(scene, entries), _Line(scene, rule)
+        target_of = np.full(len(scene.waiting) + MAX_ARRIVALS, -1)
+        target_of[targets] = range(len(targets))
+        self.target_of = target_of
+
+    def simulate(self, number: int, now: float, max_events: int) -> int:
+        """Write the starts in a future; return the number of events."""
+        self._begin(number, now)
+        while self.events < max_events and self._advance():  # the policy has just started what can
+            if not self._start_jobs():
+                break
+        return self.events
+
+    def _begin(self, number: int, now: float) -> None:
+        self.number, self.now, self.events = number, now, 0
+        self.open_targets = int(self.starts.shape[1])
+        self.first, self.reserved = -1, inf
+        self.arrival, self.next_arrival = 0, inf
+        if len(self.arrivals) > 0:
+            self.arrival = int(_uniform(number, -1) * len(self.arrivals))
+            self.next_arrival = now + self.jobs[self.arrivals[self.arrival]].gap * _uniform(number, -2)
+        self.line.begin(now)
+        self.usage.begin()
+        for entry in range(self.usage.used):
+            if self.usage.entries[entry].row >= 0:
+                self.usage.push_end(entry, self._end_of_run(self.usage.entries[entry].row))
+
+    def _end_of_run(self, row: int) -> float:
+        """Return when a run ends; it is drawn if it has not been, or if the run has not ended by then."""
+        if not self.ends[self.number, row] > self.now:
+            job = self.jobs[row]
+            elapsed = job.elapsed + (self.now - job.since) * job.speed
+            rest = draw_rest(self.quantiles[row], elapsed, _uniform(self.number, job.number))
+            self.ends[self.number, row] = self.now + rest / job.speed
+        return float(self.ends[self.number, row])
+
+    def _advance(self) -> bool:
+        """Continue at the next end or arrival; return whether there is one."""
+        end = self.usage.first_end()
+        if end == inf and self.next_arrival == inf:
+            return False
+        self.events += 1
+        if end <= self.next_arrival:
+            self.now = max(self.now, end)
+            self.usage.end_until(self.now)
+        elif self.line.is_full():
+            return False
+        else:
+            self.now = self.next_arrival
+            self.line.add(self.arrivals[self.arrival], self.now)
+            self.arrival = (self.arrival + 1) % len(self.arrivals)
+            self.next_arrival = self.now + self.jobs[self.arrivals[self.arrival]].gap
+        if self.events % SORT_INTERVAL == 0:
+            self.line.sort(self.now)
+        return True
+
+    def _start_jobs(self) -> bool:
+        """Start the jobs that fit, in order; return whether the start of a target is still open, and can be found."""
+        self.failed_units = self.failed_gang_units = self.failed_gang_instances = _NOTHING_FAILED
+        self.failed_types = self.failed_gang_types = 0
+        position, passed = self.line.front, 0
+        while position < self.line.end and self.usage.total_free > 0 and passed < MAX_PASSED:
+            job = self.line.order[position]
+            position += 1
+            if not self._take(job, passed > 0):
+                self.line.order[self.line.front + passed] = job
+                passed += 1
+            elif not self._start(job):
+                return False
+        self.line.remove(position, passed)
+        return True
+
+    def _take(self, job: int, is_behind: bool) -> bool:
+        """Take what a job needs, if it may start and fits. It does not if another has not that needs no more."""
+        row = self.line.row[job]
+        need = self.jobs[row]
+        if (
+            need.units * need.instances > self.usage.total_free
+            or (need.units >= self.failed_units and need.type_bits == self.failed_types)
+            or (
+                need.units >= self.failed_gang_units
+                and need.instances >= self.failed_gang_instances
+                and need.type_bits == self.failed_gang_types
+            )
+            or (self.reserves and is_behind and self.now + self.quantiles[row, BACKFILL_SHARE] > self._reservation())
+        ):
+            return False
+        if self.usage.take(need.instances, need.units, need.type_bits):
+            return True
+        if need.instances == 1:
+            self.failed_units, self.failed_types = need.units, need.type_bits
+        else:
+            self.failed_gang_units, self.failed_gang_types = need.units, need.type_bits
+            self.failed_gang_instances = need.instances
+        return False
+
+    def _reservation(self) -> float:
+        """Return when the first job in the queue fits if nothing else starts, as of when it became the first."""
+        first = self.line.order[self.line.front]
+        if self.first != first:
+            need = self.jobs[self.line.row[first]]
+            self.first, self.reserved = first, inf
+            self.later.copy(self.usage)
+            while self.reserved == inf and self.later.size > 0:
+                end = self.later.first_end()
+                self.later.end_until(end)
+                if self.later.take(need.instances, need.units, need.type_bits):
+                    self.reserved = end
+        return float(self.reserved)
+
+    def _start(self, job: int) -> bool:
+        """Start a job on the nodes taken; return whether the future goes on."""
+        row = self.line.row[job]
+        own = self.jobs[row]
+        if not self.usage.has_room(own.instances):
+            return False
+        number = own.number if job < len(self.line.waiting) else job + _FIRST_ARRIVAL
+        end = self.now + draw_rest(self.quantiles[row], own.elapsed, _uniform(self.number, number))
+        for instance in range(own.instances):
+            self.usage.hold(self.usage.taken[instance], own.units, end)
+        if self.target_of[job] >= 0:
+            self.starts[self.number, self.target_of[job]] = self.now
+            self.open_targets -= 1
+        return self.open_targets > 0
+
+
+class _Line:
+    """Jobs of a future: of each its row, rank when it began to wait, and that time; `order[front:end]` wait."""
+
+    def __init__(self, scene: Scene, rule: OrderRule) -> None:
+        self.jobs, self.waiting = _with_attributes(scene.jobs), scene.waiting
+        self.halving, self.starvation = rule.halving, rule.starvation
+        most = len(scene.waiting) + MAX_ARRIVALS
+        self.order, self.row = np.empty(most, np.int64), np.empty(most, np.int64)
+        self.rank, self.queued, self.sorted_ranks = np.empty(most), np.empty(most), np.empty(most)
+
+    def begin(self, now: float) -> None:
+        """Line up the jobs that wait now. Ranks as of now are converted to those when jobs began to wait."""
+        self.front, self.end, self.count = 0, len(self.waiting), len(self.waiting)
+        for job in range(self.count):
+            row = self.waiting[job]
+            own = self.jobs[row]
+            self.order[job], self.row[job], self.queued[job] = job, row, own.queued
+            self.rank[job] = own.rank * (1.0 + (now - own.queued) / self.halving)
+
+    def is_full(self) -> bool:
+        """Whether no further job can be added."""
+        return self.count == len(self.row)
+
+    def add(self, row: int, now: float) -> None:
+        """Add an arrival, after jobs of the same rank."""
+        job = self.count
+        self.row[job], self.rank[job], self.queued[job] = row, self.jobs[row].rank, now
+        own = self._rank_at(job, now)
+        low, high = self.front, self.end
+        while low < high:
+            middle = (low + high) // 2
+            if self._rank_at(self.order[middle], now) <= own:
+                low = middle + 1
+            else:
+                high = middle
+        for position in range(self.end, low, -1):
+            self.order[position] = self.order[position - 1]
+        self.order[low] = job
+        self.end += 1
+        self.count += 1
+
+    def remove(self, position: int, passed: int) -> None:
+        """Remove jobs before a position, apart from the first few, which were passed: these are moved to it."""
+        if position != self.front + passed:
+            for back in range(1, passed + 1):
+                self.order[position - back] = self.order[self.front + passed - back]
+            self.front = position - passed
+
+    def sort(self, now: float) -> None:
+        """Sort the queue by the ranks as of now, if they change, by insertion: it is nearly sorted."""
+        if self.halving == inf and self.starvation == inf:
+            return
+        for position in range(self.front, self.end):
+            job = self.order[position]
+            rank, at = self._rank_at(job, now), position
+            while at > self.front and self.sorted_ranks[at - 1] > rank:
+                self.sorted_ranks[at], self.order[at] = self.sorted_ranks[at - 1], self.order[at - 1]
+                at -= 1
+            self.sorted_ranks[at], self.order[at] = rank, job
+
+    def _rank_at(self, job: int, now: float) -> float:
+        """Return the rank of a job now: by priority, then starving jobs, then by their own rank."""
+        waited = now - self.queued[job]
+        rank = self.rank[job] / (1.0 + waited / self.halving) - self.jobs[self.row[job]].priority * PRIORITY_RANK
+        if waited >= self.starvation:
+            rank -= STARVING_RANK
+        return float(rank)
+
+
+class _Usage:
+    """Free units of nodes, and what is held, with a heap of the times at which it becomes free.
+
+    Nodes of a type and with the same free units are linked: `first` of each list, `following` and `preceding` nodes.
+    """
+
+    def __init__(self, scene: Scene, entries: Records) -> None:
+        """`entries`: what is held, with room for more."""
+        nodes, may_start = scene.nodes, np.concatenate([scene.waiting, scene.arrivals])
+        self.nodes, self.entries, self.held = _with_attributes(nodes), _with_attributes(entries), len(scene.held)
+        self.first = np.empty((nodes["gpu_type"].max(initial=0) + 1, nodes["units"].max(initial=0) + 1), np.int64)
+        self.units, self.following, self.preceding = np.empty((3, len(nodes)), np.int64)
+        self.times, self.heap = np.empty(len(entries)), np.empty(len(entries), np.int64)
+        self.taken = np.empty(scene.jobs["instances"][may_start].max(initial=1), np.int64)
+
+    def begin(self) -> None:
+        """Restore what is free and held now, without the times at which it becomes free."""
+        self.total_free, self.used, self.size = 0, self.held, 0
+        for gpu_type in range(self.first.shape[0]):
+            for units in range(self.first.shape[1]):
+                self.first[gpu_type, units] = -1
+        for node in range(len(self.nodes)):
+            self.units[node] = self.nodes[node].units
+        for entry in range(self.held):
+            if self.entries[entry].row >= 0:
+                self.units[self.entries[entry].node] -= self.entries[entry].units
+        for node in range(len(self.nodes)):
+            self.total_free += max(self.units[node], 0)
+            self._link(node)
+
+    def copy(self, other: _Usage) -> None:
+        """Make this a copy of another one with the same entries."""
+        self.total_free, self.used, self.size = other.total_free, other.used, other.size
+        for node in range(len(self.units)):
+            self.units[node] = other.units[node]
+            self.following[node], self.preceding[node] = other.following[node], other.preceding[node]
+        for gpu_type in range(self.first.shape[0]):
+            for units in range(self.first.shape[1]):
+                self.first[gpu_type, units] = other.first[gpu_type, units]
+        for at in range(other.size):
+            self.times[at], self.heap[at] = other.times[at], other.heap[at]
+
+    def has_room(self, instances: int) -> bool:
+        """Whether so many instances can be held in addition."""
+        return self.used + instances <= len(self.entries)
+
+    def hold(self, node: int, units: int, until: float) -> None:
+        """Note until when units are held that have been taken."""
+        self.entries[self.used].node, self.entries[self.used].units = node, units
+        self.push_end(self.used, until)
+        self.used += 1
+
+    def push_end(self, entry: int, at: float) -> None:
+        """Note when what an entry holds becomes free."""
+        push(self.times, self.heap, self.size, at, entry)
+        self.size += 1
+
+    def first_end(self) -> float:
+        """Return when something becomes free; infinite: never."""
+        return float(self.times[0]) if self.size > 0 else inf
+
+    def end_until(self, now: float) -> None:
+        """Free what is held until now."""
+        while self.size > 0 and self.times[0] <= now:
+            entry = self.entries[pop(self.times, self.heap, self.size)]
+            self.size -= 1
+            self._give(entry.node, entry.units)
+
+    def take(self, instances: int, units: int, type_bits: int) -> bool:
+        """Take units for each instance on the node with the least that suffices; nothing if not all instances fit."""
+        for instance in range(instances):
+            node = self._best_fit(units, type_bits)
+            if node < 0:
+                for before in range(instance):
+                    self._give(self.taken[before], units)
+                return False
+            self.taken[instance] = node
+            self._give(node, -units)
+        return True
+
+    def _best_fit(self, units: int, type_bits: int) -> int:
+        for enough in range(max(units, 1), self.first.shape[1]):
+            for gpu_type in range(self.first.shape[0]):
+                if type_bits >> gpu_type & 1 and self.first[gpu_type, enough] >= 0:
+                    return int(self.first[gpu_type, enough])
+        return -1
+
+    def _give(self, node: int, units: int) -> None:
+        self._unlink(node)
+        self.units[node] += units
+        self.total_free += units
+        self._link(node)
+
+    def _link(self, node: int) -> None:
+        """Add a node to the list of its free units; not if it has none, or is down and holds runs."""
+        units, gpu_type = self.units[node], self.nodes[node].gpu_type
+        self.following[node] = self.preceding[node] = -1
+        if 0 < units < self.first.shape[1]:
+            head = self.first[gpu_type, units]
+            self.following[node] = head
+            if head >= 0:
+                self.preceding[head] = node
+            self.first[gpu_type, units] = node
+
+    def _unlink(self, node: int) -> None:
+        units = self.units[node]
+        if 0 < units < self.first.shape[1]:
+            before, after = self.preceding[node], self.following[node]
+            if before >= 0:
+                self.following[before] = after
+            else:
+                self.first[self.nodes[node].gpu_type, units] = after
+            if after >= 0:
+                self.preceding[after] = before
+
+
+# Random numbers and run times.
+
+
 def _uniform(future: int, number: int) -> float:
     """Return a number between 0 and 1 that depends on these two alone (splitmix64, Steele et al. 2014)."""
-    word = np.uint64(future + 1) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(number) * np.uint64(0xD1B54A32D192ED03)
-    word = (word ^ (word >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    word = (word ^ (word >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    word = word ^ (word >> np.uint64(31))
-    return float(word >> np.uint64(11)) * 2.0**-53
+    word = ((future + 1) * _FUTURE_HASH + number * _NUMBER_HASH) & _ALL_BITS
+    word = ((word ^ (word >> 30)) * _FIRST_MIX) & _ALL_BITS
+    word = ((word ^ (word >> 27)) * _SECOND_MIX) & _ALL_BITS
+    word = word ^ (word >> 31)
+    return float(word >> 11) * 2.0**-53
 
 
-@compiled
 def draw_rest(quantiles: Floats, elapsed: float, uniform: float) -> float:
     """Return the rest of a run time of which `elapsed` has passed, by inverting its distribution.
 
     Between quantiles the logarithm of the time is linear. Beyond the last one, each doubling is exceeded by half of the
     jobs.
     """
-    last = SHARES.shape[0] - 1
+    last = len(_shares) - 1
     exceeded = _share_exceeded(quantiles, elapsed)
     share = exceeded + (1.0 - exceeded) * uniform
-    if share >= SHARES[last]:
-        total = quantiles[last] * (1.0 - SHARES[last]) / max(1.0 - share, 1e-9)
+    if share >= _shares[last]:
+        total = quantiles[last] * (1.0 - _shares[last]) / max(1.0 - share, 1e-9)
     else:
-        at = _first_at_least(SHARES, share)
+        at = _first_at_least(_shares, share)
         if at == 0:
-            total = quantiles[0] * share / SHARES[0]
+            total = quantiles[0] * share / _shares[0]
         else:
-            part = (share - SHARES[at - 1]) / (SHARES[at] - SHARES[at - 1])
-            total = quantiles[at - 1] * (quantiles[at] / quantiles[at - 1]) ** part
+            part = (share - _shares[at - 1]) / (_shares[at] - _shares[at - 1])
+            total = quantiles[at - 1] * pow(quantiles[at] / quantiles[at - 1], part)
     return float(max(total - elapsed, _MIN_REST))
 
 
-@compiled
+def _share_exceeded(quantiles: Floats, elapsed: float) -> float:
+    """Return the share of run times that are shorter than `elapsed`."""
+    last = len(_shares) - 1
+    if elapsed <= 0.0:
+        return 0.0
+    if elapsed >= quantiles[last]:
+        return float(1.0 - (1.0 - _shares[last]) * quantiles[last] / elapsed)
+    at = _first_at_least(quantiles, elapsed)
+    if at == 0:
+        return float(_shares[0] * elapsed / quantiles[0])
+    low, high = quantiles[at - 1], quantiles[at]
+    part = log(elapsed / low) / log(high / low)
+    return float(_shares[at - 1] + part * (_shares[at] - _shares[at - 1]))
+
+
 def _first_at_least(values: Floats, least: float) -> int:
     """Return the index of the first of these sorted values that is no smaller; the last one is."""
-    low, high = 0, values.shape[0] - 1
+    low, high = 0, len(values) - 1
     while low < high:
         middle = (low + high) // 2
         if values[middle] < least:
@@ -192,320 +503,3 @@ def _first_at_least(values: Floats, least: float) -> int:
         else:
             high = middle
     return low
-
-
-@compiled
-def _share_exceeded(quantiles: Floats, elapsed: float) -> float:
-    """Return the share of run times that are shorter than `elapsed`."""
-    last = SHARES.shape[0] - 1
-    if elapsed <= 0.0:
-        return 0.0
-    if elapsed >= quantiles[last]:
-        return float(1.0 - (1.0 - SHARES[last]) * quantiles[last] / elapsed)
-    at = _first_at_least(quantiles, elapsed)
-    if at == 0:
-        return float(SHARES[0] * elapsed / quantiles[0])
-    low, high = quantiles[at - 1], quantiles[at]
-    part = np.log(elapsed / low) / np.log(high / low)
-    return float(SHARES[at - 1] + part * (SHARES[at] - SHARES[at - 1]))
-
-
-@compiled
-def _simulate(scene: Scene, now: float, targets: Ints, settings: Floats, starts: Floats) -> None:
-    futures = starts.shape[0]
-    column_of = np.full(scene.waiting.shape[0] + MAX_ARRIVALS, -1, dtype=np.int64)
-    for column in range(targets.shape[0]):
-        column_of[targets[column]] = column
-    events_left, is_known = MAX_EVENTS, False
-    for future in range(futures):
-        share = events_left // (futures - future)
-        events_left -= _simulate_one(scene, now, future, column_of, share, settings, starts[future])
-        for column in range(targets.shape[0]):
-            is_known = is_known or starts[future, column] < np.inf
-        if future + 1 == FUTURES_WITHOUT_START and not is_known:
-            return
-
-
-@compiled
-def _simulate_one(
-    scene: Scene, now: float, future: int, column_of: Ints, max_events: int, settings: Floats, starts: Floats
-) -> int:
-    """Write the starts in one future; return the number of events."""
-    jobs, arrivals, waiting = scene.jobs, scene.arrivals, scene.waiting.shape[0]
-    reserves, halving, starvation = settings[0] > 0.0, settings[1], settings[2]
-    free, total_free = _link_nodes(scene)
-    held, size, entries = _hold(scene, now, future)
-    line, begin, end = _line_up(scene, now, halving), 0, waiting  # what waits is between these positions
-    taken = np.empty(_most_instances(scene), dtype=np.int64)
-    open_targets, arrived, events = starts.shape[0], 0, 0
-    first, reserved = -1, np.inf
-    next_arrival, row = np.inf, 0
-    if arrivals.shape[0] > 0:
-        row = int(_uniform(future, -1) * arrivals.shape[0])
-        next_arrival = now + jobs.gap[arrivals[row]] * _uniform(future, -2)
-    while True:
-        # 1. Start jobs in order. At first nothing starts: the policy has just started what can.
-        position, passed = begin, MAX_PASSED if events == 0 else 0
-        failed_units, failed_types = _NOTHING_FAILED, 0
-        gang_units, gang_instances, gang_types = _NOTHING_FAILED, 0, 0
-        while position < end and total_free > 0 and passed < MAX_PASSED:  # those passed are moved to the front
-            job = line.order[position]
-            own = line.row[job]
-            units, instances, types = jobs.units[own], jobs.instances[own], jobs.type_bits[own]
-            may_fit = (
-                units * instances <= total_free
-                and not (units >= failed_units and types == failed_types)
-                and not (units >= gang_units and instances >= gang_instances and types == gang_types)
-            )
-            position += 1
-            if may_fit and reserves and passed > 0:
-                if first != line.order[begin]:
-                    first = line.order[begin]
-                    reserved = _earliest_start(free, held, size, jobs, line.row[first], taken)
-                may_fit = now + jobs.quantiles[own, BACKFILL_SHARE] <= reserved
-            if not (may_fit and _take(free, instances, units, types, taken)):
-                if may_fit and instances == 1:
-                    failed_units, failed_types = units, types
-                elif may_fit:
-                    gang_units, gang_instances, gang_types = units, instances, types
-                line.order[begin + passed] = job
-                passed += 1
-                continue
-            if entries + instances > held.node.shape[0]:
-                return events
-            number = jobs.number[own] if job < waiting else job + (1 << 40)
-            ends_at = now + draw_rest(jobs.quantiles[own], jobs.elapsed[own], _uniform(future, number))
-            for instance in range(instances):
-                held.node[entries], held.units[entries] = taken[instance], units
-                push(held.times, held.entries, size, ends_at, entries)
-                size += 1
-                entries += 1
-            total_free -= units * instances
-            if column_of[job] >= 0:
-                starts[column_of[job]] = now
-                open_targets -= 1
-                if open_targets == 0:
-                    return events
-
-        if begin < position != begin + passed:  # the few that were passed are moved, not the many after them
-            for back in range(1, passed + 1):
-                line.order[position - back] = line.order[begin + passed - back]
-            begin = position - passed
-
-        # 2. Continue at the next end or arrival.
-        if events == max_events or (size == 0 and next_arrival == np.inf):
-            return events
-        events += 1
-        if size > 0 and held.times[0] <= next_arrival:
-            now = max(now, held.times[0])
-            while size > 0 and held.times[0] <= now:
-                entry = pop(held.times, held.entries, size)
-                size -= 1
-                total_free += held.units[entry]
-                _give(free, held.node[entry], held.units[entry])
-        elif arrived == MAX_ARRIVALS:
-            return events
-        else:
-            now, job = next_arrival, waiting + arrived
-            line.row[job], line.rank[job], line.queued[job] = arrivals[row], jobs.rank[arrivals[row]], now
-            _insert(line, begin, end, job, now, jobs, settings)
-            end += 1
-            arrived += 1
-            row = (row + 1) % arrivals.shape[0]
-            next_arrival = now + jobs.gap[arrivals[row]]
-        if events % SORT_INTERVAL == 0 and (halving < np.inf or starvation < np.inf):
-            _sort(line, begin, end, now, jobs, settings)
-
-
-# The queue.
-
-
-@compiled
-def _line_up(scene: Scene, now: float, halving: float) -> _Line:
-    """Return the queue as it is now. Ranks as of now are converted to those when jobs began to wait."""
-    waiting = scene.waiting.shape[0]
-    most = waiting + MAX_ARRIVALS
-    line = _Line(np.empty(most, dtype=np.int64), np.empty(most, dtype=np.int64), np.empty(most), np.empty(most))
-    for job in range(waiting):
-        row = scene.waiting[job]
-        line.order[job], line.row[job], line.queued[job] = job, row, scene.jobs.queued[row]
-        line.rank[job] = scene.jobs.rank[row] * (1.0 + (now - scene.jobs.queued[row]) / halving)
-    return line
-
-
-@compiled
-def _rank(line: _Line, job: int, now: float, jobs: JobColumns, settings: Floats) -> float:
-    """Return the rank of a job now: by priority, then starving jobs, then by their own rank."""
-    halving, starvation = settings[1], settings[2]
-    waited = now - line.queued[job]
-    rank = line.rank[job] / (1.0 + waited / halving) - jobs.priority[line.row[job]] * PRIORITY_RANK
-    return float(rank - STARVING_RANK if waited >= starvation else rank)
-
-
-@compiled
-def _insert(line: _Line, begin: int, end: int, job: int, now: float, jobs: JobColumns, settings: Floats) -> None:
-    """Insert a job into the queue, after those of the same rank."""
-    own = _rank(line, job, now, jobs, settings)
-    low, high = begin, end
-    while low < high:
-        middle = (low + high) // 2
-        if _rank(line, line.order[middle], now, jobs, settings) <= own:
-            low = middle + 1
-        else:
-            high = middle
-    for position in range(end, low, -1):
-        line.order[position] = line.order[position - 1]
-    line.order[low] = job
-
-
-@compiled
-def _sort(line: _Line, begin: int, end: int, now: float, jobs: JobColumns, settings: Floats) -> None:
-    """Sort the queue by the ranks as of now, by insertion: it is nearly sorted."""
-    order = line.order[begin:end]
-    ranks = np.empty(end - begin)
-    for position in range(end - begin):
-        job = order[position]
-        rank, at = _rank(line, job, now, jobs, settings), position
-        while at > 0 and ranks[at - 1] > rank:
-            ranks[at], order[at] = ranks[at - 1], order[at - 1]
-            at -= 1
-        ranks[at], order[at] = rank, job
-
-
-@compiled
-def _most_instances(scene: Scene) -> int:
-    most = 1
-    for row in scene.waiting:
-        most = max(most, scene.jobs.instances[row])
-    for row in scene.arrivals:
-        most = max(most, scene.jobs.instances[row])
-    return most
-
-
-# What is held, and free, on each node.
-
-
-@compiled
-def _hold(scene: Scene, now: float, future: int) -> tuple[_Held, int, int]:
-    """Draw the ends of all runs; return what they hold, with room for more, the size of the heap, and of the rest."""
-    jobs, used = scene.jobs, scene.held.row.shape[0]
-    capacity = used + MAX_ARRIVALS
-    for row in scene.waiting:
-        capacity += jobs.instances[row]
-    held = _Held(
-        np.empty(capacity, dtype=np.int64),
-        np.empty(capacity, dtype=np.int64),
-        np.empty(capacity),
-        np.empty(capacity, dtype=np.int64),
-    )
-    ends = scene.ends[future]
-    size = 0
-    for entry in range(used):
-        row = scene.held.row[entry]
-        held.node[entry], held.units[entry] = scene.held.node[entry], scene.held.units[entry]
-        if row < 0:
-            continue
-        if not ends[row] > now:
-            elapsed = jobs.elapsed[row] + (now - jobs.since[row]) * jobs.speed[row]
-            rest = draw_rest(jobs.quantiles[row], elapsed, _uniform(future, jobs.number[row]))
-            ends[row] = now + rest / jobs.speed[row]
-        push(held.times, held.entries, size, ends[row], entry)
-        size += 1
-    return held, size, used
-
-
-@compiled
-def _link_nodes(scene: Scene) -> tuple[_Free, int]:
-    """Return the nodes by free units, and all free units."""
-    nodes, held = scene.nodes, scene.held
-    count, most, types = nodes.units.shape[0], 0, 1
-    for node in range(count):
-        most = max(most, nodes.units[node])
-        types = max(types, nodes.gpu_type[node] + 1)
-    free = _Free(
-        nodes.units.copy(),
-        np.full((types, most + 1), -1, dtype=np.int64),
-        np.full(count, -1, dtype=np.int64),
-        np.full(count, -1, dtype=np.int64),
-        nodes.gpu_type,
-    )
-    for entry in range(held.row.shape[0]):
-        if held.row[entry] >= 0:
-            free.units[held.node[entry]] -= held.units[entry]
-    total = 0
-    for node in range(count):
-        _link(free, node)
-        total += max(free.units[node], 0)
-    return free, total
-
-
-@compiled
-def _link(free: _Free, node: int) -> None:
-    """Add a node to the list of its free units. A node without any, or one that is down and holds runs, is in none."""
-    units = free.units[node]
-    free.following[node] = free.preceding[node] = -1
-    if 0 < units < free.first.shape[1]:
-        head = free.first[free.type_of[node], units]
-        free.following[node] = head
-        if head >= 0:
-            free.preceding[head] = node
-        free.first[free.type_of[node], units] = node
-
-
-@compiled
-def _unlink(free: _Free, node: int) -> None:
-    units = free.units[node]
-    if 0 < units < free.first.shape[1]:
-        before, after = free.preceding[node], free.following[node]
-        if before >= 0:
-            free.following[before] = after
-        else:
-            free.first[free.type_of[node], units] = after
-        if after >= 0:
-            free.preceding[after] = before
-
-
-@compiled
-def _give(free: _Free, node: int, units: int) -> None:
-    _unlink(free, node)
-    free.units[node] += units
-    _link(free, node)
-
-
-@compiled
-def _take(free: _Free, instances: int, units: int, type_bits: int, taken: Ints) -> bool:
-    """Take units for each instance on the node with the least that suffices; nothing if not all instances fit."""
-    for instance in range(instances):
-        node = _best_fit(free, units, type_bits)
-        if node < 0:
-            for before in range(instance):
-                _give(free, taken[before], units)
-            return False
-        taken[instance] = node
-        _give(free, node, -units)
-    return True
-
-
-@compiled
-def _best_fit(free: _Free, units: int, type_bits: int) -> int:
-    for enough in range(max(units, 1), free.first.shape[1]):
-        for gpu_type in range(free.first.shape[0]):
-            if type_bits >> gpu_type & 1 and free.first[gpu_type, enough] >= 0:
-                return int(free.first[gpu_type, enough])
-    return -1
-
-
-@compiled
-def _earliest_start(free: _Free, held: _Held, size: int, jobs: JobColumns, row: int, taken: Ints) -> float:
-    """Return when a job fits if nothing else starts."""
-    later = _Free(free.units.copy(), free.first.copy(), free.following.copy(), free.preceding.copy(), free.type_of)
-    times, entries = held.times[:size].copy(), held.entries[:size].copy()
-    while size > 0:
-        now = times[0]
-        while size > 0 and times[0] <= now:
-            entry = pop(times, entries, size)
-            size -= 1
-            _give(later, held.node[entry], held.units[entry])
-        if _take(later, jobs.instances[row], jobs.units[row], jobs.type_bits[row], taken):
-            return float(now)
-    return np.inf

@@ -12,7 +12,7 @@ from refold.core import View
 from refold.model import HOUR, WHOLE, Cluster, Job, Milli, Placement, Seconds
 from refold.packing import Floats, Ints
 from refold.policies.common.durations import RemainingTime
-from refold.policies.common.queue_futures import SHARES, HeldColumns, JobColumns, NodeColumns, Scene
+from refold.policies.common.queue_futures import HELD, JOB, NODE, SHARES, Scene
 from refold.predict import quantiles
 
 UNIT: Milli = WHOLE // 10
@@ -28,6 +28,7 @@ STOP_SECONDS: Seconds = 30.0
 """Assumed time until a run that is being stopped has ended."""
 
 MIN_QUANTILE: Seconds = 0.1
+MIN_ROWS = 256
 
 _INCREASING = 1.0 + 1e-6 * np.arange(len(SHARES), dtype=np.float64)
 
@@ -42,11 +43,9 @@ class QueueModel:
         self._cluster, self._remaining_time = cluster, remaining_time
         types = sorted({node.gpu_type for node in cluster.nodes})
         self._type_number = {gpu_type: number for number, gpu_type in enumerate(types)}
-        self._nodes = NodeColumns(
-            np.array([node.gpus * WHOLE // UNIT for node in cluster.nodes], np.int64),
-            np.array([self._type_number[node.gpu_type] for node in cluster.nodes], np.int64),
-        )
-        self._jobs = _JobRows(futures)
+        nodes = [(node.gpus * WHOLE // UNIT, self._type_number[node.gpu_type]) for node in cluster.nodes]
+        self._nodes = np.array(nodes, NODE)
+        self._rows = _JobRows(futures)
         self._held = _HeldEntries()
         self._row_of: dict[str, int] = {}
         self._recent: list[int] = []
@@ -76,14 +75,14 @@ class QueueModel:
         started = [run for run in changes.started if view.runs.get(run.job) is run]
         self.start_all(view, [(run.job, run.allocation.placement, run.since) for run in started])
         for node in changes.nodes:
-            self._nodes.units[node] = _usable_gpus(view, node) * WHOLE // UNIT
+            self._nodes["units"][node] = _usable_gpus(view, node) * WHOLE // UNIT
 
     def start_all(self, view: View, starts: Sequence[tuple[str, Placement, Seconds]]) -> None:
         """Note that jobs run, or will run: each with its placement and the time of its start."""
         jobs = [view.active.get(job_id) or view.waiting[job_id] for job_id, _, _ in starts]
         rows = self._add_all(view, jobs)
         for row, (_, placement, since) in zip(rows, starts, strict=True):
-            self._jobs.columns.since[row] = since
+            self._rows.jobs["since"][row] = since
             self._held.release(row)
             for share in placement:
                 units = _units(len(share.gpus) * share.gpu_milli)
@@ -94,33 +93,34 @@ class QueueModel:
         """Note that a run is being stopped."""
         row = self._row_of.get(job_id)
         if row is not None:
-            columns = self._jobs.columns
-            columns.quantiles[row] = STOP_SECONDS
-            columns.elapsed[row], columns.since[row] = 0.0, now
-            self._jobs.ends[:, row] = nan
+            jobs = self._rows.jobs
+            self._rows.quantiles[row] = STOP_SECONDS
+            jobs["elapsed"][row], jobs["since"][row] = 0.0, now
+            self._rows.ends[:, row] = nan
 
     def rank_arrivals(self, rank: Callable[[str], float]) -> None:
         """Note the ranks of jobs that have arrived since the last call."""
         for job_id, row in self._unranked.items():
-            self._jobs.columns.rank[row] = rank(job_id)
+            self._rows.jobs["rank"][row] = rank(job_id)
         self._unranked.clear()
 
     def scene(self, now: Seconds, order: Sequence[str], ranks: Mapping[str, float]) -> Scene:
         """Return the present state; `order`: the waiting jobs, by rank."""
-        columns = self._jobs.columns
+        jobs = self._rows.jobs
         waiting = np.fromiter((self._row_of[job_id] for job_id in order), np.int64, len(order))
-        columns.rank[waiting] = np.fromiter((ranks[job_id] for job_id in order), np.float64, len(order))
-        return Scene(self._nodes, columns, self._held.columns, waiting, self._arrivals(now), self._jobs.ends)
+        jobs["rank"][waiting] = np.fromiter((ranks[job_id] for job_id in order), np.float64, len(order))
+        arrivals = self._arrivals(now)
+        return Scene(self._nodes, jobs, self._rows.quantiles, self._held.entries, waiting, arrivals, self._rows.ends)
 
     def _arrivals(self, now: Seconds) -> Ints:
         """Return the rows of recent arrivals; none if they are too few to tell how many jobs arrive.
 
         After the last of them comes the first again, as long after it as nothing has arrived by now.
         """
-        columns = self._jobs.columns
-        if not self._recent or now - columns.queued[self._recent[0]] < MIN_SPAN:
+        jobs = self._rows.jobs
+        if not self._recent or now - jobs["queued"][self._recent[0]] < MIN_SPAN:
             return np.empty(0, np.int64)
-        columns.gap[self._recent[0]] = now - self._last_arrival
+        jobs["gap"][self._recent[0]] = now - self._last_arrival
         return np.array(self._recent, np.int64)
 
     def _add_all(self, view: View, jobs: Sequence[Job]) -> list[int]:
@@ -128,24 +128,24 @@ class QueueModel:
         rows = [self._row_for(job.id) for job in jobs]
         if not rows:
             return rows
-        remaining, columns = [self._remaining_time(view, job) for job in jobs], self._jobs.columns
+        remaining, columns = [self._remaining_time(view, job) for job in jobs], self._rows.jobs
         quantiles_of = cache(total_quantiles)  # jobs of a kind have the same distribution
-        columns.quantiles[rows] = [quantiles_of(one) for one in remaining]
-        columns.elapsed[rows] = [one.elapsed for one in remaining]
-        columns.speed[rows] = 1.0
-        columns.instances[rows] = [job.demand.instances for job in jobs]
-        columns.units[rows] = [_units(job.demand.gpus * job.demand.gpu_milli) for job in jobs]
-        columns.type_bits[rows] = [self._type_bits(job.demand.gpu_types) for job in jobs]
-        columns.priority[rows] = [job.priority for job in jobs]
-        columns.since[rows], columns.queued[rows] = inf, view.now
-        self._jobs.ends[:, rows] = nan
+        self._rows.quantiles[rows] = [quantiles_of(one) for one in remaining]
+        columns["elapsed"][rows] = [one.elapsed for one in remaining]
+        columns["speed"][rows] = 1.0
+        columns["instances"][rows] = [job.demand.instances for job in jobs]
+        columns["units"][rows] = [_units(job.demand.gpus * job.demand.gpu_milli) for job in jobs]
+        columns["type_bits"][rows] = [self._type_bits(job.demand.gpu_types) for job in jobs]
+        columns["priority"][rows] = [job.priority for job in jobs]
+        columns["since"][rows], columns["queued"][rows] = inf, view.now
+        self._rows.ends[:, rows] = nan
         return rows
 
     def _row_for(self, job_id: str) -> int:
         row = self._row_of.get(job_id)
         if row is None:
-            row = self._row_of[job_id] = self._jobs.new_row()
-            self._jobs.columns.number[row] = self._added
+            row = self._row_of[job_id] = self._rows.new_row()
+            self._rows.jobs["number"][row] = self._added
             self._added += 1
         return row
 
@@ -154,14 +154,10 @@ class QueueModel:
         return sum(1 << self._type_number[one] for one in gpu_types or self._type_number if one in self._type_number)
 
     def _note_arrival(self, view: View, job: Job) -> None:
-        row = self._recent.pop(0) if len(self._recent) == MAX_RECENT else self._jobs.new_row()
-        columns = self._jobs.columns
-        own = self._row_of[job.id]
-        for column in columns:
-            column[row] = column[own]
-        columns.number[row] = -1
+        row = self._recent.pop(0) if len(self._recent) == MAX_RECENT else self._rows.new_row()
+        self._rows.copy(self._row_of[job.id], row)
         self._unranked[job.id] = row
-        columns.gap[row] = view.now - self._last_arrival if self._last_arrival > -inf else 0.0
+        self._rows.jobs["gap"][row] = view.now - self._last_arrival if self._last_arrival > -inf else 0.0
         self._last_arrival = view.now
         self._recent.append(row)
 
@@ -169,7 +165,7 @@ class QueueModel:
         row = self._row_of.pop(job_id, None)
         if row is not None:
             self._held.release(row)
-            self._jobs.drop(row)
+            self._rows.drop(row)
 
 
 def _usable_gpus(view: View, node: int) -> int:
@@ -192,79 +188,50 @@ def total_quantiles(remaining: RemainingTime) -> Floats:
 
 
 class _JobRows:
-    """Columns of jobs with unused rows."""
+    """Rows of jobs, some of which are not used: their columns, quantiles of run times, and ends in futures."""
 
     def __init__(self, futures: int) -> None:
-        self.columns = _empty_jobs(256)
-        self.ends = np.full((futures, 256), nan)
-        self._unused = list(range(256))
+        self.jobs, self.quantiles, self.ends = np.empty(0, JOB), np.empty((0, len(SHARES))), np.empty((futures, 0))
+        self._unused: list[int] = []
 
     def new_row(self) -> int:
         if not self._unused:
-            used = len(self.columns.number)
-            self.columns = JobColumns(
-                *(np.concatenate([old, new]) for old, new in zip(self.columns, _empty_jobs(used), strict=True))
-            )
-            self.ends = np.concatenate([self.ends, np.full_like(self.ends, nan)], axis=1)
-            self._unused = list(range(used, 2 * used))
+            used = len(self.jobs)
+            more = max(used, MIN_ROWS)
+            self.jobs = np.concatenate([self.jobs, np.zeros(more, JOB)])
+            self.quantiles = np.pad(self.quantiles, ((0, more), (0, 0)))
+            self.ends = np.pad(self.ends, ((0, 0), (0, more)))
+            self._unused = list(range(used, used + more))
         return self._unused.pop()
+
+    def copy(self, row: int, to: int) -> None:
+        self.jobs[to], self.quantiles[to] = self.jobs[row], self.quantiles[row]
 
     def drop(self, row: int) -> None:
         self._unused.append(row)
-
-
-def _empty_jobs(rows: int) -> JobColumns:
-    def floats() -> Floats:
-        return np.zeros(rows)
-
-    def ints() -> Ints:
-        return np.zeros(rows, np.int64)
-
-    return JobColumns(
-        np.ones((rows, len(SHARES))),
-        floats(),
-        floats(),
-        np.ones(rows),
-        np.ones(rows, np.int64),
-        ints(),
-        ints(),
-        floats(),
-        floats(),
-        floats(),
-        floats(),
-        ints(),
-    )
 
 
 class _HeldEntries:
     """What runs hold, with unused entries."""
 
     def __init__(self) -> None:
-        self.columns = HeldColumns(np.full(256, -1), np.zeros(256, np.int64), np.zeros(256, np.int64))
-        self._unused = list(range(256))
+        self.entries = np.empty(0, HELD)
+        self._unused: list[int] = []
         self._entries_of: dict[int, list[int]] = {}
 
     def add(self, row: int, node: int, units: int) -> None:
         if not self._unused:
-            self._grow()
+            used = len(self.entries)
+            self.entries = np.concatenate([self.entries, np.zeros(max(used, MIN_ROWS), HELD)])
+            self.entries["row"][used:] = -1
+            self._unused = list(range(used, len(self.entries)))
         entry = self._unused.pop()
-        columns = self.columns
-        columns.row[entry], columns.node[entry], columns.units[entry] = row, node, units
+        self.entries[entry] = row, node, units
         self._entries_of.setdefault(row, []).append(entry)
 
     def release(self, row: int | None) -> None:
         if row is None:
             return
         for entry in self._entries_of.pop(row, ()):
-            self.columns.row[entry] = -1
+            self.entries["row"][entry] = -1
             self._unused.append(entry)
-
-    def _grow(self) -> None:
-        used = len(self.columns.row)
-        row, node, units = self.columns
-        self.columns = HeldColumns(
-            np.concatenate([row, np.full(used, -1)]),
-            np.concatenate([node, np.zeros(used, np.int64)]),
-            np.concatenate([units, np.zeros(used, np.int64)]),
-        )
-        self._unused = list(range(used, 2 * used))
