@@ -108,7 +108,7 @@ duplicates: $(VENV)/installed.test  ## code that stands in two places: eight or 
 	@$(INSTALL) test quality
 	@$(BIN)/pylint src tests benchmarks tools examples
 
-mutate: $(VENV)/installed.test  ## sample mutants of each folder and list those that no test notices; ARGS="--seed 2 --paths src/refold/server --tests tests/server"
+mutate: kernels  ## sample mutants of each folder and list those that no test notices; ARGS="--seed 2 --paths src/refold/server --tests tests/server"
 	@$(INSTALL) test quality
 	@$(BIN)/python tools/mutate.py $(ARGS)
 

@@ -58,7 +58,7 @@ def _parse_options() -> argparse.Namespace:
 
 def describe_machine() -> str:
     """Return the architecture and the versions of Python and the libraries."""
-    libraries = ", ".join(f"{name} {_version(name)}" for name in ("numba", "numpy", "msgspec", "accasim", "simpy"))
+    libraries = ", ".join(f"{name} {_version(name)}" for name in ("numpy", "msgspec", "accasim", "simpy"))
     return f"{platform.machine()}, Python {platform.python_version()}, {libraries}"
 
 

@@ -106,7 +106,7 @@ def replay_with_journal(
 
 
 def general_seconds(jobs: Sequence[Job], cluster: Cluster, policy: str = "fifo", placement: str = "best-fit") -> float:
-    """Return the CPU seconds of a run with a temporary journal, after a short run that loads the kernels."""
+    """Return the CPU seconds of a run with a temporary journal, after a short run that imports what is needed."""
     with tempfile.TemporaryDirectory() as folder:
         journal, settings = Path(folder) / "journal.jsonl", {"placement": placement}
         simulate_with_journal(jobs[:100], cluster, policy, settings, journal)

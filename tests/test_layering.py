@@ -13,7 +13,6 @@ SOURCE = ROOT / "src" / "refold"
 
 ORDER = [
     "errors",
-    "jit",
     "worker_processes",
     "model",
     "documents",
@@ -46,7 +45,7 @@ ORDER = [
 ]
 """Nothing imports what is listed below it."""
 
-PURE = {"errors", "jit", "model", "perf", "plans", "predict", "packing", "core", "policies", "simulator", "replays"}
+PURE = {"errors", "model", "perf", "plans", "predict", "packing", "core", "policies", "simulator", "replays"}
 IMPURE_MODULES = {
     "asyncio",
     "datetime",

@@ -4,11 +4,13 @@
     python tools/mutate.py --seed 2 --paths src/refold/server --tests tests/server --json build/mutate/seed-2.json
     python tools/mutate.py --survivors-of build/mutate/seed-2.json       # after writing tests
 
-The tests run on a copy in build/mutate/tree, in one process that has imported everything and loaded all compiled
-kernels. It forks once per mutant; the child replaces the code of one function in memory and runs the tests that execute
-the changed line, fastest first, until one fails. Which tests execute a line is recorded once per test file, in
-build/mutate/coverage. Where no test executes the line in its own process, the mutant is written into the copy and
-the folder's tests run in a new process, with all that they start. Ctrl-C stops it and reports what is known so far.
+The tests run on a copy in build/mutate/tree, in one process that has imported everything. It forks once per mutant; the
+child replaces the code of one function in memory and runs the tests that execute the changed line, fastest first, until
+one fails. Which tests execute a line is recorded once per test file, in build/mutate/coverage. Where no test executes
+the line in its own process, the mutant is written into the copy and the folder's tests run in a new process, with all
+that they start. Ctrl-C stops it and reports what is known so far.
+
+Compiled modules, those with a `.pxd` file, are not mutated: each mutant would have to be compiled.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ PROCESS_SECONDS = 0.1
 """Tests in files with these words that take this long may start processes."""
 
 WARM_UP_SECONDS = 20.0
-"""How long tests run before the first fork to load compiled kernels, if coverage is already known."""
+"""How long tests run before the first fork, to import what is imported late, if coverage is already known."""
 
 TIMEOUTS = (signal.SIGPROF, signal.SIGALRM)
 """Signals of the timers for CPU time and for time."""
@@ -149,7 +151,15 @@ def _python_files(paths: Sequence[str], root: Path) -> list[str]:
         if not whole.exists():
             raise SystemExit(f"mutate: {path} does not exist")
         found += sorted(whole.rglob("*.py")) if whole.is_dir() else [whole]
-    return [str(path.relative_to(root)) for path in found if not path.name.endswith("_contract.py")]  # these are tests
+    return [str(path.relative_to(root)) for path in found if not _is_test(path) and not _is_compiled(path)]
+
+
+def _is_test(path: Path) -> bool:
+    return path.name.endswith("_contract.py")
+
+
+def _is_compiled(path: Path) -> bool:
+    return path.with_suffix(".pxd").exists()
 
 
 def _mutants_of(path: str, source: str) -> Iterator[Mutant]:
@@ -393,7 +403,7 @@ def _run_tests(names: Sequence[str], seconds: float) -> str:
         try:
             return KILLED if process.wait(seconds) else SURVIVED
         except subprocess.TimeoutExpired:
-            return SURVIVED  # a test may hang, or kernels are being compiled
+            return SURVIVED  # a test may hang
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

@@ -1,8 +1,8 @@
 """Mutation operators: small changes of a function's syntax tree that a test should notice.
 
-Not mutated: statements outside functions, compiled kernels, annotations, decorators, default values, docstrings, error
-and log messages, formatted strings, assertions, `__repr__` and `__str__`, and what would always raise an exception,
-such as an attribute that is not set.
+Not mutated: statements outside functions, annotations, decorators, default values, docstrings, error and log messages,
+formatted strings, assertions, `__repr__` and `__str__`, and what would always raise an exception, such as an attribute
+that is not set.
 """
 
 from __future__ import annotations
@@ -38,9 +38,6 @@ OPTIONAL_LAST_ARGUMENT = frozenset({"get", "pop", "next", "getattr", "range", "e
 
 DELETABLE = (ast.Expr, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete, ast.Raise, ast.Continue, ast.Break)
 UNMUTATED_FUNCTIONS = frozenset({"__repr__", "__str__"})
-KERNEL_DECORATORS = frozenset(
-    {"compiled", "compiled_without_references", "compiled_part", "inlined", "njit", "jit", "intrinsic", "overload"}
-)
 LOG_LEVELS = frozenset({"debug", "info", "warning", "error", "exception"})
 UNNOTICEABLE_ARGUMENTS = frozenset({"strict", "flush", "encoding", "newline", "help", "metavar"})
 """Checks of what is always so, texts, and what makes no difference on the machines that tests run on."""
@@ -77,18 +74,10 @@ def _functions(node: ast.AST) -> Iterator[FunctionNode]:
     """Yield the functions and methods that are not nested in a function."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, FunctionNode):
-            if child.name not in UNMUTATED_FUNCTIONS and not _is_kernel(child):
+            if child.name not in UNMUTATED_FUNCTIONS:
                 yield child
         elif isinstance(child, ast.ClassDef | ast.If):
             yield from _functions(child)
-
-
-def _is_kernel(function: FunctionNode) -> bool:
-    names = {node.id for each in function.decorator_list for node in ast.walk(each) if isinstance(node, ast.Name)}
-    attributes = {
-        node.attr for each in function.decorator_list for node in ast.walk(each) if isinstance(node, ast.Attribute)
-    }
-    return not KERNEL_DECORATORS.isdisjoint(names | attributes)
 
 
 class _FunctionMutations:

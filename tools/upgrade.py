@@ -3,7 +3,7 @@
     python tools/upgrade.py [--check]
 
 One file for all extras, Pythons and platforms, with the hashes of every file. For each Python and processor that Refold
-supports, all packages must have wheels: users need no compiler. `--check` only checks the present file.
+supports, all packages must have wheels: no dependency is compiled by users. `--check` only checks the present file.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ COSTS = Costs(restart=60.0)
 """A preempted job does no work for this many seconds after its restart."""
 
 WARM_UP_JOBS = 200
-"""Number of jobs simulated before the measurement, to load the kernels."""
+"""Number of jobs simulated before the measurement, so that nothing is imported in it."""
 
 IDLE_RANK_PENALTY = 1.5
 """Added to the rank of runs on workloads with little waiting, which are less informative, so that they run later."""

@@ -39,7 +39,7 @@ class Measured(NamedTuple):
 
 
 def run(policy: str, jobs: int, nodes: int) -> Measured:
-    """Simulate one case, after a few jobs that load the kernels; called in a fresh process."""
+    """Simulate one case, after a few jobs, so that all is imported; called in a fresh process."""
     cluster, settings = read_cluster(f"{nodes}x{GPUS_PER_NODE}:A100"), SETTINGS[policy]
     policy = policy.removesuffix(PREDICTED)
     workload = generate(everyday_workload(jobs).for_load(cluster, LOAD), seed=1).jobs

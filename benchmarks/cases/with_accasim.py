@@ -117,7 +117,7 @@ def refold(policy: PolicyName, number: int, count: int) -> RefoldResult:
     settings, (jobs, cluster) = CASES[policy].settings, CASES[policy].slices[number].load(count)
     with tempfile.TemporaryDirectory() as folder:
         journal, simulated, general = Path(folder) / "replayed.jsonl", Path(folder) / "simulated.jsonl", 0.0
-        for part in (jobs[:100], jobs):  # the first loads the kernels
+        for part in (jobs[:100], jobs):  # the first imports what is needed
             general = simulate_with_journal(part, cluster, policy, settings, simulated)
             seconds = replay_with_journal(part, cluster, policy, settings, journal)
         assert simulated.read_bytes() == journal.read_bytes()

@@ -38,7 +38,7 @@ class WindowTiming:
     def __init__(
         self, instance: Instance, place_all: Callable[[FreeResources], Sequence[Placement | None]], repeats: int
     ) -> None:
-        placements = place_all(instance.free.copy())  # the first call loads the kernels
+        placements = place_all(instance.free.copy())  # the first call imports
         seconds = []
         for _ in range(repeats):
             free = instance.free.copy()
@@ -146,7 +146,7 @@ def grid(rule: str, quick: bool) -> str:
 
 HEADING = """# Speed of placement rules
 
-Medians of CPU time on one core; kernels are compiled before. Machines are drawn from the openb nodes with GPUs, filled
+Medians of CPU time on one core. Machines are drawn from the openb nodes with GPUs, filled
 and then emptied to a level; tasks are GPU pods. PyGAD {version} as in [placement_window.md](placement_window.md), with
 precomputed feasibility.
 

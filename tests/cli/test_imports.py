@@ -8,7 +8,7 @@ import sys
 import pytest
 from fake_service import OWNER, FakeServer
 
-HEAVY = ("asyncio", "numba", "numpy", "pydantic", "rich", "scipy", "uvicorn", "yaml")
+HEAVY = ("asyncio", "numpy", "pydantic", "rich", "scipy", "uvicorn", "yaml")
 """Packages that take longer to import than the rest of a command that asks the daemon."""
 
 SCRIPT = """

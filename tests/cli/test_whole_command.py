@@ -91,7 +91,7 @@ def test_help_lists_every_command_in_sections(stdout_of: TextOf) -> None:
     ]
 
 
-HEAVY = ("numpy", "numba", "rich", "refold.core", "refold.policies")
+HEAVY = ("numpy", "rich", "refold.core", "refold.packing", "refold.policies")
 PROGRAM = (
     "import sys; from refold.cli.app import _run; status = _run();"
     f"print([name for name in {HEAVY} if name in sys.modules], status, file=sys.stderr)"

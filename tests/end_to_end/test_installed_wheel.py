@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 from real_daemon import wait_until
@@ -26,6 +27,7 @@ class Installation:
         self.home.mkdir()
         self._folder = folder
         self.python = folder / "environment" / "bin" / "python"
+        self.wheel = Path()
         self.variables = {
             "HOME": str(self.home),
             "PATH": f"{self.python.parent}:{os.environ['PATH']}",
@@ -39,7 +41,8 @@ class Installation:
         requirements.write_text(locked_requirements(["report", "serve"]))
         pip = [str(self.python), "-m", "pip", "install", "--quiet", "--no-deps"]
         run(*pip, "--require-hashes", "--requirement", str(requirements))
-        run(*pip, "--no-index", *(str(wheel) for wheel in dist.glob("*.whl")))
+        (self.wheel,) = dist.glob("*.whl")
+        run(*pip, "--no-index", str(self.wheel))
 
     def refold(self, *words: str) -> str:
         """Run a command in the home folder and return what it prints."""
@@ -51,9 +54,10 @@ class Installation:
         return ended.stdout
 
 
-def run(*command: str) -> None:
+def run(*command: str) -> str:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,19 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
 
 def test_the_declared_dependencies_are_complete_and_fit_each_other(installation: Installation) -> None:
     run(str(installation.python), "-m", "pip", "check")
+
+
+def test_nothing_that_compiles_is_installed(installation: Installation) -> None:
+    listed = json.loads(run(str(installation.python), "-m", "pip", "list", "--format", "json"))
+    assert {package["name"].lower() for package in listed}.isdisjoint({"cython", "llvmlite", "numba", "ziglang"})
+
+
+def test_the_wheel_contains_every_kernel_compiled(installation: Installation) -> None:
+    source = ROOT / "src"
+    kernels = [path for path in source.rglob("*.pxd") if path.with_suffix(".py").exists()]
+    expected = {"refold/_memory_views", *(str(path.relative_to(source).with_suffix("")) for path in kernels)}
+    contained = ZipFile(installation.wheel).namelist()
+    assert {name.partition(".")[0] for name in contained if name.endswith(".so")} == expected
 
 
 def test_the_package_is_not_that_of_the_checkout(installation: Installation) -> None:

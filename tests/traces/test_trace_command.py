@@ -101,7 +101,7 @@ def test_bad_input_is_one_line_and_exit_status_2(
 
 
 def test_help_imports_nothing_heavy() -> None:
-    heavy = ["numpy", "numba", "msgspec", "rich.progress", "yaml", "refold.model"]
+    heavy = ["numpy", "msgspec", "rich.progress", "yaml", "refold.model"]
     code = f"import sys, refold.cli.app; print([name for name in {heavy} if name in sys.modules])"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert process.stdout == "[]\n"

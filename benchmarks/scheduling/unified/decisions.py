@@ -28,7 +28,7 @@ def decision_figures(policy: str) -> dict[str, float]:
 
 
 def time_policy(policy: str) -> dict[str, float]:
-    """Measure decisions in this process, after a warm-up that loads compiled kernels."""
+    """Measure decisions in this process, after a warm-up."""
     take_over(policy, initial_jobs(min(SIZES))).submit()
     small, large = (time_decisions(policy, gpus) for gpus in (SMALL_GPUS, LARGE_GPUS))
     n_log_n = LARGE_GPUS * log(LARGE_GPUS) / (SMALL_GPUS * log(SMALL_GPUS))

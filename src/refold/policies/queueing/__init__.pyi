@@ -1,5 +1,4 @@
 from .drf import Drf as Drf
-from .fcfs import Fcfs as Fcfs
 from .fifo import Fifo as Fifo, FifoSkip as FifoSkip
 from .las import (
     ROUNDING_GPU_SECONDS as ROUNDING_GPU_SECONDS,
