@@ -11,9 +11,9 @@ from refold.model import Demand
 from refold.packing import FreeResources, Ints
 from refold.policies import QueueOrder
 from refold.policies.common.queue_futures import (
-    HELD,
-    JOB,
-    NODE,
+    HELD_UNITS,
+    QUEUE_JOB,
+    QUEUE_NODE,
     SHARES,
     OrderRule,
     Scene,
@@ -58,7 +58,7 @@ def scene(
     nodes, runs = [*nodes, (ONE_GPU, 5)], [*runs, (len(nodes), Row(0.5))]
     rows = [*(run for _, run in runs), *waiting, *arrivals]
     count = len(rows)
-    jobs = np.zeros(count, JOB)
+    jobs = np.zeros(count, QUEUE_JOB)
     fields = ["units", "instances", "type_bits", "rank", "queued", "gap", "priority"]
     seconds, *columns = zip(*rows, strict=True)
     for name, column in zip(fields, columns, strict=True):
@@ -66,10 +66,10 @@ def scene(
     jobs["speed"], jobs["number"] = 1.0, np.arange(count)
     first = len(runs)
     return Scene(
-        np.array(nodes, NODE),
+        np.array(nodes, QUEUE_NODE),
         jobs,
         np.outer(seconds, 1 + 1e-9 * np.arange(len(SHARES))),
-        np.array([(row, node, run[1]) for row, (node, run) in enumerate(runs)], HELD),
+        np.array([(row, node, run[1]) for row, (node, run) in enumerate(runs)], HELD_UNITS),
         np.arange(first, first + len(waiting)),
         np.arange(first + len(waiting), count),
         np.full((futures, count), np.nan),

@@ -8,23 +8,23 @@ cdef unsigned long long _FUTURE_HASH, _NUMBER_HASH, _FIRST_MIX, _SECOND_MIX, _AL
 cdef double inf, STARVING_RANK, PRIORITY_RANK, _MIN_REST
 cdef double[::1] _shares
 
-cdef struct Node:
+cdef struct QueueNode:
     long long units, gpu_type
 
-cdef struct Job:
+cdef struct QueueJob:
     long long units, instances, type_bits, number
     double elapsed, since, speed, rank, priority, queued, gap
 
-cdef struct Held:
+cdef struct HeldUnits:
     long long row, node, units
 
 @cython.final
-cdef class _Future:
-    cdef Job[::1] jobs
+cdef class _QueueFuture:
+    cdef QueueJob[::1] jobs
     cdef double[:, ::1] quantiles, ends, starts
     cdef long long[::1] arrivals, target_of
-    cdef _Usage usage, later
-    cdef _Line line
+    cdef _NodeUsage usage, later
+    cdef _QueueLine line
     cdef bint reserves
     cdef double now, next_arrival, reserved
     cdef long long number, events, open_targets, arrival, first
@@ -40,8 +40,8 @@ cdef class _Future:
     cdef bint _start(self, long long job) noexcept nogil
 
 @cython.final
-cdef class _Line:
-    cdef Job[::1] jobs
+cdef class _QueueLine:
+    cdef QueueJob[::1] jobs
     cdef long long[::1] waiting, order, row
     cdef double[::1] rank, queued, sorted_ranks
     cdef long long front, end, count
@@ -55,16 +55,16 @@ cdef class _Line:
     cdef double _rank_at(self, long long job, double now) noexcept nogil
 
 @cython.final
-cdef class _Usage:
-    cdef Node[::1] nodes
-    cdef Held[::1] entries
+cdef class _NodeUsage:
+    cdef QueueNode[::1] nodes
+    cdef HeldUnits[::1] held, entries
     cdef long long[::1] units, following, preceding, heap, taken
     cdef long long[:, ::1] first
     cdef double[::1] times
-    cdef long long held, used, size, total_free
+    cdef long long used, size, total_free
 
     cdef void begin(self) noexcept nogil
-    cdef void copy(self, _Usage other) noexcept nogil
+    cdef void copy(self, _NodeUsage other) noexcept nogil
     cdef bint has_room(self, long long instances) noexcept nogil
     cdef void hold(self, long long node, long long units, double until) noexcept nogil
     cdef void push_end(self, long long entry, double at) noexcept nogil

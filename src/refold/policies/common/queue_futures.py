@@ -23,7 +23,8 @@ if not cython.compiled:
     from refold.packing import pop, push
 
 SHARES = np.array([*np.linspace(0.02, 0.98, 25), 0.99, 0.995, 0.999])
-"""Shares of a run-time distribution for which its quantiles are stored."""
+_shares = SHARES
+"""Shares of a run-time distribution for which its quantiles are stored; also for kernels."""
 
 BACKFILL_SHARE = 20
 """Index of the share of about 0.8: a job overtakes one with a reservation if it will have ended by then."""
@@ -49,17 +50,17 @@ STARVING_RANK, PRIORITY_RANK = 1e12, 1e14
 _MIN_REST = 1.0
 _NOTHING_FAILED = 1 << 60
 _FIRST_ARRIVAL = 1 << 40
-_shares = SHARES
 _FUTURE_HASH, _NUMBER_HASH = 0x9E3779B97F4A7C15, 0xD1B54A32D192ED03
 _FIRST_MIX, _SECOND_MIX = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _ALL_BITS = (1 << 64) - 1
 
 Records = npt.NDArray[np.void]
+"""Arrays of `QUEUE_NODE`, `QUEUE_JOB` or `HELD_UNITS`. For kernels, their elements are structs."""
 
-NODE = np.dtype([("units", np.int64), ("gpu_type", np.int64)])
+QUEUE_NODE = np.dtype([("units", np.int64), ("gpu_type", np.int64)])
 """A node: units of GPUs that may be used, and the number of the GPU type."""
 
-JOB = np.dtype(
+QUEUE_JOB = np.dtype(
     [
         *((name, np.int64) for name in ("units", "instances", "type_bits", "number")),
         *((name, np.float64) for name in ("elapsed", "since", "speed", "rank", "priority", "queued", "gap")),
@@ -73,7 +74,7 @@ that. The smallest `rank` goes first; it is as of now, and that of arrivals as o
 job began to wait. `gap`: time since the arrival before.
 """
 
-HELD = np.dtype([("row", np.int64), ("node", np.int64), ("units", np.int64)])
+HELD_UNITS = np.dtype([("row", np.int64), ("node", np.int64), ("units", np.int64)])
 """What a run holds: units of a node. `row`: that of the job; negative: the entry is not used."""
 
 
@@ -113,7 +114,7 @@ def simulate_starts(scene: Scene, now: float, targets: Ints, futures: int, rule:
     starts = np.full((futures, len(targets)), inf)
     if not len(targets):
         return starts
-    future, events_left = _Future(scene, targets, starts, rule), MAX_EVENTS
+    future, events_left = _QueueFuture(scene, targets, starts, rule), MAX_EVENTS
     for number in range(futures):
         events_left -= future.simulate(number, now, events_left // (futures - number))
         if number + 1 == FUTURES_WITHOUT_START and not (starts < inf).any():
@@ -122,27 +123,32 @@ def simulate_starts(scene: Scene, now: float, targets: Ints, futures: int, rule:
 
 
 def _with_attributes(records: Records) -> Records:
-    """Return records whose fields are attributes, as compiled ones are."""
+    """Return records whose fields are attributes, as those of structs are."""
     return records if cython.compiled else records.view(np.recarray)
 
 
-class _Future:
+class _QueueFuture:
     """One future at a time: the cluster and the queue as they are `now`."""
 
     def __init__(self, scene: Scene, targets: Ints, starts: Floats, rule: OrderRule) -> None:
         self.jobs, self.quantiles, self.arrivals = _with_attributes(scene.jobs), scene.quantiles, scene.arrivals
         self.ends, self.starts, self.reserves = scene.ends, starts, rule.reserves
-        room = MAX_ARRIVALS + scene.jobs["instances"][scene.waiting].sum()
-        entries = np.concatenate([scene.held, np.zeros(room, HELD)])
-        self.usage, self.later, self.line = _Usage(scene, entries), _Usage(scene, entries), _Line(scene, rule)
+        instances, may_start = scene.jobs["instances"], np.concatenate([scene.waiting, scene.arrivals])
+        entries = np.empty(len(scene.held) + instances[scene.waiting].sum() + MAX_ARRIVALS, HELD_UNITS)
+        taken = np.empty(instances[may_start].max(initial=1), np.int64)
+        self.usage, self.later = _NodeUsage(scene, entries, taken), _NodeUsage(scene, entries, taken)
+        self.line = _QueueLine(scene, rule)
         target_of = np.full(len(scene.waiting) + MAX_ARRIVALS, -1)
-        target_of[targets] = range(len(targets))
+        target_of[targets] = np.arange(len(targets))
         self.target_of = target_of
 
     def simulate(self, number: int, now: float, max_events: int) -> int:
-        """Write the starts in a future; return the number of events."""
+        """Write the starts in a future; return the number of events.
+
+        At first nothing starts: the policy has just started what can.
+        """
         self._begin(number, now)
-        while self.events < max_events and self._advance():  # the policy has just started what can
+        while self.events < max_events and self._advance():
             if not self._start_jobs():
                 break
         return self.events
@@ -166,7 +172,7 @@ class _Future:
         if not self.ends[self.number, row] > self.now:
             job = self.jobs[row]
             elapsed = job.elapsed + (self.now - job.since) * job.speed
-            rest = draw_rest(self.quantiles[row], elapsed, _uniform(self.number, job.number))
+            rest = draw_rest(self.quantiles[row], elapsed, _uniform(self.number, int(job.number)))
             self.ends[self.number, row] = self.now + rest / job.speed
         return float(self.ends[self.number, row])
 
@@ -207,7 +213,7 @@ class _Future:
         return True
 
     def _take(self, job: int, is_behind: bool) -> bool:
-        """Take what a job needs, if it may start and fits. It does not if another has not that needs no more."""
+        """Take what a job needs, if it may start and fits; not if it needs no less than one that has not fitted."""
         row = self.line.row[job]
         need = self.jobs[row]
         if (
@@ -251,7 +257,7 @@ class _Future:
         if not self.usage.has_room(own.instances):
             return False
         number = own.number if job < len(self.line.waiting) else job + _FIRST_ARRIVAL
-        end = self.now + draw_rest(self.quantiles[row], own.elapsed, _uniform(self.number, number))
+        end = self.now + draw_rest(self.quantiles[row], own.elapsed, _uniform(self.number, int(number)))
         for instance in range(own.instances):
             self.usage.hold(self.usage.taken[instance], own.units, end)
         if self.target_of[job] >= 0:
@@ -260,7 +266,7 @@ class _Future:
         return self.open_targets > 0
 
 
-class _Line:
+class _QueueLine:
     """Jobs of a future: of each its row, rank when it began to wait, and that time; `order[front:end]` wait."""
 
     def __init__(self, scene: Scene, rule: OrderRule) -> None:
@@ -329,37 +335,38 @@ class _Line:
         return float(rank)
 
 
-class _Usage:
+class _NodeUsage:
     """Free units of nodes, and what is held, with a heap of the times at which it becomes free.
 
     Nodes of a type and with the same free units are linked: `first` of each list, `following` and `preceding` nodes.
     """
 
-    def __init__(self, scene: Scene, entries: Records) -> None:
-        """`entries`: what is held, with room for more."""
-        nodes, may_start = scene.nodes, np.concatenate([scene.waiting, scene.arrivals])
-        self.nodes, self.entries, self.held = _with_attributes(nodes), _with_attributes(entries), len(scene.held)
-        self.first = np.empty((nodes["gpu_type"].max(initial=0) + 1, nodes["units"].max(initial=0) + 1), np.int64)
-        self.units, self.following, self.preceding = np.empty((3, len(nodes)), np.int64)
+    def __init__(self, scene: Scene, entries: Records, taken: Ints) -> None:
+        """`entries`: for what is held; `taken`: for the nodes of all instances of a job."""
+        self.nodes, self.held = _with_attributes(scene.nodes), _with_attributes(scene.held)
+        self.entries, self.taken = _with_attributes(entries), taken
+        nodes, types, most = len(scene.nodes), scene.nodes["gpu_type"], scene.nodes["units"]
+        self.first = np.empty((types.max(initial=0) + 1, most.max(initial=0) + 1), np.int64)
+        self.units, self.following, self.preceding = (np.empty(nodes, np.int64) for _ in range(3))
         self.times, self.heap = np.empty(len(entries)), np.empty(len(entries), np.int64)
-        self.taken = np.empty(scene.jobs["instances"][may_start].max(initial=1), np.int64)
 
     def begin(self) -> None:
         """Restore what is free and held now, without the times at which it becomes free."""
-        self.total_free, self.used, self.size = 0, self.held, 0
+        self.total_free, self.used, self.size = 0, len(self.held), 0
         for gpu_type in range(self.first.shape[0]):
             for units in range(self.first.shape[1]):
                 self.first[gpu_type, units] = -1
         for node in range(len(self.nodes)):
             self.units[node] = self.nodes[node].units
-        for entry in range(self.held):
+        for entry in range(self.used):
+            self.entries[entry] = self.held[entry]
             if self.entries[entry].row >= 0:
                 self.units[self.entries[entry].node] -= self.entries[entry].units
         for node in range(len(self.nodes)):
             self.total_free += max(self.units[node], 0)
             self._link(node)
 
-    def copy(self, other: _Usage) -> None:
+    def copy(self, other: _NodeUsage) -> None:
         """Make this a copy of another one with the same entries."""
         self.total_free, self.used, self.size = other.total_free, other.used, other.size
         for node in range(len(self.units)):

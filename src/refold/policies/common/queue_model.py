@@ -12,7 +12,7 @@ from refold.core import View
 from refold.model import HOUR, WHOLE, Cluster, Job, Milli, Placement, Seconds
 from refold.packing import Floats, Ints
 from refold.policies.common.durations import RemainingTime
-from refold.policies.common.queue_futures import HELD, JOB, NODE, SHARES, Scene
+from refold.policies.common.queue_futures import HELD_UNITS, QUEUE_JOB, QUEUE_NODE, SHARES, Scene
 from refold.predict import quantiles
 
 UNIT: Milli = WHOLE // 10
@@ -29,6 +29,7 @@ STOP_SECONDS: Seconds = 30.0
 
 MIN_QUANTILE: Seconds = 0.1
 MIN_ROWS = 256
+"""Number of rows or entries by which a full table grows, at least; it is doubled."""
 
 _INCREASING = 1.0 + 1e-6 * np.arange(len(SHARES), dtype=np.float64)
 
@@ -44,7 +45,7 @@ class QueueModel:
         types = sorted({node.gpu_type for node in cluster.nodes})
         self._type_number = {gpu_type: number for number, gpu_type in enumerate(types)}
         nodes = [(node.gpus * WHOLE // UNIT, self._type_number[node.gpu_type]) for node in cluster.nodes]
-        self._nodes = np.array(nodes, NODE)
+        self._nodes = np.array(nodes, QUEUE_NODE)
         self._rows = _JobRows(futures)
         self._held = _HeldEntries()
         self._row_of: dict[str, int] = {}
@@ -191,14 +192,15 @@ class _JobRows:
     """Rows of jobs, some of which are not used: their columns, quantiles of run times, and ends in futures."""
 
     def __init__(self, futures: int) -> None:
-        self.jobs, self.quantiles, self.ends = np.empty(0, JOB), np.empty((0, len(SHARES))), np.empty((futures, 0))
+        self.jobs, self.quantiles = np.empty(0, QUEUE_JOB), np.empty((0, len(SHARES)))
+        self.ends = np.empty((futures, 0))
         self._unused: list[int] = []
 
     def new_row(self) -> int:
         if not self._unused:
             used = len(self.jobs)
             more = max(used, MIN_ROWS)
-            self.jobs = np.concatenate([self.jobs, np.zeros(more, JOB)])
+            self.jobs = np.concatenate([self.jobs, np.zeros(more, QUEUE_JOB)])
             self.quantiles = np.pad(self.quantiles, ((0, more), (0, 0)))
             self.ends = np.pad(self.ends, ((0, 0), (0, more)))
             self._unused = list(range(used, used + more))
@@ -215,14 +217,14 @@ class _HeldEntries:
     """What runs hold, with unused entries."""
 
     def __init__(self) -> None:
-        self.entries = np.empty(0, HELD)
+        self.entries = np.empty(0, HELD_UNITS)
         self._unused: list[int] = []
         self._entries_of: dict[int, list[int]] = {}
 
     def add(self, row: int, node: int, units: int) -> None:
         if not self._unused:
             used = len(self.entries)
-            self.entries = np.concatenate([self.entries, np.zeros(max(used, MIN_ROWS), HELD)])
+            self.entries = np.concatenate([self.entries, np.zeros(max(used, MIN_ROWS), HELD_UNITS)])
             self.entries["row"][used:] = -1
             self._unused = list(range(used, len(self.entries)))
         entry = self._unused.pop()
