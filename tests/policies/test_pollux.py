@@ -216,7 +216,7 @@ def test_the_result_is_at_least_as_fit_as_the_current_allocation() -> None:
 def test_random_numbers_are_those_of_the_generator() -> None:
     random, generator = RandomNumbers(np.random.default_rng(7)), np.random.default_rng(7)
     for bound in (1, 2, 3, 1000, 3 * 2**30, 2**32 - 1) * 20:  # many draws are rejected for 3 · 2³⁰
-        assert (random.below(bound), random.uniform()) == (generator.integers(0, bound), generator.random())
+        assert (random.below(bound), random.uniform()) == (int(generator.integers(0, bound)), generator.random())
 
 
 def test_invalid_settings_are_rejected() -> None:
