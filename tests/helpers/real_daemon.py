@@ -222,10 +222,10 @@ def _run_fork_server() -> None:
 def _import_policies() -> None:
     """Import what daemons need, once for all of them."""
     from refold.registry import make_policy
-    from refold.server import daemon
+    from refold.server.config import Config, PolicyConfig
 
     for policy in ("fifo", "easy", "refold"):
-        make_policy(policy, daemon.Config().policy_settings if policy == "refold" else {})
+        make_policy(policy, Config(policy=PolicyConfig(policy)).policy_settings)
 
 
 def _run_daemon(options: DaemonOptions) -> NoReturn:
