@@ -1,4 +1,4 @@
-from .distribution import DurationDistribution as DurationDistribution, bin_edges as bin_edges
+from .distribution import DurationDistribution as DurationDistribution
 from .layout import Floats as Floats
 from .predictor import Predictor as Predictor
 from .renewal import is_outdated as is_outdated

@@ -21,6 +21,7 @@ cdef class JobContexts:
     cdef unsigned long long[::1] keys
     cdef double[::1] hints
 
+cdef object _rows_of(column, used)
 cdef unsigned long long combine_hash(unsigned long long hash_value, long long value) noexcept nogil
 cdef long long find_row(ContextTables tables, unsigned long long hash_value) noexcept nogil
 cdef long long find_or_claim_row(ContextTables tables, long long tick, unsigned long long hash_value) noexcept nogil

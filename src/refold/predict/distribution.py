@@ -5,17 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from refold.errors import BadValue
 from refold.model import Seconds
-from refold.predict.layout import BINS, BINS_PER_DOUBLING, FIRST_EDGE, Floats
+from refold.predict.layout import BINS, Floats
 from refold.predict.survival import mean_between, service_per_completion, survival_at, time_exceeded_with
-
-
-def bin_edges() -> Floats:
-    """Return the times, in seconds, at which `survival` is given."""
-    return FIRST_EDGE * np.exp2(np.arange(BINS + 1) / BINS_PER_DOUBLING)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
