@@ -95,12 +95,12 @@ def replay_with_journal(
     jobs: Sequence[Job], cluster: Cluster, policy: str, settings: dict[str, Any], journal: Path
 ) -> float:
     """Run the compiled replay with a journal file, as `refold simulate` does; return the CPU seconds."""
-    replay = find_journaled_replay(Experiment(policy, settings, jobs, cluster), min_jobs=0)
+    replay = find_journaled_replay(Experiment(policy, settings, jobs, cluster))
     assert replay is not None
 
     def run() -> None:
         with JournalFile(journal, Header(cluster, policy, settings)) as file:
-            replay.run_with_journal(file)
+            replay.run(file)
 
     return cpu_seconds(run)
 

@@ -46,7 +46,7 @@ def run(policy: str, jobs: int, nodes: int) -> Measured:
 
     def history(count: int) -> History:
         chosen = workload[:count]
-        replay = find_replay(Experiment(policy, settings, chosen, cluster), min_jobs=0)
+        replay = find_replay(Experiment(policy, settings, chosen, cluster))
         if replay is not None:
             return replayed_history(chosen, cluster, replay.run())
         journal = HistoryJournal()

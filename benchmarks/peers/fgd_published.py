@@ -12,24 +12,18 @@ from math import exp
 
 import numpy as np
 
-from refold.jit import compiled
+from benchmarks.peers.pairwise import fitting_nodes
 from refold.model import WHOLE, Cluster, Demand, Job, Placement, Share
 from refold.packing import (
-    FIRST_GPU,
-    GPUS,
+    DemandHistory,
     Floats,
     FreeResources,
     Ints,
-    Need,
-    Words,
-    adjust_free,
-    candidate_row,
+    empty_demand_history,
     encode_demand,
     fragmentation_after,
     indices_from_mask,
-    max_gpus_per_node,
-    need_at,
-    next_fitting_node,
+    mask_from_indices,
     node_fragmentation,
 )
 
@@ -43,7 +37,8 @@ class FgdAsPublished:
     """Places demands one by one on a cluster and caches the scores that are still valid."""
 
     def __init__(self, cluster: Cluster, jobs: Sequence[Job]) -> None:
-        self._typical, self._weights = typical_pods(cluster, jobs)
+        arrays = (*typical_pods(cluster, jobs), *empty_demand_history().arrays[2:])
+        self._history = DemandHistory(*arrays)
         self._kinds: dict[Demand, int] = {}
         self._scores = np.full((len({job.demand for job in jobs}), len(cluster.nodes)), UNKNOWN, dtype=np.int64)
         self._masks = np.zeros_like(self._scores)
@@ -51,16 +46,34 @@ class FgdAsPublished:
     def place(self, free: FreeResources, demand: Demand) -> Placement | None:
         """Allocate one instance from `free`. Nothing else may change `free` between calls."""
         assert demand.instances == 1, "pods of openb are single instances"
-        vector, kind = free.vector(demand), self._kinds.setdefault(demand, len(self._kinds))
-        cached = (self._scores, self._masks)
-        node, mask = _place(free.nodes, free.gpus, free.bits, vector, kind, self._typical, self._weights, *cached)
-        if node < 0:
+        kind = self._kinds.setdefault(demand, len(self._kinds))
+        scores, masks = self._scores[kind], self._masks[kind]
+        fitting = np.flatnonzero(fitting_nodes(free, demand))
+        if not len(fitting):
             return None
-        return (Share(node, indices_from_mask(mask), demand.gpu_milli, demand.cpu_milli, demand.memory_mib),)
+        for node in fitting[scores[fitting] == UNKNOWN].tolist():
+            scores[node], masks[node] = self._best_gpus(free, node, demand)
+        best = int(fitting[scores[fitting].argmax()])
+        gpus = indices_from_mask(int(masks[best]))
+        placement = (Share(best, gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib),)
+        free.retake(placement)
+        self._scores[:, best] = UNKNOWN
+        return placement
 
     def place_all(self, free: FreeResources, demands: Sequence[Demand]) -> list[Placement | None]:
         """Place demands one after the other."""
         return [self.place(free, demand) for demand in demands]
+
+    def _best_gpus(self, free: FreeResources, node: int, demand: Demand) -> tuple[int, int]:
+        """Return the score of a node and the mask of the GPUs with that score."""
+        usable = [gpu for gpu, left in enumerate(free.gpu_milli_of(node)) if left >= demand.gpu_milli]
+        masks = [mask_from_indices(tuple(usable[: demand.gpus]))]
+        if demand.gpus == 1 and demand.gpu_milli < WHOLE:
+            masks = [1 << gpu for gpu in usable]
+        before, milli, cpu = node_fragmentation(free.arrays, node, self._history), demand.gpu_milli, demand.cpu_milli
+        after = [fragmentation_after(free.arrays, node, mask, milli, cpu, self._history) for mask in masks]
+        scores = [int(100.0 / (1.0 + exp((left - before) / 1000.0))) for left in after]
+        return max(scores), masks[scores.index(max(scores))]
 
 
 def typical_pods(cluster: Cluster, jobs: Sequence[Job]) -> tuple[Ints, Floats]:
@@ -74,59 +87,3 @@ def typical_pods(cluster: Cluster, jobs: Sequence[Job]) -> tuple[Ints, Floats]:
         rows.append(encode_demand(demand, cluster)[0])
         counts.append(count)
     return np.array(rows, dtype=np.int64), np.array(counts) / sum(counts)
-
-
-@compiled
-def _score(before: float, after: float) -> int:
-    return int(100.0 / (1.0 + exp((after - before) / 1000.0)))
-
-
-@compiled
-def _best_gpus(nodes: Ints, gpus: Ints, node: int, need: Need, typical: Ints, weights: Floats) -> tuple[int, int]:
-    """Return the score of a node and the mask of the GPUs with that score."""
-    before = node_fragmentation(nodes, gpus, node, typical, weights)
-    first, best, mask = nodes[node, FIRST_GPU], -1, 0
-    if need.gpus == 1 and need.milli < WHOLE:
-        for gpu in range(nodes[node, GPUS]):
-            if gpus[first + gpu] >= need.milli:
-                score = _score(before, fragmentation_after(nodes, gpus, node, 1 << gpu, need, typical, weights))
-                if score > best:
-                    best, mask = score, 1 << gpu
-        return best, mask
-    missing, gpu = need.gpus, 0
-    while missing > 0:
-        if gpus[first + gpu] >= need.milli:
-            mask |= 1 << gpu
-            missing -= 1
-        gpu += 1
-    return _score(before, fragmentation_after(nodes, gpus, node, mask, need, typical, weights)), mask
-
-
-@compiled
-def _place(
-    nodes: Ints,
-    gpus: Ints,
-    bits: Words,
-    demand: Ints,
-    kind: int,
-    typical: Ints,
-    weights: Floats,
-    scores: Ints,
-    masks: Ints,
-) -> tuple[int, int]:
-    need = need_at(demand, 0)
-    low, none = candidate_row(need), max_gpus_per_node(bits) + 1
-    best, best_score = -1, -1
-    node = next_fitting_node(nodes, gpus, bits, low, none, 0, need, 0)
-    while node >= 0:
-        if scores[kind, node] == UNKNOWN:
-            scores[kind, node], masks[kind, node] = _best_gpus(nodes, gpus, node, need, typical, weights)
-        if scores[kind, node] > best_score:
-            best, best_score = node, scores[kind, node]
-        node = next_fitting_node(nodes, gpus, bits, low, none, 0, need, node + 1)
-    if best < 0:
-        return -1, 0
-    mask = masks[kind, best]
-    adjust_free(nodes, gpus, bits, best, mask, -need.milli, -need.cpu, -need.memory)
-    scores[:, best] = UNKNOWN
-    return best, mask

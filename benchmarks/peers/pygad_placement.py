@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.peers.pairwise import all_fit, feasible, place_on
+from benchmarks.peers.pairwise import feasible, place_on
 from refold.model import WHOLE, Demand, Placement, Share
 from refold.packing import Floats, FreeResources
 
@@ -80,12 +80,12 @@ class WindowSearch:
 
     def search(self, free: FreeResources, demands: Sequence[Demand], seed: int) -> float:
         """Return the best fitness: the total gain in cluster utilisation, or −1 if no individual was feasible."""
-        vectors = np.concatenate([free.vector(demand) for demand in demands])
         gain = sum(demand.gpus * demand.gpu_milli for demand in demands) / (free.cluster.gpus * WHOLE)
 
         def fitness(_: Any, genes: NDArray[np.int64], __: Any) -> float:
             trial = free.copy()
-            return gain if all_fit(trial.nodes, trial.gpus, trial.bits, vectors, genes.astype(np.int64)) else MISFIT
+            placed = (place_on(trial, int(node), demand) for node, demand in zip(genes, demands, strict=True))
+            return gain if all(placed) else MISFIT
 
         spaces = [range(len(free.cluster.nodes))] * len(demands)
         return _evolve(fitness, spaces, self.generations, self.population, seed)[1]
@@ -139,7 +139,9 @@ def place_all(
         if found.fitness == MISFIT:
             break
         index = unplaced.pop(found.task)
-        shares[index].append(place_on(free, found.machine, demands[index]))
+        share = place_on(free, found.machine, demands[index])
+        assert share is not None, "the search finds only tasks that fit"
+        shares[index].append(share)
     placements: list[Placement | None] = []
     for demand, held in zip(demands, shares, strict=True):
         complete = len(held) == demand.instances

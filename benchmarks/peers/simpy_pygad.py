@@ -52,6 +52,7 @@ class _Simulation:
                 return
             job = self.waiting.pop(found.task)
             share = place_on(self.free, found.machine, job.demand)
+            assert share is not None, "the search finds only tasks that fit"
             self.started += 1
             self.environment.process(self.running(job, share))
 

@@ -232,7 +232,7 @@ def test_table_and_report_are_the_same_with_and_without_compiled_replays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stdout_of: TextOf
 ) -> None:
     trace, report = tmp_path / "trace.csv", tmp_path / "out" / "report.html"
-    stdout_of("trace", "generate", str(trace), "--jobs", "2100", "--cluster", "8x8")
+    stdout_of("trace", "generate", str(trace), "--jobs", "300", "--cluster", "8x8")
     known = ("--set", "easy.durations=known")
     words = ("compare", str(trace), "--cluster", "8x8", "--policies", "fifo,fifo-skip,easy", *known, "--out", "out")
     monkeypatch.chdir(tmp_path)

@@ -1,14 +1,11 @@
-"""Tentative changes are undone; free resources say what is short; rough starts of a queue."""
+"""Tentative changes are undone; free resources say what is short."""
 
-from math import inf
-
-import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 from plain_resources import PlainResources
 
 from refold.model import WHOLE, Allocation, Cluster, Demand, Node, Placement, Share, Shortage, Start
-from refold.packing import FreeResources, Placer, Trial, estimate_fifo_starts, indices_from_mask, mask_from_indices
+from refold.packing import FreeResources, Placer, Trial, indices_from_mask, mask_from_indices
 from refold.testing import make_cluster
 
 CLUSTER = make_cluster(4, 4, 2, types=["A100", "A100", "V100"], cpus=16, memory_gib=64)
@@ -222,48 +219,3 @@ class TestFreeResources:
     def test_masks_and_indices_are_inverse(self, gpus: set[int]) -> None:
         indices = tuple(sorted(gpus))
         assert indices_from_mask(mask_from_indices(indices)) == indices
-
-
-Rows = list[tuple[float, float]]
-"""Running jobs by end and GPUs, or queued jobs by GPUs and duration."""
-
-
-def estimate(now: float, free: float, running: Rows, queue: Rows) -> list[float]:
-    ends, used = (np.array([row[column] for row in running], float) for column in (0, 1))
-    gpus, durations = (np.array([row[column] for row in queue], float) for column in (0, 1))
-    return [float(start) for start in estimate_fifo_starts(now, free, ends, used, gpus, durations)]
-
-
-def starts_by_definition(now: float, free: float, running: Rows, queue: Rows) -> list[float]:
-    """A job starts, not before the job ahead of it, at the first time when enough GPUs are free."""
-    capacity, held, starts = free + sum(gpus for _, gpus in running), list(running), [now]
-    for gpus, duration in queue:
-        times = sorted({starts[-1], *(end for end, _ in held if end > starts[-1])})
-        enough = [time for time in times if capacity - sum(used for end, used in held if end > time) >= gpus]
-        starts.append(enough[0] if enough and starts[-1] < inf else inf)
-        held.append((starts[-1] + duration, gpus))
-    return starts[1:]
-
-
-@pytest.mark.parametrize(
-    ("free", "running", "queue", "starts"),
-    [
-        (2.0, [], [(1.0, 5.0), (1.0, 5.0), (2.0, 1.0)], [10.0, 10.0, 15.0]),
-        (0.0, [(12.0, 1.0), (20.0, 3.0)], [(1.0, 100.0), (3.0, 1.0)], [12.0, 20.0]),
-        (0.0, [(5.0, 1.0)], [(1.0, 1.0)], [10.0]),  # an end that is overdue counts as now
-        (1.0, [(20.0, 1.0)], [(3.0, 1.0), (1.0, 1.0)], [inf, inf]),  # strictly in order
-        (1.0, [], [], []),
-    ],
-)
-def test_a_queue_on_pooled_gpus(free: float, running: Rows, queue: Rows, starts: list[float]) -> None:
-    assert estimate(10.0, free, running, queue) == starts
-
-
-jobs = st.tuples(st.integers(0, 30).map(float), st.integers(1, 4).map(float))
-
-
-@settings(max_examples=60)
-@given(st.integers(0, 4).map(float), st.lists(jobs, max_size=5), st.lists(jobs, max_size=6))
-def test_starts_on_pooled_gpus_follow_their_definition(free: float, running: Rows, queued: Rows) -> None:
-    queue = [(gpus, duration + 1.0) for duration, gpus in queued]
-    assert estimate(10.0, free, running, queue) == starts_by_definition(10.0, free, running, queue)

@@ -337,7 +337,7 @@ def test_the_price_of_a_type_grows_as_others_take_it() -> None:
 
     def price_of_t4() -> float:
         placer.place(free.copy(), Demand(1, 1, gpu_types=("T4",)))
-        return placer._greedy.history.type_prices[free.cluster.type_names.index("T4")]
+        return float(placer._greedy.history.type_prices[free.cluster.type_names.index("T4")])
 
     assert price_of_t4() == pytest.approx(1 / 2)  # all is free, and half of the demand is limited to half of the GPUs
     assert free.take((Share(0, (0, 1)), Share(1, (0, 1, 2)))) is None

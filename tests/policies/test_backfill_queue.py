@@ -60,15 +60,15 @@ class TestOrder:
         assert queue.remove("b") is None
         assert names(queue.first(9)) == "acd"
 
-    def test_jobs_of_both_lanes_up_to_a_position(self) -> None:
+    def test_jobs_of_both_lanes_ahead_of_a_job(self) -> None:
         jobs = [queued(name, number, lane=number % 2) for number, name in enumerate("abcde")]
         queue = make_queue(*jobs)
-        assert [names(queue.up_to(job)) for job in jobs] == ["a", "ab", "abc", "abcd", "abcde"]
+        assert [names(queue.ahead_of(job.position)) for job in jobs] == ["", "a", "ab", "abc", "abcd"]
 
-    def test_up_to_a_job_that_is_not_in_the_queue(self) -> None:
+    def test_jobs_ahead_of_one_that_is_not_in_the_queue(self) -> None:
         queue = make_queue(*(queued(name, number) for number, name in enumerate("abc")))
-        assert names(queue.up_to(queued("x", 1, key=-0.5))) == "x"
-        assert names(queue.up_to(queued("x", 9))) == "abcx"
+        assert names(queue.ahead_of(queued("x", 1, key=-0.5).position)) == ""
+        assert names(queue.ahead_of(queued("x", 9).position)) == "abc"
 
     def test_sorting_again_by_another_key(self) -> None:
         queue = make_queue(*(queued(name, number, lane=number % 2) for number, name in enumerate("abcd")))

@@ -8,8 +8,11 @@ from refold.core.events import JobSubmitted
 from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Job, Plan
+from refold.packing import Ints
+from refold.policies.published import pollux_kernels
 from refold.policies.published.pollux import Pollux, restart_factor
-from refold.policies.published.pollux_kernels import AllocationProblem, evolve, fitness, repair
+from refold.policies.published.pollux_kernels import AllocationProblem, ProblemArrays, evolve
+from refold.policies.published.random_numbers import RandomNumbers
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 
@@ -149,8 +152,13 @@ def make_problem(gpus_held: list[list[int]], gpus: int = 4, **fields: object) ->
 
 def repaired(problem: AllocationProblem, gpus: list[list[int]], favoured: list[bool], seed: int) -> list[list[int]]:
     matrix = np.array(gpus, dtype=np.int64)
-    repair(problem, matrix, np.array(favoured), np.random.default_rng(seed))
+    random = RandomNumbers(np.random.default_rng(seed))
+    pollux_kernels.repair(ProblemArrays(problem), matrix, np.array(favoured, dtype=np.uint8), random)
     return matrix.tolist()  # type: ignore[no-any-return]
+
+
+def fitness(problem: AllocationProblem, matrix: Ints) -> float:
+    return pollux_kernels.fitness(ProblemArrays(problem), matrix)
 
 
 def test_fitness_is_the_harmonic_mean_of_the_speedups() -> None:
@@ -203,6 +211,12 @@ def test_the_result_is_at_least_as_fit_as_the_current_allocation() -> None:
     assert fitness(problem, found) >= fitness(problem, problem.current)
     assert found.sum(axis=1).min() > 0, "the third job gets GPUs of one of the other two"
     assert found.sum(axis=0).tolist() == [4, 4]
+
+
+def test_random_numbers_are_those_of_the_generator() -> None:
+    random, generator = RandomNumbers(np.random.default_rng(7)), np.random.default_rng(7)
+    for bound in (1, 2, 3, 1000, 3 * 2**30, 2**32 - 1) * 20:  # many draws are rejected for 3 · 2³⁰
+        assert (random.below(bound), random.uniform()) == (generator.integers(0, bound), generator.random())
 
 
 def test_invalid_settings_are_rejected() -> None:

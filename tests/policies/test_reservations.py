@@ -371,8 +371,7 @@ def test_ends_and_gpus_of_runs() -> None:
     parts = empty(2, 2)
     parts.runs.add("a", (Share(0, (0, 1)), Share(1, (0, 1))), 0, 10)
     parts.runs.add("b", (Share(0, (0,), 300),), 5, 7)
-    ends, gpus = parts.runs.ends_and_gpus()
-    assert (ends.tolist(), gpus.tolist()) == ([10, 7], [4, 0.3])
+    assert parts.runs.ends_and_gpus() == [(10, 4), (7, 0.3)]
 
 
 def test_a_restarted_run_with_the_same_assumed_end_is_overdue_once() -> None:

@@ -1,12 +1,16 @@
-"""Jobs with a GPU range get the size at which they end soonest."""
+"""Jobs with a GPU range get the size at which they end soonest, given rough starts of a queue."""
+
+from math import inf
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from refold.core import ListJournal
 from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Job
 from refold.plans import CATALOGUE_ONLY
+from refold.policies.backfill.forecast import PooledQueue
 from refold.policies.backfill.sizing import Sizes
 from refold.policies.common.durations import DurationSource
 from refold.registry import make_policy
@@ -119,3 +123,50 @@ def test_a_gpu_range_must_contain_the_requested_gpus(gpu_range: tuple[int, int])
 def test_a_gpu_range_requires_a_reshapable_job() -> None:
     with pytest.raises(BadValue, match="gpu_range needs a reshapable job"):
         make_job("open", gpus=2, gpu_range=(1, 4))
+
+
+Rows = list[tuple[float, float]]
+"""Running jobs by end and GPUs, or queued jobs by GPUs and duration."""
+
+
+def estimate(now: float, free: float, running: Rows, queued: Rows) -> list[float]:
+    queue, starts = PooledQueue(now, free, running), []
+    for gpus, duration in queued:
+        starts.append(queue.next_start(gpus))
+        queue.add(gpus, duration)
+    return starts
+
+
+def starts_by_definition(now: float, free: float, running: Rows, queue: Rows) -> list[float]:
+    """A job starts, not before the job ahead of it, at the first time when enough GPUs are free."""
+    capacity, held, starts = free + sum(gpus for _, gpus in running), list(running), [now]
+    for gpus, duration in queue:
+        times = sorted({starts[-1], *(end for end, _ in held if end > starts[-1])})
+        enough = [time for time in times if capacity - sum(used for end, used in held if end > time) >= gpus]
+        starts.append(enough[0] if enough and starts[-1] < inf else inf)
+        held.append((starts[-1] + duration, gpus))
+    return starts[1:]
+
+
+@pytest.mark.parametrize(
+    ("free", "running", "queue", "starts"),
+    [
+        (2.0, [], [(1.0, 5.0), (1.0, 5.0), (2.0, 1.0)], [10.0, 10.0, 15.0]),
+        (0.0, [(12.0, 1.0), (20.0, 3.0)], [(1.0, 100.0), (3.0, 1.0)], [12.0, 20.0]),
+        (0.0, [(5.0, 1.0)], [(1.0, 1.0)], [10.0]),  # an end that is overdue counts as now
+        (1.0, [(20.0, 1.0)], [(3.0, 1.0), (1.0, 1.0)], [inf, inf]),  # strictly in order
+        (1.0, [], [], []),
+    ],
+)
+def test_a_queue_on_pooled_gpus(free: float, running: Rows, queue: Rows, starts: list[float]) -> None:
+    assert estimate(10.0, free, running, queue) == starts
+
+
+jobs = st.tuples(st.integers(0, 30).map(float), st.integers(1, 4).map(float))
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 4).map(float), st.lists(jobs, max_size=5), st.lists(jobs, max_size=6))
+def test_starts_on_pooled_gpus_follow_their_definition(free: float, running: Rows, queued: Rows) -> None:
+    queue = [(gpus, duration + 1.0) for duration, gpus in queued]
+    assert estimate(10.0, free, running, queue) == starts_by_definition(10.0, free, running, queue)

@@ -9,17 +9,13 @@ from hypothesis import given, settings, strategies as st
 
 from refold.model import Job
 from refold.predict import DurationDistribution, Predictor
-from refold.predict.kernels import (
-    BINS,
-    BINS_PER_DOUBLING,
-    CALIBRATION_BINS,
-    FIRST_EDGE,
-    LAST_EDGE,
+from refold.predict.layout import BINS, BINS_PER_DOUBLING, CALIBRATION_BINS, FIRST_EDGE, LAST_EDGE, Floats
+from refold.predict.mixing import MixingWeights, calibrate, log_odds_tree
+from refold.predict.predictor import initial_weights
+from refold.predict.survival import (
     bin_of,
-    calibrate,
     condition_on_progress,
     log_normal_bins,
-    log_odds_tree,
     quantiles,
     survival_at,
     survival_from_masses,
@@ -189,14 +185,22 @@ class TestBins:
         assert time_exceeded_with(condition_on_progress(SURVIVAL, 0.0, 0.1), 0.5) < 2 * FIRST_EDGE
 
 
+def calibrated(histogram: Floats) -> Floats:
+    """Return `SURVIVAL`, calibrated by a histogram of predicted survival at the actual ends."""
+    by_node, by_level, _, priors = initial_weights().arrays
+    survival = SURVIVAL.copy()
+    calibrate(MixingWeights(by_node, by_level, histogram, priors), survival)
+    return survival
+
+
 class TestCalibrate:
     def test_a_uniform_histogram_changes_nothing(self) -> None:
-        assert calibrate(SURVIVAL, np.full(CALIBRATION_BINS, 7.0)) == pytest.approx(SURVIVAL)
+        assert calibrated(np.full(CALIBRATION_BINS, 7.0)) == pytest.approx(SURVIVAL)
 
     def test_ends_that_come_early_shift_the_distribution_to_shorter_times(self) -> None:
         """All jobs have ended while their predicted survival was above one half, so none gets further."""
         early = np.concatenate([np.full(CALIBRATION_BINS // 2, 1e-9), np.ones(CALIBRATION_BINS // 2)])
-        shifted = calibrate(SURVIVAL, early)
+        shifted = calibrated(early)
         assert time_exceeded_with(shifted, 0.5) == pytest.approx(time_exceeded_with(SURVIVAL, 0.75), rel=1e-3)
         one_bin = 2 ** (1 / BINS_PER_DOUBLING)
         assert time_exceeded_with(shifted, 0.01) <= time_exceeded_with(SURVIVAL, 0.5) * one_bin
@@ -204,7 +208,7 @@ class TestCalibrate:
     @settings(max_examples=25)
     @given(st.lists(st.floats(0.1, 10.0), min_size=CALIBRATION_BINS, max_size=CALIBRATION_BINS))
     def test_calibrated_survival_still_falls_from_one(self, histogram: list[float]) -> None:
-        shifted = calibrate(SURVIVAL, np.array(histogram))
+        shifted = calibrated(np.array(histogram))
         assert shifted[0] == pytest.approx(1.0)
         assert (np.diff(shifted) <= 1e-12).all()
         assert shifted[BINS] > 0

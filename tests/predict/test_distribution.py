@@ -14,7 +14,8 @@ from scipy.integrate import quad
 
 from refold.errors import BadValue
 from refold.predict import DurationDistribution
-from refold.predict.kernels import BINS, BINS_PER_DOUBLING, FIRST_EDGE, LAST_EDGE, log_normal_bins, survival_from_masses
+from refold.predict.layout import BINS, BINS_PER_DOUBLING, FIRST_EDGE, LAST_EDGE
+from refold.predict.survival import log_normal_bins, survival_from_masses
 
 probabilities = st.floats(0.001, 0.999)
 times = st.floats(1.0, 1e7)

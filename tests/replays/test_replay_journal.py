@@ -12,7 +12,7 @@ from refold.journal import JournalFile
 from refold.model import Cluster, Demand, Job, Reason
 from refold.packing import FreeResources
 from refold.registry import make_policy
-from refold.replays import Experiment, FifoNotes, fifo_entries, find_journaled_replay, replay_fifo, task_columns
+from refold.replays import Experiment, JournalNotes, find_journaled_replay, journal_entries, replay_fifo, task_columns
 from refold.replays.easy import PLACEMENTS
 from refold.replays.fifo import FifoOrder
 from refold.simulator import simulate
@@ -28,9 +28,9 @@ def feasible(jobs: list[Job], cluster: Cluster) -> list[Job]:
 
 
 def entries_of_replay(jobs: list[Job], cluster: Cluster, order: FifoOrder, rule: str) -> list[Entry]:
-    notes = FifoNotes.allocate(len(jobs))
+    notes = JournalNotes(len(jobs))
     replayed = replay_fifo(task_columns(jobs), cluster, rule, order, notes=notes)
-    return list(fifo_entries(jobs, replayed, notes, len(cluster.nodes)))
+    return list(journal_entries(jobs, replayed, notes, len(cluster.nodes)))
 
 
 def entries_of_simulation(jobs: list[Job], cluster: Cluster, order: FifoOrder, rule: str) -> list[Entry]:
@@ -65,11 +65,11 @@ def test_files_are_equal_to_the_byte(policy: str, settings: dict[str, Any], tmp_
     jobs, cluster = seeded_workload(3, jobs=200)
     jobs = feasible(jobs, cluster)
     settings = {"placement": "first-fit", **settings}
-    replay = find_journaled_replay(Experiment(policy, settings, jobs, cluster), min_jobs=0)
+    replay = find_journaled_replay(Experiment(policy, settings, jobs, cluster))
     assert replay is not None
     header = Header(cluster, policy, settings)
     with JournalFile(tmp_path / "replayed", header) as file:
-        replay.run_with_journal(file)
+        replay.run(file)
     with JournalFile(tmp_path / "simulated", header) as file:
         simulate(jobs, cluster, make_policy(policy, settings), journal=file)
     written = (tmp_path / "replayed").read_bytes()
@@ -83,7 +83,7 @@ def test_what_has_no_journaled_replay() -> None:
     too_large = [*jobs, make_job("c", gpus=3)]
 
     def has_replay(policy: str, jobs: list[Job], **settings: Any) -> bool:
-        return find_journaled_replay(Experiment(policy, settings, jobs, cluster), min_jobs=0) is not None
+        return find_journaled_replay(Experiment(policy, settings, jobs, cluster)) is not None
 
     assert has_replay("fifo", jobs)
     assert has_replay("fifo-skip", jobs)
@@ -93,7 +93,6 @@ def test_what_has_no_journaled_replay() -> None:
     assert not has_replay("easy", too_large, durations="known", start_estimates=False)
     assert not has_replay("fifo", jobs, placement="genetic")
     assert not has_replay("fifo", too_large)  # its rejection is part of the journal
-    assert find_journaled_replay(Experiment("fifo", {}, jobs, cluster)) is None  # too few to be worth it
 
 
 def easy_entries_of_both(
@@ -102,9 +101,9 @@ def easy_entries_of_both(
     """Return the entries of the compiled EASY replay, and those of the general simulator."""
     settings = {"durations": "known", "start_estimates": False, "placement": rule, "backfill_order": backfill_order}
     replayed, simulated = ListJournal(), ListJournal()
-    replay = find_journaled_replay(Experiment("easy", settings, jobs, cluster), min_jobs=0)
+    replay = find_journaled_replay(Experiment("easy", settings, jobs, cluster))
     assert replay is not None
-    replay.run_with_journal(replayed)
+    replay.run(replayed)
     simulate(jobs, cluster, make_policy("easy", settings), journal=simulated)
     return replayed.entries, simulated.entries
 

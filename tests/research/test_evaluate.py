@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from refold.model import Job
-from refold.predict.kernels import Floats
+from refold.predict import Floats
 from refold.research.comparators import (
     COMPARATORS,
     QUANTILE_LEVELS,

@@ -174,15 +174,6 @@ def test_the_pairwise_greedy_places_the_largest_job_first_on_the_fullest_node() 
     assert found == [(Share(1, (0,)),), (Share(0, (0, 1, 2, 3)),), (Share(1, (1,)),), None]
 
 
-def test_checking_every_pair_finds_the_same_pair() -> None:
-    free = FreeResources(make_cluster(4, 2, 8))
-    vectors = np.concatenate([free.vector(demand) for demand in (Demand(), Demand(gpus=2), Demand(gpus=8))])
-    for placed in ([False] * 3, [False, False, True], [True] * 3):
-        flags = np.array(placed)
-        one = pairwise.best_pair(free.nodes, free.gpus, vectors, flags)
-        assert one == pairwise.every_pair(free.nodes, free.gpus, vectors, flags)
-
-
 def test_published_fgd_considers_only_the_most_frequent_pods() -> None:
     jobs = [*pods_of(*[500] * 95), *pods_of(*[300] * 5)]
     typical, weights = typical_pods(make_cluster(2), jobs)

@@ -12,7 +12,6 @@ from refold.journal import History, HistoryJournal
 from refold.model import Cluster, Job, Tenant
 from refold.registry import make_policy
 from refold.replays import Conditions, Experiment, find_replay
-from refold.replays.choice import MIN_JOBS
 from refold.results import Measures, measure, replayed_history
 from refold.simulator import Costs, Fault, RecordedSpeeds, SpeedModel, Stuck, simulate
 from refold.testing import make_cluster, make_job, seeded_workload
@@ -28,7 +27,7 @@ REPLAYED: list[tuple[str, dict[str, Any]]] = [
 
 
 def replayed(policy: str, settings: Mapping[str, Any], jobs: Sequence[Job], cluster: Cluster) -> History:
-    replay = find_replay(Experiment(policy, settings, jobs, cluster), min_jobs=0)
+    replay = find_replay(Experiment(policy, settings, jobs, cluster))
     assert replay is not None
     return replayed_history(jobs, cluster, replay.run())
 
@@ -83,7 +82,7 @@ def test_a_history_without_jobs_has_measures() -> None:
 )
 def test_other_policies_and_settings_have_no_replay(policy: str, settings: dict[str, Any]) -> None:
     jobs, cluster = equal_workload(1)
-    assert find_replay(Experiment(policy, settings, jobs, cluster), min_jobs=0) is None
+    assert find_replay(Experiment(policy, settings, jobs, cluster)) is None
 
 
 @pytest.mark.parametrize(
@@ -96,14 +95,14 @@ def test_other_policies_and_settings_have_no_replay(policy: str, settings: dict[
 )
 def test_costs_and_faults_have_no_replay(conditions: Conditions) -> None:
     jobs, cluster = equal_workload(1)
-    assert find_replay(Experiment("fifo", {}, jobs, cluster, conditions), min_jobs=0) is None
+    assert find_replay(Experiment("fifo", {}, jobs, cluster, conditions)) is None
 
 
 def test_times_below_zero_have_no_replay_of_easy() -> None:
     jobs, cluster = equal_workload(1)
     before = [replace(job, submitted=job.submitted - 1e6) for job in jobs]
-    assert find_replay(Experiment("easy", KNOWN, before, cluster), min_jobs=0) is None
-    assert find_replay(Experiment("fifo", {}, before, cluster), min_jobs=0) is not None
+    assert find_replay(Experiment("easy", KNOWN, before, cluster)) is None
+    assert find_replay(Experiment("fifo", {}, before, cluster)) is not None
 
 
 def test_priorities_limits_and_unknown_run_times_have_no_replay() -> None:
@@ -115,7 +114,7 @@ def test_priorities_limits_and_unknown_run_times_have_no_replay() -> None:
         ([*jobs[:3], urgent, *jobs[4:]], cluster),
         ([*jobs[:3], unknown, *jobs[4:]], cluster),
     ):
-        assert find_replay(Experiment("fifo", {}, *case), min_jobs=0) is None
+        assert find_replay(Experiment("fifo", {}, *case)) is None
 
 
 def test_jobs_that_cannot_be_simulated_are_refused_as_by_the_general_simulator() -> None:
@@ -124,7 +123,7 @@ def test_jobs_that_cannot_be_simulated_are_refused_as_by_the_general_simulator()
         with pytest.raises(BadValue) as general:
             simulate(bad, cluster, make_policy("fifo"))
         with pytest.raises(BadValue, match=str(general.value)):
-            find_replay(Experiment("fifo", {}, bad, cluster), min_jobs=0)
+            find_replay(Experiment("fifo", {}, bad, cluster))
 
 
 class TwiceAsFast(RecordedSpeeds):
@@ -136,15 +135,8 @@ def test_only_recorded_run_times_of_the_same_cluster_have_a_replay() -> None:
     jobs, cluster = equal_workload(1)
 
     def has_replay(charge: SpeedModel) -> bool:
-        return find_replay(Experiment("fifo", {}, jobs, cluster, Conditions(charge)), min_jobs=0) is not None
+        return find_replay(Experiment("fifo", {}, jobs, cluster, Conditions(charge))) is not None
 
     assert has_replay(RecordedSpeeds(cluster))
     assert not has_replay(RecordedSpeeds(make_cluster(1)))
     assert not has_replay(TwiceAsFast(cluster))
-
-
-@pytest.mark.parametrize(("policy", "settings"), [("fifo", {}), ("easy", KNOWN)])
-def test_few_jobs_are_simulated_without_compiling_a_replay(policy: str, settings: dict[str, Any]) -> None:
-    jobs, cluster = [make_job(f"j{number}", at=number) for number in range(MIN_JOBS)], make_cluster(1)
-    assert find_replay(Experiment(policy, settings, jobs[1:], cluster)) is None
-    assert find_replay(Experiment(policy, settings, jobs, cluster)) is not None

@@ -70,11 +70,11 @@ def simulate_policy(
     from refold.results import ReportRun, measure
     from refold.simulator import simulate
 
+    policy = make_guarded_policy(selected.policy, selected.settings)  # checks the settings
     replayed = _replay(workload, selected, path) if not gap else None
     if replayed is not None:
         advance(len(workload.jobs))
         return ReportRun(selected.name, replayed, measure(replayed))
-    policy = make_guarded_policy(selected.policy, selected.settings)
     gap_meter = _make_gap_meter(policy, selected) if gap else None
     finished = 0
 
@@ -122,7 +122,7 @@ def _replay(workload: Workload, selected: SelectedPolicy, path: Path | None) -> 
         return None
     with _journal_file(path, Header(cluster, selected.policy, dict(selected.settings))) as file:
         assert file is not None
-        return replayed_history(jobs, cluster, journaled.run_with_journal(file))
+        return replayed_history(jobs, cluster, journaled.run(file))
 
 
 def _make_gap_meter(policy: Policy, selected: SelectedPolicy) -> GapMeter:

@@ -228,19 +228,8 @@ class FreeResources:
 
     def shortage(self, demand: Demand) -> Shortage:
         """Count the nodes that cannot host one instance of a demand, by the first resource they lack."""
-        counts = kernels.count_shortages(self.arrays, self.vector(demand), 0).tolist()
-        return Shortage(
-            instances=demand.instances,
-            instances_fit=counts[layout.INSTANCES_THAT_FIT],
-            nodes=len(self.cluster.nodes),
-            nodes_fit=counts[layout.FITS],
-            down=counts[layout.DOWN],
-            wrong_type=counts[layout.WRONG_TYPE],
-            too_small=counts[layout.TOO_SMALL],
-            too_few_gpus=counts[layout.FEW_GPUS],
-            too_few_cpus=counts[layout.FEW_CPUS],
-            too_little_memory=counts[layout.LITTLE_MEMORY],
-        )
+        counts = kernels.count_shortages(self.arrays, self.vector(demand), 0)
+        return shortage_from_counts(demand, len(self.cluster.nodes), counts)
 
     def fits_one_instance(self, demand: Demand) -> bool:
         """Whether one instance of a demand fits on any node."""
@@ -255,6 +244,23 @@ class FreeResources:
         if result is None:
             result = self._fits_when_empty[demand] = _fits_in_empty_cluster(self.cluster, demand)
         return result
+
+
+def shortage_from_counts(demand: Demand, nodes: int, counts: Ints) -> Shortage:
+    """Return the shortage of a demand on a cluster with so many nodes, as counted by `kernels.count_shortages`."""
+    fits, down, wrong_type, too_small, few_gpus, few_cpus, little_memory, instances_fit = counts.tolist()
+    return Shortage(
+        instances=demand.instances,
+        instances_fit=instances_fit,
+        nodes=nodes,
+        nodes_fit=fits,
+        down=down,
+        wrong_type=wrong_type,
+        too_small=too_small,
+        too_few_gpus=few_gpus,
+        too_few_cpus=few_cpus,
+        too_little_memory=little_memory,
+    )
 
 
 def _fits_in_empty_cluster(cluster: Cluster, demand: Demand) -> bool:

@@ -10,8 +10,8 @@ from refold.packing.kernels cimport need_at
 from refold.packing.lookahead cimport find_least_loss_node
 from refold.packing.worth cimport update_type_prices
 
-cdef long long CPU_FREE, FIRST_GPU, GPUS, MILLI_FREE, UP, NODE_HASH
-cdef long long POPULATION, GREEDY_SOLUTIONS, TOURNAMENT, MAX_STALE_CHILDREN, MAX_DECODED_INSTANCES, MIN_DECODED_SOLUTIONS
+cdef long long CPU_FREE, FIRST_GPU, GPUS, MILLI_FREE, UP, NODE_HASH, POPULATION, GREEDY_SOLUTIONS, TOURNAMENT
+cdef long long MAX_STALE_CHILDREN, MAX_DECODED_INSTANCES, MIN_DECODED_SOLUTIONS
 cdef double MEAN_MUTATIONS, GAP_FILLER_WORTH, INFINITE
 
 cpdef void evolve(PlacementState state, Window window, Random rng, object placements, object placed) except *

@@ -34,10 +34,11 @@ def random_fraction(rng: Random) -> float:
 def select_by_tournament(size: int, fitness: Floats, rng: Random) -> int:
     """Return the fittest of `size` random members of the population."""
     best = next_random(rng) % fitness.shape[0]
+    highest = fitness[best]
     for _ in range(size - 1):
         other = next_random(rng) % fitness.shape[0]
-        if fitness[other] > fitness[best]:
-            best = other
+        if fitness[other] > highest:
+            best, highest = other, fitness[other]
     return best
 
 

@@ -1,8 +1,43 @@
-"""A binary heap of tasks by time. Compiled."""
+"""Binary heaps of tasks by time. Compiled."""
 
 from __future__ import annotations
 
+import numpy as np
+
+from refold.packing.bits import view
 from refold.packing.layout import Floats, Ints
+
+INFINITE = np.inf
+
+
+class TaskHeap:
+    """Tasks by time, at most `capacity`."""
+
+    def __init__(self, capacity: int) -> None:
+        self.times, self.tasks = view(np.empty(capacity)), view(np.empty(capacity, dtype=np.int64))
+        self.size = 0
+
+    def copy(self) -> TaskHeap:
+        """Return an independent copy."""
+        other = TaskHeap(self.times.shape[0])
+        other.size = self.size
+        for position in range(self.size):
+            other.times[position], other.tasks[position] = self.times[position], self.tasks[position]
+        return other
+
+    def push(self, at: float, task: int) -> None:
+        """Push a task."""
+        push(self.times, self.tasks, self.size, at, task)
+        self.size += 1
+
+    def pop(self) -> int:
+        """Pop the first task."""
+        self.size -= 1
+        return pop(self.times, self.tasks, self.size + 1)
+
+    def first_time(self) -> float:
+        """Return the time of the first task; infinity if there is none."""
+        return self.times[0] if self.size > 0 else INFINITE
 
 
 def push(times: Floats, tasks: Ints, size: int, at: float, task: int) -> None:

@@ -347,13 +347,16 @@ def count_instances(free: FreeArrays, demands: Ints, row: int) -> int:
 
 def count_shortages(free: FreeArrays, demands: Ints, row: int) -> Ints:
     """Count nodes by their first shortage. The last entry is how many instances fit on all nodes together."""
-    need = need_at(demands, row)
-    result = np.zeros(INSTANCES_THAT_FIT + 1, dtype=np.int64)
-    counts = result
+    counts = np.zeros((1, INSTANCES_THAT_FIT + 1), dtype=np.int64)
+    write_shortages(free, need_at(demands, row), counts, 0)
+    return counts[0]
+
+
+def write_shortages(free: FreeArrays, need: Need, counts: Ints, row: int) -> None:
+    """Add to a row of zeros what `count_shortages` returns."""
     for node in range(free.nodes.shape[0] - 1):
         shortage = first_shortage(free, node, need)
-        counts[shortage] += 1
+        counts[row, shortage] += 1
         if shortage == FITS:
-            counts[INSTANCES_THAT_FIT] += _instances_that_fit(free, node, need)
-    counts[INSTANCES_THAT_FIT] = min(counts[INSTANCES_THAT_FIT], need.instances)
-    return result
+            counts[row, INSTANCES_THAT_FIT] += _instances_that_fit(free, node, need)
+    counts[row, INSTANCES_THAT_FIT] = min(counts[row, INSTANCES_THAT_FIT], need.instances)

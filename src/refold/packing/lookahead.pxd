@@ -26,7 +26,7 @@ cdef class RackDraw:
 
 cdef double instance_watts(RackDraw power, long long node, Need need) noexcept nogil
 cdef double power_cost(RackDraw power, long long node, Need need) noexcept nogil
-@cython.locals(over_limit=cython.longlong, fitting=cython.longlong, count=cython.longlong, left=cython.double, within=cython.longlong)
+@cython.locals(count=cython.longlong, within=cython.longlong)
 cpdef (long long, long long) count_within_limits(
     FreeArrays free,
     long long[:, ::1] demands,
@@ -41,7 +41,8 @@ cdef double type_cost(FreeArrays free, long long node, Need need, double[::1] pr
 cdef long long find_least_loss_node(
     bint fgd, FreeArrays free, Need need, long long demand_id, DemandHistory history, ScoreCache cache, RackDraw power
 ) noexcept nogil
-cpdef (double, long long) loss(bint fgd, FreeArrays free, long long node, Need need, DemandHistory history) noexcept nogil
+cpdef (double, long long) loss(
+    bint fgd, FreeArrays free, long long node, Need need, DemandHistory history
+) noexcept nogil
 cdef bint _interchangeable(FreeArrays free, long long node, long long other) noexcept nogil
-@cython.locals(left=cython.double, least=cython.double)
 cdef long long _fgd_gpus(FreeArrays free, long long node, Need need, DemandHistory history) noexcept nogil

@@ -9,7 +9,7 @@ import numpy as np
 
 from refold.errors import UnknownName
 from refold.model import Cluster, Demand, Job, Placement, Shortage
-from refold.packing import genetic, layout
+from refold.packing import layout
 from refold.packing.demand_history import (
     MAX_CACHED_DEMANDS,
     empty_demand_history,
@@ -18,6 +18,9 @@ from refold.packing.demand_history import (
 )
 from refold.packing.fragmentation import update_typical_demands
 from refold.packing.free import FreeResources, encode_demand
+from refold.packing.genetic import evolve
+from refold.packing.genetic_decoding import PlacementState, Window
+from refold.packing.genetic_operators import Random
 from refold.packing.genetic_paper import evolve_paper
 from refold.packing.layout import DEMAND_ENTRIES, Ints
 from refold.packing.lookahead import RackDraw, no_rack_draw
@@ -82,8 +85,7 @@ class Placer:
         self.respects_power_limits = name == "genetic-power"
         """Whether racks are kept within their power limits."""
         self._greedy = GreedyRule(self.rule, seed, empty_demand_history(), empty_score_cache(1, 0))
-        self._search_seed = np.array([seed], dtype=np.int64)
-        """State of the random generator of genetic searches."""
+        self._random = Random(seed)
         self._cache_cluster: Cluster | None = None
         self._demand_ids: dict[Demand, int] = {}
         self._demand_counts = _DemandCounts() if self.rule in LEARNING_RULES else None
@@ -133,7 +135,7 @@ class Placer:
         demand_ids = np.array([self._demand_id(free, demand) for demand in distinct], dtype=np.int64)
         first = np.zeros(len(demands) + 1, dtype=np.int64)
         np.cumsum([demand.instances for demand in demands], out=first[1:])
-        window = genetic.Window(
+        window = Window(
             np.array([distinct[demand] for demand in demands], dtype=np.int64),
             first,
             np.concatenate([free.vector(demand) for demand in distinct]),
@@ -141,10 +143,10 @@ class Placer:
             urgent,
             in_order,
         )
-        state = genetic.PlacementState(free.arrays, self._greedy.history, self._greedy.cache, self._rack_draw(free))
+        state = PlacementState(free.arrays, self._greedy.history, self._greedy.cache, self._rack_draw(free))
         rows, placed = np.zeros((int(first[-1]), 2), dtype=np.int64), np.zeros(len(demands), dtype=np.bool_)
-        evolve = evolve_paper if self.name == "genetic-paper" else genetic.evolve
-        evolve(state, window, self._search_seed, rows, placed)
+        search = evolve_paper if self.name == "genetic-paper" else evolve
+        search(state, window, self._random, rows, placed)
         found: dict[Demand, list[Placement]] = {}
         for job, demand in enumerate(demands):
             if placed[job]:

@@ -30,6 +30,7 @@ cdef class GreedyRule:
     cdef RackDraw no_power
     cdef long long[:, ::1] placements
 
+    cpdef void make_room(self, long long instances) except *
     cpdef tuple place(self, FreeArrays free, EncodedDemand demand, long long demand_id)
 
 cpdef tuple build_placement(EncodedDemand demand, long long[:, ::1] rows, long long first)
@@ -39,12 +40,11 @@ cdef bint _is_worth_best_fit(FreeArrays free, Need need, DemandHistory history) 
 cdef long long _best_fit(FreeArrays free, Need need, long long last) noexcept nogil
 cdef long long _worst_fit(FreeArrays free, Need need) noexcept nogil
 cdef long long _tetris(FreeArrays free, Need need) noexcept nogil
-@cython.locals(alignment=cython.double)
 cdef double _alignment(FreeArrays free, long long node, Need need) noexcept nogil
 cdef long long _free_metric(FreeArrays free, long long node, Need need, bint tightest) noexcept nogil
 @cython.locals(word=cython.ulonglong)
 cdef double _hash(long long draw, long long node) noexcept nogil
-@cython.locals(pending=cython.ulonglong, score=cython.double)
+@cython.locals(pending=cython.ulonglong)
 cdef long long _lowest_score(long long rule, FreeArrays free, Need need, long long draw) noexcept nogil
 cdef long long _round_robin(GreedyRule rule, FreeArrays free, Need need) noexcept nogil
 @cython.locals(shared=cython.bint)
@@ -54,7 +54,7 @@ cdef long long _choose_node(
 cdef long long _choose_gpus(
     GreedyRule rule, long long number, FreeArrays free, long long node, Need need, long long demand_id
 ) noexcept nogil
-cdef bint _place_instances(GreedyRule rule, FreeArrays free, Need need, long long demand_id) noexcept nogil
+cdef bint place_instances(GreedyRule rule, FreeArrays free, Need need, long long demand_id) noexcept nogil
 cdef long long _fill_node(
     GreedyRule rule, FreeArrays free, long long node, Need need, long long instance
 ) noexcept nogil

@@ -84,14 +84,18 @@ class GreedyRule:
     def __reduce__(self) -> tuple[object, ...]:
         return GreedyRule, (self.number, self.seed, self.history, self.cache, self.cursor, self.draws)
 
+    def make_room(self, instances: int) -> None:
+        """Make room for the placement of so many instances."""
+        if instances > self.placements.shape[0]:
+            self.placements = view(np.zeros((instances, 2), dtype=np.int64))
+
     def place(self, free: FreeArrays, demand: EncodedDemand, demand_id: int) -> Placement | None:
         """Take a placement for all instances; None, with nothing taken, if they do not fit.
 
         `demand_id` identifies the demand in the score cache.
         """
-        if demand.need.instances > self.placements.shape[0]:
-            self.placements = view(np.zeros((demand.need.instances, 2), dtype=np.int64))
-        if not _place_instances(self, free, demand.need, demand_id):
+        self.make_room(demand.need.instances)
+        if not place_instances(self, free, demand.need, demand_id):
             return None
         return build_placement(demand, self.placements, 0)
 
@@ -297,7 +301,7 @@ def _choose_gpus(rule: GreedyRule, number: int, free: FreeArrays, node: int, nee
     return pick_gpus(free, node, need, which)
 
 
-def _place_instances(rule: GreedyRule, free: FreeArrays, need: Need, demand_id: int) -> bool:
+def place_instances(rule: GreedyRule, free: FreeArrays, need: Need, demand_id: int) -> bool:
     """Take resources for all instances and write them to `rule.placements`; if they do not all fit, take nothing."""
     number, totals = rule.number, free.nodes.shape[0] - 1
     if free.nodes[totals, MILLI_FREE] < need.instances * need.gpus * need.milli:

@@ -9,16 +9,8 @@ import numpy as np
 
 from refold.errors import BadValue
 from refold.model import Seconds
-from refold.predict.kernels import (
-    BINS,
-    BINS_PER_DOUBLING,
-    FIRST_EDGE,
-    Floats,
-    mean_between,
-    service_per_completion,
-    survival_at,
-    time_exceeded_with,
-)
+from refold.predict.layout import BINS, BINS_PER_DOUBLING, FIRST_EDGE, Floats
+from refold.predict.survival import mean_between, service_per_completion, survival_at, time_exceeded_with
 
 
 def bin_edges() -> Floats:
@@ -28,7 +20,7 @@ def bin_edges() -> Floats:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DurationDistribution:
-    """Distribution of a duration in seconds: `survival` is the probability to exceed each bin edge of `kernels`.
+    """Distribution of a duration in seconds: `survival` is the probability to exceed each bin edge of `layout`.
 
     Inside a bin the logarithm of the time is uniform. The duration is known to exceed `floor`, and is cut off at
     `ceiling`.

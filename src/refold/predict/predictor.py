@@ -9,39 +9,49 @@ the duration as the coded symbol.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
-import numpy.typing as npt
 
 from refold.errors import BadValue
 from refold.model import Job, Seconds
-from refold.predict import kernels
+from refold.predict.contexts import JobContexts, contexts_of, count_arrival, count_departure, empty_tables
 from refold.predict.distribution import DurationDistribution
-from refold.predict.kernels import (
+from refold.predict.layout import (
     BINS,
+    BINS_PER_DOUBLING,
     CALIBRATION_BINS,
     CALIBRATION_PRIOR,
     EXPERIENCE_BUCKETS,
+    FIRST_EDGE,
+    HEIGHTS,
     INPUTS,
     LEVELS,
-    LIMIT_HINT,
     LIMITED,
-    MODEL_HINT,
     MODELLED,
     RATES,
-    TABLE_ROWS,
+    RATIO_ONE_BIN,
     TIME_CONTEXTS,
     VARIANTS,
-    ContextTables,
     Floats,
-    Hashes,
-    MixingWeights,
+    Halves,
     Singles,
 )
+from refold.predict.mixing import (
+    MixingWeights,
+    log_odds_tree,
+    predict_inputs,
+    predict_survival,
+    service_of,
+    update_contexts,
+    update_weights,
+    variant_of,
+)
+from refold.predict.survival import bin_of, condition_on_progress, log_normal_bins
 
 PRIOR = (600.0, 2.5, 0.05)
 """Prior of durations: median in seconds, standard deviation in log time, and weight of a uniform part."""
@@ -59,15 +69,14 @@ MAX_CACHED_JOB_KINDS = 1 << 16
 
 
 class _Submitted(NamedTuple):
-    """What was known of a job when it was submitted: its context keys, their inputs, and the prediction.
+    """What was known of a job when it was submitted: its contexts, their inputs, and the prediction.
 
-    `contexts`: the keys and hints as one value; jobs that were submitted together often have the same.
+    `kind`: the contexts as one value; jobs that were submitted together often have the same.
     """
 
-    contexts: bytes
-    keys: Hashes
-    hints: Floats
-    inputs: npt.NDArray[np.float16]
+    kind: bytes
+    contexts: JobContexts
+    inputs: Halves
     experience: int
     prediction: DurationDistribution
 
@@ -85,7 +94,7 @@ class Predictor:
         self._weights = initial_weights()
         self._tick = 0
         self._unfinished: dict[str, _Submitted] = {}
-        self._static_hashes: dict[tuple[object, ...], Hashes] = {}
+        self._static_hashes: dict[tuple[object, ...], array[int]] = {}
         self._expected: dict[tuple[object, ...], DurationDistribution] = {}
         """Expectations by kind of job, if recorded by its contexts then, until something is learned: equal jobs have
         equal ones. Those of jobs that are not recorded depend on the time."""
@@ -99,14 +108,14 @@ class Predictor:
         self._unfinished[job.id] = record
         self._expected.clear()
         self._tick += 1
-        kernels.count_arrival(record.keys, now, self._tables, self._tick)
+        count_arrival(record.contexts, now, self._tables, self._tick)
 
     def expect(self, job: Job, now: Seconds) -> DurationDistribution:
         """Return the run-time distribution of a job that has not started."""
         kind: tuple[object, ...]
         record = self._unfinished.get(job.id)
         if record is not None:
-            kind = (record.contexts, job.time_limit)
+            kind = (record.kind, job.time_limit)
         else:
             if self._expected_at != now:
                 self._expected.clear()
@@ -118,10 +127,7 @@ class Predictor:
         return found
 
     def _expect(self, job: Job, now: Seconds) -> DurationDistribution:
-        keys, hints = self._context_keys(job, now)
-        survival = kernels.predict_survival(
-            keys, hints, _variant(hints), self._tables, prior(), ratio_priors(), self._weights
-        )
+        survival = predict_survival(self._weights, self._tables, self._contexts(job, now))
         return DurationDistribution(survival, 0.0, math.inf if job.time_limit is None else job.time_limit)
 
     def expect_running(
@@ -135,7 +141,7 @@ class Predictor:
         if share_done and elapsed > 0.0:
             # Extrapolated progress becomes more certain the more work is done.
             width = max(0.05, 0.3 * (1.0 - share_done))
-            survival = kernels.condition_on_progress(distribution.survival, elapsed / share_done, width)
+            survival = condition_on_progress(distribution.survival, elapsed / share_done, width)
             distribution = DurationDistribution(survival, 0.0, distribution.ceiling)
         return distribution.beyond(elapsed)
 
@@ -147,14 +153,9 @@ class Predictor:
         """Return `service_per_completion` of recorded jobs, given their run times so far: many in one call."""
         if not jobs:
             return np.empty(0)
-        records = [self._unfinished[job.id] for job in jobs]
-        recorded = kernels.RecordedJobs(
-            np.array([record.keys for record in records]),
-            np.array([record.hints for record in records]),
-            elapsed,
-            np.array([math.inf if job.time_limit is None else job.time_limit for job in jobs]),
-        )
-        return kernels.service_of(recorded, min_service, self._tables, prior(), ratio_priors(), self._weights)
+        contexts = [self._unfinished[job.id].contexts for job in jobs]
+        limits = np.array([math.inf if job.time_limit is None else job.time_limit for job in jobs])
+        return service_of(self._weights, self._tables, contexts, elapsed, limits, min_service)
 
     def finished(self, job: Job, seconds: Seconds, now: Seconds) -> None:
         """Learn from a job that has finished after `seconds`."""
@@ -163,48 +164,25 @@ class Predictor:
         if record is None:
             record = self._record(job, now)
         else:
-            kernels.count_departure(record.keys, self._tables)
+            count_departure(record.contexts, self._tables)
         predicted_survival = min(max(1.0 - record.prediction.probability(seconds), 0.0), 1.0)
         self._expected.clear()
-        variant = _variant(record.hints)
-        kernels.update_weights(
-            record.inputs.astype(np.float32), variant, record.experience, predicted_survival, seconds, self._weights
-        )
+        path = (BINS + bin_of(seconds)) >> HEIGHTS
+        inputs, variant = record.inputs.take(path, axis=1).astype(np.float32), variant_of(record.contexts)
+        update_weights(self._weights, inputs, variant, record.experience, predicted_survival, seconds)
         self._tick += 1
-        kernels.update_contexts(record.keys, seconds, record.hints, now, self._tables, self._tick)
+        update_contexts(record.contexts, seconds, now, self._tables, self._tick)
 
     def forget(self, job_id: str) -> None:
         """Drop a job that will not finish, without learning from it."""
         record = self._unfinished.pop(job_id, None)
         if record is not None:
             self._expected.clear()
-            kernels.count_departure(record.keys, self._tables)
+            count_departure(record.contexts, self._tables)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a copy, without the unused rows of the context tables: mostly nearly all of them."""
-        tables = self._tables
-        used = np.flatnonzero(tables.hashes)
-        rows = np.append(used, TABLE_ROWS)
-        used_rows = ContextTables(
-            tables.hashes[used],
-            tables.last_used[used],
-            tables.log_odds[rows],
-            tables.examples[rows],
-            tables.recent[rows],
-        )
-        return {**self.__dict__, "_tables": (used, used_rows), "_expected": {}}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        used, stored = state["_tables"]
-        rows = np.append(used, TABLE_ROWS)
-        tables = empty_tables()
-        tables.hashes[used], tables.last_used[used] = stored.hashes, stored.last_used
-        tables.log_odds[rows], tables.examples[rows], tables.recent[rows] = (
-            stored.log_odds,
-            stored.examples,
-            stored.recent,
-        )
-        self.__dict__.update(state, _tables=tables)
+        """Return the state for a copy, without what can be predicted again."""
+        return {**self.__dict__, "_expected": {}}
 
     @property
     def unfinished(self) -> int:
@@ -212,24 +190,23 @@ class Predictor:
         return len(self._unfinished)
 
     def _record(self, job: Job, now: Seconds) -> _Submitted:
-        keys, hints = self._context_keys(job, now)
-        inputs, experience = kernels.collect_inputs(keys, hints, self._tables, prior(), ratio_priors())
-        prediction = DurationDistribution(kernels.mix_survival(inputs, _variant(hints), experience, self._weights))
-        contexts = keys.tobytes() + hints.tobytes()
-        return _Submitted(contexts, keys, hints, inputs.astype(np.float16), experience, prediction)
+        contexts = self._contexts(job, now)
+        inputs, experience, survival = predict_inputs(self._weights, self._tables, contexts)
+        kind = b"".join(part.tobytes() for part in contexts.arrays)
+        return _Submitted(kind, contexts, inputs, experience, DurationDistribution(survival))
 
-    def _context_keys(self, job: Job, now: Seconds) -> tuple[Hashes, Floats]:
-        """Return the context keys and duration hints of a job, as of its submission."""
+    def _contexts(self, job: Job, now: Seconds) -> JobContexts:
+        """Return the contexts of a job, as of its submission."""
         if not math.isfinite(now):
             raise BadValue(f"job {job.id!r}: time of prediction is {now}, expected a finite number")
         record = self._unfinished.get(job.id)
         if record is not None:
-            return record.keys, record.hints
+            return record.contexts
         modelled_seconds = self._modelled_seconds(job) if self._modelled_seconds else None
         hints = np.array([0.0, hint_seconds(job.time_limit), hint_seconds(modelled_seconds)])
-        return kernels.context_keys(self._static_hashes_of(job), now, hints, self._tables), hints
+        return contexts_of(self._static_hashes_of(job), now, hints, self._tables)
 
-    def _static_hashes_of(self, job: Job) -> Hashes:
+    def _static_hashes_of(self, job: Job) -> array[int]:
         """Return the hashes of the static contexts; cached, since there are few kinds of jobs."""
         kind = job_kind(job)
         static = self._static_hashes.get(kind)
@@ -245,13 +222,13 @@ def job_kind(job: Job) -> tuple[object, ...]:
     return job.tenant, job.user, job.group, job.workload, job.demand, job.job_class, job.steps, job.batch
 
 
-def hash_fields(job: Job) -> Hashes:
-    """Hash the fields of a job from coarse to fine, in the order of `kernels`; equal on all machines and processes."""
+def hash_fields(job: Job) -> array[int]:
+    """Hash the fields of a job from coarse to fine, in the order of `layout`; equal on all machines and processes."""
     demand, owner = repr(job.demand), f"{job.tenant}\0{job.user}"
     kind = f"{owner}\0{job.group}\0{job.workload}"
     full = f"{kind}\0{demand}\0{job.job_class}\0{job.steps}\0{job.batch}"
     texts = ("", str(job.demand.total_gpu_milli), demand, owner, f"{owner}\0{demand}", kind, full)
-    return np.array([crc32(text.encode()) for text in texts] + _hash_borrowed(job), np.uint64)
+    return array("Q", [crc32(text.encode()) for text in texts] + _hash_borrowed(job))
 
 
 def _hash_borrowed(job: Job) -> list[int]:
@@ -260,34 +237,12 @@ def _hash_borrowed(job: Job) -> list[int]:
     return [crc32(text.encode()) if text and job.user else 0 for text in (job.tenant, name)]
 
 
-def empty_tables() -> ContextTables:
-    """Return tables without contexts."""
-    recent = np.empty((TABLE_ROWS + 1, kernels.RECENT_COLUMNS))
-    recent[TABLE_ROWS] = (-1.0, -1.0, -1.0, -math.inf, -math.inf, 0.0)
-    return ContextTables(
-        np.zeros(TABLE_ROWS, np.uint64),
-        np.zeros(TABLE_ROWS, np.int64),
-        np.zeros((TABLE_ROWS + 1, RATES, BINS), np.float32),
-        np.zeros((TABLE_ROWS + 1, BINS), np.float32),
-        recent,
-    )
-
-
-# The priors are computed at first use: creating a policy must not compile anything.
-
-
 @cache
-def prior() -> Singles:
-    """Return the prior of a job about which nothing is known."""
-    return kernels.log_odds_tree(kernels.log_normal_bins(*PRIOR))
-
-
-@cache
-def ratio_priors() -> Singles:
-    """Return the prior of each hint: a log-normal curve around a fraction of the hint."""
-    ratio_one = kernels.FIRST_EDGE * 2.0 ** (kernels.RATIO_ONE_BIN / kernels.BINS_PER_DOUBLING)
-    priors = [kernels.log_normal_bins(share * ratio_one, width, uniform) for share, width, uniform in RATIO_PRIORS]
-    return np.array([kernels.log_odds_tree(masses) for masses in priors])
+def priors() -> Singles:
+    """Return the priors: of a job about which nothing is known, and of each hint, around a fraction of the hint."""
+    ratio_one = FIRST_EDGE * 2.0 ** (RATIO_ONE_BIN / BINS_PER_DOUBLING)
+    curves = [PRIOR, *((share * ratio_one, width, uniform) for share, width, uniform in RATIO_PRIORS)]
+    return np.array([log_odds_tree(log_normal_bins(*curve)) for curve in curves])
 
 
 def initial_weights() -> MixingWeights:
@@ -303,12 +258,8 @@ def initial_weights() -> MixingWeights:
         np.repeat(weights[:, :, None], BINS, axis=2),
         np.tile(weights[:, None, None, :], (1, EXPERIENCE_BUCKETS, LEVELS, 1)),
         np.full(CALIBRATION_BINS, CALIBRATION_PRIOR / CALIBRATION_BINS),
+        priors(),
     )
-
-
-def _variant(hints: Floats) -> int:
-    """Return the variant of mixing weights for a job."""
-    return LIMITED * bool(hints[LIMIT_HINT]) + MODELLED * bool(hints[MODEL_HINT])
 
 
 def hint_seconds(seconds: Seconds | None) -> Seconds:

@@ -5,11 +5,11 @@ from .choice import (
     find_replay as find_replay,
 )
 from .columns import (
-    ReplayedRuns as ReplayedRuns,
     ReplayResult as ReplayResult,
     TaskColumns as TaskColumns,
     task_columns as task_columns,
 )
 from .easy import replay_easy as replay_easy
-from .fifo import FifoNotes as FifoNotes, replay_fifo as replay_fifo
-from .journal import fifo_entries as fifo_entries
+from .fifo import replay_fifo as replay_fifo
+from .journal import journal_entries as journal_entries
+from .loop import JournalNotes as JournalNotes

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
-from refold.core import Entry, Journal
+from refold.core import Journal
 from refold.model import Cluster, Job
 from refold.packing import GENETIC, RULES, FreeResources
-from refold.replays.columns import ReplayResult, task_columns
-from refold.replays.easy import PLACEMENTS, BackfillOrder, EasyNotes, replay_easy
-from refold.replays.fifo import FifoNotes, FifoOrder, replay_fifo
-from refold.replays.journal import easy_entries, fifo_entries
+from refold.replays.columns import ReplayResult, TaskColumns, task_columns
+from refold.replays.easy import PLACEMENTS, replay_easy
+from refold.replays.fifo import FifoOrder, replay_fifo
+from refold.replays.journal import journal_entries
+from refold.replays.loop import JournalNotes
 from refold.simulator import NO_COSTS, Costs, Fault, NeverEnds, RecordedSpeeds, SpeedModel, check_jobs
-
-MIN_JOBS = 2_000
-"""With fewer jobs the general simulator takes a second at most, which is less than compiling a replay."""
 
 KNOWN_EASY_SETTINGS = {"durations": "known", "start_estimates": False}
 """The settings of `easy` that its replay with known run times requires."""
@@ -40,111 +39,71 @@ class Experiment(NamedTuple):
     conditions: Conditions = Conditions()
 
 
-class Replay(Protocol):
+class Loop(Protocol):
+    """`replay_fifo` or `replay_easy`, with the settings of a policy."""
+
+    def __call__(self, tasks: TaskColumns, cluster: Cluster, *, notes: JournalNotes | None) -> ReplayResult: ...
+
+
+class Replay(NamedTuple):
     """A compiled replay that gives the same result as `simulate`, and can write the same journal."""
 
-    def run(self) -> ReplayResult:
-        """Simulate all jobs to completion."""
-        ...
+    jobs: Sequence[Job]
+    cluster: Cluster
+    loop: Loop
 
-    def run_with_journal(self, journal: Journal) -> ReplayResult:
+    def run(self, journal: Journal | None = None) -> ReplayResult:
         """Simulate all jobs to completion, and write the journal."""
-        ...
+        notes = None if journal is None else JournalNotes(len(self.jobs))
+        replayed = self.loop(task_columns(self.jobs), self.cluster, notes=notes)
+        if journal is not None and notes is not None:
+            for entry in journal_entries(self.jobs, replayed, notes, len(self.cluster.nodes)):
+                journal.write(entry)
+        return replayed
 
 
-def find_replay(experiment: Experiment, min_jobs: int = MIN_JOBS) -> Replay | None:
+def find_replay(experiment: Experiment) -> Replay | None:
     """Return the compiled replay of an experiment that gives the same result as `simulate`; None: there is none.
 
     A replay supports jobs that run as requested and to completion, without node faults, costs and priorities.
-    `min_jobs`: the number from which it pays.
     """
     check_jobs(experiment.jobs)
-    make = _REPLAYS.get(experiment.policy)
-    if make is None or len(experiment.jobs) < min_jobs or not _runs_as_recorded(experiment):
-        return None
-    return make(experiment)
+    find_loop = _LOOPS.get(experiment.policy)
+    loop = find_loop(experiment) if find_loop is not None and _runs_as_recorded(experiment) else None
+    return None if loop is None else Replay(experiment.jobs, experiment.cluster, loop)
 
 
-def find_journaled_replay(experiment: Experiment, min_jobs: int = MIN_JOBS) -> Replay | None:
+def find_journaled_replay(experiment: Experiment) -> Replay | None:
     """Return the compiled replay of an experiment if its journal is that of `simulate`, too; None: there is none."""
-    replay = find_replay(experiment, min_jobs)
     free = FreeResources(experiment.cluster)
     is_feasible = all(free.fits_when_empty(demand) for demand in {job.demand for job in experiment.jobs})
-    return replay if is_feasible else None
+    return find_replay(experiment) if is_feasible else None
 
 
-# --- fifo, fifo-skip ------------------------------------------------------------------------------------------
-
-
-class _FifoReplay(NamedTuple):
-    jobs: Sequence[Job]
-    cluster: Cluster
-    order: FifoOrder
-    placement: str
-    seed: int
-
-    def run(self) -> ReplayResult:
-        return self._replay()
-
-    def run_with_journal(self, journal: Journal) -> ReplayResult:
-        notes = FifoNotes.allocate(len(self.jobs))
-        replayed = self._replay(notes)
-        _write(journal, fifo_entries(self.jobs, replayed, notes, len(self.cluster.nodes)))
-        return replayed
-
-    def _replay(self, notes: FifoNotes | None = None) -> ReplayResult:
-        return replay_fifo(task_columns(self.jobs), self.cluster, self.placement, self.order, self.seed, notes)
-
-
-def _fifo_replay(experiment: Experiment) -> _FifoReplay | None:
+def _fifo_loop(experiment: Experiment) -> Loop | None:
     own, placement, seed = _settings(experiment)
     if own or placement not in RULES or placement in GENETIC:
         return None
-    return _FifoReplay(experiment.jobs, experiment.cluster, cast(FifoOrder, experiment.policy), placement, seed)
+    return partial(replay_fifo, placement=placement, order=cast(FifoOrder, experiment.policy), seed=seed)
 
 
-# --- easy with known run times --------------------------------------------------------------------------------
-
-
-class _EasyReplay(NamedTuple):
-    jobs: Sequence[Job]
-    cluster: Cluster
-    backfill_order: BackfillOrder
-    placement: str
-
-    def run(self) -> ReplayResult:
-        return self._replay()
-
-    def run_with_journal(self, journal: Journal) -> ReplayResult:
-        notes = EasyNotes.allocate(len(self.jobs))
-        replayed = self._replay(notes)
-        _write(journal, easy_entries(self.jobs, replayed, notes, len(self.cluster.nodes)))
-        return replayed
-
-    def _replay(self, notes: EasyNotes | None = None) -> ReplayResult:
-        return replay_easy(task_columns(self.jobs), self.cluster, self.placement, self.backfill_order, notes)
-
-
-def _easy_replay(experiment: Experiment) -> _EasyReplay | None:
+def _easy_loop(experiment: Experiment) -> Loop | None:
     own, placement, _ = _settings(experiment)
-    jobs, cluster = experiment.jobs, experiment.cluster
+    jobs = experiment.jobs
     without_effect = {"duration_quantile", "confidence", "preempt", "backfill_order", "knowledge"}
     if {name: own[name] for name in own.keys() - without_effect} != KNOWN_EASY_SETTINGS:
         return None
-    has_equal_speeds = set(RecordedSpeeds(cluster).speed_of_node.tolist()) == {1.0}
+    has_equal_speeds = set(RecordedSpeeds(experiment.cluster).speed_of_node.tolist()) == {1.0}
     is_from_zero_on = not jobs or jobs[0].submitted >= 0  # as the bounds of times in the replay
     if placement not in PLACEMENTS or not has_equal_speeds or not is_from_zero_on:
         return None
-    return _EasyReplay(jobs, cluster, own.get("backfill_order", "shortest"), placement)
+    return partial(replay_easy, placement=placement, backfill_order=own.get("backfill_order", "shortest"))
 
 
-# --- what replays support -------------------------------------------------------------------------------------
-
-
-_REPLAYS: dict[str, Callable[[Experiment], Replay | None]] = {
-    "fifo": _fifo_replay,
-    "fifo-skip": _fifo_replay,
-    "easy": _easy_replay,
+_LOOPS: dict[str, Callable[[Experiment], Loop | None]] = {
+    "fifo": _fifo_loop,
+    "fifo-skip": _fifo_loop,
+    "easy": _easy_loop,
 }
 
 
@@ -166,8 +125,3 @@ def _runs_as_recorded(experiment: Experiment) -> bool:
     if any(tenant.limit_gpus for tenant in cluster.tenants):
         return False
     return all(job.work is not None and not job.reshapable for job in experiment.jobs)
-
-
-def _write(journal: Journal, entries: Iterable[Entry]) -> None:
-    for entry in entries:
-        journal.write(entry)

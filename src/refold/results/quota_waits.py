@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refold.jit import compiled
 from refold.journal import History
 from refold.model import WHOLE, Allocation, Milli, Seconds
 from refold.packing import Bools, Floats, Ints
 from refold.results.quota_admission import JobKinds, rows
+
+_UNSUITABLE = 1 << 60
 
 
 class WaitingTime(NamedTuple):
@@ -196,7 +197,6 @@ class _AvailableGpus:
         self._type_matches = [
             np.array([not types or node.gpu_type in types for node in cluster.nodes]) for _, types in row_of
         ]
-        self._assigned = np.empty((cluster.gpus, 2), dtype=np.int64)
 
     def apply(self, change: _Change) -> None:
         """Update the available GPUs."""
@@ -254,12 +254,19 @@ class _AvailableGpus:
         """Assign the available GPUs to waiting jobs in order of submission; return the nodes of each job that fits."""
         if not waiting:
             return {}
-        free = [self._free_gpus(kind, self._entitled) for kind in range(len(self._request_kinds))]
-        requests = self._requests[self._kinds.demand[waiting]]
-        count = _assign(requests, np.array(free), self._assigned)
-        nodes_by_job: dict[int, list[int]] = defaultdict(list)
-        for number, node in self._assigned[:count].tolist():
-            nodes_by_job[waiting[number]].append(node)
+        free = np.array([self._free_gpus(kind, self._entitled) for kind in range(len(self._request_kinds))])
+        requests, do_not_fit, nodes_by_job = self._requests.tolist(), set[int](), dict[int, list[int]]()
+        for job, demand in zip(waiting, self._kinds.demand[waiting].tolist(), strict=True):
+            if demand in do_not_fit:
+                continue
+            instances, gpus, kind = requests[demand]
+            taken = _best_fit(free[kind], instances, gpus)
+            if not taken:
+                do_not_fit.add(demand)
+                continue
+            nodes_by_job[job] = list(taken)
+            for node, gpus_taken in taken.items():
+                free[:, node] -= gpus_taken
         return nodes_by_job
 
     def _free_gpus(self, kind: int, held: Ints) -> Ints:
@@ -283,7 +290,6 @@ class _AvailableGpus:
 
     def explain(self, job: int, nodes: list[int]) -> str:
         """Return what a job needs and which GPUs of these nodes it could get."""
-        nodes = list(dict.fromkeys(nodes))
         held, entitled, unguaranteed = (float(milli[nodes].sum()) / WHOLE for milli in self._node_milli.values())
         free = float(self._gpus_up[nodes].sum()) - held
         counts = {
@@ -296,37 +302,23 @@ class _AvailableGpus:
         return f"needs {format_gpus(self._kinds.minimum(job).total_gpus)}; on {names}: {available}"
 
 
+def _best_fit(free: Ints, instances: int, gpus: int) -> dict[int, int]:
+    """Place instances with so many GPUs each on the nodes with the fewest free GPUs that suffice.
+
+    Return the nodes, with the GPUs taken of each; none if not all instances fit.
+    """
+    taken: dict[int, int] = {}
+    unused = np.where(free >= gpus, free, _UNSUITABLE)
+    while instances:
+        node = int(unused.argmin())
+        if unused[node] == _UNSUITABLE:
+            return {}
+        placed = min(instances, int(free[node]) // gpus)
+        taken[node], unused[node] = placed * gpus, _UNSUITABLE
+        instances -= placed
+    return taken
+
+
 def format_gpus(count: float) -> str:
     """Format '0.5 GPU', '1 GPU' or '8 GPUs'."""
     return f"{count:g} GPU{'' if 0 < count <= 1 else 's'}"
-
-
-@compiled
-def _assign(requests: Ints, free: Ints, assigned: Ints) -> int:
-    """Assign GPUs to requests, all or nothing; write pairs of request and node to `assigned`, return their number.
-
-    `requests` has the instances of each, the GPUs per instance, and the row of `free`, which has the available GPUs of
-    each node for this kind of request. An instance is placed on the node with the fewest GPUs left (best fit).
-    """
-    count = 0
-    taken = np.zeros(free.shape[1], dtype=np.int64)
-    for number in range(requests.shape[0]):
-        instances, gpus, row = requests[number]
-        missing, begin = instances, count
-        while missing > 0:
-            fullest = -1
-            for node in range(free.shape[1]):
-                remaining = free[row, node] - taken[node]
-                if remaining >= gpus and (fullest < 0 or remaining < free[row, fullest] - taken[fullest]):
-                    fullest = node
-            if fullest < 0:
-                break
-            taken[fullest] += gpus
-            assigned[count, 0], assigned[count, 1] = number, fullest
-            count += 1
-            missing -= 1
-        if missing > 0:
-            for index in range(begin, count):
-                taken[assigned[index, 1]] -= gpus
-            count = begin
-    return count

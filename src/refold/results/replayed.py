@@ -10,60 +10,50 @@ import numpy as np
 from refold.journal import Ending, History, JobColumns, Outcome, RunColumns, StartEstimateColumns
 from refold.model import Allocation, Cluster, Job
 from refold.packing import Floats, Ints
-from refold.replays import ReplayedRuns, ReplayResult
+from refold.replays import ReplayResult
 
 
 def replayed_history(jobs: Sequence[Job], cluster: Cluster, replayed: ReplayResult) -> History:
     """Return the history of a replay of these jobs, which are sorted by submission."""
-    runs = replayed.runs()
+    tasks = replayed.tasks
     tenants = tuple(sorted({job.tenant for job in jobs}))
     code = {tenant: index for index, tenant in enumerate(tenants)}
-    gpus_of_demand = np.array([demand.total_gpus for demand in runs.tasks.demands], dtype=np.float64)
-    gpus: Floats = gpus_of_demand[runs.tasks.demand_of] if len(jobs) else np.zeros(0)
-    first, last = runs.number == 1, np.isnan(runs.stop_ordered)
+    gpus_of_demand = np.array([demand.total_gpus for demand in tasks.demands], dtype=np.float64)
+    gpus: Floats = gpus_of_demand[tasks.demand_of] if len(jobs) else np.zeros(0)
     columns = JobColumns(
         jobs,
-        submitted=runs.tasks.submitted,
-        work=runs.tasks.work,
+        submitted=tasks.submitted,
+        work=tasks.work,
         gpus=gpus,
         tenant=np.fromiter((code[job.tenant] for job in jobs), np.int64, len(jobs)),
-        first_start=_per_job(len(jobs), runs.task[first], runs.start[first]),
-        ended=_per_job(len(jobs), runs.task[last], runs.end[last]),
-        outcome=_outcomes(len(jobs), runs.task),
+        first_start=replayed.started,
+        ended=replayed.ended,
+        outcome=np.where(np.isnan(replayed.started), int(Outcome.INFEASIBLE), int(Outcome.FINISHED)),
     )
+    runs = _run_columns(replayed, gpus)
     last_end = float(runs.end.max()) if len(runs.end) else 0.0
-    until = max(last_end, float(runs.tasks.submitted[-1])) if len(jobs) else 0.0
-    return History(cluster, columns, _run_columns(runs, gpus), tenants, (), until, _no_estimates())
+    until = max(last_end, float(tasks.submitted[-1])) if len(jobs) else 0.0
+    return History(cluster, columns, runs, tenants, (), until, _no_estimates())
 
 
-def _per_job(jobs: int, job: Ints, times: Floats) -> Floats:
-    column = np.full(jobs, np.nan)
-    column[job] = times
-    return column
-
-
-def _outcomes(jobs: int, started: Ints) -> Ints:
-    """Return the outcomes: jobs that fit the empty cluster have started and ended."""
-    column = np.full(jobs, int(Outcome.INFEASIBLE), dtype=np.int64)
-    column[started] = int(Outcome.FINISHED)
-    return column
-
-
-def _run_columns(runs: ReplayedRuns, gpus: Floats) -> RunColumns:
+def _run_columns(replayed: ReplayResult, gpus: Floats) -> RunColumns:
+    """Return the runs in the order of starts: one of each task that fits the empty cluster, to completion."""
+    task = replayed.start_order()
+    start, not_stopped = replayed.started[task], np.full(len(task), np.nan)
     return RunColumns(
-        _Allocations(runs, np.arange(len(runs.task))),
-        job=runs.task,
-        number=runs.number,
-        start=runs.start,
-        start_step=runs.start_step,
-        computing_since=runs.computing_since,
-        stop_ordered=runs.stop_ordered,
-        end=runs.end,
-        end_step=runs.end_step,
-        ending=np.where(np.isnan(runs.stop_ordered), int(Ending.FINISHED), int(Ending.STOPPED)),
-        saved_before=runs.saved_before,
-        saved=runs.saved,
-        gpus=gpus[runs.task],
+        _Allocations(replayed, task),
+        job=task,
+        number=np.ones(len(task), dtype=np.int64),
+        start=start,
+        start_step=replayed.start_step[task],
+        computing_since=start,
+        stop_ordered=not_stopped,
+        end=replayed.ended[task],
+        end_step=replayed.end_step[task],
+        ending=np.full(len(task), int(Ending.FINISHED)),
+        saved_before=np.zeros(len(task)),
+        saved=not_stopped,
+        gpus=gpus[task],
     )
 
 
@@ -75,11 +65,11 @@ def _no_estimates() -> StartEstimateColumns:
 class _Allocations(Sequence[Allocation]):
     """The allocations of runs, made when they are asked for: most measures need none of them."""
 
-    def __init__(self, replayed: ReplayedRuns, runs: Ints) -> None:
-        self._replayed, self._runs = replayed, runs
+    def __init__(self, replayed: ReplayResult, tasks: Ints) -> None:
+        self._replayed, self._tasks = replayed, tasks
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return len(self._tasks)
 
     @overload
     def __getitem__(self, at: int) -> Allocation: ...
@@ -89,5 +79,5 @@ class _Allocations(Sequence[Allocation]):
 
     def __getitem__(self, at: int | slice) -> Allocation | Sequence[Allocation]:
         if isinstance(at, slice):
-            return _Allocations(self._replayed, self._runs[at])
-        return Allocation(self._replayed.placement(int(self._runs[at])))
+            return _Allocations(self._replayed, self._tasks[at])
+        return Allocation(self._replayed.placement(int(self._tasks[at])))

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from refold.jit import compiled
 from refold.journal import TIME_TOLERANCE_SECONDS, History, Outcome
 from refold.model import Seconds
 from refold.packing import Floats, Ints
@@ -178,28 +177,22 @@ def count_overtaking(history: History) -> Floats:
     return np.where(infeasible, np.nan, counts)
 
 
-@compiled
 def _count_overtaking(submission: Ints, left_queue: Ints, started: Ints, times: int) -> Ints:
     """Return, for each job in order of submission, the number of later jobs with `started` < its `left_queue`.
 
-    A Fenwick tree stores the starts of all later jobs. Jobs submitted at the same time are not later than each other.
+    Jobs submitted at the same time are not later than each other. `started` is sorted bit by bit, from the highest. At
+    each bit, the later jobs with the same higher bits as `left_queue` are at `first` to `last`: where its bit is 1,
+    those of them with a 0 started before.
     """
-    jobs = len(submission)
-    tree = np.zeros(times + 1, dtype=np.int64)
-    counts = np.zeros(jobs, dtype=np.int64)
-    job = jobs - 1
-    while job >= 0:
-        same_time = job
-        while same_time >= 0 and submission[same_time] == submission[job]:
-            index = left_queue[same_time]  # sum over 0 … left_queue - 1
-            while index > 0:
-                counts[same_time] += tree[index]
-                index -= index & -index
-            same_time -= 1
-        while job > same_time:
-            index = started[job] + 1
-            while index <= times:
-                tree[index] += 1
-                index += index & -index
-            job -= 1
+    counts = np.zeros(len(submission), dtype=np.int64)
+    first, last = np.searchsorted(submission, submission, side="right"), np.full(len(submission), len(submission))
+    for bit in reversed(range(times.bit_length())):
+        is_set = started >> bit & 1 == 1
+        zeros = np.concatenate([[0], np.cumsum(~is_set)])
+        first_zero, last_zero = zeros[first], zeros[last]
+        follows = left_queue >> bit & 1 == 1
+        counts += np.where(follows, last_zero - first_zero, 0)
+        first = np.where(follows, zeros[-1] + first - first_zero, first_zero)
+        last = np.where(follows, zeros[-1] + last - last_zero, last_zero)
+        started = np.concatenate([started[~is_set], started[is_set]])
     return counts

@@ -1,63 +1,29 @@
 """The compiled forecast: when the jobs of a queue start, from the present state of a cluster, in several futures.
 
 For policies that start jobs in the order of a queue it does the same as the general simulator (property tests check
-this), in milliseconds instead of seconds: no policy is called and nothing is copied. Run times that are not known are
-infinite; a job that can start only after such a run has no start time.
+this), in milliseconds instead of seconds: no policy is called. Run times that are not known are infinite; a job that
+can start only after such a run has no start time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
-from typing import NamedTuple
 
+import cython
 import numpy as np
 
-from refold.jit import compiled
 from refold.model import Demand, Placement, Seconds
-from refold.packing import (
-    MILLI_FREE,
-    Bools,
-    Floats,
-    FreeArrays,
-    FreeResources,
-    Ints,
-    PlacementRule,
-    TaskHeap,
-    adjust_free,
-    change_rows,
-    mask_from_indices,
-    need_at,
-    place_demand,
-    pop_task,
-    push_task,
-)
+from refold.packing import MILLI_FREE, Floats, FreeResources, mask_from_indices, view
 from refold.policies import QueueOrder
+
+if not cython.compiled:
+    from refold.packing import FreeArrays, PlacedTasks, TaskHeap, adjust_free
 
 BACKFILL_DEPTH = 100
 """Number of jobs behind the first one that are considered when jobs may overtake it."""
 
-_FIFO, _SKIP, _EASY = range(3)
-_ORDERS: dict[QueueOrder, int] = {"fifo": _FIFO, "fifo-skip": _SKIP, "easy": _EASY, "least-work": _SKIP}
-_NODE, _MASK, _MILLI, _CPU, _MEMORY, _SHARE_COLUMNS = range(6)
-
-
-class _Runs(NamedTuple):
-    """Present runs: the shares that each holds, from row `first_share` on, and its end."""
-
-    shares: Ints
-    first_share: Ints
-    ends: Floats
-
-
-class _Queue(NamedTuple):
-    """Waiting jobs in order: demand, run time, and the rows of their placements."""
-
-    demand_of: Ints
-    durations: Floats
-    fits_empty: Bools
-    first_row: Ints
-    placements: Ints
+INFINITE = np.inf
+NODE, MASK, MILLI, CPU, MEMORY = range(5)  # columns of shares
 
 
 class QueueForecast:
@@ -65,138 +31,118 @@ class QueueForecast:
 
     def __init__(self, free: FreeResources, runs: Sequence[Placement], demands: Sequence[Demand]) -> None:
         """`free`: what the runs leave. `runs`: what each of them holds. `demands`: of the waiting jobs, in order."""
-        self._free = free
         shares = [
             (share.node, mask_from_indices(share.gpus), share.gpu_milli, share.cpu_milli, share.memory_mib)
             for placement in runs
             for share in placement
         ]
-        self._shares = np.array(shares, dtype=np.int64).reshape(-1, _SHARE_COLUMNS)
-        self._first_share = _offsets([len(placement) for placement in runs])
         numbers: dict[Demand, int] = {}
-        self._demand_of = np.array([numbers.setdefault(demand, len(numbers)) for demand in demands], dtype=np.int64)
-        self._rule = PlacementRule.allocate("best-fit", free, list(numbers))
-        self._fits_empty = np.array([free.fits_when_empty(demand) for demand in numbers], dtype=np.bool_)
-        self._first_row = _offsets([demand.instances for demand in demands])
+        demand_of = np.array([numbers.setdefault(demand, len(numbers)) for demand in demands], dtype=np.int64)
+        self.free, self.jobs = free, PlacedTasks(free, list(numbers), demand_of)
+        self.shares = view(np.array(shares, dtype=np.int64).reshape(-1, 5))
+        self.first_share = view(np.cumsum([0, *map(len, runs)], dtype=np.int64))
 
     def starts(self, order: QueueOrder, now: Seconds, ends: Floats, durations: Floats) -> Floats:
         """Return the start of each job (columns) in each future (rows); infinite where it is not known.
 
         `ends` are the ends of the runs and `durations` the run times of the jobs in each future, infinite if unknown.
         """
-        ends, durations = np.ascontiguousarray(ends), np.ascontiguousarray(durations)  # one signature to compile
-        starts = np.full(durations.shape, inf)
-        placements = np.zeros((int(self._first_row[-1]), 2), dtype=np.int64)
+        starts = np.full(durations.shape, np.inf)
         for future, started in enumerate(starts):
-            _forecast(
-                _ORDERS[order],
-                now,
-                self._free.copy().arrays,
-                _Runs(self._shares, self._first_share, ends[future]),
-                _Queue(self._demand_of, durations[future], self._fits_empty, self._first_row, placements),
-                self._rule,
-                started,
-            )
+            _Future(self, now, ends[future], durations[future], started).run(order != "fifo", order == "easy")
         return starts
 
 
-def _offsets(sizes: Sequence[int]) -> Ints:
-    return np.cumsum([0, *sizes], dtype=np.int64)
+class _Future:
+    """The queue in one future. Tasks are the runs, then the jobs of the queue.
 
+    `head`: the first job that waits. `reserved_start`: when the job `reserved` can start. `blocked_step`: the last step
+    in which a demand was found not to fit.
+    """
 
-@compiled
-def _forecast(
-    order: int, now: float, free: FreeArrays, runs: _Runs, queue: _Queue, rule: PlacementRule, started: Floats
-) -> None:
-    """Write the start of each job to `started`. Tasks are the runs, then the jobs of the queue."""
-    run_count, count = runs.ends.shape[0], queue.demand_of.shape[0]
-    times, tasks = np.empty(run_count + count), np.empty(run_count + count, dtype=np.int64)
-    ends = TaskHeap(times, tasks, np.zeros(1, dtype=np.int64))
-    for run in range(run_count):
-        if runs.ends[run] < np.inf:
-            push_task(ends, runs.ends[run], run)
-    blocked = np.zeros(rule.demands.shape[0], dtype=np.bool_)
-    head = queue.first_row[0]  # 0; functions are compiled once more for a literal
-    reserved_head, reserved = -1, np.inf
-    while True:
-        # 1. Start jobs in order. Those that do not fit the empty cluster are skipped.
-        while head < count:
-            demand = queue.demand_of[head]
-            if started[head] < np.inf or not queue.fits_empty[demand]:
-                head += 1
+    def __init__(self, queue: QueueForecast, now: Seconds, ends: Floats, durations: Floats, started: Floats) -> None:
+        self.queue, self.now = queue, now
+        self.free = self.queue.free.copy().arrays
+        self.durations, self.started = view(np.ascontiguousarray(durations)), view(started)
+        self.runs, self.count = len(ends), len(durations)
+        self.ends = TaskHeap(self.runs + self.count)
+        for run, end in enumerate(ends.tolist()):
+            if end < np.inf:
+                self.ends.push(end, run)
+        self.blocked_step = view(np.zeros(self.count, dtype=np.int64))
+        self.step, self.head, self.reserved, self.reserved_start = 1, 0, -1, INFINITE
+
+    def run(self, may_overtake: bool, reserves: bool) -> None:
+        """Write the start of each job. Others may overtake the first one, without a delay if it `reserves` a start."""
+        self._start_in_order()
+        while self.head < self.count:
+            if may_overtake:
+                self._start_others(reserves)
+            if self.ends.size == 0:
+                return
+            self.now = max(self.now, self.ends.first_time())
+            self._end_tasks(self.free, self.ends, self.now)
+            self.step += 1
+            self._start_in_order()
+
+    def _start_in_order(self) -> None:
+        """Start jobs in order while they fit. Those that do not fit the empty cluster are skipped."""
+        while self.head < self.count and (not self._waits(self.head) or self._start(self.head)):
+            self.head += 1
+
+    def _start_others(self, reserves: bool) -> None:
+        """Let others overtake the first job: any, or those that end before it can start."""
+        for job in range(self.head + 1, min(self.count, self.head + 1 + BACKFILL_DEPTH)):
+            demand = self.queue.jobs.demand_of[job]
+            if not self._waits(job) or self.blocked_step[demand] == self.step:
                 continue
-            if not place_demand(free, rule, demand, queue.placements, queue.first_row[head]):
-                blocked[demand] = True
-                break
-            _start(ends, now, run_count + head, queue.durations[head])
-            started[head] = now
-        if head == count:
-            return
+            need = self.queue.jobs.need(job)
+            if need.instances * need.gpus * need.milli > self.free.nodes[self.free.nodes.shape[0] - 1, MILLI_FREE]:
+                self.blocked_step[demand] = self.step
+                continue
+            if reserves and self.reserved != self.head:
+                self.reserved, self.reserved_start = self.head, self._earliest_start()
+            if not reserves or self.now + self.durations[job] <= self.reserved_start < INFINITE:
+                self._start(job)
 
-        # 2. Let others overtake the first job: any, or those that end before it can start.
-        if order != _FIFO:
-            for job in range(head + 1, min(count, head + 1 + BACKFILL_DEPTH)):
-                demand = queue.demand_of[job]
-                if started[job] < np.inf or blocked[demand] or not queue.fits_empty[demand]:
-                    continue
-                need = need_at(rule.demands, demand)
-                if need.instances * need.gpus * need.milli > free.nodes[-1, MILLI_FREE]:
-                    blocked[demand] = True
-                    continue
-                if order == _EASY and reserved_head != head:
-                    reserved = _earliest_start(free, runs, queue, rule, head, ends)
-                    reserved_head = head
-                if order == _EASY and not now + queue.durations[job] <= reserved < np.inf:
-                    continue
-                if place_demand(free, rule, demand, queue.placements, queue.first_row[job]):
-                    _start(ends, now, run_count + job, queue.durations[job])
-                    started[job] = now
-                else:
-                    blocked[demand] = True
+    def _waits(self, job: int) -> bool:
+        """Whether a job has not started and fits the empty cluster."""
+        return self.started[job] == INFINITE and self.queue.jobs.fits_empty[self.queue.jobs.demand_of[job]]
 
-        # 3. Continue at the next end.
-        if ends.size[0] == 0:
-            return
-        now = max(now, ends.times[0])
-        _end_tasks(ends, now, free, runs, queue, rule)
-        blocked[:] = False
+    def _start(self, job: int) -> bool:
+        """Start a job if it fits."""
+        if not self.queue.jobs.place(self.free, job):
+            self.blocked_step[self.queue.jobs.demand_of[job]] = self.step
+            return False
+        self.started[job] = self.now
+        if self.durations[job] < INFINITE:
+            self.ends.push(self.now + self.durations[job], self.runs + job)
+        return True
 
+    def _end_tasks(self, free: FreeArrays, ends: TaskHeap, now: float) -> None:
+        """Release the resources of the tasks that have ended by now."""
+        while ends.size > 0 and ends.first_time() <= now:
+            task = ends.pop()
+            if task >= self.runs:
+                self.queue.jobs.release(free, task - self.runs)
+                continue
+            for row in range(self.queue.first_share[task], self.queue.first_share[task + 1]):
+                adjust_free(
+                    free,
+                    self.queue.shares[row, NODE],
+                    self.queue.shares[row, MASK],
+                    self.queue.shares[row, MILLI],
+                    self.queue.shares[row, CPU],
+                    self.queue.shares[row, MEMORY],
+                )
 
-@compiled
-def _start(ends: TaskHeap, now: float, task: int, duration: float) -> None:
-    """Push the end of a task, if it is known."""
-    if duration < np.inf:
-        push_task(ends, now + duration, task)
-
-
-@compiled
-def _end_tasks(ends: TaskHeap, now: float, free: FreeArrays, runs: _Runs, queue: _Queue, rule: PlacementRule) -> None:
-    """Release the resources of the tasks that have ended by now."""
-    nodes, gpus, bits = free
-    while ends.size[0] > 0 and ends.times[0] <= now:
-        task = pop_task(ends)
-        if task < runs.ends.shape[0]:
-            for row in range(runs.first_share[task], runs.first_share[task + 1]):
-                share = runs.shares[row]
-                adjust_free(nodes, gpus, bits, share[_NODE], share[_MASK], share[_MILLI], share[_CPU], share[_MEMORY])
-        else:
-            job = task - runs.ends.shape[0]
-            need = need_at(rule.demands, queue.demand_of[job])
-            change_rows(free, need, queue.placements, queue.first_row[job], 1)
-
-
-@compiled
-def _earliest_start(
-    free: FreeArrays, runs: _Runs, queue: _Queue, rule: PlacementRule, job: int, ends: TaskHeap
-) -> float:
-    """Return when a job fits if nothing else starts; infinite if that is not known."""
-    later = FreeArrays(free.nodes.copy(), free.gpus.copy(), free.bits.copy())
-    ends = TaskHeap(ends.times.copy(), ends.tasks.copy(), ends.size.copy())
-    demand, row = queue.demand_of[job], queue.first_row[0]
-    scratch = np.zeros((queue.first_row[job + 1] - queue.first_row[job], 2), dtype=np.int64)
-    while ends.size[0] > 0:
-        now = ends.times[0]
-        _end_tasks(ends, now, later, runs, queue, rule)
-        if place_demand(later, rule, demand, scratch, row):
-            return float(now)
-    return np.inf
+    def _earliest_start(self) -> float:
+        """Return when the first job fits if nothing else starts; infinite if that is not known."""
+        nodes, gpus, bits = self.free.arrays
+        later, ends = FreeArrays(nodes.copy(), gpus.copy(), bits.copy()), self.ends.copy()
+        while ends.size > 0:
+            now = ends.first_time()
+            self._end_tasks(later, ends, now)
+            if self.queue.jobs.place(later, self.head):
+                return now
+        return INFINITE

@@ -5,10 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from math import inf
 
-import numpy as np
-
 from refold.model import WHOLE, Placement, Seconds
-from refold.packing import Floats
 from refold.policies.backfill.bookings import Bookings, Reservation
 
 
@@ -58,11 +55,9 @@ class BookedRuns:
         self._runs[job_id] = Reservation(booked.placement, booked.start, end)
         heappush(self._ends, (end, job_id))
 
-    def ends_and_gpus(self) -> tuple[Floats, Floats]:
-        """Return the assumed ends of all runs, and the GPUs that each holds."""
-        runs = self._runs.values()
-        ends = np.fromiter((run.end for run in runs), np.float64, len(runs))
-        return ends, np.fromiter((_gpus(run.placement) for run in runs), np.float64, len(runs))
+    def ends_and_gpus(self) -> list[tuple[Seconds, float]]:
+        """Return the assumed end of each run, and the GPUs that it holds."""
+        return [(run.end, _gpus(run.placement)) for run in self._runs.values()]
 
 
 def _gpus(placement: Placement) -> float:

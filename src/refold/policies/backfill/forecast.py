@@ -1,15 +1,13 @@
-"""Forecast of the queue: when jobs without a reservation will start, and which size lets a job end first."""
+"""Forecast of the queue: roughly when a job without a reservation starts, and with which size it would end first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
 from math import inf
-
-import numpy as np
 
 from refold.core import View
 from refold.model import DAY, Seconds
-from refold.packing import estimate_fifo_starts
 from refold.plans import Knowledge
 from refold.policies.backfill.queue import QueuedJob, Request
 from refold.policies.backfill.schedule import Schedule
@@ -19,18 +17,33 @@ MAX_START_DELAY: Seconds = 30 * DAY
 """Start estimates are no later than this from now: a job beyond it waits for nodes that are down."""
 
 
-def forecast_starts(view: View, schedule: Schedule, jobs: Sequence[QueuedJob]) -> Mapping[str, Seconds]:
-    """Return roughly when each of these jobs starts, by a simulation of the queue up to the last of them."""
-    queue = schedule.queue.up_to(max(jobs, key=lambda queued: queued.position))
-    gpus = np.fromiter((queued.gpus for queued in queue), np.float64, len(queue))
-    durations = np.fromiter((queued.duration for queued in queue), np.float64, len(queue))
-    starts = estimate_fifo_starts(view.now, view.free_gpus, *schedule.runs.ends_and_gpus(), gpus, durations)
-    job_ids = {queued.job.id for queued in jobs}
-    return {
-        queued.job.id: min(float(start), view.now + MAX_START_DELAY)
-        for queued, start in zip(queue, starts, strict=True)
-        if queued.job.id in job_ids
-    }
+class PooledQueue:
+    """A queue on all GPUs of a cluster as if they were one machine, on which jobs start strictly in order."""
+
+    def __init__(self, now: Seconds, free_gpus: float, ends_and_gpus: Iterable[tuple[Seconds, float]]) -> None:
+        """`ends_and_gpus`: when each run ends, and the GPUs that it holds."""
+        self._now, self._free, self._runs = now, free_gpus, list(ends_and_gpus)
+        heapify(self._runs)
+
+    def add(self, gpus: float, duration: Seconds) -> None:
+        """Add a job to the end of the queue."""
+        while self._free < gpus and self._runs:
+            end, released = heappop(self._runs)
+            self._now = max(self._now, end)
+            self._free += released
+        if self._free < gpus:
+            self._now = inf
+        self._free -= gpus
+        heappush(self._runs, (self._now + duration, gpus))
+
+    def next_start(self, gpus: float) -> Seconds:
+        """Return when a job would start if it were added now; inf: never."""
+        now, free = self._now, self._free
+        for end, released in sorted(self._runs):
+            if free >= gpus:
+                break
+            now, free = max(now, end), free + released
+        return now if free >= gpus else inf
 
 
 class SizeChoice:
@@ -44,7 +57,10 @@ class SizeChoice:
         candidates = [QueuedJob(request, size) for size in self._sizes.for_job(request.job)]
         if len(candidates) == 1:
             return candidates[0]
-        return min(candidates, key=lambda queued: _estimated_end(view, schedule, queued))
+        queue = PooledQueue(view.now, view.free_gpus, schedule.runs.ends_and_gpus())
+        for ahead in schedule.queue.ahead_of(request.position):
+            queue.add(ahead.gpus, ahead.duration)
+        return min(candidates, key=lambda queued: _estimated_end(view, schedule, queue, queued))
 
     def update(self, view: View, schedule: Schedule, queued: QueuedJob) -> QueuedJob:
         """Give a job without a reservation another size if it would end sooner with that by now; return it."""
@@ -58,9 +74,9 @@ class SizeChoice:
         return other
 
 
-def _estimated_end(view: View, schedule: Schedule, queued: QueuedJob) -> tuple[Seconds, int]:
+def _estimated_end(view: View, schedule: Schedule, queue: PooledQueue, queued: QueuedJob) -> tuple[Seconds, int]:
     """Return when a job would end at its size, given the queue; ties are broken by the fewest GPUs."""
     reservation = schedule.bookings.find(queued.demand, queued.duration, view.now)
-    queue_start = forecast_starts(view, schedule, [queued])[queued.job.id]
+    queue_start = min(queue.next_start(queued.gpus), view.now + MAX_START_DELAY)
     start = inf if reservation is None else max(reservation.start, queue_start)
     return start + queued.duration, queued.demand.total_gpu_milli

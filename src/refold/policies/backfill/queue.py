@@ -122,11 +122,11 @@ class BackfillQueue:
                 queued.position = (key(queued), queued.position[1])
             lane[:] = sorted((*queued.position, queued) for _, _, queued in lane)
 
-    def up_to(self, last: QueuedJob) -> list[QueuedJob]:
-        """Return all jobs ahead of a job in queue order, and the job itself, which need not be in the queue."""
-        first_lane, second_lane = (lane[: bisect_left(lane, last.position)] for lane in self._lanes)
+    def ahead_of(self, position: QueuePosition) -> list[QueuedJob]:
+        """Return all jobs ahead of a position, in queue order."""
+        first_lane, second_lane = (lane[: bisect_left(lane, position)] for lane in self._lanes)
         ahead = merge(first_lane, second_lane) if first_lane and second_lane else first_lane or second_lane
-        return [*(queued for _, _, queued in ahead), last]
+        return [queued for _, _, queued in ahead]
 
     def count_overtaken(self, position: QueuePosition) -> None:
         """Count that a job at this position has started before all jobs ahead of it."""

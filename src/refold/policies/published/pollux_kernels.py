@@ -1,17 +1,28 @@
 """Pollux's genetic algorithm, compiled: crossover, mutation, repair and fitness of allocation matrices.
 
 An allocation matrix has one row per job and one column per node; its entries are GPUs. An `AllocationProblem` holds the
-constraints and speeds. All random numbers come from the generator passed in.
+constraints and speeds. All random numbers come from the generator passed in. Each is drawn in a statement of its own: C
+may evaluate the parts of an expression in any order.
 """
 
 from __future__ import annotations
 
+from math import nan
 from typing import NamedTuple
 
+import cython
 import numpy as np
+from numpy.typing import NDArray
 
-from refold.jit import compiled
 from refold.packing import Bools, Floats, Ints
+
+if not cython.compiled:
+    from math import pow
+
+    from refold.packing.bits import view
+    from refold.policies.published.random_numbers import RandomNumbers
+
+Flags = NDArray[np.uint8]
 
 RESET_PROBABILITY = 0.1
 """Probability that mutation resets a job's row to its current allocation (from Pollux's released code)."""
@@ -65,107 +76,119 @@ class AllocationProblem(NamedTuple):
     """Exponent of the power mean over jobs."""
 
 
-@compiled
+class ProblemArrays:
+    """The arrays of an `AllocationProblem`, and arrays for temporary use, for kernels."""
+
+    def __init__(self, problem: AllocationProblem) -> None:
+        self.kind, self.max_gpus, self.choices = view(problem.kind), view(problem.max_gpus), view(problem.choices)
+        self.capacity, self.need, self.free = view(problem.capacity), view(problem.need), view(problem.free)
+        self.type_of, self.distributed = view(problem.type_of), view(problem.distributed.view(np.uint8))
+        self.sizes, self.size_below, self.speed = view(problem.sizes), view(problem.size_below), view(problem.speed)
+        self.fair_speed, self.current = view(problem.fair_speed), view(problem.current)
+        self.is_running, self.restart_factor = view(problem.is_running.view(np.uint8)), view(problem.restart_factor)
+        self.min_speedup, self.power = problem.min_speedup, problem.power
+        jobs, nodes = problem.current.shape
+        self.spans, self.distributed_jobs = (view(np.empty(jobs, dtype=np.int64)) for _ in range(2))
+        self.preference, self.used = view(np.empty(nodes, dtype=np.int64)), view(np.empty_like(problem.free))
+
+
 def evolve(problem: AllocationProblem, size: int, generations: int, rng: np.random.Generator) -> Ints:
     """Return the best allocation matrix found; the initial population is the current allocation and mutants of it."""
-    jobs, nodes = problem.current.shape
-    population = np.empty((2 * size, jobs, nodes), dtype=np.int64)
-    scores = np.empty(2 * size, dtype=np.float64)
-    favoured = np.zeros(jobs, dtype=np.bool_)
+    arrays, random = ProblemArrays(problem), RandomNumbers(rng)
+    matrices, fitnesses = np.tile(problem.current, (2 * size, 1, 1)), np.empty(2 * size)
+    row_of, survivors = np.arange(2 * size), np.empty(size, dtype=np.int64)  # `row_of` each individual in `matrices`
+    population, scores, rows, chosen = matrices, fitnesses, row_of, survivors
+    favoured, is_chosen = np.zeros(len(problem.current), dtype=np.uint8), np.empty(2 * size, dtype=np.uint8)
     for index in range(size):
-        population[index] = problem.current
-        favoured[:] = False
         if index > 0:
-            mutate(problem, population[index], favoured, rng)
-        repair(problem, population[index], favoured, rng)
-        scores[index] = fitness(problem, population[index])
+            mutate(arrays, population[index], favoured, random)
+        repair(arrays, population[index], favoured, random)
+        scores[index] = fitness(arrays, population[index])
     for _ in range(generations):
         for child in range(size, 2 * size):
-            crossover(population, _select_parent(scores, size, rng), _select_parent(scores, size, rng), child, rng)
-            favoured[:] = False
-            mutate(problem, population[child], favoured, rng)
-            repair(problem, population[child], favoured, rng)
-            scores[child] = fitness(problem, population[child])
-        _select_survivors(population, scores, size)
-    best: Ints = population[np.argmax(scores[:size])].copy()
+            first_parent = _select_parent(scores, size, random)
+            second_parent = _select_parent(scores, size, random)
+            crossover(population, rows[first_parent], rows[second_parent], rows[child], random)
+            mutate(arrays, population[rows[child]], favoured, random)
+            repair(arrays, population[rows[child]], favoured, random)
+            scores[child] = fitness(arrays, population[rows[child]])
+        _choose_survivors(scores, chosen, is_chosen)
+        fitnesses[:size] = fitnesses[survivors]
+        row_of[:] = np.concatenate([row_of[survivors], np.delete(row_of, survivors)])
+    best: Ints = matrices[row_of[np.argmax(fitnesses[:size])]].copy()
     return best
 
 
-@compiled
-def _select_parent(scores: Floats, size: int, rng: np.random.Generator) -> int:
+def _select_parent(scores: Floats, size: int, random: RandomNumbers) -> int:
     """Return the better of two random individuals (binary tournament)."""
-    first, second = rng.integers(0, size), rng.integers(0, size)
-    return int(first if scores[first] >= scores[second] else second)
+    first = random.below(size)
+    second = random.below(size)
+    return first if scores[first] >= scores[second] else second
 
 
-@compiled
-def _select_survivors(population: Ints, scores: Floats, size: int) -> None:
-    """Keep the best individuals, older ones first; equal scores survive only if distinct ones run out."""
-    chosen = np.empty(size, dtype=np.int64)
-    is_chosen = np.zeros(2 * size, dtype=np.bool_)
-    count, last = 0, np.inf
-    while count < size:
+def _choose_survivors(scores: Floats, chosen: Ints, is_chosen: Flags) -> None:
+    """Choose the best individuals, older ones first; equal scores survive only if distinct ones run out."""
+    for index in range(scores.shape[0]):
+        is_chosen[index] = False
+    last = nan
+    for count in range(chosen.shape[0]):
         best = _best_below(scores, is_chosen, last)
         if best < 0:  # only duplicates are left
-            best = _best_below(scores, is_chosen, np.inf)
+            best = _best_below(scores, is_chosen, nan)
         is_chosen[best] = True
         last = scores[best]
         chosen[count] = best
-        count += 1
-    survivors, survivor_scores = population[chosen], scores[chosen]
-    for index in range(size):
-        population[index] = survivors[index]
-        scores[index] = survivor_scores[index]
 
 
-@compiled
-def _best_below(scores: Floats, is_chosen: Bools, bound: float) -> int:
+def _best_below(scores: Floats, is_chosen: Flags, bound: float) -> int:
+    """Return the best individual that is not chosen and has a score below the bound (nan: any); or -1."""
     best = -1
     for index in range(scores.shape[0]):
-        if not is_chosen[index] and scores[index] < bound and (best < 0 or scores[index] > scores[best]):
+        if is_chosen[index] or scores[index] >= bound:
+            continue
+        if best < 0 or scores[index] > scores[best]:
             best = index
     return best
 
 
-@compiled
-def crossover(population: Ints, first_parent: int, second_parent: int, child: int, rng: np.random.Generator) -> None:
+def crossover(population: Ints, first_parent: int, second_parent: int, child: int, random: RandomNumbers) -> None:
     """Uniform crossover: take each job's row from one of two parents."""
-    _, jobs, nodes = population.shape
-    for job in range(jobs):
-        parent = first_parent if rng.random() < 0.5 else second_parent
-        for node in range(nodes):
+    for job in range(population.shape[1]):
+        parent = first_parent if random.uniform() < 0.5 else second_parent
+        for node in range(population.shape[2]):
             population[child, job, node] = population[parent, job, node]
 
 
-@compiled
-def mutate(problem: AllocationProblem, matrix: Ints, favoured: Bools, rng: np.random.Generator) -> None:
-    """Reset some jobs to their current allocation, clear some, and resize some elsewhere."""
-    jobs = matrix.shape[0]
+def mutate(problem: ProblemArrays, matrix: Ints, favoured: Flags, random: RandomNumbers) -> None:
+    """Reset some jobs to their current allocation, clear some, and resize some elsewhere: these are favoured."""
+    jobs, nodes = matrix.shape[0], matrix.shape[1]
     resize_probability = MEAN_RESIZED_JOBS / jobs
     for job in range(jobs):
-        draw = rng.random()
+        favoured[job] = False
+        draw = random.uniform()
         if draw < RESET_PROBABILITY:
-            matrix[job] = problem.current[job]
+            for node in range(nodes):
+                matrix[job, node] = problem.current[job, node]
         elif draw < RESET_PROBABILITY + CLEAR_PROBABILITY:
-            matrix[job] = 0
-        elif rng.random() < resize_probability and problem.choices[job] > 0:
-            _resize(problem, matrix, job, rng)
+            for node in range(nodes):
+                matrix[job, node] = 0
+        elif random.uniform() < resize_probability and problem.choices[job] > 0:
+            _resize(problem, matrix, job, random)
             favoured[job] = True
 
 
-@compiled
-def _resize(problem: AllocationProblem, matrix: Ints, job: int, rng: np.random.Generator) -> None:
+def _resize(problem: ProblemArrays, matrix: Ints, job: int, random: RandomNumbers) -> None:
     """Give a job a random size on the nodes with the most free GPUs, or from a random node on; repair makes it fit."""
-    jobs, nodes = matrix.shape
-    gpus_left = problem.sizes[problem.kind[job], rng.integers(0, problem.choices[job])]
-    first_node, by_free_gpus = rng.integers(0, nodes), rng.random() < 0.5
-    preference = np.empty(nodes, dtype=np.int64)
+    jobs, nodes, preference = matrix.shape[0], matrix.shape[1], problem.preference
+    gpus_left = problem.sizes[problem.kind[job], random.below(problem.choices[job])]
+    first_node = random.below(nodes)
+    by_free_gpus = random.uniform() < 0.5
     for node in range(nodes):
         matrix[job, node] = 0
-        preference[node] = -((node - first_node) % nodes)
-        if by_free_gpus:
-            preference[node] = problem.free[node, 0]
-            for other in range(jobs):
+        preference[node] = problem.free[node, 0] if by_free_gpus else -((node - first_node + nodes) % nodes)
+    if by_free_gpus:
+        for other in range(jobs):
+            for node in range(nodes):
                 preference[node] -= matrix[other, node]
     gpu_type = -1
     while gpus_left > 0:
@@ -182,83 +205,91 @@ def _resize(problem: AllocationProblem, matrix: Ints, job: int, rng: np.random.G
         gpu_type = problem.type_of[best]
 
 
-@compiled
-def repair(problem: AllocationProblem, matrix: Ints, favoured: Bools, rng: np.random.Generator) -> None:
+def repair(problem: ProblemArrays, matrix: Ints, favoured: Flags, random: RandomNumbers) -> None:
     """Make an allocation matrix feasible by removing GPUs only; favoured jobs keep theirs before others do."""
     _restrict_to_one_type(problem, matrix)
-    _separate_distributed_jobs(problem, matrix, favoured, rng)
-    _restrict_to_capacity(problem, matrix, favoured, rng)
+    _separate_distributed_jobs(problem, matrix, favoured, random)
+    _restrict_to_capacity(problem, matrix, favoured, random)
     _round_down(problem, matrix)
 
 
-@compiled
-def _restrict_to_one_type(problem: AllocationProblem, matrix: Ints) -> None:
-    """Restrict each job to one GPU type: the type of the node where it has the most GPUs."""
-    jobs, nodes = matrix.shape
-    for job in range(jobs):
-        most, kept_type = 0, -1
-        for node in range(nodes):
-            matrix[job, node] = min(matrix[job, node], problem.capacity[job, node])
-            if matrix[job, node] > most:
-                most, kept_type = matrix[job, node], problem.type_of[node]
-        for node in range(nodes):
-            if problem.type_of[node] != kept_type:
-                matrix[job, node] = 0
+def _restrict_to_one_type(problem: ProblemArrays, matrix: Ints) -> None:
+    """Restrict each job to one GPU type, that of the node where it has the most GPUs, and count its nodes."""
+    for job in range(matrix.shape[0]):
+        most, kept_type, spans = 0, -1, 0
+        for node in range(matrix.shape[1]):
+            if matrix[job, node] > 0:
+                matrix[job, node] = min(matrix[job, node], problem.capacity[job, node])
+                if matrix[job, node] > most:
+                    most, kept_type = matrix[job, node], problem.type_of[node]
+        for node in range(matrix.shape[1]):
+            if matrix[job, node] > 0:
+                if problem.type_of[node] == kept_type:
+                    spans += 1
+                else:
+                    matrix[job, node] = 0
+        problem.spans[job] = spans
 
 
-@compiled
-def _separate_distributed_jobs(
-    problem: AllocationProblem, matrix: Ints, favoured: Bools, rng: np.random.Generator
-) -> None:
+def _separate_distributed_jobs(problem: ProblemArrays, matrix: Ints, favoured: Flags, random: RandomNumbers) -> None:
     """Leave at most one distributed job per node: two would share the node's network."""
-    jobs, nodes = matrix.shape
-    spans = np.zeros(jobs, dtype=np.int64)
-    for job in range(jobs):
-        for node in range(nodes):
-            spans[job] += matrix[job, node] > 0
-    for node in range(nodes):
+    spans, distributed_jobs, count = problem.spans, problem.distributed_jobs, 0
+    for job in range(matrix.shape[0]):
+        if spans[job] > 1:
+            distributed_jobs[count] = job
+            count += 1
+    for node in range(matrix.shape[1]):
         keeper, seen = -1, 0
-        for job in range(jobs):
+        for index in range(count):
+            job = distributed_jobs[index]
             if spans[job] < 2 or matrix[job, node] == 0:
                 continue
             seen += 1
             loser = job
             if not problem.distributed[node]:
                 keeper_stays = keeper >= 0 and (
-                    rng.random() >= 1.0 / seen if favoured[job] == favoured[keeper] else favoured[keeper]
+                    random.uniform() >= 1.0 / seen if favoured[job] == favoured[keeper] else favoured[keeper] == 1
                 )
-                loser, keeper = (job, keeper) if keeper_stays else (keeper, job)
+                if not keeper_stays:
+                    loser, keeper = keeper, job
             if loser >= 0:
                 matrix[loser, node] = 0
                 spans[loser] -= 1
 
 
-@compiled
-def _restrict_to_capacity(problem: AllocationProblem, matrix: Ints, favoured: Bools, rng: np.random.Generator) -> None:
+def _restrict_to_capacity(problem: ProblemArrays, matrix: Ints, favoured: Flags, random: RandomNumbers) -> None:
     """Remove GPUs of random jobs on each node until its capacity suffices."""
+    used = problem.used
     for node in range(matrix.shape[1]):
-        excess = _excess_gpus(problem.need, problem.free, matrix, node)
-        while excess > 0:
-            victim = _victim(matrix, node, favoured, rng)
-            matrix[victim, node] -= min(matrix[victim, node], excess)
-            excess = _excess_gpus(problem.need, problem.free, matrix, node)
-
-
-@compiled
-def _excess_gpus(need: Ints, free: Ints, matrix: Ints, node: int) -> int:
-    """Return the number of GPUs above a node's capacity; at least 1 if CPUs or memory do not suffice."""
-    gpus, cpus, memory = 0, 0, 0
+        used[node, 0] = used[node, 1] = used[node, 2] = 0
     for job in range(matrix.shape[0]):
-        if matrix[job, node] > 0:
-            gpus += matrix[job, node] * need[job, 0]
-            cpus += matrix[job, node] * need[job, 1]
-            memory += matrix[job, node] * need[job, 2]
-    short = gpus > 0 and (cpus > free[node, 1] or memory > free[node, 2])
-    return int(max(gpus - free[node, 0], 1 if short else 0))
+        for node in range(matrix.shape[1]):
+            if matrix[job, node] > 0:
+                _use(problem, job, node, matrix[job, node])
+    for node in range(matrix.shape[1]):
+        excess = _excess_gpus(problem, node)
+        while excess > 0:
+            victim = _victim(matrix, node, favoured, random)
+            removed = min(matrix[victim, node], excess)
+            matrix[victim, node] -= removed
+            _use(problem, victim, node, -removed)
+            excess = _excess_gpus(problem, node)
 
 
-@compiled
-def _victim(matrix: Ints, node: int, favoured: Bools, rng: np.random.Generator) -> int:
+def _use(problem: ProblemArrays, job: int, node: int, gpus: int) -> None:
+    """Count the resources that a job uses on a node with so many GPUs."""
+    for resource in range(3):
+        problem.used[node, resource] += gpus * problem.need[job, resource]
+
+
+def _excess_gpus(problem: ProblemArrays, node: int) -> int:
+    """Return the number of GPUs above a node's capacity; at least 1 if CPUs or memory do not suffice."""
+    used, free = problem.used, problem.free
+    short = used[node, 0] > 0 and (used[node, 1] > free[node, 1] or used[node, 2] > free[node, 2])
+    return int(max(used[node, 0] - free[node, 0], 1 if short else 0))
+
+
+def _victim(matrix: Ints, node: int, favoured: Flags, random: RandomNumbers) -> int:
     """Return a random job on the node; a favoured one only if there are no others."""
     victim, seen, ordinary = -1, 0, False
     for job in range(matrix.shape[0]):
@@ -267,15 +298,14 @@ def _victim(matrix: Ints, node: int, favoured: Bools, rng: np.random.Generator) 
         if not ordinary and not favoured[job]:
             ordinary, seen = True, 0
         seen += 1
-        if rng.random() < 1.0 / seen:
+        if random.uniform() < 1.0 / seen:
             victim = job
     return victim
 
 
-@compiled
-def _round_down(problem: AllocationProblem, matrix: Ints) -> None:
+def _round_down(problem: ProblemArrays, matrix: Ints) -> None:
     """Round each job down to its next possible size, removing GPUs from the node where it has fewest first."""
-    jobs, nodes = matrix.shape
+    jobs, nodes = matrix.shape[0], matrix.shape[1]
     for job in range(jobs):
         total = 0
         for node in range(nodes):
@@ -291,15 +321,15 @@ def _round_down(problem: AllocationProblem, matrix: Ints) -> None:
             excess -= removed
 
 
-@compiled
-def fitness(problem: AllocationProblem, matrix: Ints) -> float:
+def fitness(problem: ProblemArrays, matrix: Ints) -> float:
     """Return the power mean of all speedups relative to a fair share, restart factors included."""
-    jobs, nodes = matrix.shape
+    jobs, nodes = matrix.shape[0], matrix.shape[1]
     sum_of_powers = 0.0
     for job in range(jobs):
         total, spans, gpu_type, changed = 0, 0, 0, False
         for node in range(nodes):
-            changed = changed or matrix[job, node] != problem.current[job, node]
+            if matrix[job, node] != problem.current[job, node]:
+                changed = True
             if matrix[job, node] > 0:
                 total += matrix[job, node]
                 spans += 1
@@ -309,5 +339,5 @@ def fitness(problem: AllocationProblem, matrix: Ints) -> float:
             speedup = problem.speed[problem.kind[job], gpu_type, spans, total] / problem.fair_speed[job]
         if changed and problem.is_running[job]:
             speedup *= problem.restart_factor[job]
-        sum_of_powers += max(problem.min_speedup, speedup) ** problem.power
-    return float((sum_of_powers / jobs) ** (1.0 / problem.power))
+        sum_of_powers += pow(max(problem.min_speedup, speedup), problem.power)
+    return pow(sum_of_powers / jobs, 1.0 / problem.power)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import cython
 import numpy as np
 
-from refold.jit import compiled, inlined
 from refold.model import Seconds
 from refold.packing import Bools, Floats, Ints
-from refold.predict import is_outdated
 
-_is_outdated = inlined(is_outdated)
+if not cython.compiled:
+    from math import isnan
+
+    from refold.predict import is_outdated
 
 
 class PredictionColumns(NamedTuple):
@@ -44,18 +46,18 @@ class DelayRules(NamedTuple):
     wide_weight: float
 
 
-@inlined
 def _done_by(now: Seconds, reported_done: Seconds, computing_since: Seconds) -> Seconds:
     """Return the work done, in seconds, as `View.done` does."""
-    return reported_done if np.isnan(computing_since) else reported_done + (now - computing_since)
+    return reported_done if isnan(computing_since) else reported_done + (now - computing_since)
 
 
-@compiled
 def outdated_rows(now: Seconds, ended_runs: int, columns: PredictionColumns) -> tuple[Ints, Ints]:
     """Return the rows of runs with known work, whose remaining work changes, and those of outdated predictions."""
-    is_known, is_running, reported_done, computing_since, predicted_done, predicted_ended = columns
-    rows = np.empty((2, len(is_known)), dtype=np.int64)
-    known = predicted = 0
+    is_known, is_running = columns.is_known.view(np.uint8), columns.is_running.view(np.uint8)
+    reported_done, computing_since = columns.reported_done, columns.computing_since
+    predicted_done, predicted_ended = columns.predicted_done, columns.predicted_ended
+    result = np.empty((2, len(is_known)), dtype=np.int64)
+    rows, known, predicted = result, 0, 0
     for row in range(len(is_known)):
         if is_known[row]:
             if is_running[row]:
@@ -63,28 +65,31 @@ def outdated_rows(now: Seconds, ended_runs: int, columns: PredictionColumns) -> 
                 known += 1
             continue
         done = _done_by(now, reported_done[row], computing_since[row])
-        if _is_outdated(predicted_done[row], predicted_ended[row], done, ended_runs, is_running[row]):
+        if is_outdated(predicted_done[row], predicted_ended[row], done, ended_runs, is_running[row]):
             rows[1, predicted] = row
             predicted += 1
-    return rows[0, :known], rows[1, :predicted]
+    return result[0, :known], result[1, :predicted]
 
 
-@compiled
 def delay_weights(now: Seconds, rules: DelayRules, columns: DelayColumns, is_preferred: Bools) -> Floats:
     """Return the weight of a second of delay of every job, apart from its fair share.
 
     It grows with the time in the system until completion at full speed; if the remaining work is not known, with the
     delay so far. Wide jobs of unknown length that may be stopped have a weight that does not grow: `wide_weight`, or 1.
     """
-    submitted, is_known, run_time, reported_done, computing_since, may_be_preferred = columns
-    weights = np.empty(len(submitted))
+    weight_doubling, delay_doubling, wide_weight = rules
+    submitted, run_time = columns.submitted, columns.run_time
+    reported_done, computing_since = columns.reported_done, columns.computing_since
+    is_known, may_be_preferred = columns.is_known.view(np.uint8), columns.may_be_preferred.view(np.uint8)
+    has_weight, result = is_preferred.view(np.uint8), np.empty(len(submitted))
+    weights = result
     for row in range(len(submitted)):
         age = now - submitted[row]
-        if rules.wide_weight > 0.0 and may_be_preferred[row]:
-            weights[row] = rules.wide_weight if is_preferred[row] else 1.0
+        if wide_weight > 0.0 and may_be_preferred[row]:
+            weights[row] = wide_weight if has_weight[row] else 1.0
         elif is_known[row]:
-            weights[row] = 1 + (age + run_time[row]) / rules.weight_doubling
+            weights[row] = 1 + (age + run_time[row]) / weight_doubling
         else:
             delay = max(0.0, age - _done_by(now, reported_done[row], computing_since[row]))
-            weights[row] = 1 + delay / rules.delay_doubling
-    return weights
+            weights[row] = 1 + delay / delay_doubling
+    return result
