@@ -53,7 +53,8 @@ def _push(times: Floats, tasks: Ints, size: int, at: float, task: int) -> None:
 def _pop(times: Floats, tasks: Ints, size: int) -> int:
     # A heap of its own, as in the compiled replay: the comparison shares no code with what it measures.
     # pylint: disable=duplicate-code
-    first, last = tasks[0], size - 1
+    first: int = tasks[0]
+    last = size - 1
     at, task = times[last], tasks[last]
     position = 0
     while 2 * position + 1 < last:
