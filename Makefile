@@ -125,7 +125,7 @@ bench: $(VENV)/installed.bench  ## measure speed, against other simulators in th
 clean:  ## remove everything that these commands have made
 	rm -rf $(VENV) build dist refold-compare refold-report .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples tools -name __pycache__ -type d -prune -exec rm -rf {} +
-	find src -name '*.so' -delete
+	find src benchmarks -name '*.so' -delete
 
 # A stamp per set of dependencies: the second `make` installs nothing unless these files have changed.
 LOCKED := pyproject.toml requirements.lock setup.py tools/install.py

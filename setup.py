@@ -52,11 +52,13 @@ class BuildKernels(build_ext):
     def run(self) -> None:
         """Compile all that has changed."""
         os.environ.update(compiler_variables())
+        annotate = bool(os.environ.get("REFOLD_ANNOTATE"))  # write pages that show which lines call Python
         translated = cythonize(
             self.extensions,
-            annotate=bool(os.environ.get("REFOLD_ANNOTATE")),  # pages that show which lines call Python
+            annotate=annotate,
             build_dir=str(GENERATED),
             compiler_directives=DIRECTIVES,
+            force=annotate,
             include_path=[str(SOURCES)],
             shared_utility_qualified_name=MEMORY_VIEWS,
         )
@@ -65,9 +67,10 @@ class BuildKernels(build_ext):
         super().run()
 
 
-memory_views = Extension(MEMORY_VIEWS, ["_memory_views.c"], extra_compile_args=FLAGS)
-setup(
-    ext_modules=[memory_views, *kernels()],
-    cmdclass={"build_ext": BuildKernels},
-    options={"build_ext": {"parallel": os.cpu_count()}},
-)
+if __name__ == "__main__":
+    memory_views = Extension(MEMORY_VIEWS, ["_memory_views.c"], extra_compile_args=FLAGS)
+    setup(
+        ext_modules=[memory_views, *kernels()],
+        cmdclass={"build_ext": BuildKernels},
+        options={"build_ext": {"parallel": os.cpu_count()}},
+    )

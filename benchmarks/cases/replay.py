@@ -12,6 +12,7 @@ import numpy as np
 
 from benchmarks.measure import cpu_seconds, in_fresh_process, median_cpu_seconds, peak_memory_bytes
 from benchmarks.peers import bare_scan
+from benchmarks.peers.build import compile_bare_scan
 from benchmarks.table import Row, at_least, at_most, skipped
 from benchmarks.workloads import (
     PAI,
@@ -36,6 +37,7 @@ def rows(quick: bool) -> list[Row]:
     unavailable = missing(PAI, PAI_NODES)
     if unavailable:
         return [skipped("PAI, compiled replay", unavailable)]
+    in_fresh_process(compile_bare_scan)
     with tempfile.TemporaryDirectory() as folder:
         trace = str(Path(folder) / "tasks")
         count, seconds = in_fresh_process(save, trace)

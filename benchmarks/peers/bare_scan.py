@@ -2,40 +2,42 @@
 
 It has no GPU masks, GPU types, CPUs or memory: only the scan of the compiled replay, in strict order of arrival. It
 tracks the total number of free GPUs and does not try a task that needs more, so it makes as many placement attempts as
-the compiled replay.
+the compiled replay. Compiled (`build.py`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from math import inf
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
-RULES = {"first-fit": 0, "best-fit": 1, "tetris": 2}
+FIRST_FIT, BEST_FIT, TETRIS = range(3)
+RULES = {"first-fit": FIRST_FIT, "best-fit": BEST_FIT, "tetris": TETRIS}
+FOREVER, MANY = inf, 1 << 40
 
 
-def _scan(rule: int, free: Ints, capacity: Ints, gpus: int) -> int:
+def _scan(rule: int, free: Ints, squares: Floats, gpus: int) -> int:
     """Return the first fitting node, the one with the fewest free GPUs, or the best aligned (max. free / capacity²)."""
-    best = -1
-    min_free, max_alignment = 1 << 62, -1.0
-    for node in range(free.shape[0]):
-        node_free = free[node]
-        if node_free < gpus:
-            continue
-        if rule == 0:
-            return node
-        if rule == 1:
-            if node_free < min_free:
-                best, min_free = node, node_free
-        else:
-            alignment = node_free / (capacity[node] * capacity[node])
-            if alignment > max_alignment:
-                best, max_alignment = node, alignment
+    best, min_free, max_alignment = -1, MANY, -1.0
+    if rule == FIRST_FIT:
+        for node in range(free.shape[0]):
+            if free[node] >= gpus:
+                return node
+    elif rule == BEST_FIT:
+        for node in range(free.shape[0]):
+            usable = free[node] if free[node] >= gpus else MANY
+            if usable < min_free:
+                best, min_free = node, usable
+    else:
+        for node in range(free.shape[0]):
+            if free[node] >= gpus and free[node] > max_alignment * squares[node]:  # saves most of the divisions
+                alignment = free[node] / squares[node]
+                if alignment > max_alignment:
+                    best, max_alignment = node, alignment
     return best
 
 
@@ -51,7 +53,8 @@ def _push(times: Floats, tasks: Ints, size: int, at: float, task: int) -> None:
 def _pop(times: Floats, tasks: Ints, size: int) -> int:
     # A heap of its own, as in the compiled replay: the comparison shares no code with what it measures.
     # pylint: disable=duplicate-code
-    first, last = tasks[0], size - 1
+    first: int = tasks[0]
+    last = size - 1
     at, task = times[last], tasks[last]
     position = 0
     while 2 * position + 1 < last:
@@ -63,17 +66,9 @@ def _pop(times: Floats, tasks: Ints, size: int) -> int:
         times[position], tasks[position] = times[child], tasks[child]
         position = child
     times[position], tasks[position] = at, task
-    return int(first)
+    return first
 
 
-def _compiled(function: Any) -> Any:
-    return numba.njit(error_model="numpy")(function)
-
-
-_scan_compiled, _push_compiled, _pop_compiled = _compiled(_scan), _compiled(_push), _compiled(_pop)
-
-
-@_compiled
 def _replay(
     rule: int,
     capacity: Ints,
@@ -85,15 +80,18 @@ def _replay(
     started: Floats,
 ) -> None:
     count, free = submitted.shape[0], capacity.copy()
+    squares = np.square(capacity, dtype=np.float64)
     times, running = np.empty(count), np.empty(count, dtype=np.int64)
-    arrived = head = size = 0
-    total_free, blocked = free.sum(), False
+    arrived = head = size = total_free = 0
+    for node in range(free.shape[0]):
+        total_free += free[node]
+    blocked = False
     while arrived < count or size > 0:
-        now = submitted[arrived] if arrived < count else np.inf
+        now = submitted[arrived] if arrived < count else FOREVER
         if size > 0 and times[0] < now:
             now = times[0]
         while size > 0 and times[0] == now:
-            task = _pop_compiled(times, running, size)
+            task = _pop(times, running, size)
             size -= 1
             for row in range(first_instance[task], first_instance[task + 1]):
                 free[nodes_of[row]] += gpus_of[task]
@@ -105,7 +103,7 @@ def _replay(
             gpus, taken, last = gpus_of[head], first_instance[head], first_instance[head + 1]
             blocked = total_free < gpus * (last - taken)
             while taken < last and not blocked:
-                node = _scan_compiled(rule, free, capacity, gpus)
+                node = _scan(rule, free, squares, gpus)
                 if node < 0:
                     blocked = True
                     break
@@ -118,16 +116,15 @@ def _replay(
                 break
             total_free -= gpus * (last - first_instance[head])
             started[head] = now
-            _push_compiled(times, running, size, now + work[head], head)
+            _push(times, running, size, now + work[head], head)
             size += 1
             head += 1
 
 
 def replay(placement: str, capacity: Ints, submitted: Floats, work: Floats, instances: Ints, gpus_of: Ints) -> Floats:
     """Return the start time of each task. Every task must fit the empty cluster."""
-    first_instance = np.zeros(len(instances) + 1, dtype=np.int64)
-    np.cumsum(instances, out=first_instance[1:])
-    nodes_of = np.zeros(int(first_instance[-1]), dtype=np.int64)
+    first_instance = np.concatenate([[0], np.cumsum(instances)])
+    nodes_of = np.zeros(instances.sum(), dtype=np.int64)
     started = np.full(len(instances), np.nan)
     _replay(RULES[placement], capacity, submitted, work, gpus_of, first_instance, nodes_of, started)
     return started
