@@ -8,6 +8,8 @@ cdef unsigned long long _FUTURE_HASH, _NUMBER_HASH, _FIRST_MIX, _SECOND_MIX, _AL
 cdef double inf, STARVING_RANK, PRIORITY_RANK, _MIN_REST
 cdef double[::1] _shares
 
+cdef object _with_attributes(object records)
+
 cdef struct QueueNode:
     long long units, gpu_type
 
