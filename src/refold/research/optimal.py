@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, linear_sum_assignment, milp
-from scipy.sparse import csr_array
 
 from refold.core import View
 from refold.errors import BadInput
@@ -481,6 +479,9 @@ class _Program:
 
     def solve(self) -> Solved:
         """Maximise the total normalised throughput."""
+        from scipy.optimize import Bounds, LinearConstraint, milp  # imported late: it takes long to load
+        from scipy.sparse import csr_array
+
         if not self._upper_bounds:
             return Solved(0.0, 0.0, {})
         index = {name: column for column, name in enumerate(self._upper_bounds)}
@@ -540,6 +541,8 @@ class _GpuAssignment:
 
     def _assign_nodes(self) -> list[int]:
         """Return the node of each capacity, permuting interchangeable nodes so that most GPUs stay with their jobs."""
+        from scipy.optimize import linear_sum_assignment  # imported late: it takes long to load
+
         capacities = self._program.capacities
         by_key: dict[tuple[object, ...], list[int]] = defaultdict(list)
         for position, capacity in enumerate(capacities):

@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-from scipy.optimize import linprog
-from scipy.sparse import coo_matrix, hstack, vstack
 
 from refold.core import View
 from refold.errors import BadValue, RefoldError, UnknownName
@@ -180,6 +178,8 @@ def time_fractions(objective: str, lp_jobs: Sequence[LpJob], workers: Mapping[st
     Constraints: X ≥ 0; the fractions of a job sum to at most 1; the GPUs used of a type do not exceed its `workers`.
     `max-min` and `makespan` have an additional last variable: the minimum over all jobs.
     """
+    from scipy.sparse import vstack  # imported late: it takes long to load
+
     all_gpus = sum(workers.values())
     pairs = [(row, name) for row, lp_job in enumerate(lp_jobs) for name in lp_job.throughput if workers.get(name)]
     if not pairs or not all_gpus:
@@ -210,6 +210,8 @@ def time_fractions(objective: str, lp_jobs: Sequence[LpJob], workers: Mapping[st
 
 def _matrix(rows: Floats, factors: Floats, height: int) -> Any:
     """Return a sparse matrix with one entry per variable: its factor, in its row."""
+    from scipy.sparse import coo_matrix
+
     return coo_matrix((factors, (rows, np.arange(len(rows)))), shape=(height, len(rows)))
 
 
@@ -222,6 +224,8 @@ def _weights_by_arrival(lp_jobs: Sequence[LpJob]) -> Floats:
 
 def _maximise_minimum(gains: Any, tie_breaker: Floats, limits: Any, bounds: Floats) -> Floats:
     """Maximise the smallest row of `gains`, which an additional variable represents."""
+    from scipy.sparse import coo_matrix, hstack, vstack
+
     height = gains.shape[0]
     with_minimum = vstack(
         [hstack([limits, coo_matrix((limits.shape[0], 1))]), hstack([-gains, coo_matrix(np.ones((height, 1)))])]
@@ -232,6 +236,8 @@ def _maximise_minimum(gains: Any, tie_breaker: Floats, limits: Any, bounds: Floa
 
 def _maximise(weights: Floats, limits: Any, bounds: Floats) -> Floats:
     """Maximise the weighted sum of non-negative variables within the limits."""
+    from scipy.optimize import linprog
+
     solved = linprog(-weights, A_ub=limits.tocsr(), b_ub=bounds, method="highs")
     if solved.x is None:
         raise RefoldError(f"gavel: the linear program has no solution: {solved.message}")

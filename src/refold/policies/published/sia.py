@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import csr_array, vstack
 
 from refold.core import View
 from refold.errors import BadValue
@@ -154,6 +152,8 @@ def solve(
     The solver stops at a relative gap or a number of nodes, never after a time, so that results are reproducible. If
     it has found no solution by then, every job keeps its current option.
     """
+    from scipy.optimize import Bounds, milp  # imported late: it takes long to load
+
     if not rows:
         return []
     job_of = np.repeat(np.arange(len(rows)), [len(row.options) for row in rows])
@@ -190,8 +190,11 @@ def _row_costs(row: JobRow, power: float) -> Floats:
         return np.asarray(np.minimum(np.round(goodput**power, 2), MAX_COST))
 
 
-def constraints(rows: Sequence[JobRow], job_of: NDArray[np.intp], budget: Budget) -> LinearConstraint:
+def constraints(rows: Sequence[JobRow], job_of: NDArray[np.intp], budget: Budget) -> Any:
     """Return the constraints: at most one option per job; GPUs per type and in total within the budget."""
+    from scipy.optimize import LinearConstraint
+    from scipy.sparse import csr_array, vstack
+
     options = [option for row in rows for option in row.options]
     columns = np.arange(len(options))
     one_each = csr_array((np.ones(len(options)), (job_of, columns)), shape=(len(rows), len(options)))
