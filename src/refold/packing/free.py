@@ -299,7 +299,7 @@ def encode_demand(demand: Demand, cluster: Cluster) -> Ints:
 
 
 def _build_arrays(cluster: Cluster) -> tuple[Ints, Ints, Words]:
-    """Return the arrays of a cluster with all nodes up and free. Without kernels, which may not be compiled yet."""
+    """Return the arrays of a cluster with all nodes up and free."""
     count = len(cluster.nodes)
     nodes = np.zeros((count + 1, NODE_COLUMNS), dtype=np.int64)
     max_gpus = max(node.gpus for node in cluster.nodes)
