@@ -30,7 +30,7 @@ DIRECTIVES = {
     "language_level": 3,
     "wraparound": False,
 }
-FLAGS = ["-O2", "-g0", "-ffp-contract=off", "-fwrapv"]  # the same results on every architecture
+FLAGS = ["-O3", "-g0", "-ffp-contract=off", "-fwrapv"]  # the same results on every architecture
 
 
 def kernels() -> list[Extension]:

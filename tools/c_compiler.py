@@ -8,6 +8,7 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from importlib.util import find_spec
+from pathlib import Path
 
 COMPILERS = ("cc", "gcc", "clang")
 
@@ -22,6 +23,10 @@ def find_compiler() -> str | None:
 
 def compiler_variables() -> Mapping[str, str]:
     """Return the environment variables that make setuptools use the compiler that there is."""
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        raise SystemExit(
+            "the kernels of Refold are compiled, and the C headers of Python are missing: install python3-dev"
+        )
     compiler = find_compiler()
     if compiler is None and find_spec("ziglang") is None:
         raise SystemExit("the kernels of Refold are compiled, and there is no C compiler: install one, or `ziglang`")
