@@ -24,9 +24,7 @@ def find_compiler() -> str | None:
 def compiler_variables() -> Mapping[str, str]:
     """Return the environment variables that make setuptools use the compiler that there is."""
     if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
-        raise SystemExit(
-            "the kernels of Refold are compiled, which needs the C headers of Python: install python3-dev"
-        )
+        raise SystemExit("the kernels of Refold are compiled, which needs the C headers of Python: install python3-dev")
     compiler = find_compiler()
     if compiler is None and find_spec("ziglang") is None:
         raise SystemExit("the kernels of Refold are compiled, and there is no C compiler: install one, or `ziglang`")
