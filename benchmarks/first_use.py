@@ -44,7 +44,7 @@ an empty environment, in an empty home folder. CPU time, user and system, of who
 |---|---|---|---|
 {rows}
 
-The Slurm history has {history:,} jobs of Helios Venus as `sacct` prints them, on 32 nodes of 8 GPUs. The daemon has
+The Slurm history has {history:,} jobs of Helios Venus as `sacct` prints them, on 135 nodes of 8 GPUs. The daemon has
 4 slots and the policy `refold`; its time is that of its process until a job that was submitted to it has ended.
 """
 
@@ -163,9 +163,9 @@ def measure() -> list[Measured]:
         else:
             history = machine.home / "history.txt"
             slurm_history(history)
-            command = ("refold", "compare", str(history), "--cluster", "32x8:V100", "--policies", POLICIES)
+            command = ("refold", "compare", str(history), "--cluster", "135x8:V100", "--policies", POLICIES)
             name = f"`refold compare` of a Slurm history of {HISTORY_JOBS:,} jobs, ten policies"
-            measured.append(machine.twice(name, "≤ 1.3 × the warm time with Numba", *command))
+            measured.append(machine.twice(name, "≤ 1.3 × the warm time with Numba, 17 s", *command))
         measured.append(
             machine.twice("`import refold; refold.simulate` of 10 jobs", "≤ 0.5 s", "python", "-c", TEN_JOBS)
         )
