@@ -220,12 +220,20 @@ def _run_fork_server() -> None:
 
 
 def _import_policies() -> None:
-    """Import what daemons need, once for all of them."""
+    """Import what daemons need, once for all of them: without root, the interpreter's files may not be readable."""
+    import uvloop  # noqa: F401
+
+    from refold.backends.local import local_cluster
     from refold.registry import make_policy
     from refold.server.config import Config, PolicyConfig
+    from refold.server.config.reader import parse_config  # noqa: F401
+    from refold.server.monitor import machine  # noqa: F401
+    from refold.simulator import simulate
+    from refold.testing import make_job
 
+    jobs = [make_job("long", gpus=2), make_job("short", at=1.0, work=1.0, gpus=2)]
     for policy in ("fifo", "easy", "refold"):
-        make_policy(policy, Config(policy=PolicyConfig(policy)).policy_settings)
+        simulate(jobs, local_cluster(2), make_policy(policy, Config(policy=PolicyConfig(policy)).policy_settings))
 
 
 def _run_daemon(options: DaemonOptions) -> NoReturn:

@@ -105,7 +105,7 @@ def test_an_option_of_several_types_counts_against_the_total() -> None:
 
 
 def test_all_jobs_keep_their_options_if_the_solver_finds_no_solution(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sia, "milp", lambda *_, **__: SimpleNamespace(x=None))
+    monkeypatch.setattr("scipy.optimize.milp", lambda *_, **__: SimpleNamespace(x=None))
     rows = [JobRow(SCALES, 1, 1.0), JobRow(SCALES, -1, 1.0)]
     assert sia.solve(rows, Budget({"A100": 4000}), -0.5, 1.1, LIMITS) == [1, -1]
 

@@ -180,10 +180,13 @@ class StartForecasts(Subscriber):
         is_current = self._made_entry == state.entry and now < self._made_at + MAX_AGE_SECONDS
         if is_current or now < self._made_at + IDLE_FACTOR * self._cost:
             return
-        begun = self._stopwatch()
+        import scipy.special  # noqa: F401  # it takes long to load, which must not count as the time of a simulation
+
+        is_first, begun = self._made_entry < 0, self._stopwatch()
         simulated = self._simulator.simulate(now, self._futures(), state.entry)
         self._estimates, self._planned_ends = simulated.start_estimates(), simulated.end_estimates()
-        self._made_at, self._made_entry, self._cost = now, state.entry, self._stopwatch() - begun
+        self._made_at, self._made_entry = now, state.entry
+        self._cost = 0.0 if is_first else self._stopwatch() - begun  # the first one loads modules
         for job_id, estimate in self._estimates.items():
             self._first.setdefault(job_id, estimate)
 
