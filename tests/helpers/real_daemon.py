@@ -224,6 +224,7 @@ def _import_policies() -> None:
     import uvloop  # noqa: F401
 
     from refold.backends.local import local_cluster
+    from refold.catalogue import find_gpu
     from refold.registry import make_policy
     from refold.server.config import Config, PolicyConfig
     from refold.server.config.reader import parse_config  # noqa: F401
@@ -231,6 +232,7 @@ def _import_policies() -> None:
     from refold.simulator import simulate
     from refold.testing import make_job
 
+    find_gpu("A100")  # reads the catalogue
     jobs = [make_job("long", gpus=2), make_job("short", at=1.0, work=1.0, gpus=2)]
     for policy in ("fifo", "easy", "refold"):
         simulate(jobs, local_cluster(2), make_policy(policy, Config(policy=PolicyConfig(policy)).policy_settings))
