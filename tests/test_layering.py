@@ -13,6 +13,7 @@ SOURCE = ROOT / "src" / "refold"
 
 ORDER = [
     "errors",
+    "arrays",
     "worker_processes",
     "model",
     "documents",
@@ -45,7 +46,7 @@ ORDER = [
 ]
 """Nothing imports what is listed below it."""
 
-PURE = {"errors", "model", "perf", "plans", "predict", "packing", "core", "policies", "simulator", "replays"}
+PURE = {"errors", "arrays", "model", "perf", "plans", "predict", "packing", "core", "policies", "simulator", "replays"}
 IMPURE_MODULES = {
     "asyncio",
     "datetime",

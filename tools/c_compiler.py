@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 COMPILERS = ("cc", "gcc", "clang")
+FOR_MACOS = {"LDFLAGS": "-undefined dynamic_lookup"} if sys.platform == "darwin" else {}
 
 
 def find_compiler() -> str | None:
@@ -29,7 +30,4 @@ def compiler_variables() -> Mapping[str, str]:
     if compiler is None and find_spec("ziglang") is None:
         raise SystemExit("the kernels of Refold are compiled, and there is no C compiler: install one, or `ziglang`")
     command = compiler or f"{sys.executable} -m ziglang cc"
-    return {"CC": command, "LDSHARED": f"{command} -shared", **_FOR_MACOS}
-
-
-_FOR_MACOS = {"LDFLAGS": "-undefined dynamic_lookup"} if sys.platform == "darwin" else {}
+    return {"CC": command, "LDSHARED": f"{command} -shared", **FOR_MACOS}

@@ -1,4 +1,3 @@
-from .bits import view as view
 from .demand_history import (
     DemandHistory as DemandHistory,
     empty_demand_history as empty_demand_history,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from refold.arrays import view
 from refold.model import MAX_GPU_TYPES, WHOLE
-from refold.packing.bits import view
 from refold.packing.layout import DEMAND_ENTRIES, Floats, Ints
 
 MAX_TYPICAL_DEMANDS = 48

@@ -15,7 +15,7 @@ from __future__ import annotations
 import cython
 import numpy as np
 
-from refold.packing.bits import view
+from refold.arrays import view
 from refold.packing.layout import CPU_FREE, FIRST_GPU, GPUS, MILLI_FREE, UP, Bools, Floats, Ints
 
 if not cython.compiled:

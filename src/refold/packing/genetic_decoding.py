@@ -12,8 +12,8 @@ from __future__ import annotations
 import cython
 import numpy as np
 
+from refold.arrays import view
 from refold.model import WHOLE
-from refold.packing.bits import view
 from refold.packing.layout import GPU_MASK, GPUS, NODE, UP, WHOLE_FREE, Bools, Ints
 
 if not cython.compiled:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import cython
 import numpy as np
 
+from refold.arrays import view
 from refold.model import WHOLE
-from refold.packing.bits import view
 from refold.packing.layout import GPU_MASK, GPUS, LOOSEST, NODE, TIGHTEST, Bools, Floats, Ints
 
 if not cython.compiled:

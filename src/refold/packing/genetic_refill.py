@@ -10,8 +10,8 @@ import cython
 import numpy as np
 from numpy.typing import NDArray
 
+from refold.arrays import view
 from refold.model import WHOLE
-from refold.packing.bits import view
 from refold.packing.layout import CPU_FREE, FIRST_GPU, GPU_MASK, GPUS, MILLI_FREE, NODE, Floats, Ints
 
 if not cython.compiled:

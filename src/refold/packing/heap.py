@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from refold.packing.bits import view
+from refold.arrays import view
 from refold.packing.layout import Floats, Ints
 
 INFINITE = np.inf

@@ -20,7 +20,8 @@ from refold.packing.layout import (
 if not cython.compiled:
     from math import nextafter
 
-    from refold.packing.bits import count_ones, view
+    from refold.arrays import view
+    from refold.packing.bits import count_ones
     from refold.packing.heap import pop, push
     from refold.packing.kernels import FreeArrays, need_at, set_free
     from refold.packing.layout import Need

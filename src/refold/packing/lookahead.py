@@ -5,8 +5,8 @@ from __future__ import annotations
 import cython
 import numpy as np
 
+from refold.arrays import view
 from refold.model import WHOLE
-from refold.packing.bits import view
 from refold.packing.layout import FIRST_GPU, GPUS, LOOSEST, POWER_TOLERANCE_WATTS, SIGNATURE, TYPE_BIT, Floats, Ints
 
 if not cython.compiled:

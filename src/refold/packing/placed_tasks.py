@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import cython
 import numpy as np
 
+from refold.arrays import view
 from refold.model import WHOLE, Demand
-from refold.packing.bits import view
 from refold.packing.demand_history import empty_demand_history, empty_score_cache
 from refold.packing.free import FreeResources
 from refold.packing.layout import GPU_MASK, NODE, Ints

@@ -10,8 +10,8 @@ from __future__ import annotations
 import cython
 import numpy as np
 
+from refold.arrays import view
 from refold.model import WHOLE, Placement, Share
-from refold.packing.bits import view
 from refold.packing.demand_history import CPU_PER_GPU, MEMORY_PER_GPU
 from refold.packing.free import indices_from_mask
 from refold.packing.layout import (

@@ -10,6 +10,7 @@ import cython
 import numpy as np
 import numpy.typing as npt
 
+from refold.arrays import view
 from refold.predict.layout import (
     ALL,
     AVERAGE_BIN,
@@ -39,7 +40,6 @@ from refold.predict.layout import (
     Hashes,
     Ints,
     Singles,
-    view,
 )
 
 if not cython.compiled:

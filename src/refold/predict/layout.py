@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
-Array = TypeVar("Array")
 Floats = npt.NDArray[np.float64]
 Singles = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.float16]
@@ -81,8 +79,3 @@ MIXING_RATE = 0.0002
 CALIBRATION_BINS = 20
 CALIBRATION_PRIOR, CALIBRATION_MEMORY = 1000.0, 20_000.0
 """Calibration: number of bins, weight of the prior in examples, and number of examples remembered."""
-
-
-def view(array: Array) -> Array:
-    """Return a view of an array whose elements are Python's numbers: kernels that are not compiled rely on these."""
-    return cast(Array, memoryview(array))  # type: ignore[arg-type]

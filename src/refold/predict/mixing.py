@@ -7,6 +7,7 @@ from math import inf
 import cython
 import numpy as np
 
+from refold.arrays import view
 from refold.predict.layout import (
     ALL,
     AVERAGE_BIN,
@@ -48,7 +49,6 @@ from refold.predict.layout import (
     Floats,
     Halves,
     Singles,
-    view,
 )
 
 if not cython.compiled:

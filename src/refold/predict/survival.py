@@ -7,7 +7,8 @@ from math import inf, pi
 import cython
 import numpy as np
 
-from refold.predict.layout import BIN_WIDTH, BINS, FIRST_EDGE, LAST_EDGE, Floats, view
+from refold.arrays import view
+from refold.predict.layout import BIN_WIDTH, BINS, FIRST_EDGE, LAST_EDGE, Floats
 
 if not cython.compiled:
     from math import exp, log, sqrt

@@ -17,6 +17,7 @@ from typing import Literal, get_args
 import cython
 import numpy as np
 
+from refold.arrays import view
 from refold.errors import BadInput, UnknownName
 from refold.model import WHOLE, Cluster
 from refold.packing import (
@@ -29,7 +30,6 @@ from refold.packing import (
     NODE,
     WHOLE_FREE,
     FreeResources,
-    view,
 )
 from refold.replays.columns import ReplayResult, TaskColumns
 from refold.simulator import RecordedSpeeds

@@ -12,9 +12,10 @@ from typing import Literal
 import cython
 import numpy as np
 
+from refold.arrays import view
 from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import Cluster
-from refold.packing import GENETIC, LEARNING_RULES, RULES, FreeResources, update_typical_demands, update_worth, view
+from refold.packing import GENETIC, LEARNING_RULES, RULES, FreeResources, update_typical_demands, update_worth
 from refold.replays.columns import ReplayResult, TaskColumns
 
 if not cython.compiled:

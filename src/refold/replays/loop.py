@@ -5,7 +5,8 @@ from __future__ import annotations
 import cython
 import numpy as np
 
-from refold.packing import INSTANCES_THAT_FIT, NODE, FreeResources, view
+from refold.arrays import view
+from refold.packing import INSTANCES_THAT_FIT, NODE, FreeResources
 from refold.replays.columns import ReplayResult, TaskColumns
 from refold.simulator import RecordedSpeeds
 

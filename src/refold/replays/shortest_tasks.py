@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from refold.packing import Ints, view
+from refold.arrays import view
+from refold.packing import Ints
 
 INFINITE = np.inf
 LONGEST = float(np.finfo(np.float64).max)

@@ -182,11 +182,10 @@ class StartForecasts(Subscriber):
             return
         import scipy.special  # noqa: F401  # it takes long to load, which must not count as the time of a simulation
 
-        is_first, begun = self._made_entry < 0, self._stopwatch()
+        begun = self._stopwatch()
         simulated = self._simulator.simulate(now, self._futures(), state.entry)
         self._estimates, self._planned_ends = simulated.start_estimates(), simulated.end_estimates()
-        self._made_at, self._made_entry = now, state.entry
-        self._cost = 0.0 if is_first else self._stopwatch() - begun  # the first one loads modules
+        self._made_at, self._made_entry, self._cost = now, state.entry, self._stopwatch() - begun
         for job_id, estimate in self._estimates.items():
             self._first.setdefault(job_id, estimate)
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import cython
 import numpy as np
 
+from refold.arrays import view
 from refold.model import Demand, Placement, Seconds
-from refold.packing import MILLI_FREE, Floats, FreeResources, mask_from_indices, view
+from refold.packing import MILLI_FREE, Floats, FreeResources, mask_from_indices
 from refold.policies import QueueOrder
 
 if not cython.compiled:

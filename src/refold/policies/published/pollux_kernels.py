@@ -19,7 +19,7 @@ from refold.packing import Bools, Floats, Ints
 if not cython.compiled:
     from math import pow
 
-    from refold.packing.bits import view
+    from refold.arrays import view
     from refold.policies.published.random_numbers import RandomNumbers
 
 Flags = NDArray[np.uint8]
