@@ -51,7 +51,7 @@ test-install: $(VENV)/installed.test  ## build the package, install it into an e
 test-train: $(VENV)/installed.test  ## test training jobs with PyTorch, which is installed if there is space; REFOLD_NO_TORCH=1 skips it
 	@if $(BIN)/python tools/install_torch.py; then \
 		echo "engines: PyTorch $$($(BIN)/python -c 'import torch; print(torch.__version__)')"; \
-		$(RUN_TESTS)/test-train.xml $(PARALLEL) --durations 10 -m 'torch and not kubernetes' tests/train tests/plans; \
+		$(RUN_TESTS)/test-train.xml $(PARALLEL) --durations 10 -m 'torch and not kubernetes' tests/train tests/planning/plans; \
 	else [ $$? -eq 3 ]; fi  # 3: not wanted or no space, which it has printed
 
 engines-kubernetes:  ## find or build the Kubernetes servers, KWOK and Kueue; takes half an hour once, and needs Go
@@ -60,7 +60,7 @@ engines-kubernetes:  ## find or build the Kubernetes servers, KWOK and Kueue; ta
 test-kubernetes: $(VENV)/installed.test  ## test against a real Kubernetes API server, which is built if needed
 	@if assets=$$($(PYTHON) tools/build_kubernetes.py); then \
 		echo "engines: $$("$$assets/kube-apiserver" --version), etcd, kube-controller-manager in $$assets"; \
-		KUBEBUILDER_ASSETS=$$assets $(RUN_TESTS)/test-kubernetes.xml --durations 10 -m kubernetes tests/backends/kubernetes; \
+		KUBEBUILDER_ASSETS=$$assets $(RUN_TESTS)/test-kubernetes.xml --durations 10 -m kubernetes tests/engines/local/kubernetes; \
 	else \
 		echo "engines: none; not tested against Kubernetes"; fi
 
@@ -70,21 +70,21 @@ engines-slurm:  ## find Slurm for test-slurm, or install Debian's packages, whic
 test-slurm: $(VENV)/installed.test  ## test against a real Slurm, which is installed if allowed
 	@if found=$$($(PYTHON) tools/install_slurm.py); then \
 		echo "engines: $$found"; \
-		REFOLD_TEST_SLURM=1 $(RUN_TESTS)/test-slurm.xml --durations 10 -m slurm tests/backends/slurm; \
+		REFOLD_TEST_SLURM=1 $(RUN_TESTS)/test-slurm.xml --durations 10 -m slurm tests/engines/local/slurm; \
 	else \
 		echo "engines: none; not tested against Slurm"; fi
 
 test-ray: $(VENV)/installed.test  ## test on a real Ray cluster of four nodes on this machine, if Ray can be installed
 	@if $(INSTALL) test-ray && found=$$($(BIN)/python -c 'import ray; print(ray.__version__)'); then \
 		echo "engines: Ray $$found"; \
-		REFOLD_TEST_RAY=1 $(RUN_TESTS)/test-ray.xml --durations 10 -m ray tests/backends/ray; \
+		REFOLD_TEST_RAY=1 $(RUN_TESTS)/test-ray.xml --durations 10 -m ray tests/engines/local/ray; \
 	else \
 		echo "engines: none; not tested on Ray"; fi
 
 test-web: $(VENV)/installed.test  ## test the web UI in a real browser, which is installed if allowed
 	@if found=$$($(PYTHON) tools/install_chromium.py) && $(INSTALL) test-web; then \
 		echo "browser: $$found"; \
-		$(RUN_TESTS)/test-web.xml --durations 10 -m browser tests/web tests/results; \
+		$(RUN_TESTS)/test-web.xml --durations 10 -m browser tests/server/web tests/simulator/results; \
 	else \
 		echo "browser: none; the web UI is not tested in one"; fi
 

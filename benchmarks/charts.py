@@ -8,7 +8,7 @@ from math import log10
 
 import numpy as np
 
-from refold.results import Axis, Frame, Plot, range_axis, svg, value_axis
+from refold.simulator.results import Axis, Frame, Plot, range_axis, svg, value_axis
 
 WIDTH = 1000.0
 

@@ -23,7 +23,7 @@ from benchmarks.result_page import FOLDER, page_parser, publish
 from benchmarks.workloads import HELIOS, TRACES, missing
 from refold.client import Client, read_address
 from refold.model import Job
-from refold.traces import read_trace
+from refold.simulator.traces import read_trace
 
 PAGE = FOLDER / "first_use.md"
 HISTORY_JOBS = 4_400

@@ -23,7 +23,7 @@ from benchmarks.result_page import FOLDER, measurement_parser, publish
 from refold.core import Entry, Event, Header, JobSubmitted, RunFinished
 from refold.journal import JournalFile
 from refold.model import Demand, Job, Tenant
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.simulator import simulate
 from refold.testing import make_cluster
 

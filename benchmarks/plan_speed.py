@@ -13,8 +13,8 @@ import numpy as np
 
 from benchmarks.measure import median_cpu_seconds
 from benchmarks.table import Row, as_text, at_least, at_most
-from refold.catalogue import find_engine, find_gpu, find_model
-from refold.perf import (
+from refold.planning.catalogue import find_engine, find_gpu, find_model
+from refold.planning.perf import (
     ModelShape,
     PlanColumns,
     TrainingSetup,
@@ -23,7 +23,7 @@ from refold.perf import (
     memory_footprint,
     step_time_parts,
 )
-from refold.plans import PackedMachines, PlanLimits, all_plans, best_plan, best_plans, gpu_curve
+from refold.planning.plans import PackedMachines, PlanLimits, all_plans, best_plan, best_plans, gpu_curve
 
 REPEATS = 9
 PLAN_COUNT = 200_000

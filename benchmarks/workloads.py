@@ -14,11 +14,11 @@ from benchmarks.measure import REPOSITORY, cpu_seconds
 from refold.core import Header, StartRun
 from refold.journal import JournalFile, read_journal
 from refold.model import Cluster, Job
-from refold.packing import FreeResources
-from refold.registry import make_policy
-from refold.replays import Experiment, find_journaled_replay
+from refold.placement import FreeResources
+from refold.policies.registry import make_policy
 from refold.simulator import simulate
-from refold.traces import enlarge, read_cluster, read_trace
+from refold.simulator.replays import Experiment, find_journaled_replay
+from refold.simulator.traces import enlarge, read_cluster, read_trace
 
 TRACES = REPOSITORY.parent / "shared" / "data" / "traces"
 HELIOS = "jobs_helios_venus.csv.gz"

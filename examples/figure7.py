@@ -24,9 +24,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from refold.catalogue import find_engine, find_gpu, find_model
 from refold.model import Link, Plan
-from refold.perf import (
+from refold.planning.catalogue import find_engine, find_gpu, find_model
+from refold.planning.perf import (
     CorrectedForm,
     Estimate,
     Fitted,
@@ -38,7 +38,7 @@ from refold.perf import (
     estimate,
     fit,
 )
-from refold.plans import best_plan
+from refold.planning.plans import best_plan
 
 MODEL, GPU, ENGINE = find_model("llama-2-7b-rubick"), find_gpu("A800-80GB"), find_engine("megatron-2023-fp32")
 NVLINK, RDMA = Link("nvlink", 200.0), Link("rdma", 100.0)

@@ -98,7 +98,7 @@ def test_there_are_no_import_cycles(modules: list[Module]) -> None:
 
 
 def test_a_facade_offers_no_name_that_a_module_beside_it_has(modules: list[Module]) -> None:
-    """`from refold.perf import fit` must not depend on whether `refold.perf.fit` has been imported."""
+    """`from refold.planning.perf import fit` must not depend on whether `refold.planning.perf.fit` has been imported."""
     wrong = [
         f"{stub}: {name}"
         for stub in SOURCE.rglob("__init__.pyi")

@@ -8,7 +8,7 @@ import pytest
 import refold
 from refold.journal import HistoryJournal
 from refold.policies.queueing import Fifo
-from refold.results import measure
+from refold.simulator.results import measure
 from refold.testing import make_cluster, make_job
 
 PUBLIC = [

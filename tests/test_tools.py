@@ -120,14 +120,14 @@ def test_the_table_of_all_suites_names_reasons(tmp_path: Path, capsys: pytest.Ca
 def test_the_tests_of_a_change_are_those_of_its_folders() -> None:
     changed = [
         "src/refold/core/scheduler.py",
-        "src/refold/backends/slurm/run_state.py",
+        "src/refold/engines/slurm/run_state.py",
         "src/refold/server/store/schema.py",
-        "tests/api/test_api.py",
+        "tests/server/http/test_api.py",
         "tests/helpers/journals.py",
         "docs/index.md",
         "src/refold/errors.py",
     ]
-    folders = ["tests/api/test_api.py", "tests/backends/slurm", "tests/core", "tests/server"]
+    folders = ["tests/server/http/test_api.py", "tests/engines/local/slurm", "tests/core", "tests/server"]
     assert affected_tests(changed) == sorted([*folders, *ALWAYS])
 
 

@@ -3,7 +3,7 @@
 Each entry of FITS names the cases, and the free constants of GPUs and engines. Efficiencies belong to a GPU type and
 are fitted once; constants of a framework are fitted to rows of that framework. Rows rejected by `is_fitted_on` are held
 out: `benchmarks.accuracy.no_samples` reports them separately. The printed values are copied to
-src/refold/catalogue/gpus.yaml and engines.yaml by hand, so that changes are reviewed.
+src/refold/planning/catalogue/gpus.yaml and engines.yaml by hand, so that changes are reviewed.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from benchmarks.accuracy.cases import (
 from benchmarks.accuracy.device import read_cases
 from benchmarks.accuracy.recipes import FITTED_RECIPES
 from benchmarks.accuracy.tables import Case, data_folder
-from refold.catalogue import find_engine, find_gpu
-from refold.perf import Efficiency, Engine, GpuSpec
+from refold.planning.catalogue import find_engine, find_gpu
+from refold.planning.perf import Efficiency, Engine, GpuSpec
 
 SHARES = {
     "matmul",

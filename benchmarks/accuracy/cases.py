@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.tables import Case
 from refold.model import RECOMPUTE, Plan
-from refold.perf import (
+from refold.planning.perf import (
     Engine,
     EstimateColumns,
     GpuSpec,

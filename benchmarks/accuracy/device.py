@@ -19,10 +19,10 @@ import msgspec
 from benchmarks.accuracy.measure_transformers import MODELS
 from benchmarks.accuracy.recipes import RECIPES, read_recipes
 from benchmarks.accuracy.tables import Case, read_table
-from refold.catalogue import find_gpu, find_model, read_samples, shape_from_config
-from refold.documents import load_yaml
 from refold.model import Plan
-from refold.perf import Measurement, ModelShape, ModuleCosts, ModuleTotals, Tuning
+from refold.model.documents import load_yaml
+from refold.planning.catalogue import find_gpu, find_model, read_samples, shape_from_config
+from refold.planning.perf import Measurement, ModelShape, ModuleCosts, ModuleTotals, Tuning
 
 HERE = Path(__file__).parent
 FILE = HERE / "h200_measured.csv"

@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.accuracy.device import measurements
 from benchmarks.accuracy.reports import run_report
 from benchmarks.table import markdown
-from refold.catalogue import find_engine, find_gpu, find_model, read_samples
-from refold.perf import (
+from refold.planning.catalogue import find_engine, find_gpu, find_model, read_samples
+from refold.planning.perf import (
     CorrectedForm,
     Form,
     Machines,

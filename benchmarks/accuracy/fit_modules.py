@@ -1,6 +1,6 @@
 """Fit the costs of traced modules to the measured steps of some: `python -m benchmarks.accuracy.fit_modules`.
 
-Constants of the GPU are those of the catalogue. The printed values are copied to `refold.perf.module_totals` and
+Constants of the GPU are those of the catalogue. The printed values are copied to `refold.planning.perf.module_totals` and
 engines.yaml by hand.
 """
 
@@ -12,8 +12,8 @@ import numpy as np
 from benchmarks.accuracy.calibrate import is_fitted_on
 from benchmarks.accuracy.cases import Batch, Vector, measured_seconds
 from benchmarks.accuracy.device import module_cases
-from refold.catalogue import find_engine, find_gpu
-from refold.perf import ModuleCosts
+from refold.planning.catalogue import find_engine, find_gpu
+from refold.planning.perf import ModuleCosts
 
 PRIOR_WEIGHT = 0.2
 """Weight of a deviation from the first guess, which few modules determine: natural logarithm."""

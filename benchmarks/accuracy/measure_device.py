@@ -20,9 +20,9 @@ from time import monotonic
 
 import msgspec
 
-from refold.catalogue import read_model, read_samples, write_samples
 from refold.model import Plan
-from refold.perf import Measurement, ModelShape
+from refold.planning.catalogue import read_model, read_samples, write_samples
+from refold.planning.perf import Measurement, ModelShape
 from refold.train import ProfileConfig, StepBudget, default_device, device_name, measure, needs_at_least_memory_of
 
 SHARE_OF_TIME = {

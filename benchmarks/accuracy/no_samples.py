@@ -28,9 +28,9 @@ from benchmarks.accuracy.device import read_cases
 from benchmarks.accuracy.reports import run_report
 from benchmarks.accuracy.tables import Case
 from benchmarks.table import Row, as_markdown, at_least, at_most, markdown
-from refold.catalogue import find_engine, find_gpu
 from refold.model import MAX_DEGREE
-from refold.plans import PlanLimits, best_plan
+from refold.planning.catalogue import find_engine, find_gpu
+from refold.planning.plans import PlanLimits, best_plan
 
 HERE = Path(__file__).parent
 MIN_GROUP_SIZE = 5

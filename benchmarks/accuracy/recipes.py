@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from benchmarks.accuracy.cases import setting_of
 from benchmarks.accuracy.tables import Case, Line, data_folder, read_lines
-from refold.catalogue import find_engine, find_gpu, find_model
 from refold.errors import UnknownName
 from refold.model import Link, Plan
-from refold.perf import Arithmetic, build_machines, model_flops
+from refold.planning.catalogue import find_engine, find_gpu, find_model
+from refold.planning.perf import Arithmetic, build_machines, model_flops
 
 ENGINE = "megatron-core"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.accuracy.tables import Case, data_folder
-from refold.perf import Measurement
+from refold.planning.perf import Measurement
 
 HERE = Path(__file__).parent
 

@@ -21,9 +21,9 @@ from benchmarks.accuracy.device import read_cases
 from benchmarks.accuracy.reports import as_measurement, run_report
 from benchmarks.accuracy.tables import Case, data_folder
 from benchmarks.table import markdown
-from refold.catalogue import find_engine, find_gpu
 from refold.model import Plan
-from refold.perf import CorrectedForm, Form, Measurement, RubickForm, TrainingSetup, fit, relative_errors
+from refold.planning.catalogue import find_engine, find_gpu
+from refold.planning.perf import CorrectedForm, Form, Measurement, RubickForm, TrainingSetup, fit, relative_errors
 
 HERE = Path(__file__).parent
 FOLDERS = {"ViT-base": "vit", "RoBERTa-large": "roberta", "BERT-336M": "bert", "T5-1.2B": "t5", "GPT-2 1.5B": "gpt2"}

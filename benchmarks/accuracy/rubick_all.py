@@ -22,7 +22,7 @@ from benchmarks.accuracy.cases import with_step_time
 from benchmarks.accuracy.device import read_cases
 from benchmarks.accuracy.reports import as_measurement, run_report
 from benchmarks.table import Row, as_markdown, at_most, markdown
-from refold.perf import (
+from refold.planning.perf import (
     Measurement,
     ModelShape,
     Parameter,

@@ -21,8 +21,8 @@ import msgspec
 from benchmarks.measure import REPOSITORY
 from refold.errors import BadFile, BadRow, BadValue, UnknownName
 from refold.model import Link, Plan, Recompute
-from refold.perf import Arithmetic, ModelShape, Tuning
-from refold.traces import plan_from_code
+from refold.planning.perf import Arithmetic, ModelShape, Tuning
+from refold.simulator.traces import plan_from_code
 
 ENGINES = {
     "nanotron": "bfloat16, gradients accumulated in single precision",

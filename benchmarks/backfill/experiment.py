@@ -14,9 +14,9 @@ import numpy as np
 from benchmarks.workloads import HELIOS, PAI, PHILLY, PHILLY_NODES, TRACES, missing, trace_slice
 from refold.core import Policy
 from refold.model import MINUTE, Cluster, Job
-from refold.packing import FreeResources
-from refold.registry import make_policy
-from refold.traces import read_cluster
+from refold.placement import FreeResources
+from refold.policies.registry import make_policy
+from refold.simulator.traces import read_cluster
 
 JOBS = 20_000
 QUICK_JOBS = 2_000

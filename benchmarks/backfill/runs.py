@@ -18,9 +18,9 @@ from benchmarks.measure import REPOSITORY
 from benchmarks.placement.result_cache import print_progress
 from refold.journal import History, HistoryJournal
 from refold.model import Job
-from refold.packing import Ints
-from refold.results import Spread, StartEstimateGroup, compute_spread, measure
+from refold.placement import Ints
 from refold.simulator import Costs, simulate
+from refold.simulator.results import Spread, StartEstimateGroup, compute_spread, measure
 
 RESULTS = REPOSITORY / "build" / "backfill"
 PROCESSES = 2

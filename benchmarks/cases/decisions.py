@@ -15,9 +15,9 @@ from benchmarks.measure import in_fresh_process
 from benchmarks.table import Row, at_most
 from refold.core import Policy, View
 from refold.model import Decision, Demand, Job
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.simulator import simulate
-from refold.traces import read_cluster
+from refold.simulator.traces import read_cluster
 
 NODES = 1_000
 RUNNING = 3_300

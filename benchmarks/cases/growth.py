@@ -8,8 +8,8 @@ from typing import NamedTuple
 from benchmarks.measure import in_fresh_process, median_cpu_seconds
 from benchmarks.table import Row, at_most
 from benchmarks.workloads import general_seconds
-from refold.replays import replay_fifo, task_columns
-from refold.traces import everyday_workload, generate, read_cluster
+from refold.simulator.replays import replay_fifo, task_columns
+from refold.simulator.traces import everyday_workload, generate, read_cluster
 
 GOAL = 12
 LOAD = 0.7

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.measure import in_fresh_process
 from benchmarks.table import Row, skipped
 from benchmarks.workloads import HELIOS, PHILLY, PHILLY_NODES, general_seconds, helios, missing, philly
-from refold.packing import RULES
+from refold.placement import RULES
 from refold.policies import POLICIES
 
 FILES = {"Philly": (PHILLY, PHILLY_NODES), "Helios": (HELIOS,)}

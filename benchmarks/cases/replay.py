@@ -24,8 +24,8 @@ from benchmarks.workloads import (
     starts_in,
 )
 from refold.model import Cluster, Demand, Job
-from refold.replays import ReplayResult, TaskColumns, replay_fifo, task_columns
-from refold.traces import read_cluster
+from refold.simulator.replays import ReplayResult, TaskColumns, replay_fifo, task_columns
+from refold.simulator.traces import read_cluster
 
 PLACEMENTS = ("first-fit", "best-fit", "tetris")
 QUICK_SLICE = 30_000

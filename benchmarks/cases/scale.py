@@ -6,11 +6,11 @@ from typing import Any, NamedTuple
 
 from benchmarks.measure import cpu_seconds, peak_memory_bytes
 from refold.journal import History, HistoryJournal
-from refold.registry import make_policy
-from refold.replays import Experiment, find_replay
-from refold.results import measure, replayed_history
+from refold.policies.registry import make_policy
 from refold.simulator import simulate
-from refold.traces import everyday_workload, generate, read_cluster
+from refold.simulator.replays import Experiment, find_replay
+from refold.simulator.results import measure, replayed_history
+from refold.simulator.traces import everyday_workload, generate, read_cluster
 
 LOAD = 0.95
 GPUS_PER_NODE = 8

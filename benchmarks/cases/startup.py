@@ -14,7 +14,7 @@ import msgspec
 
 from benchmarks.measure import AS_INSTALLED, cpu_seconds_of_command
 from benchmarks.table import Row, at_most
-from refold.api import DaemonInfo, Jobs, JobStatus
+from refold.client.api import DaemonInfo, Jobs, JobStatus
 
 FIRST_PLACEMENT = """
 from refold.model import Demand

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from benchmarks.workloads import PHILLY, missing, trace_slice
 from refold.journal import HistoryJournal
 from refold.model import HOUR, MINUTE, Demand, Job, Seconds
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.simulator import Costs, simulate
 from refold.testing import make_cluster
 

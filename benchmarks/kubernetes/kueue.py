@@ -23,7 +23,7 @@ from urllib.request import urlopen
 import yaml
 
 from benchmarks.kubernetes.processes import Process, run_process
-from refold.backends.kubernetes.api_server import ApiError, ApiServer, as_dict
+from refold.engines.kubernetes.api_server import ApiError, ApiServer, as_dict
 
 REPOSITORY = Path(__file__).parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests" / "helpers"))

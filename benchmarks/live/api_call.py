@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from benchmarks.table import Row, at_most, skipped
-from refold.api import Api, EventStream, JobStatus, NewToken, Submission, TokenAuthenticator, make_token
+from refold.client.api import JobStatus, NewToken, Submission
+from refold.server.http import Api, EventStream, TokenAuthenticator, make_token
 
 CALLS = 2_000
 REPEATS = 7

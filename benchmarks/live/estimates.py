@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.live.daemon import Daemon, run_daemon
 from benchmarks.table import Row, at_most
-from refold.api import Submission
 from refold.client import Client
+from refold.client.api import Submission
 
 FEW_JOBS, MANY_JOBS, QUICK_JOBS = 3, 10_000, 500
 FEW_GOAL_SECONDS, MANY_GOAL_SECONDS = 1.0, 3.0

@@ -13,7 +13,7 @@ import msgspec
 
 from benchmarks.live.daemon import Daemon, run_daemon
 from benchmarks.table import Row
-from refold.api import Event, JobStatus
+from refold.client.api import Event, JobStatus
 from refold.core import Entry
 from refold.model import Job
 from refold.server.store import Commit, EndedJob, NewJob, Store

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from benchmarks.live.daemon import run_daemon
 from benchmarks.table import Row, at_least
-from refold.api import Submission
 from refold.client import Address, Client
+from refold.client.api import Submission
 
 GOAL = 1_000.0
 CLIENTS = 50

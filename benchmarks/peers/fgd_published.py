@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.peers.pairwise import fitting_nodes
 from refold.model import WHOLE, Cluster, Demand, Job, Placement, Share
-from refold.packing import (
+from refold.placement import (
     DemandHistory,
     Floats,
     FreeResources,

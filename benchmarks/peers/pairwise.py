@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from refold.model import Demand, Placement, Share
-from refold.packing import (
+from refold.placement import (
     CPU_FREE,
     FIRST_GPU,
     GPUS,

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks.peers.pairwise import feasible, place_on
 from refold.model import WHOLE, Demand, Placement, Share
-from refold.packing import Floats, FreeResources
+from refold.placement import Floats, FreeResources
 
 POPULATION = 100
 GENERATIONS = 50

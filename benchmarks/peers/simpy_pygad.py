@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from benchmarks.peers.pairwise import place_on
 from benchmarks.peers.pygad_placement import MISFIT, PairSearch, gains
 from refold.model import Cluster, Job, Share
-from refold.packing import FreeResources
+from refold.placement import FreeResources
 
 
 class Result(NamedTuple):

@@ -17,10 +17,18 @@ from benchmarks.measure import REPOSITORY
 from benchmarks.table import markdown
 from refold.core import Entry, Journals, RunFinished, StartRun
 from refold.model import DAY, HOUR, MINUTE, WHOLE, Cluster, Demand, Job, Node, format_duration, mib_from_gib
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.simulator import Costs, simulate
+from refold.simulator.traces import (
+    Lognormal,
+    PoissonArrivals,
+    SizeClass,
+    WorkloadShape,
+    generate,
+    read_cluster,
+    read_trace,
+)
 from refold.testing import Audit
-from refold.traces import Lognormal, PoissonArrivals, SizeClass, WorkloadShape, generate, read_cluster, read_trace
 
 POLICIES = ("fifo", "fifo-skip", "sjf")
 LOADS = (0.7, 0.8, 0.9)

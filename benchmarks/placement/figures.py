@@ -22,10 +22,10 @@ from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import markdown
 from refold.core import Entry, RunFinished, StartRun
 from refold.model import DAY, HOUR, Cluster, Job
-from refold.packing import RULES, Floats
-from refold.registry import make_policy
-from refold.replays import replay_fifo, task_columns
+from refold.placement import RULES, Floats
+from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.replays import replay_fifo, task_columns
 
 PAGE = FOLDER / "placement_day.md"
 COMPARED = ("first-fit", "round-robin", "tetris", "best-fit", "fgd", *workloads.OURS)

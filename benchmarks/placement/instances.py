@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.placement import workloads
 from refold.model import WHOLE, Demand, Share
-from refold.packing import FreeResources, Placer
+from refold.placement import FreeResources, Placer
 
 MAX_FAILURES = 200
 """The machines count as full after this many pods in a row that do not fit."""

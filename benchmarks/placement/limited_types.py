@@ -22,7 +22,7 @@ from benchmarks.placement.saturation import AS_PUBLISHED, PlacementRule
 from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import markdown
 from refold.model import WHOLE, Job
-from refold.packing import FreeResources, Placer
+from refold.placement import FreeResources, Placer
 
 PAGE = FOLDER / "placement_types.md"
 PUBLISHED_PERCENT = 33

@@ -24,7 +24,7 @@ from benchmarks.placement.result_cache import cached_results
 from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import markdown
 from refold.model import Demand, Placement
-from refold.packing import CPU_FREE, GPUS, MEMORY_FREE, RULES, FreeResources, Placer
+from refold.placement import CPU_FREE, GPUS, MEMORY_FREE, RULES, FreeResources, Placer
 
 PAGE = FOLDER / "placement_optimum.md"
 LEVELS = (0.70, 0.85, 0.95, 0.99)

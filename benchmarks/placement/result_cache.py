@@ -23,7 +23,7 @@ from benchmarks.measure import REPOSITORY
 
 CACHE = REPOSITORY / "build" / "placement"
 PROCESSES = 2
-SOURCES = ("src/refold/model/*.py", "src/refold/packing/*.py", "benchmarks/placement/workloads.py")
+SOURCES = ("src/refold/model/*.py", "src/refold/placement/*.py", "benchmarks/placement/workloads.py")
 
 Case = TypeVar("Case", bound=msgspec.Struct)
 Result = TypeVar("Result", bound=msgspec.Struct)

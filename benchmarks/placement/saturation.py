@@ -20,7 +20,7 @@ from benchmarks.placement.result_cache import cached_results
 from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import markdown
 from refold.model import WHOLE, Cluster, Demand, Job, Placement
-from refold.packing import RULES, FreeResources, Placer
+from refold.placement import RULES, FreeResources, Placer
 
 PAGE = FOLDER / "placement.md"
 SEEDS = 10

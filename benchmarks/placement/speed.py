@@ -19,8 +19,8 @@ from benchmarks.placement.result_cache import print_progress
 from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import Row, as_markdown, as_plain, at_least, at_most, markdown
 from refold.model import Placement
-from refold.packing import RULES, FreeResources, Placer
-from refold.registry import make_policy
+from refold.placement import RULES, FreeResources, Placer
+from refold.policies.registry import make_policy
 from refold.simulator import simulate
 
 PAGE = FOLDER / "placement_speed.md"

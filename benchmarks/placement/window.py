@@ -24,7 +24,7 @@ from benchmarks.placement.result_cache import cached_results
 from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import markdown
 from refold.model import Demand, Placement
-from refold.packing import RULES, Placer, Random, best_pair
+from refold.placement import RULES, Placer, Random, best_pair
 
 PAGE = FOLDER / "placement_window.md"
 LEVELS = (0.70, 0.85, 0.95, 0.99)

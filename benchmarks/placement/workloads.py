@@ -22,8 +22,8 @@ import numpy as np
 
 from benchmarks.accuracy.tables import data_folder
 from refold.model import DAY, WHOLE, Cluster, Demand, Job
-from refold.packing import Placer
-from refold.traces import Trace, enlarge, read_cluster, read_trace
+from refold.placement import Placer
+from refold.simulator.traces import Trace, enlarge, read_cluster, read_trace
 
 VARIANTS = ("default", "gpushare40", "gpushare100", "gpuspec33", "multigpu30")
 """Pod lists of openb: original; 40 % and 100 % of GPU pods share GPUs; 33 % require GPU types; 30 % multi-GPU."""

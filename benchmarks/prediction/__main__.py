@@ -20,7 +20,7 @@ from benchmarks.result_page import FOLDER, page_parser, publish
 from benchmarks.workloads import TRACES
 from refold.model import HOUR, Job
 from refold.predict import Floats
-from refold.research import (
+from refold.simulator.research import (
     COMPARATORS,
     QUANTILE_LEVELS,
     RECHECK_SECONDS,
@@ -32,7 +32,7 @@ from refold.research import (
     pinball_loss,
     score,
 )
-from refold.traces import read_trace
+from refold.simulator.traces import read_trace
 
 PAGE = FOLDER / "prediction.md"
 FILES = {

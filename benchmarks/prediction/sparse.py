@@ -19,9 +19,9 @@ from benchmarks.prediction.__main__ import FILES
 from benchmarks.result_page import FOLDER, page_parser, publish
 from benchmarks.workloads import TRACES
 from refold.model import DAY, Job
-from refold.packing import Ints
-from refold.research import Evaluation, PredictorQuantiles, Score, evaluate_at_submission, score
-from refold.traces import read_trace
+from refold.placement import Ints
+from refold.simulator.research import Evaluation, PredictorQuantiles, Score, evaluate_at_submission, score
+from refold.simulator.traces import read_trace
 
 PAGE = FOLDER / "prediction_sparse.md"
 MIN_JOBS = 5

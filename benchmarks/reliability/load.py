@@ -27,7 +27,7 @@ import real_daemon
 from load_generator import Load, LoadResult, submit_load
 from real_daemon import RealDaemon
 
-from refold.api import V1
+from refold.client.api import V1
 
 CLIENTS = 50
 PROCESSES = 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from refold.api import Submission
-from refold.api.calls import MAX_SUBMISSIONS
 from refold.client import Client
+from refold.client.api import Submission
+from refold.client.api.calls import MAX_SUBMISSIONS
 
 POLICIES = ("fifo", "easy", "refold")
 

@@ -22,10 +22,10 @@ from benchmarks.scheduling import testbed
 from benchmarks.table import markdown
 from refold.core import Event, JobSubmitted, Policy, RunStopped, Scheduler, StopRun, View, Woke
 from refold.model import NO_CHANGE, Cluster, Decision, Demand, GpuType, Job, Node, mib_from_gib, milli_from_number
-from refold.plans import Speeds
+from refold.planning.plans import Speeds
 from refold.policies.common import Draft
-from refold.registry import default_settings, make_policy
-from refold.research import OptimumSearch, gap_between, throughput_of
+from refold.policies.registry import default_settings, make_policy
+from refold.simulator.research import OptimumSearch, gap_between, throughput_of
 
 INSTANCES = 200
 SEED = 7

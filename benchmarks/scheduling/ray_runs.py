@@ -13,7 +13,7 @@ import msgspec
 from benchmarks.measure import REPOSITORY
 from benchmarks.scheduling import runs
 from benchmarks.scheduling.runs import Scenario, Summary
-from refold.backends.ray import RayTasks, connected, load_ray
+from refold.engines.ray import RayTasks, connected, load_ray
 
 
 def simulate_on_ray(scenarios: Iterable[Scenario]) -> None:

@@ -26,11 +26,11 @@ from benchmarks.measure import REPOSITORY
 from benchmarks.scheduling import testbed, variants
 from refold.journal import History, HistoryJournal
 from refold.model import HOUR, Cluster, Job, Tenant
-from refold.plans import Speeds
+from refold.planning.plans import Speeds
 from refold.policies import POLICIES
-from refold.registry import default_settings, make_policy
-from refold.results import compute_spread, find_violations, measure
+from refold.policies.registry import default_settings, make_policy
 from refold.simulator import Costs, MeasuredSpeeds, simulate
+from refold.simulator.results import compute_spread, find_violations, measure
 
 CACHE = REPOSITORY / "build" / "scheduling"
 PROCESSES = 2
@@ -44,15 +44,15 @@ SLOWEST_POLICY = "pollux"
 COMMON_DEPENDENCIES = (
     "refold.simulator.simulation",
     "refold.simulator.measured_speeds",
-    "refold.results.measures",
-    "refold.results.guarantees",
+    "refold.simulator.results.measures",
+    "refold.simulator.results.guarantees",
     "benchmarks.scheduling.runs",
     "benchmarks.scheduling.testbed",
     "benchmarks.scheduling.variants",
 )
 """Modules on which the results of every policy depend."""
 
-IGNORED_MODULES = ("refold.policies", "refold.registry")
+IGNORED_MODULES = ("refold.policies", "refold.policies.registry")
 """Tables of names, in which a new line does not change any result."""
 
 

@@ -40,9 +40,9 @@ from refold.core import (
     Woke,
 )
 from refold.model import Cluster, Decision, Job, Seconds
-from refold.plans import Speeds
+from refold.planning.plans import Speeds
 from refold.policies.queueing import FifoSkip
-from refold.registry import default_settings
+from refold.policies.registry import default_settings
 from refold.simulator import Costs, simulate
 
 ARTIFACT_SECONDS, ARTIFACT_BYTES = 80.0, 2.7e9

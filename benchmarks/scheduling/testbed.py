@@ -20,12 +20,20 @@ import msgspec
 from benchmarks.accuracy.device import read_cases
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.measure import REPOSITORY
-from refold.catalogue import find_engine, find_gpu, find_model, write_samples
 from refold.model import Cluster, GpuType, Job, Link, Node, Tenant, mib_from_gib, milli_from_number
-from refold.perf import CorrectedForm, Fitted, Machines, Measurement, TrainingSetup, choose_samples_adaptively, fit
-from refold.plans import Knowledge, Speeds
+from refold.planning.catalogue import find_engine, find_gpu, find_model, write_samples
+from refold.planning.perf import (
+    CorrectedForm,
+    Fitted,
+    Machines,
+    Measurement,
+    TrainingSetup,
+    choose_samples_adaptively,
+    fit,
+)
+from refold.planning.plans import Knowledge, Speeds
 from refold.simulator import MeasuredSpeeds, RecordedSpeeds
-from refold.traces import Trace, read_trace, write_cluster, write_trace
+from refold.simulator.traces import Trace, read_trace, write_cluster, write_trace
 
 WORKLOADS = {
     "ViT-base": ("vit", "vit-base-16"),

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from refold.model import Job, Plan
-from refold.perf import TrainingSetup
-from refold.plans import Knowledge, Layout, Speed, Speeds
+from refold.planning.perf import TrainingSetup
+from refold.planning.plans import Knowledge, Layout, Speed, Speeds
 from refold.simulator import SpeedModel
 
 LARGE = ("llama7", "llama30")

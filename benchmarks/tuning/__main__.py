@@ -12,7 +12,7 @@ from benchmarks.tuning.page import GainRow, SearchRow, render
 from benchmarks.tuning.searches import HALVING, RANDOM, TPE, has_optuna, run_search
 from benchmarks.workloads import missing
 from refold.policies import POLICIES
-from refold.tuning import OBJECTIVES, Budget, Goal, ReportPolicy
+from refold.simulator.tuning import OBJECTIVES, Budget, Goal, ReportPolicy
 
 PAGE = FOLDER / "tuning.md"
 STUDIES = REPOSITORY / "build" / "tuning"

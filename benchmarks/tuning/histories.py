@@ -15,9 +15,9 @@ from refold.cli import start_tuning_runs, study_inputs
 from refold.cli.inputs import Workload
 from refold.cli.views.output import ignore_progress
 from refold.model import DAY
-from refold.registry import default_settings, make_policy, setting_ranges
-from refold.traces import read_cluster, read_trace
-from refold.tuning import Space, Split, Study, TunedPolicy, Tuner, split_history
+from refold.policies.registry import default_settings, make_policy, setting_ranges
+from refold.simulator.traces import read_cluster, read_trace
+from refold.simulator.tuning import Space, Split, Study, TunedPolicy, Tuner, split_history
 
 REPORT_SHARE = 0.4
 

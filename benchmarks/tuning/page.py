@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.tuning.histories import describe
 from refold.cli.views import describe_verdict, format_ratio
 from refold.model import format_duration
-from refold.tuning import MEASURES, TuningResult
+from refold.simulator.tuning import MEASURES, TuningResult
 
 
 class GainRow(NamedTuple):

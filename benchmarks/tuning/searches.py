@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from refold.policies import Range
-from refold.tuning import Evaluated, Objective, Search, Space, TunedPolicy, Tuner, expected_slices
+from refold.simulator.tuning import Evaluated, Objective, Search, Space, TunedPolicy, Tuner, expected_slices
 
 HALVING, RANDOM, TPE = "refold tune", "random search", "TPE (Optuna)"
 

@@ -5,7 +5,7 @@ refold compare --policies fifo,fifo-skip,examples/policies/widest_first.py
 
 from refold.core import View
 from refold.model import Allocation, Decision, Reason, Start, Wait
-from refold.packing import Placer
+from refold.placement import Placer
 
 
 class WidestFirst:

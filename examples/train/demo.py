@@ -38,9 +38,9 @@ from refold.core import JobSubmitted, RunFinished, RunProgressed, RunStopped, St
 from refold.errors import BadJournal, NoDaemon, RefoldError
 from refold.journal import check_replay, read_journal
 from refold.model import Job, Plan
-from refold.perf import Measurement
-from refold.plans import Knowledge, Speeds
-from refold.registry import make_policy
+from refold.planning.perf import Measurement
+from refold.planning.plans import Knowledge, Speeds
+from refold.policies.registry import make_policy
 from refold.simulator import Costs, ModelledSpeeds, RecordedSpeeds, simulate
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from refold.catalogue import engines, gpu_names, model_names
+from refold.planning.catalogue import engines, gpu_names, model_names
 
 TextOf = Callable[..., str]
 JsonOf = Callable[..., Any]

@@ -11,9 +11,9 @@ import pytest
 
 from refold.journal.files import read_journal
 from refold.model import Plan
-from refold.plans.speeds import Speeds
+from refold.planning.plans.speeds import Speeds
+from refold.simulator.traces.formats import read_cluster
 from refold.testing import make_job
-from refold.traces.formats import read_cluster
 
 TextOf = Callable[..., str]
 JsonOf = Callable[..., Any]

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from refold import replays
 from refold.cli import parallel_runs
 from refold.cli.inputs.policy_choice import parse_policy
 from refold.cli.inputs.workload import Workload
+from refold.policies.registry import default_policies
 from refold.policies.table import POLICIES
-from refold.registry import default_policies
-from refold.simulator import Costs
+from refold.simulator import Costs, replays
+from refold.simulator.traces.formats import read_trace
 from refold.testing import make_cluster
-from refold.traces.formats import read_trace
 
 TextOf = Callable[..., str]
 JsonOf = Callable[..., Any]

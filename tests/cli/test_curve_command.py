@@ -13,10 +13,10 @@ from xml.etree import ElementTree
 import pytest
 from typer.testing import Result
 
-from refold.catalogue import find_gpu
 from refold.cli.inputs.hardware import GpuPool, parse_gpu_pools
 from refold.model import Link
-from refold.results.plan_curve_chart import CurveChart, CurveStep, StepCurve, render_page
+from refold.planning.catalogue import find_gpu
+from refold.simulator.results.plan_curve_chart import CurveChart, CurveStep, StepCurve, render_page
 
 TextOf = Callable[..., str]
 JsonOf = Callable[..., Any]

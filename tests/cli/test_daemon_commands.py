@@ -11,10 +11,10 @@ import pytest
 from fake_service import MEMBER, NOW, OTHER, OWNER, READER, FakeServer, FakeService
 from typer.testing import Result
 
-from refold.api.wire import GpuStatus, NodeStatus, StartAccuracy, Submission, TenantStatus
 from refold.cli.daemon_arguments import complete_jobs, complete_tenants, complete_tokens
 from refold.cli.daemon_client import list_jobs
 from refold.cli.views.times import format_clock, format_clock_near
+from refold.client.api.wire import GpuStatus, NodeStatus, StartAccuracy, Submission, TenantStatus
 from refold.client.client import Client
 
 TextOf = Callable[..., str]

@@ -11,12 +11,12 @@ from fake_service import FakeServer, FakeService
 from hypothesis import given, strategies as st
 from typer.testing import Result
 
-from refold.api.queries import LogsQuery
-from refold.api.roles import Caller
-from refold.api.wire import Logs, Submission
 from refold.cli.commands import logs
 from refold.cli.views import screen
 from refold.cli.views.sanitize import Sanitizer
+from refold.client.api.queries import LogsQuery
+from refold.client.api.roles import Caller
+from refold.client.api.wire import Logs, Submission
 from refold.errors import NotFound
 
 TextOf = Callable[..., str]

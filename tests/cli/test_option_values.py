@@ -11,7 +11,6 @@ import pytest
 from fake_service import FakeServer
 from typer.testing import CliRunner
 
-from refold.api.wire import Submission
 from refold.cli import options
 from refold.cli.commands import cancel
 from refold.cli.experiment_options import CostOptions, FaultOptions, NeverEndingOptions, OverheadOptions
@@ -19,6 +18,7 @@ from refold.cli.inputs.policy_choice import check_spread_power, parse_policies, 
 from refold.cli.options import check_watch, make_folder, parse_settings, parse_watch_rules, require_option
 from refold.cli.policy_guard import PolicyFailed, make_guarded_policy
 from refold.cli.typer_app import app
+from refold.client.api.wire import Submission
 from refold.core import JobSubmitted, Scheduler
 from refold.errors import BadFile, BadInput, RefoldError
 from refold.simulator import Costs

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from fake_service import FakeServer
 
-from refold.api import Submission
 from refold.cli.app import main
 from refold.cli.plain_queue import QueueRequest, parse_queue_words
+from refold.client.api import Submission
 
 TextOf = Callable[..., str]
 

@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from refold import catalogue
-from refold.catalogue import find_gpu
 from refold.cli.inputs.plan_request import (
     DEFAULT_ENGINE,
     MachineOptions,
@@ -25,8 +23,10 @@ from refold.cli.inputs.plan_request import (
     parse_network,
     parse_pins,
 )
-from refold.perf.hardware import build_machines
-from refold.plans import Pins
+from refold.planning import catalogue
+from refold.planning.catalogue import find_gpu
+from refold.planning.perf.hardware import build_machines
+from refold.planning.plans import Pins
 
 TextOf = Callable[..., str]
 JsonOf = Callable[..., Any]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from refold.packing import RULES
+from refold.placement import RULES
 from refold.policies.table import POLICIES
 
 TextOf = Callable[..., str]

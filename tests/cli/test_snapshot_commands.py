@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from fake_service import MEMBER, FakeServer, FakeService
 
-from refold.api.queries import SnapshotQuery
-from refold.api.roles import Caller
-from refold.api.wire import Submission, TimeEstimate
+from refold.client.api.queries import SnapshotQuery
+from refold.client.api.roles import Caller
+from refold.client.api.wire import Submission, TimeEstimate
 from refold.core import Entry, Header
 from refold.core.events import JobContinued, JobHeld, JobSubmitted, PastJob, RunAdopted
 from refold.core.orders import StartRun

@@ -15,11 +15,11 @@ from fake_service import FakeServer
 from typer.core import TyperGroup
 from typer.main import get_command
 
-from refold.api.wire import Submission
 from refold.cli import lazy_group
 from refold.cli.typer_app import UsageError, app
 from refold.cli.views.output import output_width, print_json, print_line, printable
 from refold.cli.views.tables import Column, Table, print_tables
+from refold.client.api.wire import Submission
 
 TextOf = Callable[..., str]
 ROOT = Path(__file__).parents[2]
@@ -91,7 +91,7 @@ def test_help_lists_every_command_in_sections(stdout_of: TextOf) -> None:
     ]
 
 
-HEAVY = ("numpy", "rich", "refold.core", "refold.packing", "refold.policies")
+HEAVY = ("numpy", "rich", "refold.core", "refold.placement", "refold.policies")
 PROGRAM = (
     "import sys; from refold.cli.app import _run; status = _run();"
     f"print([name for name in {HEAVY} if name in sys.modules], status, file=sys.stderr)"

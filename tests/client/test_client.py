@@ -15,11 +15,12 @@ import pytest
 from fake_service import MEMBER, NOW, OWNER, READER, FakeServer, serve
 
 import refold
-from refold.api import wire
-from refold.api.calls import CALLS
-from refold.api.wire import Event, Submission
 from refold.client.address import write_address
+from refold.client.api import wire
+from refold.client.api.calls import CALLS
+from refold.client.api.wire import Event, Submission
 from refold.client.client import Client
+from refold.client.jobspec.submission import make_submission
 from refold.client.replies import error_from_reply
 from refold.errors import (
     BadField,
@@ -35,7 +36,6 @@ from refold.errors import (
     Unavailable,
     WaitTimeout,
 )
-from refold.jobspec.submission import make_submission
 from refold.model import Plan
 
 

@@ -14,12 +14,11 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 import pytest
 
-from refold.api import CALLS, HTTP_STATUS, Event
-from refold.api.event_stream import format_event, format_heartbeat
-from refold.api.signatures import IDENTITY_PATH, hash_token, prove_server, token_id
-from refold.api.wire import DaemonInfo, Problem
 from refold.client import Client
 from refold.client.address import Address
+from refold.client.api import CALLS, HTTP_STATUS, Event
+from refold.client.api.signatures import IDENTITY_PATH, hash_token, prove_server, token_id
+from refold.client.api.wire import DaemonInfo, Problem
 from refold.client.connection import Connection, request_target
 from refold.client.replies import error_from_reply
 from refold.errors import (
@@ -35,6 +34,7 @@ from refold.errors import (
     Unauthenticated,
     Unavailable,
 )
+from refold.server.http.event_stream import format_event, format_heartbeat
 
 INFO = msgspec.json.encode(DaemonInfo("1", "here", "fifo", 1, 4, 4.0, 0, 0, 5.0, 1.0))
 TOKEN = b'{"token": "rf_new", "name": "new"}'

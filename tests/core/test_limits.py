@@ -23,10 +23,10 @@ from refold.core.events import (
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
 from refold.model import Cluster, Decision, Job, Reason, Reshape, Start, Tenant, Wait
-from refold.plans.speeds import Speeds
+from refold.planning.plans.speeds import Speeds
 from refold.policies.common.options import allowed_gpu_range
 from refold.policies.queueing.fifo import FifoSkip
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.simulator import Costs, RecordedSpeeds, simulate
 from refold.simulator.modelled_speeds import ModelledSpeeds
 from refold.testing import Audit, make_cluster, make_job, reshapable_workload

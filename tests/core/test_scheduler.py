@@ -20,19 +20,8 @@ from refold.core.events import (
 )
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
-from refold.model import (
-    Allocation,
-    Decision,
-    Demand,
-    Reason,
-    Reshape,
-    Share,
-    Start,
-    StartEstimate,
-    Stop,
-    Wait,
-)
-from refold.packing import Placer
+from refold.model import Allocation, Decision, Demand, Reason, Reshape, Share, Start, StartEstimate, Stop, Wait
+from refold.placement import Placer
 from refold.policies.queueing.fifo import Fifo
 from refold.testing import Audit, make_cluster, make_job
 

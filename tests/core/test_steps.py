@@ -39,7 +39,7 @@ from refold.model import (
     Stop,
     Wait,
 )
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.queueing.fifo import FifoSkip
 from refold.testing import make_cluster, make_job
 

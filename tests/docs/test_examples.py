@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from refold.backends.local.backend import local_cluster
+from refold.client.jobspec.jobs_file import read_jobs
 from refold.core import ListJournal
 from refold.core.orders import StartRun
-from refold.jobspec.jobs_file import read_jobs
+from refold.engines.local.backend import local_cluster
 from refold.policies.backfill.backfill import Easy
 from refold.simulator import simulate
 

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from refold.api.wire import JobStatus
+from refold.client.api.wire import JobStatus
 from refold.model import Reason
 from refold.server.config.settings import NotificationKind
 from refold.server.job_table import NoticeKind

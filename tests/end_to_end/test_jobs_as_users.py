@@ -14,8 +14,8 @@ from real_daemon import kill_runs, wait_until
 from shared_daemon import SharedDaemon
 
 import refold
-from refold.backends.local.process import read_process
 from refold.client import Client
+from refold.engines.local.process import read_process
 from refold.errors import BadInput
 
 pytestmark = needs_root

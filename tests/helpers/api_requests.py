@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import msgspec
 from fake_service import OWNER
 
-from refold.api.app import Api
-from refold.api.wire import Problem
+from refold.client.api.wire import Problem
+from refold.server.http.app import Api
 
 Headers = Sequence[tuple[str, str]]
 

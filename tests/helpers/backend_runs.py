@@ -8,12 +8,12 @@ from typing import Any
 
 from kubernetes_daemon import PODS
 
-from refold.backends.kubernetes.api_server import ApiServer, ObjectList
-from refold.backends.kubernetes.backend import KubernetesBackend, OwnJobs
-from refold.backends.kubernetes.mirror import Mirror
-from refold.backends.kubernetes.nodes import map_nodes
-from refold.backends.kubernetes.objects import Pod
 from refold.core import Event
+from refold.engines.kubernetes.api_server import ApiServer, ObjectList
+from refold.engines.kubernetes.backend import KubernetesBackend, OwnJobs
+from refold.engines.kubernetes.mirror import Mirror
+from refold.engines.kubernetes.nodes import map_nodes
+from refold.engines.kubernetes.objects import Pod
 
 TIMEOUT_SECONDS = 120.0
 

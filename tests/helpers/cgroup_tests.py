@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from refold.backends.local.cgroup_mounts import Hierarchy, find_hierarchies
-from refold.backends.local.cgroups import Cgroups, open_cgroups
+from refold.engines.local.cgroup_mounts import Hierarchy, find_hierarchies
+from refold.engines.local.cgroups import Cgroups, open_cgroups
 
 KINDS = ("v2", "v1", "all")
 """Which hierarchies of this machine a test uses: that of version 2, those of version 1, or all of them."""

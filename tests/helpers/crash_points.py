@@ -16,10 +16,11 @@ from typing import Any
 
 import msgspec
 
-from refold.backends.local import backend as local_backend, gang, instance, process_host, run_files, shim
 from refold.core.events import RunFailed, RunFinished, RunStopped
 from refold.core.orders import StartRun
+from refold.engines.local import backend as local_backend, gang, instance, process_host, shim
 from refold.server import daemon, inbox, loop, recovery
+from refold.server.output import run_files
 from refold.server.store import store
 from refold.server.subscribers import LoopStep
 

@@ -1,6 +1,6 @@
 """Markers of tests that need an engine: `make test` deselects these, and the suite of the engine selects them.
 
-Without a selection (`pytest tests/backends`) such a test is skipped, with a reason, if its engine is not there.
+Without a selection (`pytest tests/engines/local`) such a test is skipped, with a reason, if its engine is not there.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from uuid import uuid4
 from http_answers import send_answer, write_kubeconfig
 from kubernetes_objects import Json
 
-from refold.backends.kubernetes.access import Access
-from refold.backends.kubernetes.api_server import ApiServer
+from refold.engines.kubernetes.access import Access
+from refold.engines.kubernetes.api_server import ApiServer
 
 POLL_SECONDS = 0.02
 

@@ -13,16 +13,12 @@ from typing import TypeVar
 import msgspec
 import uvicorn
 
-from refold.api import CancelQuery, DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery, TimelineQuery
-from refold.api.app import Api
-from refold.api.asgi import DEFAULT_BODY_LIMITS, BodyLimits
-from refold.api.calls import ENDED_STATES, Service
-from refold.api.event_stream import EventStream
-from refold.api.hosts import AllowedHosts
-from refold.api.roles import Caller
-from refold.api.signatures import hash_token
-from refold.api.tokens import StoredToken, TokenAuthenticator, make_token
-from refold.api.wire import (
+from refold.client.address import Address
+from refold.client.api import CancelQuery, DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery, TimelineQuery
+from refold.client.api.calls import ENDED_STATES, Service
+from refold.client.api.roles import Caller
+from refold.client.api.signatures import hash_token
+from refold.client.api.wire import (
     Alert,
     Catalogue,
     CreatedToken,
@@ -60,11 +56,15 @@ from refold.api.wire import (
     WhatIf,
     WhatIfOutcome,
 )
-from refold.client.address import Address
 from refold.errors import Conflict, Forbidden, NotFound
 from refold.model import parse_array, parse_dependency, task_id
+from refold.server.http.app import Api
+from refold.server.http.asgi import DEFAULT_BODY_LIMITS, BodyLimits
+from refold.server.http.event_stream import EventStream
+from refold.server.http.hosts import AllowedHosts
+from refold.server.http.tokens import StoredToken, TokenAuthenticator, make_token
 from refold.server.planner import Planner, search_plans
-from refold.web import WebFiles
+from refold.server.web import WebFiles
 
 NOW = 1_800_000_000.0
 OWNER, MEMBER, READER, OTHER = "rf_owner", "rf_member", "rf_reader", "rf_other"

@@ -7,9 +7,9 @@ import numpy as np
 
 from refold.journal import History, HistoryJournal, RunColumns
 from refold.model import Cluster, Job
-from refold.registry import make_policy
-from refold.results import measure
+from refold.policies.registry import make_policy
 from refold.simulator import NO_COSTS, Costs, simulate
+from refold.simulator.results import measure
 
 
 def simulated_history(

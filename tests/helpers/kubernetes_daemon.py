@@ -16,8 +16,8 @@ from kubernetes_objects import Json
 from kubernetes_servers import KubernetesServers
 from served_daemon import ServedDaemon
 
-from refold.backends.kubernetes.api_server import ApiError, ApiServer, ObjectList
-from refold.backends.kubernetes.objects import Pod
+from refold.engines.kubernetes.api_server import ApiError, ApiServer, ObjectList
+from refold.engines.kubernetes.objects import Pod
 
 WAIT_SECONDS = 120.0
 """How long a test waits at most: much longer than on a machine that is not busy."""

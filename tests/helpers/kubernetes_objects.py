@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from refold.backends.kubernetes.objects import Node, Pod
+from refold.engines.kubernetes.objects import Node, Pod
 
 Json = dict[str, Any]
 

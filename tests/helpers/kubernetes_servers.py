@@ -13,8 +13,8 @@ from typing import Any
 
 from http_answers import write_kubeconfig
 
-from refold.backends.kubernetes.access import read_kubeconfig
-from refold.backends.kubernetes.api_server import ApiError, ApiServer
+from refold.engines.kubernetes.access import read_kubeconfig
+from refold.engines.kubernetes.api_server import ApiError, ApiServer
 
 ADMIN_TOKEN = "admin-token"
 READY_SECONDS = 90.0

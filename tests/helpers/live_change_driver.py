@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from refold.backends.local import LocalBackend
 from refold.core import Event, RunStopped, StartRun, StopRun
+from refold.engines.local import LocalBackend
 from refold.model import Allocation, Job, Plan, Share
 
 ALLOCATIONS = (Allocation((Share(0, (0, 1)),), Plan(data=2)), Allocation((Share(0, (0,)),), Plan()))

@@ -7,16 +7,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from refold.backends.backend import Backend, Report
-from refold.backends.local.backend import LocalBackend, local_cluster
 from refold.core import Entry, Header, Journal, ListJournal, Policy, Scheduler, View
 from refold.core.events import RunFinished, RunStarted, RunStopped
 from refold.core.orders import Order, StartRun, StopRun
 from refold.core.scheduler import raise_rejection
+from refold.engines.local.backend import LocalBackend, local_cluster
 from refold.errors import BadDecision
 from refold.journal.files import JournalFile, read_journal
 from refold.model import Demand, Job
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
+from refold.server.backend import Backend, Report
 from refold.server.batch import BatchRun, JobOutcome
 from refold.server.clock import WallClock
 from refold.server.subscribers import LoopStep

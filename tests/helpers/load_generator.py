@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from refold.api.calls import V1
-from refold.api.wire import Submission
+from refold.client.api.calls import V1
+from refold.client.api.wire import Submission
 
 
 class Load(msgspec.Struct, frozen=True):

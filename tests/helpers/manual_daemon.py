@@ -11,20 +11,20 @@ from typing import Any, Self
 
 from loop_setups import ManualClock, UnreliableBackend
 
-from refold.api.event_stream import EventStream
-from refold.api.roles import Caller
-from refold.api.tokens import StoredToken
-from refold.api.wire import Submission
+from refold.client.api.roles import Caller
+from refold.client.api.wire import Submission
 from refold.core import Header
 from refold.core.events import Event, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision
 from refold.model import Cluster, Node, Preemption
 from refold.model.units import HOUR
-from refold.registry import make_policy, queue_order
+from refold.policies.registry import make_policy, queue_order
 from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
+from refold.server.http.event_stream import EventStream
+from refold.server.http.tokens import StoredToken
 from refold.server.inbox import Inbox
 from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries

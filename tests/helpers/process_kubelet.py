@@ -18,10 +18,10 @@ import msgspec
 from container_logs import ContainerLogs
 from kubernetes_objects import Json, node_json
 
-from refold.backends.kubernetes.api_server import ApiError, ApiServer
-from refold.backends.kubernetes.nodes import down_reason
-from refold.backends.kubernetes.objects import Metadata, Node
-from refold.backends.kubernetes.reflector import Reflector
+from refold.engines.kubernetes.api_server import ApiError, ApiServer
+from refold.engines.kubernetes.nodes import down_reason
+from refold.engines.kubernetes.objects import Metadata, Node
+from refold.engines.kubernetes.reflector import Reflector
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 HEARTBEAT_SECONDS = 2.0

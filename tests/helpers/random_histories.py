@@ -25,7 +25,7 @@ from refold.core.events import (
 )
 from refold.core.orders import StartRun, StopRun
 from refold.model import NO_CHANGE, Allocation, Cluster, Decision, Job, Reason, Reshape, Share, Start
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.queueing.fifo import Fifo
 from refold.testing import Audit, make_cluster, make_job
 from refold.testing.disturbances import unfinished_jobs

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ray_cluster import RayCluster
 
-from refold.backends import Report
-from refold.backends.ray import RayBackend, RayNodes, map_nodes, read_nodes
+from refold.engines.ray import RayBackend, RayNodes, map_nodes, read_nodes
+from refold.server import Report
 from refold.testing.backend_contract import BackendContract
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from refold.backends.ray.tasks import load_ray
+from refold.engines.ray.tasks import load_ray
 
 GPUS = 8
 CPUS = 4

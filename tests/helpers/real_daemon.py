@@ -223,9 +223,9 @@ def _import_policies() -> None:
     """Import what daemons need, once for all of them: without root, the interpreter's files may not be readable."""
     import uvloop  # noqa: F401
 
-    from refold.backends.local import local_cluster
-    from refold.catalogue import find_gpu
-    from refold.registry import make_policy
+    from refold.engines.local import local_cluster
+    from refold.planning.catalogue import find_gpu
+    from refold.policies.registry import make_policy
     from refold.server.config import Config, PolicyConfig
     from refold.server.config.reader import parse_config  # noqa: F401
     from refold.server.monitor import machine  # noqa: F401

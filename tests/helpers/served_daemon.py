@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from refold.api.wire import JobStatus
 from refold.client.address import read_address
+from refold.client.api.wire import JobStatus
 from refold.client.client import Client
 from refold.errors import NoDaemon
 

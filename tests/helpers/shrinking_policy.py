@@ -2,7 +2,7 @@
 
 from refold.core import View
 from refold.model import Allocation, Decision, Job, Plan, Reason, Reshape, Share, Start, Wait
-from refold.packing import Placer
+from refold.placement import Placer
 
 
 class Shrinking:

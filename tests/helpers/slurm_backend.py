@@ -8,14 +8,14 @@ from pathlib import Path
 
 from slurm_servers import SlurmServers
 
-from refold.backends import Report
-from refold.backends.slurm.backend import SlurmBackend
-from refold.backends.slurm.cluster import SlurmCluster, map_nodes
-from refold.backends.slurm.held_pool import Pool
-from refold.backends.slurm.node_records import read_nodes
-from refold.backends.slurm.pool import PoolSettings
-from refold.backends.slurm.programs import Programs
-from refold.backends.slurm.requests import SlurmSettings
+from refold.engines.slurm.backend import SlurmBackend
+from refold.engines.slurm.cluster import SlurmCluster, map_nodes
+from refold.engines.slurm.held_pool import Pool
+from refold.engines.slurm.node_records import read_nodes
+from refold.engines.slurm.pool import PoolSettings
+from refold.engines.slurm.programs import Programs
+from refold.engines.slurm.requests import SlurmSettings
+from refold.server import Report
 from refold.testing.backend_contract import BackendContract, BackendHarness
 
 POLL_SECONDS = 0.2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from refold.backends.slurm.job_records import COLUMNS
-from refold.backends.slurm.programs import SlurmError
+from refold.engines.slurm.job_records import COLUMNS
+from refold.engines.slurm.programs import SlurmError
 
 NOW = 1_700_000_000
 """The time at which the queue is read."""

@@ -8,8 +8,8 @@ from typing import Any
 
 from kubernetes_objects import Json
 
-from refold.backends.kubernetes.api_server import ApiError, ApiServer, as_dict
-from refold.backends.kubernetes.owner_specs import end_condition, is_suspended
+from refold.engines.kubernetes.api_server import ApiError, ApiServer, as_dict
+from refold.engines.kubernetes.owner_specs import end_condition, is_suspended
 
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
 PODS = "/api/v1/namespaces/default/pods"

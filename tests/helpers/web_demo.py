@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from fake_service import MEMBER, OWNER, READER, FakeService, known_tokens, serve
 from msgspec.structs import replace
 
-from refold.api import TimelineQuery
-from refold.api.roles import Caller
-from refold.api.wire import (
+from refold.client.api import TimelineQuery
+from refold.client.api.roles import Caller
+from refold.client.api.wire import (
     Alert,
     DaemonInfo,
     Event,

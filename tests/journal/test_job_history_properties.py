@@ -37,7 +37,7 @@ from refold.journal.history import History, Outcome
 from refold.journal.job_history import JobHistories
 from refold.journal.records import Ending, JobRecord
 from refold.model import NO_CHANGE, Allocation, Cluster, Decision, End, Flag, Job, Reason, Share, Stop, Tenant
-from refold.packing import FreeResources
+from refold.placement import FreeResources
 from refold.server.job_table import JobTable, Notice
 from refold.testing import make_cluster, make_job
 

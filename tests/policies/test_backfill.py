@@ -27,10 +27,10 @@ from refold.core.events import (
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
 from refold.model import DAY, Allocation, Cluster, Decision, Job, Reason, Share, Shortage, Start, Stop, Wait
-from refold.packing import FreeResources, Placer
+from refold.placement import FreeResources, Placer
 from refold.policies.backfill.backfill import Backfill, Conservative, Easy
 from refold.policies.backfill.bookings import Reservation
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, Stuck, simulate
 from refold.testing import Audit, make_cluster, make_job
 from refold.testing.workloads import seeded_workload

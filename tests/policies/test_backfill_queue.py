@@ -9,7 +9,7 @@ from scripted_policy import ScriptedPolicy
 
 from refold.core import Scheduler, View
 from refold.model import Demand, Share
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.backfill.bookings import Bookings
 from refold.policies.backfill.queue import LAST_POSITION, BackfillQueue, Gaps, QueuedJob, Request
 from refold.policies.backfill.sizing import JobSize

@@ -26,13 +26,13 @@ from refold.model import (
     Stop,
     Tenant,
 )
-from refold.packing import Placer
-from refold.plans.speeds import CATALOGUE_ONLY, Speeds
+from refold.placement import Placer
+from refold.planning.plans.speeds import CATALOGUE_ONLY, Speeds
 from refold.policies.common.draft import Draft, Transition, has_external_changes
 from refold.policies.common.guarantees import GuaranteeRules
 from refold.policies.common.options import Option, OptionCache
 from refold.policies.common.progress_estimator import ProgressEstimator
-from refold.policies.reshaping.ledger import NO_SHARE, Ledger, NodeShare
+from refold.policies.published.rubick.ledger import NO_SHARE, Ledger, NodeShare
 from refold.testing import make_cluster, make_job
 
 A800 = make_cluster(8, 8, types="A800-80GB", cpus=96, memory_gib=1600)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from refold.core import Policy
-from refold.packing import RULES
+from refold.placement import RULES
+from refold.policies.registry import make_policy
 from refold.policies.table import POLICIES
-from refold.registry import make_policy
 from refold.testing import PolicyContract
 
 
@@ -112,7 +112,7 @@ def test_policies_satisfy_the_contract_with_reshapable_jobs(policy: str) -> None
 
 
 RESEARCH = Path(__file__).parents[1] / "research"
-"""Tests of the policies in `refold.research`."""
+"""Tests of the policies in `refold.simulator.research`."""
 
 
 def contracts() -> Iterator[type[PolicyContract]]:

@@ -15,10 +15,10 @@ from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
 from refold.model import Allocation, Cluster, Decision, Job, Reason, Reshape, Share, Start
 from refold.model.units import WHOLE
-from refold.packing import RULES, Placer
+from refold.placement import RULES, Placer
 from refold.policies.common.defragment import MIN_STAY_FACTOR
 from refold.policies.common.moves import Moves, find_moves
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 from refold.testing.workloads import seeded_workload

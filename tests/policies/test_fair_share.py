@@ -11,9 +11,9 @@ from refold.core.events import JobSubmitted, UsageRecorded
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadValue
 from refold.model import DAY, Cluster, Job, Reason, Tenant
-from refold.plans import Speeds
+from refold.planning.plans import Speeds
 from refold.policies.common import AccountShare, FairShare
-from refold.policies.reshaping.refold import Refold
+from refold.policies.refold.policy import Refold
 from refold.simulator import Costs, RecordedSpeeds, simulate
 from refold.simulator.modelled_speeds import ModelledSpeeds
 from refold.testing import make_cluster, make_job

@@ -20,13 +20,13 @@ from msgspec.structs import replace
 from refold.core import Entry
 from refold.core.orders import Order, StartRun
 from refold.model import WHOLE, Cluster, Job, Tenant
-from refold.packing import RULES
-from refold.plans.speeds import Speeds
-from refold.registry import make_policy
+from refold.placement import RULES
+from refold.planning.plans.speeds import Speeds
+from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, RecordedSpeeds, simulate
 from refold.simulator.modelled_speeds import ModelledSpeeds
+from refold.simulator.traces.formats import read_cluster, read_trace
 from refold.testing import make_cluster, reshapable_workload, seeded_workload
-from refold.traces.formats import read_cluster, read_trace
 
 GOLDEN = Path(__file__).with_name("golden.json")
 NOT_RESHAPING = ("fifo", "fifo-skip", "sjf", "srtf", "las", "drf", "easy", "conservative")

@@ -8,11 +8,11 @@ from scripted_policy import ScriptedPolicy, on
 from refold.core import Scheduler, View
 from refold.core.events import JobSubmitted, NodeLost
 from refold.model import WHOLE, Allocation, Decision, Plan, Share, Start
-from refold.plans import CurvePoint
+from refold.planning.plans import CurvePoint
 from refold.policies.common import Draft
-from refold.policies.reshaping.arrivals import Arrivals
-from refold.policies.reshaping.ledger import NO_SHARE, Ledger, NodeShare, scale_share
-from refold.policies.reshaping.sensitivity_curves import GpuCurve
+from refold.policies.published.rubick.ledger import NO_SHARE, Ledger, NodeShare, scale_share
+from refold.policies.published.rubick.sensitivity_curves import GpuCurve
+from refold.policies.refold.arrivals import Arrivals
 from refold.testing import make_cluster, make_job
 
 GIB = 1024

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from refold.backends.local import local_cluster
 from refold.core import (
     ChangeMeasured,
     Event,
@@ -16,10 +15,11 @@ from refold.core import (
     Scheduler,
     StopRun,
 )
+from refold.engines.local import local_cluster
 from refold.model import Allocation, Cluster, Demand, Job, Plan, Share
-from refold.plans import CATALOGUE_ONLY
+from refold.planning.plans import CATALOGUE_ONLY
 from refold.policies.common import ProgressEstimator
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.testing import make_cluster, make_job
 
 GPU = "A800-80GB"

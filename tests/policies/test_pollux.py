@@ -8,7 +8,7 @@ from refold.core.events import JobSubmitted
 from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Job, Plan
-from refold.packing import Ints
+from refold.placement import Ints
 from refold.policies.published import pollux_kernels
 from refold.policies.published.pollux import Pollux, restart_factor
 from refold.policies.published.pollux_kernels import AllocationProblem, ProblemArrays, evolve

@@ -5,7 +5,7 @@ from scripted_policy import ScriptedPolicy, on
 from refold.core import Scheduler
 from refold.core.events import JobSubmitted, RunStopped
 from refold.model import Allocation, Cluster, Decision, GpuType, Node, Rack, Start, Stop
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.common import Draft, Transition
 from refold.testing import make_job
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from scripted_policy import ScriptedPolicy, on
 
-from refold.backends.local import local_cluster
 from refold.core import (
     Entry,
     Event,
@@ -26,12 +25,13 @@ from refold.core import (
     View,
     Woke,
 )
+from refold.engines.local import local_cluster
 from refold.errors import BadInput
 from refold.model import Allocation, ChangeLimit, Cluster, Decision, Job, Plan, Reshape, Start, Tenant
-from refold.perf import Measurement
-from refold.plans import Knowledge
+from refold.planning.perf import Measurement
+from refold.planning.plans import Knowledge
 from refold.policies.common import ProfilingLimits
-from refold.registry import default_settings, make_policy
+from refold.policies.registry import default_settings, make_policy
 from refold.simulator import Costs, simulate
 from refold.testing import PolicyContract, make_cluster, make_job
 

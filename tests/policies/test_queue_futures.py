@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from refold.model import Demand
-from refold.packing import FreeResources, Ints
+from refold.placement import FreeResources, Ints
 from refold.policies import QueueOrder
 from refold.policies.common.queue_futures import (
     HELD_UNITS,

@@ -18,17 +18,17 @@ from refold.core.orders import StartRun, StopRun
 from refold.errors import BadValue, UnknownName
 from refold.journal import HistoryJournal
 from refold.model import ChangeLimit, Cluster, Job, Plan, Reason, Tenant
-from refold.plans.speeds import Speeds
+from refold.planning.plans.speeds import Speeds
 from refold.policies.common import Draft
-from refold.policies.reshaping import refold_preemption
-from refold.policies.reshaping.refold import Refold
-from refold.policies.reshaping.refold_jobs import RoundJobs
-from refold.policies.reshaping.refold_sources import JobFacts, JobSources
-from refold.policies.reshaping.refold_starts import Starter
-from refold.policies.reshaping.refold_table import EstimateRow
-from refold.results.guarantees import find_violations
+from refold.policies.refold import preemption as refold_preemption
+from refold.policies.refold.jobs import RoundJobs
+from refold.policies.refold.policy import Refold
+from refold.policies.refold.sources import JobFacts, JobSources
+from refold.policies.refold.starts import Starter
+from refold.policies.refold.table import EstimateRow
 from refold.simulator import Costs, RecordedSpeeds, simulate
 from refold.simulator.modelled_speeds import ModelledSpeeds
+from refold.simulator.results.guarantees import find_violations
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshapable_workload
 
 NO_QUOTAS = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)

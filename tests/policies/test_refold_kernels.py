@@ -6,13 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import given, strategies as st
 
-from refold.policies.reshaping.refold_kernels import (
-    DelayColumns,
-    DelayRules,
-    PredictionColumns,
-    delay_weights,
-    outdated_rows,
-)
+from refold.policies.refold.kernels import DelayColumns, DelayRules, PredictionColumns, delay_weights, outdated_rows
 from refold.predict import is_outdated
 
 seconds = st.floats(0.0, 1e5)

@@ -11,9 +11,9 @@ from refold.core import JobSubmitted, Journals, ListJournal, Scheduler
 from refold.core.events import RunStarted
 from refold.core.orders import StartRun
 from refold.model import Allocation, Decision, Job, Reason, Share, Start
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.common import Draft
-from refold.policies.reshaping.refold import Refold
+from refold.policies.refold.policy import Refold
 from refold.simulator import simulate
 from refold.testing import Audit, make_cluster, make_job
 

@@ -13,14 +13,14 @@ from scripted_policy import ScriptedPolicy
 from refold.core import JobSubmitted, Scheduler, View
 from refold.core.events import Event, RunStarted, RunStopped
 from refold.model import NO_CHANGE, WHOLE, Allocation, Decision, Job, Share, Start, Stop
-from refold.packing import Placer
-from refold.plans import CATALOGUE_ONLY
+from refold.placement import Placer
+from refold.planning.plans import CATALOGUE_ONLY
 from refold.policies.common import Draft, ExpectedService, FairShare, GuaranteeRules, OptionCache, ProgressEstimator
-from refold.policies.reshaping.arrivals import ArrivalSummary
-from refold.policies.reshaping.refold_growth import Growth
-from refold.policies.reshaping.refold_jobs import RefoldSettings, RoundJobs
-from refold.policies.reshaping.refold_sources import JobSources
-from refold.policies.reshaping.refold_starts import Starter
+from refold.policies.refold.arrivals import ArrivalSummary
+from refold.policies.refold.growth import Growth
+from refold.policies.refold.jobs import RefoldSettings, RoundJobs
+from refold.policies.refold.sources import JobSources
+from refold.policies.refold.starts import Starter
 from refold.testing import make_cluster, make_job
 
 NODE = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)

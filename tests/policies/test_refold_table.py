@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 
-from refold.policies.reshaping.refold_table import EstimateRow, EstimateTable
+from refold.policies.refold.table import EstimateRow, EstimateTable
 
 
 def row(**fields: float) -> EstimateRow:

@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 
 from refold.model import Cluster, Demand, Share
 from refold.model.units import WHOLE
-from refold.packing import Placer, Timetable
-from refold.packing.layout import FIRST_GPU_FREE
+from refold.placement import Placer, Timetable
+from refold.placement.layout import FIRST_GPU_FREE
 from refold.policies.backfill.booked_runs import BookedRuns
 from refold.policies.backfill.bookings import Bookings, Reservation
 from refold.policies.backfill.reservations import Reservations, overlap

@@ -18,11 +18,11 @@ from refold.core.orders import StopRun
 from refold.errors import BadValue
 from refold.journal import HistoryJournal
 from refold.model import Allocation, Cluster, Decision, Job, Plan, Share, Start, Tenant
-from refold.plans.speeds import Knowledge, Speeds
-from refold.policies.reshaping.rubick import Rubick, RubickE, RubickN, RubickR
-from refold.results.guarantees import find_violations
+from refold.planning.plans.speeds import Knowledge, Speeds
+from refold.policies.published.rubick.policies import Rubick, RubickE, RubickN, RubickR
 from refold.simulator import Costs, RecordedSpeeds, simulate
 from refold.simulator.modelled_speeds import ModelledSpeeds
+from refold.simulator.results.guarantees import find_violations
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshapable_workload
 
 NO_QUOTAS = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)

@@ -24,8 +24,8 @@ from refold.core.orders import Order, StartRun, StopRun
 from refold.errors import BadDecision, BadInput, BadValue, UnknownName
 from refold.model import NO_CHANGE, Allocation, Decision, End, Flag, Job, Launch, Reshape, Share, Start, Stop
 from refold.policies.common.run_watch import RunWatch, WatchRules
+from refold.policies.registry import make_policy
 from refold.policies.table import POLICIES
-from refold.registry import make_policy
 from refold.simulator import Costs, Fault, random_never_ending_jobs, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, seeded_workload
 

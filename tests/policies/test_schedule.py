@@ -8,7 +8,7 @@ from scripted_policy import ScriptedPolicy, on
 from refold.core import Scheduler, View
 from refold.core.events import Event, NodeLost
 from refold.model import Placement
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.backfill.bookings import Reservation
 from refold.policies.backfill.queue import BackfillQueue, Gaps, QueuedJob, Request
 from refold.policies.backfill.schedule import Schedule

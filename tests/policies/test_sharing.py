@@ -13,8 +13,8 @@ from refold.core import JobSubmitted, Scheduler
 from refold.core.events import Event, NodeLost, RunFinished, RunStarted, RunStopped
 from refold.core.orders import StopRun
 from refold.model import WHOLE, Job
-from refold.plans import Speeds
-from refold.registry import make_policy
+from refold.planning.plans import Speeds
+from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, ModelledSpeeds, RecordedSpeeds, simulate
 from refold.testing import Audit, make_cluster, make_job, reshapable_workload
 

@@ -8,7 +8,7 @@ from refold.core import Journals, ListJournal, Policy
 from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Demand, Job, Plan
-from refold.plans.speeds import CATALOGUE_ONLY, Knowledge, Speeds
+from refold.planning.plans.speeds import CATALOGUE_ONLY, Knowledge, Speeds
 from refold.policies.common.options import Option
 from refold.policies.common.rounds import Budget
 from refold.policies.published import sia

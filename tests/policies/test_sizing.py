@@ -9,14 +9,14 @@ from refold.core import ListJournal
 from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Job
-from refold.plans import CATALOGUE_ONLY
+from refold.planning.plans import CATALOGUE_ONLY
 from refold.policies.backfill.forecast import PooledQueue
 from refold.policies.backfill.sizing import Sizes
 from refold.policies.common.durations import DurationSource
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.traces.formats import read_cluster
 from refold.testing import make_cluster, make_job
-from refold.traces.formats import read_cluster
 
 
 def started(jobs: list[Job], cluster: Cluster, **settings: object) -> dict[str, tuple[float, int]]:

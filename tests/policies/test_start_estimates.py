@@ -24,7 +24,7 @@ from refold.policies.common.start_bounds import (
     scaled,
 )
 from refold.policies.common.start_estimates import MIN_EXTENSION, MIN_REFRESH, kind_of
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.simulator import simulate
 from refold.testing import make_cluster, make_job, seeded_workload
 

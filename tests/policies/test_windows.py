@@ -7,8 +7,8 @@ import pytest
 from refold.core import ListJournal
 from refold.core.entries import Journals
 from refold.model import Cluster, Demand, Job
-from refold.packing import RULES, FreeResources, Placer
-from refold.registry import make_policy
+from refold.placement import RULES, FreeResources, Placer
+from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, make_cluster, make_job, seeded_workload
 

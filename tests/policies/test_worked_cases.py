@@ -7,8 +7,8 @@ from refold.core.entries import ListJournal
 from refold.core.orders import StopRun
 from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import Cluster, Job
-from refold.packing import RULES
-from refold.registry import make_policy
+from refold.placement import RULES
+from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, make_cluster, make_job
 

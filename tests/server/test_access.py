@@ -12,12 +12,12 @@ from api_requests import Answer, send_request
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.api import CALLS
-from refold.api.app import Api
-from refold.api.signatures import hash_token
-from refold.api.tokens import StoredToken, TokenAuthenticator
-from refold.api.wire import JobExplanation, Jobs, JobStatus, Role, Submission
+from refold.client.api import CALLS
+from refold.client.api.signatures import hash_token
+from refold.client.api.wire import JobExplanation, Jobs, JobStatus, Role, Submission
 from refold.core import RunFailed
+from refold.server.http.app import Api
+from refold.server.http.tokens import StoredToken, TokenAuthenticator
 
 TOKENS: dict[str, tuple[Role, str]] = {
     "owner": ("owner", "default"),

@@ -8,8 +8,8 @@ from pathlib import Path
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.api.roles import Caller
-from refold.api.wire import Alert, Submission
+from refold.client.api.roles import Caller
+from refold.client.api.wire import Alert, Submission
 from refold.core import GpuDrained, NodeLost
 
 READER = Caller("reader", "reader", "speech", "bob")
@@ -41,7 +41,7 @@ def test_nodes_and_gpus_that_are_down_are_alerts(tmp_path: Path) -> None:
 
 def test_a_node_that_is_drained_on_purpose_is_no_alert(tmp_path: Path) -> None:
     async def check() -> None:
-        from refold.api import DrainQuery
+        from refold.client.api import DrainQuery
 
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
             await daemon.service.drain(OWNER, "a", DrainQuery(reason="new fans"))

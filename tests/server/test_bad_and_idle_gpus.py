@@ -10,10 +10,10 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.api import DrainQuery, GpuQuery
-from refold.backends.local.nvidia import DetectedGpu, GpuProblem, GpuReading
+from refold.client.api import DrainQuery, GpuQuery
 from refold.core.events import RunStopped
 from refold.server.config.settings import BadGpuRule, IdleRule, WatchConfig
+from refold.server.monitor.nvidia import DetectedGpu, GpuProblem, GpuReading
 
 ECC_ERROR = GpuProblem(0, "memory error", bad=True)
 

@@ -11,10 +11,10 @@ import pytest
 from live_setups import TIMEOUT_SECONDS, JumpingClock, ScriptedBackend, ignore_step, run_instantly
 from msgspec.structs import replace
 
-from refold.backends.local.backend import local_cluster
 from refold.core import Entry, Header, ListJournal, Policy, Scheduler, View
 from refold.core.events import Event, JobCancelled, JobSubmitted, RunFailed, RunFinished, RunStarted, RunStopped, Woke
 from refold.core.orders import Order, StartRun, StopRun
+from refold.engines.local.backend import local_cluster
 from refold.errors import BadDecision
 from refold.journal.files import JournalFile, check_replay, read_journal
 from refold.model import Allocation, Decision, End, Job, Share, Start

@@ -10,8 +10,6 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from refold.backends.local.nvidia import DetectedGpu
-from refold.backends.local.xids import XIDS
 from refold.cli.commands.init import init
 from refold.errors import BadFile, RefoldError
 from refold.model import Tenant
@@ -32,6 +30,8 @@ from refold.server.config.settings import (
 )
 from refold.server.config.template import render_template, write_template
 from refold.server.monitor.machine import SlotsMachine
+from refold.server.monitor.nvidia import DetectedGpu
+from refold.server.monitor.xids import XIDS
 
 COMPLETE_FILE = """\
 cluster: {name: lab, nodes: {a: 4, b: 2}, cpus: 16, memory_gib: 64}
@@ -347,7 +347,7 @@ def test_every_xid_of_a_faulty_gpu_is_documented() -> None:
 def test_init_writes_a_private_file_and_does_not_overwrite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refold.backends.local.nvidia.open_driver", lambda: None)
+    monkeypatch.setattr("refold.server.monitor.nvidia.open_driver", lambda: None)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     path = tmp_path / "refold.yaml"
     init(tmp_path)

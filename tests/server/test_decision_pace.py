@@ -15,7 +15,7 @@ from refold.core.events import Event, JobCancelled, JobSubmitted, RunFinished, R
 from refold.core.scheduler import Policy
 from refold.journal.files import check_replay
 from refold.model import Decision
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.server.decision_pace import IDLE_PAUSE, MAX_PAUSE, DecisionPace
 from refold.testing import make_cluster, make_job
 

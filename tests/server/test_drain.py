@@ -9,7 +9,7 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.api import DrainQuery, GpuQuery
+from refold.client.api import DrainQuery, GpuQuery
 from refold.core.events import GpuLost, NodeLost, RunFinished, RunStopped
 from refold.errors import NotFound
 

@@ -11,7 +11,7 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import ManualDaemon
 
-from refold.api import Caller, JobEnvironment, NewEnvironment, Submission
+from refold.client.api import Caller, JobEnvironment, NewEnvironment, Submission
 from refold.errors import BadInput, BadValue, Forbidden, NotFound
 from refold.server import environments as module
 from refold.server.environments import Environments

@@ -12,10 +12,10 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.api.wire import GpuStatus
-from refold.backends.local.nvidia import DetectedGpu, GpuProblem, GpuReading
+from refold.client.api.wire import GpuStatus
 from refold.server.monitor import gpu_poller
 from refold.server.monitor.gpu_poller import GpuPoller
+from refold.server.monitor.nvidia import DetectedGpu, GpuProblem, GpuReading
 
 BUSY = [
     GpuStatus("a", 0, "slot", [], 1.0, utilisation=90.0, celsius=60.0),

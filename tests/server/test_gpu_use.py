@@ -11,14 +11,14 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.backends.local.machine_locks import GpuLocks, LockHolder
-from refold.backends.local.nvidia import DetectedGpu, GpuProblem, GpuReading
 from refold.core import GpuDrained, GpuReturned
 from refold.errors import BadInput
 from refold.model import Cluster, Node
 from refold.server.config.settings import ClusterConfig, Config, UsedGpuRule, WatchConfig
+from refold.server.machine_locks import GpuLocks, LockHolder
 from refold.server.monitor.gpu_use import GpuUseWatch, describe_process
 from refold.server.monitor.machine import Layout
+from refold.server.monitor.nvidia import DetectedGpu, GpuProblem, GpuReading
 
 LAYOUT = Layout(Cluster((Node("localhost", 2, "H100"),)), ((0, 0), (0, 1)), (("GPU-a", "GPU-b"),))
 

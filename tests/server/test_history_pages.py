@@ -13,9 +13,9 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from refold.api import JobsQuery
-from refold.api.calls import ENDED_STATES
-from refold.api.wire import Jobs, JobState, JobStatus
+from refold.client.api import JobsQuery
+from refold.client.api.calls import ENDED_STATES
+from refold.client.api.wire import Jobs, JobState, JobStatus
 from refold.core import Entry
 from refold.server.store.checksums import register
 from refold.server.store.store import FILE_NAME, Commit, EndedJob, NewJob, Store

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from live_setups import all_finished, drive, entries_of, shell_job, starts, stops
 
-from refold.backends.backend import Backend, Report
-from refold.backends.local.backend import local_cluster
 from refold.core import Entry, ListJournal, Scheduler
 from refold.core.events import Event, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.core.orders import Order, StartRun
+from refold.engines.local.backend import local_cluster
 from refold.journal.files import check_replay, read_journal
 from refold.model import Job
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
+from refold.server.backend import Backend, Report
 from refold.simulator import simulate
 
 POLICIES = ["fifo", "fifo-skip", "sjf", "srtf", "las", "drf"]

@@ -10,8 +10,8 @@ from load_generator import Load, submit_load
 from msgspec.structs import replace
 from real_daemon import RealDaemon
 
-from refold.api.calls import V1
-from refold.api.wire import Submission
+from refold.client.api.calls import V1
+from refold.client.api.wire import Submission
 
 
 def stream(daemon: RealDaemon) -> socket.socket:

@@ -12,11 +12,11 @@ from loop_setups import UnreliableBackend
 from manual_daemon import ManualDaemon
 from real_daemon import RealDaemon, wait_until
 
-from refold.backends.local.run_files import RunFiles
 from refold.core.events import RunFinished
 from refold.model import HOUR
 from refold.server import log_retention
 from refold.server.log_retention import LogRetention
+from refold.server.output.run_files import RunFiles
 
 KEEP_FOR = 100.0
 FREQUENT_SWEEPS = {"prepare": "fault_injection:set_sweep_interval", "arguments": {"every": 0.05}}

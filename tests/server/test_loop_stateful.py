@@ -19,22 +19,22 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from loop_setups import FailingStore, ManualClock, UnreliableBackend, queue_state
 
-from refold.api import DrainQuery, GpuQuery, JobsQuery
-from refold.api.calls import ENDED_STATES
-from refold.api.event_stream import EventStream
-from refold.api.roles import Caller
-from refold.api.wire import Submission
+from refold.client.api import DrainQuery, GpuQuery, JobsQuery
+from refold.client.api.calls import ENDED_STATES
+from refold.client.api.roles import Caller
+from refold.client.api.wire import Submission
 from refold.core import Header
 from refold.core.events import Event, JobHeld, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision, BadInput, Conflict, Unavailable
 from refold.model import Cluster, Node, Reason, Tenant
 from refold.model.units import HOUR
-from refold.registry import make_policy, queue_order
+from refold.policies.registry import make_policy, queue_order
 from refold.server import inbox, loop, recovery, writer
 from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
+from refold.server.http.event_stream import EventStream
 from refold.server.job_queries import JobQueries
 from refold.server.live_state import LiveState
 from refold.server.loop import Loop

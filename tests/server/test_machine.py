@@ -14,7 +14,13 @@ from unittest.mock import MagicMock
 import pytest
 from hypothesis import given, strategies as st
 
-from refold.backends.local.nvidia import (
+from refold.errors import BadInput
+from refold.model import Cluster, GpuType, Link, Node, Tenant
+from refold.server.config.settings import ClusterConfig, Config, IdleRule
+from refold.server.daemon import Daemon
+from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleRun, IdleWatch, RunGpus
+from refold.server.monitor.machine import Layout, NvidiaMachine, SlotsMachine, build_layout, open_machine
+from refold.server.monitor.nvidia import (
     DetectedGpu,
     GpuProblem,
     GpuReading,
@@ -23,13 +29,7 @@ from refold.backends.local.nvidia import (
     open_driver,
     select_visible,
 )
-from refold.backends.local.xids import XIDS, describe_xid
-from refold.errors import BadInput
-from refold.model import Cluster, GpuType, Link, Node, Tenant
-from refold.server.config.settings import ClusterConfig, Config, IdleRule
-from refold.server.daemon import Daemon
-from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleRun, IdleWatch, RunGpus
-from refold.server.monitor.machine import Layout, NvidiaMachine, SlotsMachine, build_layout, open_machine
+from refold.server.monitor.xids import XIDS, describe_xid
 from refold.server.retries import Retries
 
 GIB = 2**30
@@ -261,17 +261,17 @@ def test_a_machine_without_driver_or_library_has_no_gpus(monkeypatch: pytest.Mon
     def absent(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr("refold.backends.local.nvidia.import_module", absent)
+    monkeypatch.setattr("refold.server.monitor.nvidia.import_module", absent)
     assert open_driver({}) is None
     library = FakeNvml()
     monkeypatch.setattr(library, "nvmlInit", lambda: library._answer(0, None))
-    monkeypatch.setattr("refold.backends.local.nvidia.import_module", lambda _: library)
+    monkeypatch.setattr("refold.server.monitor.nvidia.import_module", lambda _: library)
     assert open_driver({}) is None
 
 
 def test_closing_the_driver_releases_it(monkeypatch: pytest.MonkeyPatch) -> None:
     library = FakeNvml(T4)
-    monkeypatch.setattr("refold.backends.local.nvidia.import_module", lambda _: library)
+    monkeypatch.setattr("refold.server.monitor.nvidia.import_module", lambda _: library)
     driver = open_driver({"CUDA_VISIBLE_DEVICES": "0"})
     assert driver is not None
     assert [gpu.gpu_type for gpu in driver.gpus] == ["T4"]

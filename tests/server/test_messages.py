@@ -9,11 +9,11 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.backends.local import log_path
 from refold.core.events import RunFailed, RunStopped
 from refold.model.units import HOUR
 from refold.server.job_table import Notice, NoticeKind
 from refold.server.notify.messages import LONG_WAITS_KEY
+from refold.server.output import log_path
 
 
 @pytest.mark.parametrize(

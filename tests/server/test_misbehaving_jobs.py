@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from real_daemon import SHORT_GRACE, RealDaemon, live_processes, wait_until
 
-from refold.api.wire import JobStatus, Submission
+from refold.client.api.wire import JobStatus, Submission
 from refold.client.client import Client
 from refold.errors import Conflict
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from refold.backends.local.log_files import rotate_log
-from refold.backends.local.run_files import RunFiles
 from refold.core.events import Event, RunProgressed
 from refold.model import Job, Launch, Plan
 from refold.server.config.settings import OutputRule
 from refold.server.monitor.output import MAX_BYTES_PER_POLL, OutputWatch
+from refold.server.output.log_files import rotate_log
+from refold.server.output.run_files import RunFiles
 
 STEPS = Launch(progress=r"step (\S+)")
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from refold.api.wire import PlanQuestion
-from refold.catalogue import find_engine, find_gpu, find_model
+from refold.client.api.wire import PlanQuestion
 from refold.errors import RefoldError
-from refold.perf import TrainingSetup, build_machines
-from refold.plans import best_plans, wide_limits
+from refold.planning.catalogue import find_engine, find_gpu, find_model
+from refold.planning.perf import TrainingSetup, build_machines
+from refold.planning.plans import best_plans, wide_limits
 from refold.server.planner import Planner, search_plans
 
 

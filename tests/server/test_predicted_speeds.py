@@ -6,12 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from refold.catalogue import find_engine, find_gpu, find_model
 from refold.core import Header, JobSubmitted, Scheduler
 from refold.model import Plan
-from refold.perf import TrainingSetup, build_machines
-from refold.plans import best_plans
-from refold.registry import make_policy
+from refold.planning.catalogue import find_engine, find_gpu, find_model
+from refold.planning.perf import TrainingSetup, build_machines
+from refold.planning.plans import best_plans
+from refold.policies.registry import make_policy
 from refold.server.predicted_speeds import PredictedSpeeds
 from refold.testing import make_cluster, make_job
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from real_daemon import RealDaemon, wait_until
 
-from refold.api import Submission
-from refold.backends.local.nvidia import DetectedGpu
+from refold.client.api import Submission
 from refold.errors import RefoldError
 from refold.model import Cluster, GpuType, Node, Rack
 from refold.server.config.reader import parse_config
 from refold.server.monitor.machine import Layout, SlotsMachine, build_layout
+from refold.server.monitor.nvidia import DetectedGpu
 
 NODES = "cluster: {nodes: {a: 4, b: 2}}\n"
 RACK = "power: {racks: {r1: {limit_watts: 1300}}, gpu_watts: {idle: 50, busy: 300}}\n"

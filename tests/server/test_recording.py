@@ -27,7 +27,7 @@ from refold.core import (
 )
 from refold.errors import BadFile
 from refold.model import Allocation, Cluster
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.server import read_recording
 from refold.server.recording import MAX_PROGRESS_REPORTS, RecordedJob, RecordedNodeChange, Recording
 from refold.testing import make_cluster, make_job

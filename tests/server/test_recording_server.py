@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from api_requests import Answer, request
 
-from refold.api import Api
 from refold.server import RecordingServer
+from refold.server.http import Api
 
 SECRET = b'{"name":"secret"}'
 

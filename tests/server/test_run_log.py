@@ -8,9 +8,9 @@ from pathlib import Path
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.api import TimelineQuery
-from refold.api.roles import Caller
-from refold.api.wire import NodeGpus, Submission, TimelineRun
+from refold.client.api import TimelineQuery
+from refold.client.api.roles import Caller
+from refold.client.api.wire import NodeGpus, Submission, TimelineRun
 from refold.core import RunFailed, RunFinished
 
 OTHER = Caller("other", "reader", "speech", "bob")

@@ -12,14 +12,14 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.api import CancelQuery, DrainQuery, JobsQuery, SnapshotQuery
-from refold.api.roles import Caller
-from refold.api.tokens import make_token
-from refold.api.wire import Jobs, NewToken, Role, Submission
+from refold.client.api import CancelQuery, DrainQuery, JobsQuery, SnapshotQuery
+from refold.client.api.roles import Caller
+from refold.client.api.wire import Jobs, NewToken, Role, Submission
 from refold.core import Entry, Header
 from refold.core.events import JobSubmitted, PastJob, RunFinished
 from refold.errors import BadInput, BadValue, Conflict, NotFound, Unavailable, UnknownName
 from refold.model import Launch, Plan
+from refold.server.http.tokens import make_token
 
 
 def run_with_daemon(folder: Path, work: Callable[[ManualDaemon], Awaitable[None]]) -> None:

@@ -12,7 +12,7 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.api import Caller, JobsQuery, Submission
+from refold.client.api import Caller, JobsQuery, Submission
 from refold.core.events import RunFailed, RunFinished, RunStopped
 from refold.errors import BadInput, Conflict, NotFound, TooManyRequests
 from refold.server import admission

@@ -10,8 +10,8 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.api import StartAccuracy
-from refold.api.wire import Submission, WhatIf
+from refold.client.api import StartAccuracy
+from refold.client.api.wire import Submission, WhatIf
 from refold.core.events import RunFinished, RunProgressed
 from refold.model import MINUTE
 

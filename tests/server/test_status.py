@@ -10,12 +10,12 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.api import JobsQuery
-from refold.backends.local.run_files import RunFiles
+from refold.client.api import JobsQuery
 from refold.core.events import JobReleased, RunFailed, RunFinished, RunProgressed, RunStopped
 from refold.journal import JobRecord
 from refold.journal.records import RunRecord
 from refold.model import Allocation, Plan, RunUsage, Share
+from refold.server.output.run_files import RunFiles
 from refold.server.status import ended_status
 from refold.testing import make_job
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 import pytest
 from live_setups import JumpingClock, ScriptedBackend
 
-from refold.api.event_stream import EventStream
-from refold.backends.local.backend import local_cluster
 from refold.core import Header, Scheduler
 from refold.core.events import Event, JobSubmitted, RunFinished, RunStarted, Woke
+from refold.engines.local.backend import local_cluster
 from refold.policies.queueing.fifo import Fifo
+from refold.server.http.event_stream import EventStream
 from refold.server.inbox import Inbox
 from refold.server.job_table import JobTable
 from refold.server.live_state import LiveState

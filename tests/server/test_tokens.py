@@ -9,13 +9,13 @@ from typing import Any, get_args
 import pytest
 from hypothesis import given, strategies as st
 
-from refold.api.hosts import AllowedHosts
-from refold.api.roles import Caller
-from refold.api.signatures import hash_token
-from refold.api.tokens import StoredToken, TokenAuthenticator, make_token
-from refold.api.wire import NewToken, Role, TokenStatus
 from refold.client.address import Address, find_address, write_address
+from refold.client.api.roles import Caller
+from refold.client.api.signatures import hash_token
+from refold.client.api.wire import NewToken, Role, TokenStatus
 from refold.errors import BadFile, BadValue, NoDaemon, Unauthenticated
+from refold.server.http.hosts import AllowedHosts
+from refold.server.http.tokens import StoredToken, TokenAuthenticator, make_token
 from refold.server.store.store import Store
 from refold.server.tokens import create_owner_token
 

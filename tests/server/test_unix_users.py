@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from refold.api.roles import Caller
+from refold.client.api.roles import Caller
 from refold.client.unix_sockets import MACHINE_SOCKET
 from refold.errors import BadInput, Forbidden
 from refold.server import unix_users

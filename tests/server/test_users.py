@@ -8,7 +8,7 @@ from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 from msgspec.structs import replace
 
-from refold.api import UserStatus
+from refold.client.api import UserStatus
 from refold.core.events import RunFinished
 from refold.model import HOUR
 

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import msgspec
 from real_daemon import RealDaemon
 
-from refold.api.wire import SessionStatus
 from refold.client.address import read_address
+from refold.client.api.wire import SessionStatus
 from refold.client.client import Client
 
 

@@ -11,10 +11,10 @@ from refold.core import Entry, ListJournal
 from refold.core.events import GpuLost, NodeLost, RunFailed, RunFinished, RunProgressed, RunStarted, RunStopped
 from refold.core.orders import StartRun, StopRun
 from refold.model import Allocation, Cluster, Job
-from refold.plans import Speeds
-from refold.registry import make_policy
-from refold.replays import replay_easy, replay_fifo, task_columns
+from refold.planning.plans import Speeds
+from refold.policies.registry import make_policy
 from refold.simulator import Costs, ModelledSpeeds, RecordedSpeeds, random_faults, simulate
+from refold.simulator.replays import replay_easy, replay_fifo, task_columns
 from refold.testing import make_cluster, make_job, reshapable_workload, seeded_workload
 
 POLICIES = ["fifo", "srtf", "las", "easy"]

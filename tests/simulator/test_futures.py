@@ -17,7 +17,7 @@ from refold.errors import BadDecision, BadJournal
 from refold.model import Allocation, Cluster, Decision, Job, Share
 from refold.policies.queueing.fifo import Fifo, FifoSkip
 from refold.policies.queueing.las import Las
-from refold.registry import make_policy, policy_names
+from refold.policies.registry import make_policy, policy_names
 from refold.simulator import Costs, Fault, simulate
 from refold.simulator.arrivals import MAX_ARRIVALS, PastArrivals
 from refold.simulator.fork import CannotCopy, Fork

@@ -3,8 +3,8 @@
 import pytest
 
 from refold.model import Allocation, Job, Plan, Share
-from refold.perf.measurement import Measurement
-from refold.plans.speeds import Speeds
+from refold.planning.perf.measurement import Measurement
+from refold.planning.plans.speeds import Speeds
 from refold.simulator import RecordedSpeeds
 from refold.simulator.measured_speeds import MeasuredSpeeds
 from refold.testing import make_cluster, make_job

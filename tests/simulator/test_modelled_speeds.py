@@ -6,7 +6,7 @@ import pytest
 
 from refold.errors import BadInput
 from refold.model import Allocation, Plan, Share
-from refold.plans.speeds import Speeds
+from refold.planning.plans.speeds import Speeds
 from refold.simulator import RecordedSpeeds
 from refold.simulator.modelled_speeds import ModelledSpeeds
 from refold.testing import make_cluster, make_job

@@ -9,9 +9,9 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from refold.core import ListJournal
 from refold.core.orders import StartRun
 from refold.model import Cluster, Demand, Job, Placement, Share
-from refold.packing import FreeResources
+from refold.placement import FreeResources
 from refold.policies import QueueOrder
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.simulator import simulate
 from refold.simulator.queue_forecast import QueueForecast
 from refold.testing import make_cluster, seeded_workload

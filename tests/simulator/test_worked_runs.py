@@ -24,7 +24,7 @@ from refold.core.orders import Order, StartRun, StopRun
 from refold.errors import BadInput, BadValue
 from refold.model import Allocation, Job, Share
 from refold.policies.queueing import Fifo
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.simulator import (
     Agenda,
     Costs,

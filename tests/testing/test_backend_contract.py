@@ -1,6 +1,6 @@
 """The back-end contract fails broken back ends, in the cases that their defects concern.
 
-The broken back ends wrap `LocalBackend`, which passes the whole contract in `tests/backends`.
+The broken back ends wrap `LocalBackend`, which passes the whole contract in `tests/engines/local`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from contract_outcomes import run_contract
 
-from refold.backends import Backend, Report
-from refold.backends.local import LocalBackend
 from refold.core import Event, Order, RunFailed, RunFinished, RunStarted, RunStopped, StartRun, StopRun
+from refold.engines.local import LocalBackend
 from refold.model import Job
+from refold.server import Backend, Report
 from refold.testing import BackendContract
 
 TIMED_OUT = "timed out after these reports: "

@@ -10,7 +10,7 @@ from contract_outcomes import Outcomes, run_contract
 
 from refold.core import Policy, View
 from refold.model import Allocation, Decision, Job, Plan, Reason, Share, Start, Stop, Wait
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.testing import PolicyContract
 
 CHANGE_LIMIT = "test_runs_are_not_changed_more_often_than_their_jobs_allow"

@@ -12,11 +12,11 @@ from contract_outcomes import Outcomes, run_contract
 
 from refold.errors import BadRow
 from refold.model import Job
+from refold.simulator.traces import Trace
+from refold.simulator.traces.formats import FORMATS, Format
+from refold.simulator.traces.text_source import TextSource
+from refold.simulator.traces.trace import make_trace
 from refold.testing import TraceContract, make_job
-from refold.traces import Trace
-from refold.traces.formats import FORMATS, Format
-from refold.traces.text_source import TextSource
-from refold.traces.trace import make_trace
 
 TEXT = "# lines\nb 30 2\na 10 1\nc 50 8\n"
 """A trace of three jobs: id, submission time and GPUs."""
@@ -162,6 +162,6 @@ def test_a_reader_that_invents_jobs_fails_when_its_file_is_truncated(
 
 
 def test_an_empty_file_that_is_accepted_fails_its_case(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("refold.traces.formats.open_source", lambda path: TextSource(path, path.read_text()))
+    monkeypatch.setattr("refold.simulator.traces.formats.open_source", lambda path: TextSource(path, path.read_text()))
     failed = run_suite(monkeypatch, tmp_path, read_well).failed
     assert failed["test_an_empty_file_is_rejected"] == "AssertionError: an empty file was read as a trace"

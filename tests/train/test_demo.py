@@ -14,9 +14,9 @@ import pytest
 from refold.core import Header
 from refold.journal import JournalFile
 from refold.model import Plan
-from refold.perf import Measurement
-from refold.plans import Knowledge, Speeds
-from refold.registry import make_policy
+from refold.planning.perf import Measurement
+from refold.planning.plans import Knowledge, Speeds
+from refold.policies.registry import make_policy
 from refold.simulator import Costs, ModelledSpeeds, RecordedSpeeds, simulate
 from refold.testing import make_cluster, make_job
 

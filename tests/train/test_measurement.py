@@ -9,7 +9,7 @@ import pytest
 
 from refold.errors import BadValue
 from refold.model.plan import Plan
-from refold.perf.measurement import Measurement
+from refold.planning.perf.measurement import Measurement
 
 MEASURED = Measurement("gpt", "H200", (4, 4), Plan(data=4, tensor=2, accumulation=2), 64, 1024, 16.0, step_seconds=0.5)
 

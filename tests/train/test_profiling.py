@@ -12,8 +12,8 @@ from engine_tests import needs_torch
 
 from refold.errors import BadInput, BadValue, MissingExtra
 from refold.model.plan import Plan, parse_plan
-from refold.perf.measurement import Measurement
-from refold.perf.shapes import ModelShape
+from refold.planning.perf.measurement import Measurement
+from refold.planning.perf.shapes import ModelShape
 from refold.train import profiling
 from refold.train.profiling import (
     ProfileConfig,

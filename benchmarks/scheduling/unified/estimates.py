@@ -15,8 +15,8 @@ from benchmarks.scheduling.unified.workload import Setup, Workload, feasible, sh
 from benchmarks.workloads import HELIOS, PAI, PHILLY, trace_slice
 from refold.journal import History
 from refold.model import DAY, Seconds
-from refold.packing import Floats
-from refold.traces import read_cluster
+from refold.placement import Floats
+from refold.simulator.traces import read_cluster
 
 WEEK: Seconds = 7 * DAY
 JOBS = 12_000

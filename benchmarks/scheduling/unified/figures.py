@@ -11,10 +11,10 @@ from benchmarks.scheduling.unified.estimates import measure_estimates
 from benchmarks.scheduling.unified.workload import Setup
 from refold.journal import History
 from refold.model import HOUR
-from refold.packing import Floats
-from refold.plans import Speeds
-from refold.results import find_violations, measure
+from refold.placement import Floats
+from refold.planning.plans import Speeds
 from refold.simulator import MeasuredSpeeds
+from refold.simulator.results import find_violations, measure
 
 WIDE_GPUS = 8
 

@@ -17,7 +17,7 @@ from benchmarks.scheduling.unified.targets import Target
 from benchmarks.scheduling.unified.workload import Setup, Workload, feasible, shifted
 from benchmarks.workloads import OPENB, trace_slice
 from refold.model import Cluster, GpuType, Job, Node, Tenant, mib_from_gib, milli_from_number
-from refold.traces import read_cluster
+from refold.simulator.traces import read_cluster
 
 DRAWS = 3
 NOT_KNOWING_DURATIONS = ("fifo", "fifo-skip", "easy", "conservative", "las", "drf", "tiresias")

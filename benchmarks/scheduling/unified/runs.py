@@ -19,7 +19,7 @@ from benchmarks.scheduling.unified.targets import MEASURES, Figures
 from benchmarks.scheduling.unified.workload import RESTART, Workload
 from benchmarks.scheduling.unified.workloads import workloads
 from refold.journal import HistoryJournal
-from refold.registry import make_policy
+from refold.policies.registry import make_policy
 from refold.simulator import simulate
 
 SHOWN = ("mean", "median", "delay", "wide_delay", "violations", "kept_in_worst_week", "event_ms", "cpu_seconds")

@@ -14,7 +14,7 @@ from benchmarks.scheduling.unified.targets import Target
 from benchmarks.scheduling.unified.workload import Setup, Workload, feasible, shifted
 from benchmarks.workloads import HELIOS, PHILLY, trace_slice
 from refold.model import Cluster, Job
-from refold.traces import read_cluster
+from refold.simulator.traces import read_cluster
 
 SLICE_JOBS = 3_000
 DRAWS = 5

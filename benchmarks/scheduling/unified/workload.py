@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.scheduling import testbed
 from benchmarks.scheduling.unified.targets import Target
 from refold.model import MINUTE, Cluster, Job, Seconds
-from refold.packing import FreeResources
+from refold.placement import FreeResources
 from refold.simulator import Costs, MeasuredSpeeds
 
 RESTART: Seconds = 78.0

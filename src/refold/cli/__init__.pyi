@@ -76,9 +76,15 @@ from .options import (
     parse_settings as parse_settings,
     require_option as require_option,
 )
-from .parallel_runs import run_policies as run_policies, run_policies_on_ray as run_policies_on_ray
+from .parallel_runs import (
+    run_policies as run_policies,
+    run_policies_on_ray as run_policies_on_ray,
+)
 from .policy_guard import make_guarded_policy as make_guarded_policy
 from .source_options import SourceOptions as SourceOptions
 from .stopping import stoppable as stoppable
-from .tuning_runs import start_tuning_runs as start_tuning_runs, study_inputs as study_inputs
+from .tuning_runs import (
+    start_tuning_runs as start_tuning_runs,
+    study_inputs as study_inputs,
+)
 from .written_files import write_atomically as write_atomically

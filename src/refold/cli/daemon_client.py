@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from refold.cli.views import format_gpus, plural, print_json, print_line
 
 if TYPE_CHECKING:
-    from refold.api import DaemonInfo, JobState, JobStatus, NodeGpus, NodeStatus
     from refold.client import Client
+    from refold.client.api import DaemonInfo, JobState, JobStatus, NodeGpus, NodeStatus
 
 PAGE_SIZE = 1000
 """Maximum number of jobs per request."""

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from refold.cli.experiment_options import ExperimentOptions, TraceOptions
     from refold.core import Header, Journal, Policy
     from refold.journal import History
-    from refold.research import GapMeter
-    from refold.results import ReportRun
     from refold.simulator import Costs
+    from refold.simulator.research import GapMeter
+    from refold.simulator.results import ReportRun
 
 JOURNAL_FILE_NAME = "journal.jsonl"
 REPORT_FILE_NAME = "report.html"
@@ -67,8 +67,8 @@ def simulate_policy(
     from refold.cli.policy_guard import make_guarded_policy
     from refold.core import Header, Journals
     from refold.journal import HistoryJournal
-    from refold.results import ReportRun, measure
     from refold.simulator import simulate
+    from refold.simulator.results import ReportRun, measure
 
     policy = make_guarded_policy(selected.policy, selected.settings)  # checks the settings
     replayed = _replay(workload, selected, path) if not gap else None
@@ -107,8 +107,8 @@ def simulate_policy(
 def _replay(workload: Workload, selected: SelectedPolicy, path: Path | None) -> History | None:
     """Return the history of the compiled replay, and write its journal; None if there is none with the same result."""
     from refold.core import Header
-    from refold.replays import Conditions, Experiment, find_journaled_replay, find_replay
-    from refold.results import replayed_history
+    from refold.simulator.replays import Conditions, Experiment, find_journaled_replay, find_replay
+    from refold.simulator.results import replayed_history
 
     jobs, cluster, charging = workload.jobs, workload.cluster, workload.charging
     charge = charging.charge(cluster) if charging.count_affected(jobs, cluster) else None
@@ -127,7 +127,7 @@ def _replay(workload: Workload, selected: SelectedPolicy, path: Path | None) -> 
 
 def _make_gap_meter(policy: Policy, selected: SelectedPolicy) -> GapMeter:
     """Wrap the policy to compare each decision with the optimum, computed from the policy's own knowledge of jobs."""
-    from refold.research import GapMeter
+    from refold.simulator.research import GapMeter
 
     return GapMeter(policy, selected.settings.get("knowledge", {}))
 
@@ -183,7 +183,7 @@ def trace_notes(workload: Workload) -> list[str]:
 
 def collect_notes(workload: Workload, runs: Sequence[ReportRun]) -> list[str]:
     """Return the notes to print with the results: on reading the trace, and on jobs that did not finish."""
-    from refold.results import describe_unfinished
+    from refold.simulator.results import describe_unfinished
 
     notes = trace_notes(workload)
     unfinished = [describe_unfinished(run.history) for run in runs]
@@ -219,7 +219,7 @@ def try_write_report(
     """
     from refold.cli.views import current_command_line, print_notes
     from refold.errors import MissingExtra
-    from refold.results import write_report
+    from refold.simulator.results import write_report
 
     path = folder / REPORT_FILE_NAME
     try:

@@ -14,7 +14,7 @@ from refold.cli.views import progress
 if TYPE_CHECKING:
     from refold.model import Cluster
     from refold.simulator import Costs
-    from refold.traces import Trace
+    from refold.simulator.traces import Trace
 
 GPUS_PER_INSTANCE = 8
 """Default GPUs per instance without a cluster."""
@@ -54,7 +54,7 @@ class TraceFormatOptions:
 
     def read(self, trace: str, gpus_per_instance: int = GPUS_PER_INSTANCE) -> Trace:
         """Read a trace. `gpus_per_instance` applies if the option is not given."""
-        from refold.traces import read_trace
+        from refold.simulator.traces import read_trace
 
         each = self.gpus_per_instance or gpus_per_instance
         with progress(f"reading {trace}"):
@@ -80,7 +80,7 @@ class TraceOptions(TraceFormatOptions):
 
     def adapt(self, trace: Trace, cluster: Cluster) -> Trace:
         """Return the trace with the GPU types of the cluster."""
-        from refold.traces import adapt_to_cluster, ignore_gpu_types, read_gpu_type_map
+        from refold.simulator.traces import adapt_to_cluster, ignore_gpu_types, read_gpu_type_map
 
         if self.gpu_types == "ignore":
             return adapt_to_cluster(ignore_gpu_types(trace), cluster)

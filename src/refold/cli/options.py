@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def _complete_policies(incomplete: str) -> list[str]:
     from refold.errors import RefoldError
-    from refold.registry import policy_names
+    from refold.policies import policy_names
 
     policy, slash, placement = incomplete.rpartition("/")
     try:
@@ -28,7 +28,7 @@ def _complete_policies(incomplete: str) -> list[str]:
 
 
 def _complete_placements(incomplete: str) -> list[str]:
-    from refold.packing import RULES
+    from refold.placement import RULES
 
     return [name for name in RULES if name.startswith(incomplete)]
 
@@ -48,7 +48,7 @@ def _complete_placement_lists(incomplete: str) -> list[str]:
 
 def _complete_traces(incomplete: str) -> list[str]:
     """Return shipped traces and matching files: the shell completes files itself only without other completions."""
-    from refold.traces import SHIPPED
+    from refold.simulator.traces import SHIPPED
 
     shipped = [name for name in SHIPPED if name.startswith(incomplete)]
     return shipped + sorted(path.name for path in Path().glob(f"{incomplete}*") if path.is_file()) if shipped else []
@@ -56,7 +56,7 @@ def _complete_traces(incomplete: str) -> list[str]:
 
 def complete_formats(incomplete: str) -> list[str]:
     """Complete trace formats."""
-    from refold.traces import FORMATS
+    from refold.simulator.traces import FORMATS
 
     return [name for name in FORMATS if name.startswith(incomplete)]
 
@@ -75,7 +75,7 @@ def parse_duration_option(option: str, text: str) -> Seconds:
 def _complete_settings(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the settings of the policy given by --policy, with their defaults."""
     from refold.errors import RefoldError
-    from refold.registry import default_settings
+    from refold.policies import default_settings
 
     policy = ctx.params.get("policy") or DEFAULT_POLICY
     try:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 from refold.cli.experiment import run_policy, simulate_policy
 from refold.cli.inputs import SelectedPolicy, Workload
 from refold.cli.views import Advance, progress
-from refold.worker_processes import WorkerProcesses, worker_processes
+from refold.cli.worker_processes import WorkerProcesses, worker_processes
 
 if TYPE_CHECKING:
-    from refold.results import ReportRun
+    from refold.simulator.results import ReportRun
 
 Shared = TypeVar("Shared")
 Item = TypeVar("Item")
@@ -38,7 +38,7 @@ def run_policies(
 
 def run_policies_on_ray(workload: Workload, policies: Sequence[SelectedPolicy], gap: bool = False) -> list[ReportRun]:
     """Simulate the workload under each policy on a Ray cluster; results are in the given order."""
-    from refold.backends.ray import RayTasks, connected, load_ray
+    from refold.engines.ray import RayTasks, connected, load_ray
 
     ray = load_ray("--workers ray")
     items = [(_with_absolute_path(policy), gap) for policy in policies]

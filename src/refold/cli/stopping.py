@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from refold.cli.views import print_line
-from refold.worker_processes import Terminated, terminable
+from refold.cli.worker_processes import Terminated, terminable
 
 INTERRUPTED = 130
 

@@ -13,11 +13,11 @@ from refold.cli.experiment import simulate_policy
 from refold.cli.inputs import SelectedPolicy, Workload, without_start_estimates
 from refold.cli.parallel_runs import map_items
 from refold.cli.views import Advance
-from refold.worker_processes import WorkerProcesses, worker_processes
+from refold.cli.worker_processes import WorkerProcesses, worker_processes
 
 if TYPE_CHECKING:
-    from refold.results import JobMeasures
-    from refold.tuning import Part, PartRun, Study, StudyInputs
+    from refold.simulator.results import JobMeasures
+    from refold.simulator.tuning import Part, PartRun, Study, StudyInputs
 
 
 class TuningRuns:
@@ -59,7 +59,7 @@ def simulate_part(workload: Workload, run: PartRun, advance: Advance) -> JobMeas
     """Simulate a part of the history, and return the measures of those of its jobs that are measured."""
     import numpy as np
 
-    from refold.results import measure_jobs
+    from refold.simulator.results import measure_jobs
 
     part, policy = run.part, without_start_estimates(SelectedPolicy(run.policy, run.settings, run.policy))
     history = simulate_policy(workload_of_part(workload, part), policy, None, advance).history
@@ -80,7 +80,7 @@ def workload_of_part(workload: Workload, part: Part) -> Workload:
 def study_inputs(workload: Workload, policies: Sequence[str]) -> StudyInputs:
     """Return checksums of everything that results depend on; `policies` may be Python files."""
     from refold import __version__
-    from refold.tuning import StudyInputs
+    from refold.simulator.tuning import StudyInputs
 
     values = {
         "jobs": _checksum(workload.jobs),

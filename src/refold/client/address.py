@@ -8,9 +8,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from refold.api import LOOPBACK_OF_WILDCARD, MAX_TOKEN_CHARS
+from refold.client.api import MAX_TOKEN_CHARS
 from refold.client.unix_sockets import MACHINE_SOCKET
 from refold.errors import BadFile, BadValue, NoDaemon
+from refold.server.http import LOOPBACK_OF_WILDCARD
 
 NO_DAEMON_MESSAGE = (
     "no Refold daemon found: start one with `refold serve`, or set REFOLD_HOME to its state folder, "

@@ -11,7 +11,8 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
-from refold.api import (
+from refold.client.address import find_address
+from refold.client.api import (
     ENDED_STATES,
     MAX_LOG_BYTES,
     MAX_PAGE_JOBS,
@@ -46,11 +47,10 @@ from refold.api import (
     WhatIf,
     WhatIfOutcome,
 )
-from refold.client.address import find_address
 from refold.client.connection import Connection
 from refold.client.export import EXPORT_ALL, choose_exported
+from refold.client.jobspec import Submittable, export_of, make_submission, with_request_id
 from refold.errors import BadFile, NoDaemon, Unavailable, WaitTimeout
-from refold.jobspec import Submittable, export_of, make_submission, with_request_id
 
 RETRY_SECONDS = 0.5
 """Seconds between two polls of a growing log, or of a daemon that does not answer."""

@@ -11,8 +11,8 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from refold.api import CALLS, LINK_CALL, MAX_REQUEST_BYTES, Call, Event
 from refold.client.address import Address
+from refold.client.api import CALLS, LINK_CALL, MAX_REQUEST_BYTES, Call, Event
 from refold.client.replies import error_from_reply
 from refold.client.transports import make_transport
 from refold.errors import NoDaemon, TooLarge
@@ -29,7 +29,7 @@ Answer = TypeVar("Answer")
 
 
 class Connection:
-    """Makes the calls listed in `refold.api.CALLS`. Thread-safe: calls are serialised."""
+    """Makes the calls listed in `refold.client.api.CALLS`. Thread-safe: calls are serialised."""
 
     def __init__(self, address: Address, timeout: float) -> None:
         self._persistent: http.client.HTTPConnection | None = None

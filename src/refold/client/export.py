@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from refold.api import is_variable_name
+from refold.client.api import is_variable_name
 from refold.errors import BadInput
 
 EXPORT_ALL, EXPORT_NONE = "ALL", "NONE"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from refold.api import HTTP_STATUS, Problem
+from refold.client.api import HTTP_STATUS, Problem
 from refold.errors import BadField, RefoldError, Refused
 
 _ERRORS = {status: kind for kind, status in reversed(HTTP_STATUS.items())}

@@ -10,8 +10,8 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from refold.api import IDENTITY_PATH, ServerProof, hash_token, is_proven, new_nonce, sign, token_id
 from refold.client.address import Address
+from refold.client.api import IDENTITY_PATH, ServerProof, hash_token, is_proven, new_nonce, sign, token_id
 from refold.client.replies import error_from_reply
 from refold.client.unix_sockets import connect
 from refold.errors import NoDaemon

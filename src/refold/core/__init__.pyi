@@ -43,6 +43,12 @@ from .orders import (
     StopRun as StopRun,
     orders_as_recorded as orders_as_recorded,
 )
-from .scheduler import Policy as Policy, Scheduler as Scheduler
-from .usage import Account as Account, decayed_gpu_seconds as decayed_gpu_seconds
+from .scheduler import (
+    Policy as Policy,
+    Scheduler as Scheduler,
+)
+from .usage import (
+    Account as Account,
+    decayed_gpu_seconds as decayed_gpu_seconds,
+)
 from .view import View as View

@@ -5,7 +5,7 @@ from __future__ import annotations
 from refold.core.changes import Changes
 from refold.core.events import GpuDrained, GpuLost, GpuReturned, NodeDrained, NodeLost, NodeReturned, NodeUsed
 from refold.model import WHOLE, Placement, Share
-from refold.packing import FreeResources
+from refold.placement import FreeResources
 
 Part = tuple[int, int | None]
 """A node and one of its GPUs, or None for the node as a whole."""

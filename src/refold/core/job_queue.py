@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from refold.core.changes import Changes
 from refold.core.limits import TenantLimits
 from refold.model import Cluster, Decision, Job, MiB, Reason, StartEstimate, Wait
-from refold.packing import FreeResources
+from refold.placement import FreeResources
 
 
 class JobQueue:

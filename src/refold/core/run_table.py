@@ -22,7 +22,7 @@ from refold.model import (
     measured_shape,
     run_plan,
 )
-from refold.packing import FreeResources
+from refold.placement import FreeResources
 
 
 class RunTable:

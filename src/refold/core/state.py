@@ -40,7 +40,7 @@ from refold.core.orders import Order
 from refold.core.run_table import RunTable
 from refold.core.usage import Account
 from refold.model import Allocation, Cluster, Job, Reason, Seconds
-from refold.packing import FreeResources
+from refold.placement import FreeResources
 
 RunReport = RunFinished | RunStopped | RunStarted | RunProgressed | RunFailed | RunRecalled | ChangeMeasured
 

@@ -28,7 +28,7 @@ from refold.model import (
     StartEstimate,
     Wait,
 )
-from refold.packing import FreeResources, Trial
+from refold.placement import FreeResources, Trial
 
 
 class View:

@@ -17,7 +17,7 @@ from refold.journal.job_history import JobHistories
 from refold.journal.packed_values import PackedAllocations, PackedJobs
 from refold.journal.records import Ending, JobRecord, RecordState, RunRecord
 from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Seconds, StartEstimate
-from refold.packing import Floats, FreeResources, Ints
+from refold.placement import Floats, FreeResources, Ints
 
 TIME_TOLERANCE_SECONDS: Seconds = 1e-3
 """Start and end times are rounded separately: smaller differences do not count as later."""

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from refold.model import Allocation, Job
-from refold.packing import Floats, Ints
+from refold.placement import Floats, Ints
 
 CACHED_VALUES = 1 << 12
 

@@ -13,7 +13,11 @@ from .array import (
     parse_task_numbers as parse_task_numbers,
     task_id as task_id,
 )
-from .auto_request import AUTO as AUTO, AutoRequest as AutoRequest, AutoResource as AutoResource
+from .auto_request import (
+    AUTO as AUTO,
+    AutoRequest as AutoRequest,
+    AutoResource as AutoResource,
+)
 from .cluster import (
     ETHERNET as ETHERNET,
     MAX_AMOUNT as MAX_AMOUNT,
@@ -54,7 +58,13 @@ from .dependency import (
     parse_dependencies as parse_dependencies,
     parse_dependency as parse_dependency,
 )
-from .job import MAX_GPUS as MAX_GPUS, ChangeLimit as ChangeLimit, Demand as Demand, Job as Job, JobClass as JobClass
+from .job import (
+    MAX_GPUS as MAX_GPUS,
+    ChangeLimit as ChangeLimit,
+    Demand as Demand,
+    Job as Job,
+    JobClass as JobClass,
+)
 from .launch import (
     LAUNCH_ENGINES as LAUNCH_ENGINES,
     MAX_RETRIES as MAX_RETRIES,
@@ -62,8 +72,15 @@ from .launch import (
     LaunchEngine as LaunchEngine,
     StopSignal as StopSignal,
 )
-from .live_change import ChangeAnswer as ChangeAnswer, ChangeRequest as ChangeRequest, ChangeWay as ChangeWay
-from .measured import MeasuredShape as MeasuredShape, measured_shape as measured_shape
+from .live_change import (
+    ChangeAnswer as ChangeAnswer,
+    ChangeRequest as ChangeRequest,
+    ChangeWay as ChangeWay,
+)
+from .measured import (
+    MeasuredShape as MeasuredShape,
+    measured_shape as measured_shape,
+)
 from .output_pattern import (
     OUTPUT_FIELDS as OUTPUT_FIELDS,
     check_output_pattern as check_output_pattern,
@@ -78,7 +95,11 @@ from .plan import (
     parse_plan as parse_plan,
     parse_plan_fields as parse_plan_fields,
 )
-from .run import Run as Run, RunUsage as RunUsage, run_plan as run_plan
+from .run import (
+    Run as Run,
+    RunUsage as RunUsage,
+    run_plan as run_plan,
+)
 from .units import (
     DAY as DAY,
     HOUR as HOUR,
@@ -93,4 +114,8 @@ from .units import (
     milli_from_number as milli_from_number,
     parse_duration as parse_duration,
 )
-from .waiting import Reason as Reason, Shortage as Shortage, Wait as Wait
+from .waiting import (
+    Reason as Reason,
+    Shortage as Shortage,
+    Wait as Wait,
+)

@@ -39,7 +39,7 @@ def _backfill(class_name: str, summary: str) -> PolicyEntry:
 
 def _rubick(class_name: str, summary: str) -> PolicyEntry:
     return PolicyEntry(
-        "refold.policies.reshaping.rubick",
+        "refold.policies.published.rubick.policies",
         class_name,
         summary,
         preempts=True,
@@ -74,7 +74,7 @@ POLICIES: dict[str, PolicyEntry] = {
     "easy": _backfill("Easy", "EASY backfill: the first job in the queue has a reservation."),
     "conservative": _backfill("Conservative", "Conservative backfill: the first 500 waiting jobs have reservations."),
     "refold": PolicyEntry(
-        "refold.policies.reshaping.refold",
+        "refold.policies.refold.policy",
         "Refold",
         "Least remaining work first, each job at its most profitable size.",
         preempts=True,
@@ -95,7 +95,7 @@ POLICIES: dict[str, PolicyEntry] = {
     "tiresias": _published("tiresias", "Tiresias", "Least attained service, K queues or Gittins index (NSDI'19)."),
     "optimus": _published("optimus", "Optimus", "Each GPU to the job whose run time it shortens most (EuroSys'18)."),
     "optimal": PolicyEntry(
-        "refold.research.optimal",
+        "refold.simulator.research.optimal",
         "Optimal",
         "Maximum total throughput by integer programming; small clusters only.",
         preempts=True,

@@ -10,7 +10,7 @@ import cython
 import numpy as np
 import numpy.typing as npt
 
-from refold.arrays import view
+from refold.model.arrays import view
 from refold.predict.layout import (
     ALL,
     AVERAGE_BIN,

@@ -7,7 +7,7 @@ from math import inf
 import cython
 import numpy as np
 
-from refold.arrays import view
+from refold.model.arrays import view
 from refold.predict.layout import (
     ALL,
     AVERAGE_BIN,

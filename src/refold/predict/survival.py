@@ -7,7 +7,7 @@ from math import inf, pi
 import cython
 import numpy as np
 
-from refold.arrays import view
+from refold.model.arrays import view
 from refold.predict.layout import BIN_WIDTH, BINS, FIRST_EDGE, LAST_EDGE, Floats
 
 if not cython.compiled:

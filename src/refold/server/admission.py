@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from refold.api import Caller, JobStatus, Submission
-from refold.catalogue import gpu_names, matching_gpu_names
+from refold.client.api import Caller, JobStatus, Submission
+from refold.client.jobspec import array_jobs, check_patterns
 from refold.core import Entry, Event, JobHeld, JobSubmitted
 from refold.errors import BadInput, Conflict, Forbidden, TooManyRequests, Unavailable, UnknownName
-from refold.jobspec import array_jobs, check_patterns
 from refold.model import (
     Cluster,
     Dependency,
@@ -25,8 +24,9 @@ from refold.model import (
     parse_dependency,
     task_id,
 )
-from refold.packing import FreeResources, Power
-from refold.plans import launch_problem
+from refold.placement import FreeResources, Power
+from refold.planning.catalogue import gpu_names, matching_gpu_names
+from refold.planning.plans import launch_problem
 from refold.server.auto_requests import choose_requests
 from refold.server.environments import Environments
 from refold.server.inbox import Inbox

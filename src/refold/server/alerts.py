@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from refold.api import Alert, Caller
+from refold.client.api import Alert, Caller
 from refold.core import View
 from refold.journal import JobRecord
 from refold.server.live_state import LiveState

@@ -9,12 +9,12 @@ from typing import Literal
 
 import msgspec
 
-from refold.api import EventStream
-from refold.backends import Backend
 from refold.core import Event, Header, JobCancelled, JobSubmitted, Journal, Scheduler
 from refold.journal import JobRecord, RecordState, Submitted
 from refold.model import Allocation, Job, Seconds
+from refold.server.backend import Backend
 from refold.server.clock import Clock
+from refold.server.http import EventStream
 from refold.server.inbox import Inbox
 from refold.server.job_table import JobTable
 from refold.server.live_state import LiveState

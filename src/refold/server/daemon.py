@@ -15,7 +15,29 @@ from typing import Any
 import msgspec
 import uvicorn
 
-from refold.api import (
+from refold.client import local_url, read_address, write_address
+from refold.core import Header, Policy, Scheduler
+from refold.engines.local import (
+    LOGS_FOLDER,
+    LocalBackend,
+    ProcessHost,
+    describe_limits,
+    describe_user,
+    make_local_backend,
+    user_check,
+)
+from refold.model import MINUTE, Seconds
+from refold.policies import make_policy, queue_order
+from refold.server.backoff import Backoff
+from refold.server.change_costs import ChangeCosts
+from refold.server.clock import Anchor, WallClock
+from refold.server.config import Config
+from refold.server.descriptors import raise_descriptor_limit
+from refold.server.drain import DrainManager
+from refold.server.engine import BackendOptions, ClusterEngine, ServedBackend
+from refold.server.environments import ENVIRONMENT_SWEEP_SECONDS, Environments
+from refold.server.fallback import FallbackPolicy, log_rejection
+from refold.server.http import (
     MAX_BUFFERED_EVENTS,
     AllowedHosts,
     Api,
@@ -27,30 +49,17 @@ from refold.api import (
     StoredToken,
     TokenAuthenticator,
 )
-from refold.backends.local import GpuLocks, LocalBackend, ProcessHost, raise_descriptor_limit
-from refold.client import local_url, read_address, write_address
-from refold.core import Header, Policy, Scheduler
-from refold.model import MINUTE, Seconds
-from refold.registry import make_policy, queue_order
-from refold.server.backoff import Backoff
-from refold.server.change_costs import ChangeCosts
-from refold.server.clock import Anchor, WallClock
-from refold.server.cluster_engine import BackendOptions, ClusterEngine, ServedBackend
-from refold.server.config import Config
-from refold.server.drain import DrainManager
-from refold.server.environments import ENVIRONMENT_SWEEP_SECONDS, Environments
-from refold.server.fallback import FallbackPolicy, log_rejection
 from refold.server.inbox import Inbox
 from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries
 from refold.server.job_table import Notice
 from refold.server.listeners import Listeners, format_address, open_listeners
 from refold.server.live_state import LiveState
-from refold.server.local_engine import LOGS_FOLDER, describe_limits, describe_user, make_local_backend, user_check
 from refold.server.log_copies import is_up_to_date
 from refold.server.log_format import EventLog
 from refold.server.log_retention import SWEEP_INTERVAL_SECONDS, LogRetention
 from refold.server.loop import Loop, NextEpoch
+from refold.server.machine_locks import GpuLocks
 from refold.server.metrics import Metrics
 from refold.server.monitor import (
     OUTPUT_POLL_SECONDS,
@@ -61,13 +70,7 @@ from refold.server.monitor import (
     OutputFollower,
     OutputWatch,
 )
-from refold.server.network import (
-    ConnectionTable,
-    LoopLag,
-    describe_fewer_connections,
-    limits_for,
-    make_http_server,
-)
+from refold.server.network import ConnectionTable, LoopLag, describe_fewer_connections, limits_for, make_http_server
 from refold.server.notify import JobMessages, Notifier
 from refold.server.periodic import log_task_failure, run_every
 from refold.server.probes import make_pages
@@ -80,8 +83,8 @@ from refold.server.store import Store
 from refold.server.store_upkeep import UPKEEP_INTERVAL_SECONDS, StoreUpkeep
 from refold.server.tokens import TokenStore, create_owner_token
 from refold.server.unix_users import UserDirectory
+from refold.server.web import WebFiles
 from refold.server.writer import Writer
-from refold.web import WebFiles
 
 CLOCK_KEY = "clock"
 """Key in the store's `meta` table: when the journal began."""

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import inf
 
-from refold.core import (
-    ChangeMeasured,
-    Event,
-    GpuTimeUsed,
-    JobSubmitted,
-    RunProgressed,
-    RunStarted,
-    SpeedMeasured,
-)
+from refold.core import ChangeMeasured, Event, GpuTimeUsed, JobSubmitted, RunProgressed, RunStarted, SpeedMeasured
 from refold.model import Seconds
 
 QUICK: Seconds = 0.02

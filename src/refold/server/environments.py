@@ -8,7 +8,7 @@ from time import time
 
 import msgspec
 
-from refold.api import Caller, JobEnvironment, NewEnvironment, StoredEnvironment, Submission
+from refold.client.api import Caller, JobEnvironment, NewEnvironment, StoredEnvironment, Submission
 from refold.errors import BadInput, NotFound
 from refold.model import HOUR, Job, Seconds
 from refold.server.live_state import LiveState

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from refold.backends.local import RunLimits
+from refold.engines.local import RunLimits
 from refold.errors import BadInput, TooManyRequests
 from refold.journal import JobRecord
 from refold.model import Job, format_duration

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from refold.api import ENDED_STATES, Caller, JobExplanation, Jobs, JobsQuery, JobStatus, Logs, LogsQuery
-from refold.backends.local import LogChunk, log_path, read_log_at
+from refold.client.api import ENDED_STATES, Caller, JobExplanation, Jobs, JobsQuery, JobStatus, Logs, LogsQuery
 from refold.errors import BadInput, Conflict, Forbidden, NotFound
 from refold.server.live_state import LiveState
 from refold.server.log_copies import RefreshLog, is_up_to_date
+from refold.server.output import LogChunk, log_path, read_log_at
 from refold.server.predicted_speeds import PredictedSpeeds
 from refold.server.start_forecasts import StartForecasts
 from refold.server.status import JobStates, wire_estimate

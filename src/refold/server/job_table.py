@@ -28,7 +28,7 @@ from refold.journal import (
     Submitted,
 )
 from refold.model import MINUTE, Allocation, Cluster, Job, Reason, Seconds, format_duration
-from refold.packing import FreeResources
+from refold.placement import FreeResources
 from refold.server.auto_requests import describe_choices
 
 NoticeKind = Literal[

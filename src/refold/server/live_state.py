@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from time import time
 
-from refold.api import JobStatus
+from refold.client.api import JobStatus
 from refold.core import Event, Header, PastJob, Scheduler, View
 from refold.model import Seconds
 from refold.server.clock import Clock

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from time import time
 
-from refold.backends.local import RunFiles
 from refold.model import HOUR, MINUTE, Seconds
+from refold.server.output import RunFiles
 from refold.server.store import EndedRow, StoreReader
 
 SWEEP_INTERVAL_SECONDS: Seconds = HOUR

@@ -15,8 +15,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from refold.api import EventStream, wire
-from refold.backends import Backend
+from refold.client.api import wire
 from refold.core import (
     Entry,
     Event,
@@ -34,7 +33,9 @@ from refold.core import (
 )
 from refold.errors import Unavailable
 from refold.model import Seconds
+from refold.server.backend import Backend
 from refold.server.decision_pace import DecisionPace
+from refold.server.http import EventStream
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
 from refold.server.status import ended_status

@@ -11,8 +11,9 @@ from time import time
 from typing import Literal, NamedTuple
 
 from refold import __version__
-from refold.api import EventStream, GpuStatus
+from refold.client.api import GpuStatus
 from refold.core import StartRun
+from refold.server.http import EventStream
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
 from refold.server.monitor import GpuPoller

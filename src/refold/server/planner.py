@@ -6,11 +6,11 @@ import asyncio
 
 import msgspec
 
-from refold.api import Catalogue, PlanAnswer, PlanQuestion, PlanRejection, PlanRow
-from refold.catalogue import engines, find_engine, find_gpu, find_model, gpu_names, model_names
+from refold.client.api import Catalogue, PlanAnswer, PlanQuestion, PlanRejection, PlanRow
 from refold.errors import BadInput
-from refold.perf import Estimate, TrainingSetup, Tuning, build_machines
-from refold.plans import Pins, best_plans, wide_limits
+from refold.planning.catalogue import engines, find_engine, find_gpu, find_model, gpu_names, model_names
+from refold.planning.perf import Estimate, TrainingSetup, Tuning, build_machines
+from refold.planning.plans import Pins, best_plans, wide_limits
 from refold.server.policy_comparison import comparable_policies
 
 SHOWN_PLANS = 10

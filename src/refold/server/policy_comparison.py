@@ -17,13 +17,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from refold.api import JobStarts, PolicyComparison, PolicyForecast, PolicyQuestion
+from refold.client.api import JobStarts, PolicyComparison, PolicyForecast, PolicyQuestion
 from refold.core import Entry, Header, Policy
 from refold.errors import BadInput, RefoldError, TooManyRequests, Unavailable
 from refold.model import Seconds
-from refold.packing import Floats
-from refold.policies import POLICIES
-from refold.registry import make_policy, split_settings
+from refold.placement import Floats
+from refold.policies import POLICIES, make_policy, split_settings
 from refold.server.live_state import LiveState
 from refold.server.recovery import MAX_PAST_JOBS
 from refold.server.snapshot import redacted

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from refold.core import Header
 from refold.model import WHOLE
-from refold.plans import Knowledge, Speeds
+from refold.planning.plans import Knowledge, Speeds
 from refold.server.live_state import LiveState
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from refold.api import (
+from refold.client.api import (
     MAX_JOB_NUMBER,
     Caller,
     Preview,

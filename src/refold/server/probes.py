@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from refold.api import Page, Reply
+from refold.server.http import Page, Reply
 from refold.server.inbox import Inbox
 from refold.server.metrics import MEDIA, Metrics
 

@@ -23,7 +23,7 @@ from refold.journal import (
     read_united_epochs,
 )
 from refold.model import WHOLE, Cluster, Demand, Job, Seconds, consent_of, run_plan
-from refold.packing import FreeResources
+from refold.placement import FreeResources
 from refold.server.job_table import JobTable, Notice
 
 MAX_PROGRESS_REPORTS = 200

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 
-from refold.api import Api, Caller, Page, Reply, Sessions, TokenAuthenticator, user_subject
+from refold.client.api import Caller
 from refold.errors import Forbidden
+from refold.server.http import Api, Page, Reply, Sessions, TokenAuthenticator, user_subject
 from refold.server.listeners import format_address, open_tcp_listener
 from refold.server.network import ConnectionLimits, ConnectionTable, make_http_server
-from refold.web import WebFiles
+from refold.server.web import WebFiles
 
 RECORDING_NAME = "recording.json"
 LOOPBACK_ADDRESS = "127.0.0.1"

@@ -12,7 +12,7 @@ from refold.core import Event, JobHeld, MemoryRaised, NodeDrained, RunFailed, Ru
 from refold.errors import Refused
 from refold.journal import JobRecord
 from refold.model import MiB, Reason, format_memory
-from refold.packing import FreeResources
+from refold.placement import FreeResources
 from refold.server.auto_requests import raised_memory
 from refold.server.inbox import Inbox
 from refold.server.job_table import Notice

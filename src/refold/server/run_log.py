@@ -7,15 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from refold.core import (
-    Entry,
-    JobSubmitted,
-    RunAdopted,
-    RunFailed,
-    RunFinished,
-    RunStopped,
-    StartRun,
-)
+from refold.core import Entry, JobSubmitted, RunAdopted, RunFailed, RunFinished, RunStopped, StartRun
 from refold.model import Allocation, Seconds
 from refold.server.store import StoreReader
 

@@ -8,7 +8,7 @@ from time import time
 from msgspec.structs import replace
 
 from refold import __version__
-from refold.api import (
+from refold.client.api import (
     ENDED_STATES,
     Alert,
     Caller,
@@ -17,7 +17,6 @@ from refold.api import (
     CreatedToken,
     DaemonInfo,
     DrainQuery,
-    EventStream,
     GpuQuery,
     GpuStatus,
     JobEnvironment,
@@ -55,6 +54,7 @@ from refold.server.alerts import find_alerts
 from refold.server.config import LimitsConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
+from refold.server.http import EventStream
 from refold.server.inbox import Inbox
 from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries, refusal

@@ -13,7 +13,7 @@ from time import thread_time
 import msgspec
 import numpy as np
 
-from refold.api import StartAccuracy
+from refold.client.api import StartAccuracy
 from refold.core import PastJob, StartRun
 from refold.model import Job, Seconds, StartEstimate
 from refold.policies import QueueOrder

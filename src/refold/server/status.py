@@ -9,7 +9,7 @@ from math import isfinite
 
 from msgspec.structs import replace
 
-from refold.api import Jobs, JobsQuery, JobState, JobStatus, NodeGpus, NodeStatus, TenantStatus, TimeEstimate
+from refold.client.api import Jobs, JobsQuery, JobState, JobStatus, NodeGpus, NodeStatus, TenantStatus, TimeEstimate
 from refold.core import View
 from refold.journal import JobRecord
 from refold.model import (
@@ -26,7 +26,7 @@ from refold.model import (
     parse_dependency,
     run_plan,
 )
-from refold.packing import Power
+from refold.placement import Power
 from refold.server.auto_requests import describe_choices
 from refold.server.job_selector import JobSelector
 from refold.server.start_forecasts import StartForecasts

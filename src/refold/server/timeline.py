@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from refold.api import Caller, Timeline, TimelineRun
+from refold.client.api import Caller, Timeline, TimelineRun
 from refold.model import Seconds
 from refold.server.live_state import LiveState
 from refold.server.run_log import LoggedRun, RunLog

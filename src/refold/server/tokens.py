@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from time import time
 
-from refold.api import CreatedToken, NewToken, StoredToken, TokenStatus, make_token
+from refold.client.api import CreatedToken, NewToken, TokenStatus
 from refold.errors import Conflict, NotFound
+from refold.server.http import StoredToken, make_token
 from refold.server.store import Store
 from refold.server.writer import Writer
 

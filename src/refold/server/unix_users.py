@@ -11,7 +11,7 @@ from time import monotonic
 
 import msgspec
 
-from refold.api import UNIX_PREFIX, Caller
+from refold.client.api import UNIX_PREFIX, Caller
 from refold.errors import Forbidden
 from refold.server.config import UsersConfig
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from refold.api import UserStatus
+from refold.client.api import UserStatus
 from refold.core import Account, Header, View
 from refold.model import DAY, HOUR, WHOLE
+from refold.policies import default_settings
 from refold.policies.common import FairShare
-from refold.registry import default_settings
 
 HALF_LIFE = 7 * DAY
 """Half-life of what users have used, if the policy has none."""

@@ -1,4 +1,7 @@
-from .agenda import Agenda as Agenda, check_jobs as check_jobs
+from .agenda import (
+    Agenda as Agenda,
+    check_jobs as check_jobs,
+)
 from .backend import SimulatedBackend as SimulatedBackend
 from .costs import (
     NO_COSTS as NO_COSTS,
@@ -15,7 +18,10 @@ from .faults import (
     random_never_ending_jobs as random_never_ending_jobs,
     schedule_faults as schedule_faults,
 )
-from .fork import CannotCopy as CannotCopy, Fork as Fork
+from .fork import (
+    CannotCopy as CannotCopy,
+    Fork as Fork,
+)
 from .futures import (
     Futures as Futures,
     continue_with_new_policy as continue_with_new_policy,
@@ -31,4 +37,7 @@ from .start_times import (
     StartTimes as StartTimes,
     estimate_end as estimate_end,
 )
-from .state_at import RecordedDecisions as RecordedDecisions, StateAt as StateAt
+from .state_at import (
+    RecordedDecisions as RecordedDecisions,
+    StateAt as StateAt,
+)

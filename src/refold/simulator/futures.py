@@ -18,7 +18,7 @@ import numpy as np
 from refold.core import Entry, Event, JobSubmitted, Policy, RunFinished, RunStopped, Scheduler, StartRun, View
 from refold.errors import BadJournal
 from refold.model import Allocation, Cluster, Decision, Job, Seconds, StartEstimate
-from refold.packing import Floats
+from refold.placement import Floats
 from refold.policies.common import RunWatch
 from refold.predict import DurationDistribution
 from refold.simulator.agenda import Agenda

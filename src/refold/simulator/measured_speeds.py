@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from math import inf, log2
 
-from refold.catalogue import known_model
 from refold.model import WHOLE, Allocation, Job, Plan, Seconds
-from refold.perf import Measurement
-from refold.plans import Layout, Speeds, requested_cpus, requested_layout
+from refold.planning.catalogue import known_model
+from refold.planning.perf import Measurement
+from refold.planning.plans import Layout, Speeds, requested_cpus, requested_layout
 from refold.simulator.costs import SpeedModel
 
 METHOD_DISTANCE = 100.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from refold.errors import BadInput
 from refold.model import Allocation, Job, Seconds
-from refold.plans import ModelledSpeedSource, Speeds
+from refold.planning.plans import ModelledSpeedSource, Speeds
 from refold.simulator.costs import SpeedModel
 
 

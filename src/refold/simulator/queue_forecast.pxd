@@ -1,7 +1,7 @@
 cimport cython
-from refold.packing.heap cimport TaskHeap
-from refold.packing.kernels cimport FreeArrays, adjust_free
-from refold.packing.placed_tasks cimport PlacedTasks
+from refold.placement.heap cimport TaskHeap
+from refold.placement.kernels cimport FreeArrays, adjust_free
+from refold.placement.placed_tasks cimport PlacedTasks
 
 cdef long long BACKFILL_DEPTH, MILLI_FREE, NODE, MASK, MILLI, CPU, MEMORY
 cdef double INFINITE

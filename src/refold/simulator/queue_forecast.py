@@ -12,13 +12,13 @@ from collections.abc import Sequence
 import cython
 import numpy as np
 
-from refold.arrays import view
 from refold.model import Demand, Placement, Seconds
-from refold.packing import MILLI_FREE, Floats, FreeResources, mask_from_indices
+from refold.model.arrays import view
+from refold.placement import MILLI_FREE, Floats, FreeResources, mask_from_indices
 from refold.policies import QueueOrder
 
 if not cython.compiled:
-    from refold.packing import FreeArrays, PlacedTasks, TaskHeap, adjust_free
+    from refold.placement import FreeArrays, PlacedTasks, TaskHeap, adjust_free
 
 BACKFILL_DEPTH = 100
 """Number of jobs behind the first one that are considered when jobs may overtake it."""

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from refold.model import Job, Seconds
-from refold.packing import Floats
+from refold.placement import Floats
 from refold.predict import DurationDistribution, Predictor
 
 COMMON_FACTOR_JOBS = 10

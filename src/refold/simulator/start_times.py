@@ -10,7 +10,7 @@ import numpy as np
 
 from refold.core import View
 from refold.model import HOUR, Job, Seconds, StartEstimate
-from refold.packing import Floats, FreeResources
+from refold.placement import Floats, FreeResources
 from refold.policies import QueueOrder
 from refold.simulator.queue_forecast import QueueForecast
 from refold.simulator.run_time_draws import RunTimes, StartedJob

@@ -1,6 +1,15 @@
-from .audit import Audit as Audit, AuditFailed as AuditFailed
+from .audit import (
+    Audit as Audit,
+    AuditFailed as AuditFailed,
+)
 from .backend_contract import BackendContract as BackendContract
-from .makers import make_cluster as make_cluster, make_job as make_job
+from .makers import (
+    make_cluster as make_cluster,
+    make_job as make_job,
+)
 from .policy_contract import PolicyContract as PolicyContract
 from .trace_contract import TraceContract as TraceContract
-from .workloads import reshapable_workload as reshapable_workload, seeded_workload as seeded_workload
+from .workloads import (
+    reshapable_workload as reshapable_workload,
+    seeded_workload as seeded_workload,
+)

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from refold.backends import Backend, Report
 from refold.core import Event, Order, RunFailed, RunFinished, RunStarted, RunStopped, StartRun, StopRun
 from refold.model import Allocation, Demand, Job, RunUsage, Share
+from refold.server import Backend, Report
 
 T = TypeVar("T")
 

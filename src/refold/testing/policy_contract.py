@@ -31,7 +31,7 @@ from refold.core import (
     View,
 )
 from refold.model import ChangeLimit, Cluster, Decision, Job, Reason
-from refold.plans import Speeds
+from refold.planning.plans import Speeds
 from refold.simulator import Costs, Fault, ModelledSpeeds, RecordedSpeeds, simulate
 from refold.testing.audit import Audit
 from refold.testing.disturbances import (

@@ -13,7 +13,7 @@ import math
 from pathlib import Path
 
 from refold.errors import BadFile, BadInput
-from refold.traces import Trace, read_trace, write_trace
+from refold.simulator.traces import Trace, read_trace, write_trace
 
 
 class TraceContract:

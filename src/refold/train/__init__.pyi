@@ -16,4 +16,7 @@ from .profiling import (
 from .session import Session as Session
 from .starting import start as start
 from .steps import Trainer as Trainer
-from .tracing import trace_file as trace_file, trace_module as trace_module
+from .tracing import (
+    trace_file as trace_file,
+    trace_module as trace_module,
+)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from refold.backends.local import write_atomically
 from refold.model import ChangeAnswer, ChangeRequest
+from refold.server.output import write_atomically
 
 
 class ChangeFile:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from refold.errors import BadInput
 from refold.model import Recompute
-from refold.perf import ModelShape
+from refold.planning.perf import ModelShape
 
 PATCH_VALUES = 16 * 16 * 3
 """Values in an image patch, if the shape of a ViT does not specify it."""

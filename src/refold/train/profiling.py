@@ -12,7 +12,7 @@ import msgspec
 
 from refold.errors import BadInput, BadValue, MissingExtra, RefoldError
 from refold.model import RECOMPUTE, Plan
-from refold.perf import Measurement, ModelShape
+from refold.planning.perf import Measurement, ModelShape
 
 if TYPE_CHECKING:
     from refold.train.steps import StepTimes, Trainer
@@ -266,7 +266,7 @@ def device_name(device: str) -> str:
 
     reported = torch.cuda.get_device_name()
     try:
-        from refold.catalogue import find_gpu
+        from refold.planning.catalogue import find_gpu
 
         return find_gpu(reported).name
     except RefoldError:

@@ -12,7 +12,7 @@ import torch
 
 from refold.errors import BadInput
 from refold.model import Plan
-from refold.perf import ModelShape
+from refold.planning.perf import ModelShape
 from refold.train.models import Batch, build
 from refold.train.optimizers import DeviceOptimizer, OffloadedOptimizer, Optimizer, make_buckets
 from refold.train.timers import make_timer

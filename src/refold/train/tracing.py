@@ -25,7 +25,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.flop_counter import flop_registry
 
 from refold.errors import BadFile, BadInput, RefoldError
-from refold.perf import TENSOR_CORE_ALIGNMENT, ModelShape, ModuleTotals, ProductKind, ProductTotals, TrafficKind
+from refold.planning.perf import (
+    TENSOR_CORE_ALIGNMENT,
+    ModelShape,
+    ModuleTotals,
+    ProductKind,
+    ProductTotals,
+    TrafficKind,
+)
 
 MIN_FLOPS_PER_BYTE = 60.0
 """Products with less arithmetic for each byte, such as depthwise convolutions, are bound by memory bandwidth."""

@@ -13,9 +13,9 @@ import pytest
 from benchmarks.accuracy import measure_device
 from benchmarks.accuracy.measure_device import SHARE_OF_TIME, configs_of, measure_model, measure_models, toy_of
 
-from refold.catalogue import read_model
-from refold.catalogue.measurements import read_samples
 from refold.errors import BadInput
+from refold.planning.catalogue import read_model
+from refold.planning.catalogue.measurements import read_samples
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,7 +28,7 @@ def make_options(folder: Path, model: str, minutes: float = 1.0, skip: int = 0) 
 
 def test_the_benchmark_needs_only_pytorch() -> None:
     """The GPU machine may have no network, none of Refold's other dependencies, and no compiled kernels."""
-    unneeded = {"refold.packing", "refold.predict", "rich", "scipy", "typer"}
+    unneeded = {"refold.placement", "refold.predict", "rich", "scipy", "typer"}
     code = f"import sys, benchmarks.accuracy.measure_device; print({unneeded} & {{*sys.modules}})"
     process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert process.stdout == "set()\n"

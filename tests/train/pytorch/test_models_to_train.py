@@ -9,7 +9,7 @@ import torch
 
 from refold.errors import BadInput
 from refold.model.plan import RECOMPUTE, Recompute
-from refold.perf.shapes import ModelShape
+from refold.planning.perf.shapes import ModelShape
 from refold.train.models import Batch, Transformer, build, random_batch
 
 GPT = ModelShape("gpt", layers=2, hidden=64, heads=4, vocabulary=300, positions=16)

@@ -10,10 +10,10 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from refold.catalogue.measurements import read_samples
 from refold.cli.commands.profile import profile
 from refold.errors import BadFile, BadInput, MissingExtra
 from refold.model.plan import Plan
+from refold.planning.catalogue.measurements import read_samples
 from refold.train import profiling
 
 TOY = """

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from refold.errors import BadFile, BadInput
-from refold.perf import ModuleTotals
+from refold.planning.perf import ModuleTotals
 from refold.train.tracing import repeated_blocks, trace_file, trace_module, trace_totals
 
 pytestmark = pytest.mark.in_child

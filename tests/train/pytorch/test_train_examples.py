@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from refold.jobspec import read_spec
+from refold.client.jobspec import read_spec
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "train"
 NAMES = ("gpt", "encoder", "vit", "hugging_face")

@@ -7,7 +7,7 @@ import torch
 
 from refold.errors import BadInput
 from refold.model.plan import Plan, parse_plan
-from refold.perf.shapes import ModelShape
+from refold.planning.perf.shapes import ModelShape
 from refold.train import optimizers
 from refold.train.models import Batch, random_batch
 from refold.train.optimizers import ALIGNMENT, make_buckets

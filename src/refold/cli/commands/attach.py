@@ -12,8 +12,8 @@ from refold.cli.commands.logs import ENDED_STATES, POLL_SECONDS, OutputStream, f
 from refold.cli.views import print_line, screen
 
 if TYPE_CHECKING:
-    from refold.api import JobStatus
     from refold.client import Client
+    from refold.client.api import JobStatus
 
 DEFAULT_LINES = 20
 """Earlier lines of output that are shown."""

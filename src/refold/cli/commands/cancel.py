@@ -22,8 +22,8 @@ from refold.cli import (
 from refold.cli.views import AsJson, plural
 
 if TYPE_CHECKING:
-    from refold.api import JobStatus
     from refold.client import Client
+    from refold.client.api import JobStatus
 
 
 def cancel(

@@ -25,7 +25,7 @@ from refold.cli.views import AsJson, Column, Table, print_json, print_line, prin
 
 if TYPE_CHECKING:
     from refold.cli.inputs import SelectedPolicy, Workload
-    from refold.results import MeasureRow, ReportRun
+    from refold.simulator.results import MeasureRow, ReportRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class _SeveralPolicies:
     def _names(self) -> list[str]:
         """Return the names of the policies. Default: all; with --spread-power, all that take a placement."""
         from refold.cli.inputs import takes_placement
-        from refold.registry import default_policies
+        from refold.policies import default_policies
 
         if self.policies is not None:
             return _split_list("--policies", self.policies)
@@ -214,7 +214,7 @@ def _print_table(workload: Workload, selected: list[SelectedPolicy], runs: list[
 def _with_gaps(table: Table, runs: list[ReportRun]) -> Table:
     """Return the table with a column of gaps."""
 
-    from refold.results import format_value
+    from refold.simulator.results import format_value
 
     gaps = {run.name: format_value(_gap_of(run), "%") for run in runs}
     gap: Column[MeasureRow] = Column("mean gap to optimum", lambda row: gaps[row.name], number=True)
@@ -222,12 +222,12 @@ def _with_gaps(table: Table, runs: list[ReportRun]) -> Table:
 
 
 def _gap_of(run: ReportRun) -> float | None:
-    from refold.research import GapRun
+    from refold.simulator.research import GapRun
 
     return run.gap if isinstance(run, GapRun) else None
 
 
 def _gap_notes(runs: list[ReportRun]) -> list[str]:
-    from refold.research import gap_notes
+    from refold.simulator.research import gap_notes
 
     return gap_notes(runs)

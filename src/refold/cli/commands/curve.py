@@ -29,9 +29,9 @@ from refold.cli.views import (
 
 if TYPE_CHECKING:
     from refold.cli.inputs import GpuPool
-    from refold.perf import Engine, GpuSpec, ModelShape
-    from refold.plans import Curve, CurvePoint, PlanLimits
-    from refold.results import CurveChart
+    from refold.planning.perf import Engine, GpuSpec, ModelShape
+    from refold.planning.plans import Curve, CurvePoint, PlanLimits
+    from refold.simulator.results import CurveChart
 
 CHART_SUFFIXES = (".svg", ".html")
 
@@ -108,8 +108,8 @@ def curve(
     Example: refold curve gpt2-xl --cluster cluster.yaml --cpus-at 2
     """
 
-    from refold.catalogue import find_engine
     from refold.cli.inputs import engine_for, parse_gpu_pools, pools_with_gpus, read_or_trace_model
+    from refold.planning.catalogue import find_engine
 
     _check_chart_path(out)
     shape = read_or_trace_model(model)
@@ -143,7 +143,7 @@ def curve(
 
 def _assumption_notes(pools: Sequence[GpuPool], by_gpus: Sequence[_Series]) -> list[str]:
     """Return a note on the assumed CPUs and memory of hosts if any plan offloads."""
-    from refold.perf import DEFAULT_CPUS_PER_GPU
+    from refold.planning.perf import DEFAULT_CPUS_PER_GPU
 
     offloads = any(point.plan.offload for series in by_gpus for point in series.curve.points)
     machines = [pool.machines_for(1) for pool in pools]
@@ -153,7 +153,7 @@ def _assumption_notes(pools: Sequence[GpuPool], by_gpus: Sequence[_Series]) -> l
 
 
 def _gpu_series(setup: _CurveSetup, pool: GpuPool) -> _Series:
-    from refold.plans import gpu_curve
+    from refold.planning.plans import gpu_curve
 
     curve = gpu_curve(
         setup.shape,
@@ -168,8 +168,8 @@ def _gpu_series(setup: _CurveSetup, pool: GpuPool) -> _Series:
 
 
 def _cpu_series(setup: _CurveSetup, pool: GpuPool, gpus: int) -> _Series:
-    from refold.perf import TrainingSetup
-    from refold.plans import cpu_curve
+    from refold.planning.perf import TrainingSetup
+    from refold.planning.plans import cpu_curve
 
     max_cpus = pool.cpus_beside(gpus)
     training = TrainingSetup(setup.shape, pool.machines_for(gpus), setup.engine, setup.batch, setup.sequence)
@@ -294,7 +294,7 @@ def _check_chart_path(out: Path | None) -> None:
 def _charts(
     setup: _CurveSetup, by_gpus: Sequence[_Series], by_cpus: Sequence[_Series], cpus_at: int | None
 ) -> list[CurveChart]:
-    from refold.results import CurveChart, CurveStep, StepCurve
+    from refold.simulator.results import CurveChart, CurveStep, StepCurve
 
     def step_curves(all_series: Iterable[_Series]) -> list[StepCurve]:
         return [
@@ -317,7 +317,7 @@ def _charts(
 def _write_charts(out: Path, charts: Sequence[CurveChart]) -> list[str]:
     """Write the charts, an HTML page with all of them or one SVG file each, and return the paths."""
     from refold.errors import BadFile
-    from refold.results import render_page
+    from refold.simulator.results import render_page
 
     if out.suffix.lower() == ".html":
         texts = {out: render_page(charts)}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from refold.cli.views import AsJson, Column, Table, format_number, print_json, print_tables
 
 if TYPE_CHECKING:
-    from refold.perf import Engine
+    from refold.planning.perf import Engine
 
 
 def engines(as_json: AsJson = False) -> None:
@@ -17,7 +17,7 @@ def engines(as_json: AsJson = False) -> None:
     """
     from msgspec.structs import asdict
 
-    from refold.catalogue import engines as known
+    from refold.planning.catalogue import engines as known
 
     if as_json:
         print_json([asdict(engine) for engine in known()])

@@ -13,7 +13,7 @@ from refold.cli.views import AsJson, format_clock, print_line
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from refold.api import Event
+    from refold.client.api import Event
 
 DEFAULT_LIMIT = 100
 

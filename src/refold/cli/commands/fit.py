@@ -12,7 +12,7 @@ from refold.cli.inputs import plan_request
 from refold.cli.views import AsJson, Column, Table, format_percent, print_json, print_notes, print_tables
 
 if TYPE_CHECKING:
-    from refold.perf import Fitted, Form, GpuSpec, Measurement, ModelShape, Parameter, TrainingSetup
+    from refold.planning.perf import Fitted, Form, GpuSpec, Measurement, ModelShape, Parameter, TrainingSetup
 
 FORMS = ("corrected", "rubick-additive", "rubick-power")
 UNNAMED = "model"
@@ -50,7 +50,7 @@ def fit(
     """
     import msgspec
 
-    from refold.perf import fit as fit_parameters, most_informative_sample, predict
+    from refold.planning.perf import fit as fit_parameters, most_informative_sample, predict
 
     shape, ran, gpu, notes = _read(samples, model)
     chosen = _form(form, shape, gpu, engine, ran)
@@ -69,8 +69,8 @@ def fit(
 
 
 def _read(path: Path, model: str | None) -> tuple[ModelShape, list[Measurement], GpuSpec, list[str]]:
-    from refold.catalogue import find_gpu, read_model
     from refold.errors import BadInput
+    from refold.planning.catalogue import find_gpu, read_model
 
     found = _samples(path)
     names = sorted({one.model for one in found})
@@ -100,7 +100,7 @@ def _warnings(fitted: Fitted) -> list[str]:
 
 
 def _samples(path: Path | None) -> list[Measurement]:
-    from refold.catalogue import read_samples
+    from refold.planning.catalogue import read_samples
 
     return read_samples(path) if path else []
 
@@ -119,7 +119,7 @@ def _of_model(found: Sequence[Measurement], shape: ModelShape, path: Path | None
 def _unknown_machine() -> GpuSpec:
     """Return a rough CPU as the starting point of the fit without a data sheet."""
     from refold.model import Link
-    from refold.perf import GpuSpec
+    from refold.planning.perf import GpuSpec
 
     memory = Link("memory", 10.0)
     return GpuSpec("cpu", 1e6, 0.2, 0.2, 30.0, memory, 10.0, 10.0, 100.0, gpus_per_node=1, network_cards=1)
@@ -127,7 +127,7 @@ def _unknown_machine() -> GpuSpec:
 
 def _form(name: str, shape: ModelShape, gpu: GpuSpec, engine: str, ran: Sequence[Measurement]) -> Form:
     from refold.errors import UnknownName
-    from refold.perf import CorrectedForm, RubickForm
+    from refold.planning.perf import CorrectedForm, RubickForm
 
     known = gpu.name != "cpu"
     match name:
@@ -142,9 +142,9 @@ def _form(name: str, shape: ModelShape, gpu: GpuSpec, engine: str, ran: Sequence
 
 
 def _settings(shape: ModelShape, gpu: GpuSpec, engine: str) -> Callable[[Measurement], TrainingSetup]:
-    from refold.catalogue import find_engine
     from refold.model import Link
-    from refold.perf import Machines, TrainingSetup
+    from refold.planning.catalogue import find_engine
+    from refold.planning.perf import Machines, TrainingSetup
 
     framework, network = find_engine(engine), Link("network", gpu.node_network_gigabytes_per_second)
 
@@ -161,7 +161,7 @@ def _candidates(ran: Sequence[Measurement]) -> list[Measurement]:
 
     import msgspec
 
-    from refold.plans import divisors
+    from refold.planning.plans import divisors
 
     seen = {(one.plan, one.batch) for one in ran}
     found = []
@@ -190,7 +190,7 @@ def read_fit(path: Path) -> Fitted:
     import msgspec
 
     from refold.errors import BadFile, BadValue
-    from refold.perf import Fitted
+    from refold.planning.perf import Fitted
 
     try:
         return msgspec.json.decode(path.read_bytes(), type=Fitted)
@@ -209,7 +209,7 @@ def _tables(
     saved: Path,
 ) -> list[Table]:
 
-    from refold.perf import format_uncertainty
+    from refold.planning.perf import format_uncertainty
 
     columns: list[Column[Parameter]] = [
         Column("parameter", lambda one: one.name, whole=True),

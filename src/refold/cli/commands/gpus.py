@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from refold.cli.views import AsJson, Column, Table, format_number, print_json, print_tables
 
 if TYPE_CHECKING:
-    from refold.perf import GpuSpec
+    from refold.planning.perf import GpuSpec
 
 
 def gpus(as_json: AsJson = False) -> None:
@@ -18,7 +18,7 @@ def gpus(as_json: AsJson = False) -> None:
     """
     from msgspec.structs import asdict
 
-    from refold.catalogue import gpus as known
+    from refold.planning.catalogue import gpus as known
 
     if as_json:
         print_json([asdict(gpu) for gpu in known()])

@@ -21,8 +21,8 @@ from refold.cli.views import (
 )
 
 if TYPE_CHECKING:
-    from refold.api import JobState, JobStatus
     from refold.client import Client
+    from refold.client.api import JobState, JobStatus
 
 DEFAULT_LIMIT = 50
 ENDED_STATES = ("finished", "failed", "cancelled")

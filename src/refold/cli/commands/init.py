@@ -22,9 +22,8 @@ def init(
 
     Example: refold init
     """
-    from refold.backends.local import open_driver
     from refold.server.config import write_template
-    from refold.server.monitor import NvidiaMachine, SlotsMachine, default_slots
+    from refold.server.monitor import NvidiaMachine, SlotsMachine, default_slots, open_driver
 
     target = path / DEFAULT_PATH if path.is_dir() else path
     driver = open_driver()

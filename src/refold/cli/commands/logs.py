@@ -13,8 +13,8 @@ from refold.cli.views import AsJson, Sanitizer, print_json, print_line, screen
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from refold.api import JobStatus, Logs
     from refold.client import Client
+    from refold.client.api import JobStatus, Logs
 
 DEFAULT_LINES = 100
 """Lines shown on a terminal without --lines."""

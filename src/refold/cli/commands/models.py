@@ -7,18 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli.views import (
-    AsJson,
-    Column,
-    Table,
-    format_number,
-    format_parameters,
-    print_json,
-    print_tables,
-)
+from refold.cli.views import AsJson, Column, Table, format_number, format_parameters, print_json, print_tables
 
 if TYPE_CHECKING:
-    from refold.perf import ModelShape
+    from refold.planning.perf import ModelShape
 
 
 def models(
@@ -37,7 +29,7 @@ def models(
     """
     from msgspec.structs import asdict
 
-    from refold.catalogue import model_aliases, models as known
+    from refold.planning.catalogue import model_aliases, models as known
 
     if model is not None:
         _print_model(model, as_json)

@@ -8,7 +8,7 @@ from refold.cli import format_rack, make_client
 from refold.cli.views import AsJson, Column, Table, print_json, print_tables
 
 if TYPE_CHECKING:
-    from refold.api import NodeStatus
+    from refold.client.api import NodeStatus
 
 
 def nodes(as_json: AsJson = False) -> None:

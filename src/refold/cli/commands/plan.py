@@ -14,8 +14,8 @@ from refold.cli.views import AsJson, output_width, print_json, print_line, print
 
 if TYPE_CHECKING:
     from refold.model import LaunchEngine, Plan
-    from refold.perf import Estimate, Fitted, FormulaLine, Section, TrainingSetup
-    from refold.plans import LaunchSettings, PlanLimits, PlanSearch
+    from refold.planning.perf import Estimate, Fitted, FormulaLine, Section, TrainingSetup
+    from refold.planning.plans import LaunchSettings, PlanLimits, PlanSearch
 
 ACCURACY_NOTE = "Estimated without measurements; see docs/accuracy.md. Correct the model with `refold fit`."
 """Printed below every estimate."""
@@ -64,12 +64,12 @@ def plan(
     """
     from msgspec.structs import replace
 
-    from refold.catalogue import find_engine
     from refold.cli.inputs import engine_for, read_or_trace_model
     from refold.errors import BadInput
     from refold.model import MAX_DEGREE
-    from refold.perf import TrainingSetup, apply_corrections
-    from refold.plans import LAUNCH_TARGETS, best_plans
+    from refold.planning.catalogue import find_engine
+    from refold.planning.perf import TrainingSetup, apply_corrections
+    from refold.planning.plans import LAUNCH_TARGETS, best_plans
 
     if explain is not None and why is not None:
         raise BadInput("--explain and --why exclude each other: leave one of them out")
@@ -109,7 +109,7 @@ def _read_fit(path: Path, gpu: str, engine: str) -> Fitted:
     """Read a fit and check that it is for this GPU type and engine (the default engine stands for that of the fit)."""
     from refold.cli.commands.fit import read_fit
     from refold.errors import BadInput
-    from refold.perf import CorrectedForm
+    from refold.planning.perf import CorrectedForm
 
     fitted = read_fit(path)
     if fitted.form != CorrectedForm.name:
@@ -140,7 +140,7 @@ def _accumulation_notes(setup: TrainingSetup, limits: PlanLimits, plan: Plan) ->
     from msgspec.structs import asdict, replace
 
     from refold.cli.views import micro_batch
-    from refold.plans import Pins, best_plan
+    from refold.planning.plans import Pins, best_plan
 
     samples = micro_batch(setup, plan)
     if plan.accumulation > 1 or samples <= 1:
@@ -154,7 +154,7 @@ def _accumulation_notes(setup: TrainingSetup, limits: PlanLimits, plan: Plan) ->
 
 def _assumption_notes(setup: TrainingSetup, search: PlanSearch, network: str | None) -> list[str]:
     """Return notes on assumptions that affect the result."""
-    from refold.perf import DEFAULT_CPUS_PER_GPU
+    from refold.planning.perf import DEFAULT_CPUS_PER_GPU
 
     machines, found = setup.machines, (*search.best, *search.misses[:1])
     notes = [f"not modelled: {', '.join(setup.model.not_modelled)}"] if setup.model.not_modelled else []
@@ -181,7 +181,7 @@ def _accuracy_note(fitted: Fitted | None) -> str:
 
 
 def _launch_settings(target: LaunchEngine, setup: TrainingSetup, plan: Plan) -> LaunchSettings:
-    from refold.plans import LaunchRequest, Workers, launch_settings
+    from refold.planning.plans import LaunchRequest, Workers, launch_settings
 
     nodes = setup.machines.gpus_on_node
     return launch_settings(target, LaunchRequest(plan, setup.batch, Workers(nodes[0], len(nodes))))
@@ -255,7 +255,7 @@ def _estimate_document(setup: TrainingSetup, found: Estimate) -> dict[str, Any]:
     from msgspec.structs import asdict
 
     from refold.cli.views import micro_batch
-    from refold.plans import is_risky
+    from refold.planning.plans import is_risky
 
     return asdict(found) | {
         "plan": str(found.plan),
@@ -273,8 +273,8 @@ def _print_comparison(
     setup: TrainingSetup, limits: PlanLimits, plan: Plan, search: PlanSearch, notes: Sequence[str], as_json: bool
 ) -> None:
     from refold.cli.views import plan_title
-    from refold.perf import estimate
-    from refold.plans import rejection_reasons
+    from refold.planning.perf import estimate
+    from refold.planning.plans import rejection_reasons
 
     reasons = rejection_reasons(setup, plan, limits)
     found = None if reasons else estimate(setup, plan)
@@ -296,7 +296,7 @@ def _print_comparison(
 def _compare(found: Estimate | None, best: Estimate | None) -> str:
     """Compare a valid plan with the best one."""
     from refold.cli.views import format_factor
-    from refold.plans import TIE_FACTOR
+    from refold.planning.plans import TIE_FACTOR
 
     if found is None or best is None:
         return "valid"
@@ -316,8 +316,8 @@ def _print_explanation(
     setup: TrainingSetup, limits: PlanLimits, plan: Plan, notes: Sequence[str], as_json: bool
 ) -> None:
     from refold.cli.views import plan_title
-    from refold.perf import estimate, explain
-    from refold.plans import rejection_reasons
+    from refold.planning.perf import estimate, explain
+    from refold.planning.plans import rejection_reasons
 
     reasons = rejection_reasons(setup, plan, limits)
     sections = explain(setup, plan)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from refold.cli.views import AsJson, Column, Table, print_json, print_tables
 
 if TYPE_CHECKING:
-    from refold.registry import PolicyInfo
+    from refold.policies import PolicyInfo
 
 PACKAGE_PREFIX = "refold.policies."
 
@@ -18,8 +18,8 @@ def policies(as_json: AsJson = False) -> None:
     A policy of your own is a Python file: pass it as --policy path/to/mine.py, or put it into the folder
     $REFOLD_POLICIES to list it here. See docs/policies.md.
     """
-    from refold.packing import RULES
-    from refold.registry import list_policies
+    from refold.placement import RULES
+    from refold.policies import list_policies
 
     infos = list_policies()
     rules = [{"name": name, "summary": summary} for name, (_, summary) in RULES.items()]

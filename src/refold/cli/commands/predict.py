@@ -26,8 +26,8 @@ from refold.cli.views import (
 
 if TYPE_CHECKING:
     from refold.model import Job
-    from refold.research import Evaluation, Score
-    from refold.traces import Trace
+    from refold.simulator.research import Evaluation, Score
+    from refold.simulator.traces import Trace
 
 Row = TypeVar("Row")
 OUR_METHOD = "refold"
@@ -126,7 +126,7 @@ def _evaluate_methods(jobs: Sequence[Job]) -> tuple[list[_Method], Evaluation]:
     """Evaluate every method on the same jobs; return also our own evaluation. Limits only if jobs have them."""
     from time import process_time
 
-    from refold.research import COMPARATORS, PredictorQuantiles, evaluate_at_submission
+    from refold.simulator.research import COMPARATORS, PredictorQuantiles, evaluate_at_submission
 
     limited = any(job.time_limit is not None for job in jobs)
     others = {name: make for name, make in COMPARATORS.items() if limited or not name.startswith("limit")}
@@ -141,7 +141,7 @@ def _evaluate_methods(jobs: Sequence[Job]) -> tuple[list[_Method], Evaluation]:
 
 
 def _score_method(name: str, evaluation: Evaluation) -> _Method:
-    from refold.research import score
+    from refold.simulator.research import score
 
     half = len(evaluation.durations) // 2
     return _Method(
@@ -156,7 +156,7 @@ def _score_method(name: str, evaluation: Evaluation) -> _Method:
 def _evaluate_while_running(jobs: Sequence[Job]) -> dict[str, Score]:
     """Score predictions of the total run time of running jobs, by their elapsed time; without empty groups."""
     from refold.model import format_duration
-    from refold.research import RECHECK_SECONDS, evaluate_while_running, score
+    from refold.simulator.research import RECHECK_SECONDS, evaluate_while_running, score
 
     evaluations = {format_duration(elapsed): evaluate_while_running(jobs, elapsed) for elapsed in RECHECK_SECONDS}
     return {elapsed: score(one.durations, one.quantiles) for elapsed, one in evaluations.items() if len(one.durations)}
@@ -217,7 +217,7 @@ def _write_predictions(folder: Path, jobs: Sequence[Job], evaluation: Evaluation
     import csv
 
     from refold.errors import BadFile
-    from refold.research import QUANTILE_LEVELS
+    from refold.simulator.research import QUANTILE_LEVELS
 
     path = folder / "predictions.csv"
     try:

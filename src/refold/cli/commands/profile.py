@@ -12,7 +12,7 @@ from refold.cli.views import AsJson, Column, Table, plural, print_json, print_li
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from refold.perf import Measurement, ModelShape
+    from refold.planning.perf import Measurement, ModelShape
     from refold.train import ProfileConfig
 
 DEFAULT_OUTPUT = Path("samples.csv")
@@ -65,7 +65,7 @@ def profile(
 
     Example: refold profile my-model.yaml --layers 2 --device cpu --batch 2 --seq 64
     """
-    from refold.catalogue import read_model
+    from refold.planning.catalogue import read_model
     from refold.train import check_device, choose_configs, default_device, require_torch, truncate_layers
 
     require_torch("refold profile")
@@ -98,7 +98,7 @@ def profile(
 
 def _write_measurements(out: Path, measurements: Iterator[Measurement], *, quiet: bool) -> list[Measurement]:
     """Write the samples to the file after each one, so that an interrupt does not lose them; return all of them."""
-    from refold.catalogue import write_samples
+    from refold.planning.catalogue import write_samples
 
     found: list[Measurement] = []
     for measured in measurements:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from refold.cli.inputs import SelectedPolicy
     from refold.core import Entry, Header, Order, Policy
     from refold.model import Cluster
-    from refold.results import ReportRun
     from refold.simulator import Costs
+    from refold.simulator.results import ReportRun
 
 
 MAX_ORDERS = 5
@@ -208,7 +208,7 @@ def _both_simulated(path: Path, choice: SelectedPolicy, costs: Costs) -> tuple[l
 
 def _simulate(workload: Workload, choice: SelectedPolicy) -> ReportRun:
     from refold.cli import run_policy
-    from refold.results import ReportRun
+    from refold.simulator.results import ReportRun
 
     run = run_policy(workload, choice)
     return ReportRun(f"{run.name} (simulated)", run.history, run.measures)

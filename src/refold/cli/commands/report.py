@@ -13,7 +13,7 @@ from refold.cli import HistorySourceOption, Since, make_client, require_option
 from refold.cli.views import AsJson, print_json, print_line, print_notes, print_tables, progress
 
 if TYPE_CHECKING:
-    from refold.results import ReportRun
+    from refold.simulator.results import ReportRun
 
 
 def report(
@@ -35,7 +35,7 @@ def report(
     """
     from refold.cli import output_folder, try_write_report
     from refold.cli.views import guarantee_tables, measure_tables
-    from refold.results import check_guarantees, describe_unfinished
+    from refold.simulator.results import check_guarantees, describe_unfinished
 
     if source is None:
         require_option("--from slurm", {"--since": since}, "a journal is read whole")

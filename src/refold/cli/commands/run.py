@@ -52,11 +52,11 @@ def run(
     """
     import asyncio
 
-    from refold.backends.local import local_cluster
     from refold.cli import make_guarded_policy
     from refold.cli.inputs import parse_policy
+    from refold.client.jobspec import read_jobs
     from refold.core import Header
-    from refold.jobspec import read_jobs
+    from refold.engines.local import local_cluster
     from refold.model import parse_duration
 
     (jobs_read, notes), grace_seconds = read_jobs(jobs), parse_duration(grace)
@@ -95,8 +95,8 @@ async def _run_jobs(
     """Run the jobs until all have ended; return their outcomes, and the exit status if a signal ended them, else 0."""
     from asyncio import CancelledError
 
-    from refold.backends.local import LocalBackend
     from refold.core import Scheduler
+    from refold.engines.local import LocalBackend
     from refold.journal import JournalFile
     from refold.server import BatchRun, WallClock, interruptible
 
@@ -181,7 +181,7 @@ class _ProgressPrinter:
         return f"{now:8.1f} s  {printable(job.id):{self._width}}  {text}"
 
     def _last_lines(self, job_id: str, number: int) -> list[str]:
-        from refold.backends.local import log_path
+        from refold.server.output import log_path
 
         logs = log_path(self._folder / LOGS_FOLDER_NAME, job_id, number, 0).parent.glob(f"run-{number}.*.log")
         return [f"{'':12}{path.name}: {line}" for path in sorted(logs) for line in _tail(path)]

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Coroutine
 
-    from refold.backends.local import ProcessHost
+    from refold.engines.kubernetes import KubernetesEngine
+    from refold.engines.local import ProcessHost
     from refold.server import ClusterEngine, Daemon, Ready
     from refold.server.config import Config, SlurmConfig
-    from refold.server.kubernetes import KubernetesEngine
     from refold.server.monitor import Machine
 
 DEFAULT_CONFIG = Path("refold.yaml")
@@ -139,8 +139,9 @@ def serve(
     from msgspec.structs import replace
 
     from refold.client import state_folder
+    from refold.engines.local import PRIVILEGED_STATE
     from refold.errors import BadInput, MissingExtra
-    from refold.server import PRIVILEGED_STATE, log_to_stderr
+    from refold.server import log_to_stderr
 
     try:
         import uvicorn as _uvicorn  # noqa: F401
@@ -173,9 +174,8 @@ async def _serve_kubernetes(
     """Serve a cluster, while no other daemon does."""
     import asyncio
 
-    from refold.backends.kubernetes import OwnJobs, find_access, own_namespace
+    from refold.engines.kubernetes import KubernetesEngine, Leadership, OwnJobs, find_access, own_namespace
     from refold.server import TERMINATION_SIGNALS
-    from refold.server.kubernetes import KubernetesEngine, Leadership
 
     access = find_access(kubeconfig)
     ended = asyncio.Event()
@@ -202,7 +202,7 @@ def _split_without_cgroups(config: Config, folder: Path) -> ProcessHost:
     """Continue as `serve.user` beside a helper. Runs are not on this machine."""
     from msgspec.structs import replace
 
-    from refold.server import split_privileges
+    from refold.engines.local import split_privileges
 
     return split_privileges(replace(config, serve=replace(config.serve, cgroup="off")), folder)
 
@@ -211,9 +211,9 @@ async def _serve_slurm(config: Config, folder: Path, new_token: bool, host: Proc
     """Serve a Slurm cluster: each run is a job of Slurm, or a step in the pool."""
     import asyncio
 
-    from refold.backends.slurm import PoolSettings, Programs, SlurmSettings
-    from refold.server import TERMINATION_SIGNALS, describe_user, load_daemon_id
-    from refold.server.slurm import DAEMON_KEY, SlurmEngine
+    from refold.engines.local import describe_user
+    from refold.engines.slurm import DAEMON_KEY, PoolSettings, Programs, SlurmEngine, SlurmSettings
+    from refold.server import TERMINATION_SIGNALS, load_daemon_id
 
     ended = asyncio.Event()
     for number in TERMINATION_SIGNALS:
@@ -230,9 +230,8 @@ async def _serve_slurm(config: Config, folder: Path, new_token: bool, host: Proc
 
 def _serve_ray(asyncio: Any, config: Config, folder: Path, new_token: bool) -> None:
     """Serve a Ray cluster: each instance of a run is an actor."""
-    from refold.backends.ray import RayConnection, connected, load_ray
+    from refold.engines.ray import DAEMON_KEY, RayConnection, RayEngine, connected, load_ray
     from refold.server import TERMINATION_SIGNALS, load_daemon_id
-    from refold.server.ray import DAEMON_KEY, RayEngine
 
     ray = load_ray("refold serve --on ray")
 
@@ -309,7 +308,8 @@ async def _end_with(daemon: Daemon, ended: asyncio.Event) -> None:
 
 
 def _serve_machine(asyncio: Any, config: Config, folder: Path, new_token: bool) -> None:
-    from refold.server import TERMINATION_SIGNALS, Daemon, split_privileges
+    from refold.engines.local import split_privileges
+    from refold.server import TERMINATION_SIGNALS, Daemon
     from refold.server.monitor import build_layout
 
     host = split_privileges(config, folder.absolute())

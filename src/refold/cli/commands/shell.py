@@ -26,9 +26,9 @@ from refold.cli.commands.submit import COMMAND_KEY, CommandAfterDashes
 from refold.cli.views import print_line, print_notes
 
 if TYPE_CHECKING:
-    from refold.api import JobStatus
     from refold.cli.inputs import SubmitOptions
     from refold.client import Client
+    from refold.client.api import JobStatus
 
 POLL_SECONDS = 0.3
 END_TIMEOUT_SECONDS = 30.0
@@ -110,9 +110,9 @@ def _listener() -> Iterator[socket.socket]:
 
 def _submit(client: Client, listener: Path, command: Sequence[str], options: SubmitOptions) -> str:
     """Submit the job and return its id."""
-    from refold.backends.local import terminal_command
     from refold.cli.inputs import read_submissions
     from refold.client import choose_exported
+    from refold.engines.local import terminal_command
     from refold.errors import BadInput
 
     (submission,), notes, _ = read_submissions(None, terminal_command(listener, command), options)
@@ -126,7 +126,7 @@ def _submit(client: Client, listener: Path, command: Sequence[str], options: Sub
 
 def _run(client: Client, job: str, listener: socket.socket) -> JobStatus:
     """Wait for the job to start, connect its terminal with ours, and return its last status."""
-    from refold.backends.local import hand_out
+    from refold.engines.local import hand_out
 
     ours, theirs = os.openpty()
     try:

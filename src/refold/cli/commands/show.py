@@ -59,7 +59,7 @@ def _print_summary(recording: Recording) -> None:
 
 def _export(recording: Recording, path: Path, as_json: bool) -> None:
     from refold.errors import BadFile
-    from refold.web import make_page
+    from refold.server.web import make_page
 
     try:
         path.write_text(make_page(recording.encode()))

@@ -82,7 +82,7 @@ def simulate(
     )
     from refold.cli.inputs import power_limit_notes
     from refold.cli.views import guarantee_tables, measure_tables
-    from refold.results import check_guarantees
+    from refold.simulator.results import check_guarantees
 
     workload, [choice] = prepare_experiment(trace, cluster, [policy.select(experiment.watch)], experiment)
     with output_folder(out):

@@ -78,10 +78,9 @@ def snapshot(
 def _save_cluster(out: Path, kubeconfig: Path | None, whole: bool) -> None:
     from msgspec.structs import replace
 
-    from refold.backends.kubernetes import ApiServer, find_access
     from refold.core import Entry
+    from refold.engines.kubernetes import ApiServer, find_access, observe, read_only
     from refold.server.config import Config
-    from refold.server.kubernetes import observe, read_only
 
     api = ApiServer(find_access(kubeconfig), guard=read_only)
     try:
@@ -92,10 +91,9 @@ def _save_cluster(out: Path, kubeconfig: Path | None, whole: bool) -> None:
 
 
 def _save_slurm(out: Path, since: str | None, priorities: bool, whole: bool) -> None:
-    from refold.backends.slurm import Programs
     from refold.cli.inputs import parse_since
+    from refold.engines.slurm import Programs, observe_slurm
     from refold.server.config import Config
-    from refold.server.slurm import observe_slurm
 
     found = observe_slurm(Programs().run, Config().policy.name, parse_since(since), priorities=priorities)
     _write(out, found.header, found.entry, found.notes, whole)

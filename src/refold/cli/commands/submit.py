@@ -28,8 +28,8 @@ from refold.cli.views import (
 )
 
 if TYPE_CHECKING:
-    from refold.api import JobStatus, Preview, Submission
     from refold.client import Client, ExportedVariables
+    from refold.client.api import JobStatus, Preview, Submission
 
 MAX_COMMAND_LENGTH = 60
 """Characters of a command that are shown."""

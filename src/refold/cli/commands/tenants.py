@@ -8,7 +8,7 @@ from refold.cli import make_client
 from refold.cli.views import AsJson, Column, Table, draw_bar, print_json, print_line, print_tables
 
 if TYPE_CHECKING:
-    from refold.api import TenantStatus
+    from refold.client.api import TenantStatus
 
 BAR_WIDTH = 16
 

@@ -10,7 +10,7 @@ from refold.cli import complete_tenants, complete_tokens, make_client
 from refold.cli.views import AsJson, Column, Table, format_clock, print_json, print_line, print_tables
 
 if TYPE_CHECKING:
-    from refold.api import TokenStatus
+    from refold.client.api import TokenStatus
 
 ROLES = ("owner", "member", "reader")
 
@@ -70,7 +70,7 @@ def new(
 
     Example: refold token new ann --tenant vision
     """
-    from refold.api import Role
+    from refold.client.api import Role
     from refold.errors import UnknownName
 
     if role not in ROLES:

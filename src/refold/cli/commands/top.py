@@ -24,8 +24,8 @@ from refold.cli.views import (
 )
 
 if TYPE_CHECKING:
-    from refold.api import DaemonInfo, GpuStatus, JobStatus
     from refold.client import Client
+    from refold.client.api import DaemonInfo, GpuStatus, JobStatus
 
 HOT_CELSIUS = 85.0
 """Temperature from which a GPU is highlighted; most GPUs throttle a few degrees above."""

@@ -24,7 +24,7 @@ from refold.cli.views import (
 )
 
 if TYPE_CHECKING:
-    from refold.traces import Portion, Summary, Trace, WorkloadShape
+    from refold.simulator.traces import Portion, Summary, Trace, WorkloadShape
 
 app = typer.Typer(
     help="Inspect, convert and generate traces (job histories).", no_args_is_help=True, rich_markup_mode=None
@@ -42,7 +42,7 @@ def show(trace: TraceName, reading: TraceFormatOptions, as_json: AsJson = False)
 
     Example: refold trace show demo
     """
-    from refold.traces import summarise
+    from refold.simulator.traces import summarise
 
     summary = summarise(reading.read(trace))
     if as_json:
@@ -97,7 +97,7 @@ def _portions(title: str, what: str, portions: tuple[Portion, ...], total: int =
 
 def _times(summary: Summary) -> Table:
     from refold.model import format_duration
-    from refold.traces import QUANTILES
+    from refold.simulator.traces import QUANTILES
 
     kinds = {"duration": summary.durations, "time between arrivals": summary.gaps}
     known = {kind: values for kind, values in kinds.items() if values}
@@ -149,7 +149,7 @@ def generate(
     Example: refold trace generate busy.csv --jobs 5000 --like demo --cluster 16x8:A100 --load 1.1
     """
     from refold.errors import BadInput
-    from refold.traces import generate as draw, read_cluster, relax_missing_types
+    from refold.simulator.traces import generate as draw, read_cluster, relax_missing_types
 
     if cluster is None:
         if load is not None:
@@ -165,7 +165,7 @@ def generate(
 def _shape(jobs: int, like: str | None, gpus_per_instance: int) -> WorkloadShape:
     from dataclasses import replace
 
-    from refold.traces import everyday_workload, fit_shape, read_trace
+    from refold.simulator.traces import everyday_workload, fit_shape, read_trace
 
     if not like:
         return everyday_workload(jobs)
@@ -173,7 +173,7 @@ def _shape(jobs: int, like: str | None, gpus_per_instance: int) -> WorkloadShape
 
 
 def _write(trace: Trace, out: Path, as_json: bool) -> None:
-    from refold.traces import format_count, write_trace
+    from refold.simulator.traces import format_count, write_trace
 
     write_trace(trace, out)
     if as_json:
@@ -189,7 +189,7 @@ def _write(trace: Trace, out: Path, as_json: bool) -> None:
 @app.command()
 def formats(as_json: AsJson = False) -> None:
     """List the supported trace formats."""
-    from refold.traces import FORMATS
+    from refold.simulator.traces import FORMATS
 
     rows = [{"format": name, "summary": one.summary} for name, one in FORMATS.items()]
     if as_json:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from refold.cli.inputs import SelectedPolicy, Workload
-    from refold.tuning import Goal, Objective, ReportPolicy, Split, TunedPolicy, TuningResult
+    from refold.simulator.tuning import Goal, Objective, ReportPolicy, Split, TunedPolicy, TuningResult
 
 STUDY_FILE = "study.jsonl"
 HISTORY_FILE = "history.json"
@@ -40,13 +40,13 @@ NOT_WRITTEN = ("knowledge", "watch")
 
 
 def _complete_policies(incomplete: str) -> list[str]:
-    from refold.registry import policy_names
+    from refold.policies import policy_names
 
     return [name for name in policy_names() if name.startswith(incomplete)]
 
 
 def _complete_objectives(incomplete: str) -> list[str]:
-    from refold.tuning import OBJECTIVES
+    from refold.simulator.tuning import OBJECTIVES
 
     return [name for name in OBJECTIVES if name.startswith(incomplete)]
 
@@ -84,8 +84,8 @@ class _TunedPolicy:
         """Return the policy with the settings that vary: those with a range, unless they are set."""
         from refold.cli.inputs import parse_ranges
         from refold.errors import BadInput
-        from refold.registry import default_settings, setting_ranges
-        from refold.tuning import Space, TunedPolicy
+        from refold.policies import default_settings, setting_ranges
+        from refold.simulator.tuning import Space, TunedPolicy
 
         name, defaults = selected.policy, default_settings(selected.policy)
         ranges = {**setting_ranges(name), **parse_ranges(self.ranges or [], name, defaults)}
@@ -162,7 +162,7 @@ class _Choice:
     def parse(self) -> Objective:
         """Return the objective."""
         from refold.errors import BadInput, UnknownName
-        from refold.tuning import OBJECTIVES, Objective
+        from refold.simulator.tuning import OBJECTIVES, Objective
 
         if self.weights is None:
             name = self.objective or "balanced"
@@ -211,7 +211,7 @@ def tune(
     from refold.cli.inputs import KeptHistory
     from refold.cli.views import describe_verdict, tuning_tables
     from refold.errors import BadInput
-    from refold.tuning import Goal, split_history
+    from refold.simulator.tuning import Goal, split_history
 
     objective, fixed = choice.parse(), policy.select(experiment.watch)
     others, reader = search.select_baselines(fixed), source.reader(history)
@@ -252,7 +252,7 @@ def _run(
 
     from refold.cli import start_tuning_runs, stoppable, study_inputs
     from refold.cli.views import progress
-    from refold.tuning import Budget, Study, Tuner, expected_slices
+    from refold.simulator.tuning import Budget, Study, Tuner, expected_slices
 
     submitted = np.array([job.submitted for job in workload.jobs])
     study = Study(out / STUDY_FILE, study_inputs(workload, [policy.name, *(one.policy for one in goal.baselines)]))
@@ -274,7 +274,7 @@ def _run(
 def _is_valid(policy: str) -> Callable[[Mapping[str, Any]], bool]:
     """Return a function that says whether a policy takes settings."""
     from refold.errors import RefoldError
-    from refold.registry import make_policy
+    from refold.policies import make_policy
 
     def is_valid(settings: Mapping[str, Any]) -> bool:
         try:
@@ -287,7 +287,7 @@ def _is_valid(policy: str) -> Callable[[Mapping[str, Any]], bool]:
 
 
 def _baseline(policy: SelectedPolicy) -> ReportPolicy:
-    from refold.tuning import ReportPolicy
+    from refold.simulator.tuning import ReportPolicy
 
     return ReportPolicy("oracle" if policy.oracle else "baseline", policy.name, policy.policy, policy.settings)
 
@@ -295,8 +295,8 @@ def _baseline(policy: SelectedPolicy) -> ReportPolicy:
 def _write_policy(path: Path, workload: Workload, result: TuningResult) -> Path:
     """Write the chosen settings, with how they were chosen."""
     from refold import __version__
-    from refold.registry import PolicyFile
-    from refold.tuning import write_policy_file
+    from refold.policies import PolicyFile
+    from refold.simulator.tuning import write_policy_file
 
     report = result.report
     assert report.chosen is not None
@@ -318,7 +318,7 @@ def _write_picture(path: Path, title: str, result: TuningResult) -> Path:
     """Write the chart of the trade-off."""
     from refold.cli.views import current_command_line, describe_parts, describe_verdict
     from refold.errors import BadFile
-    from refold.tuning import render_trade_off
+    from refold.simulator.tuning import render_trade_off
 
     verdict = describe_verdict(result.report)
     page = render_trade_off(result.report, title, describe_parts(result), verdict, current_command_line())

@@ -8,7 +8,7 @@ from refold.cli import make_client
 from refold.cli.views import AsJson, Column, Table, print_json, print_tables
 
 if TYPE_CHECKING:
-    from refold.api import UserStatus
+    from refold.client.api import UserStatus
 
 
 def users(as_json: AsJson = False) -> None:

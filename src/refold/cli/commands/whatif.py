@@ -40,7 +40,7 @@ from refold.cli.views import (
 )
 
 if TYPE_CHECKING:
-    from refold.api import Submission, VariantOutcome
+    from refold.client.api import Submission, VariantOutcome
     from refold.core import Scheduler
     from refold.model import Job, StartEstimate
     from refold.simulator import Futures
@@ -121,7 +121,7 @@ class _JobToTry:
 
 
 def _read_job(path: Path) -> _JobToTry:
-    from refold.jobspec import read_spec
+    from refold.client.jobspec import read_spec
 
     spec = read_spec(path)
     return _JobToTry(spec.submissions[0], tuple(spec.notes))
@@ -252,8 +252,8 @@ def _unused_id(state: JournalState, name: str) -> str:
 def _with_gpus(given: Submission, text: str) -> _Variant:
     import msgspec
 
+    from refold.client.jobspec import parse_gpu_request
     from refold.errors import BadInput
-    from refold.jobspec import parse_gpu_request
 
     before = _Variant("", given).job(given.name, 0.0).demand
     try:
@@ -354,13 +354,13 @@ def _delay(job_id: str, with_job: Futures, without: Futures) -> float | None:
 
 
 def _fits(state: JournalState, job: Job) -> bool:
-    from refold.packing import FreeResources
+    from refold.placement import FreeResources
 
     return FreeResources(state.header.cluster).fits_when_empty(job.demand)
 
 
 def _no_start_reason(state: JournalState, job: Job) -> str:
-    from refold.packing import FreeResources
+    from refold.placement import FreeResources
 
     if not _fits(state, job):
         return f"infeasible: {FreeResources(state.header.cluster).shortage(job.demand).text(job.demand)}"

@@ -23,7 +23,7 @@ from refold.cli.views import (
 )
 
 if TYPE_CHECKING:
-    from refold.api import TimeEstimate
+    from refold.client.api import TimeEstimate
     from refold.journal import History
 
 

@@ -15,8 +15,16 @@ from .forecast_options import (
     MAX_WAITING_FOR_FUTURES as MAX_WAITING_FOR_FUTURES,
     ForecastOptions as ForecastOptions,
 )
-from .hardware import GpuPool as GpuPool, parse_gpu_pools as parse_gpu_pools, pools_with_gpus as pools_with_gpus
-from .job_classes import ClassName as ClassName, OtherClass as OtherClass, parse_job_class as parse_job_class
+from .hardware import (
+    GpuPool as GpuPool,
+    parse_gpu_pools as parse_gpu_pools,
+    pools_with_gpus as pools_with_gpus,
+)
+from .job_classes import (
+    ClassName as ClassName,
+    OtherClass as OtherClass,
+    parse_job_class as parse_job_class,
+)
 from .journal_state import (
     NOW as NOW,
     JournalState as JournalState,
@@ -26,7 +34,10 @@ from .journal_state import (
     read_journal_state as read_journal_state,
     stop_after as stop_after,
 )
-from .journal_workload import read_recorded_run as read_recorded_run, workload_from_history as workload_from_history
+from .journal_workload import (
+    read_recorded_run as read_recorded_run,
+    workload_from_history as workload_from_history,
+)
 from .kept_history import KeptHistory as KeptHistory
 from .launch_engines import (
     LaunchEngineName as LaunchEngineName,
@@ -55,13 +66,25 @@ from .power_limits import (
     with_power_limits as with_power_limits,
 )
 from .setting_ranges import parse_ranges as parse_ranges
-from .slurm_history import parse_since as parse_since, read_slurm_workload as read_slurm_workload
-from .submission import SubmitOptions as SubmitOptions, read_submissions as read_submissions
-from .traced_models import engine_for as engine_for, read_or_trace_model as read_or_trace_model
+from .slurm_history import (
+    parse_since as parse_since,
+    read_slurm_workload as read_slurm_workload,
+)
+from .submission import (
+    SubmitOptions as SubmitOptions,
+    read_submissions as read_submissions,
+)
+from .traced_models import (
+    engine_for as engine_for,
+    read_or_trace_model as read_or_trace_model,
+)
 from .workload import (
     Workload as Workload,
     with_charging as with_charging,
     with_faults as with_faults,
     with_never_ending as with_never_ending,
 )
-from .workload_reader import DEMO as DEMO, read_workload as read_workload
+from .workload_reader import (
+    DEMO as DEMO,
+    read_workload as read_workload,
+)

@@ -36,7 +36,7 @@ def read_backlog(journal: str, cluster: Cluster | None, options: TraceOptions, c
     """
     from refold.journal import read_journal
     from refold.simulator import StateAt
-    from refold.traces import Trace
+    from refold.simulator.traces import Trace
 
     path = Path(journal)
     header, entries = read_journal(path)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from refold.cli.inputs.policy_choice import SelectedPolicy
     from refold.model import Cluster, Job
-    from refold.perf import Fitted, Measurement
-    from refold.plans import Knowledge, Speeds
+    from refold.planning.perf import Fitted, Measurement
+    from refold.planning.plans import Knowledge, Speeds
     from refold.simulator import SpeedModel
 
 RECORDED, MODEL = "recorded", "model"
@@ -43,7 +43,7 @@ class Charging:
 
     def count_affected(self, jobs: Iterable[Job], cluster: Cluster) -> int:
         """Count the jobs not simulated with their recorded speed; for a table, those whose model it contains."""
-        from refold.catalogue import known_model
+        from refold.planning.catalogue import known_model
 
         if self.by == RECORDED:
             return 0
@@ -56,7 +56,7 @@ class Charging:
         return sum(speeds.can_model(job) and is_measured(job) for job in jobs)
 
     def _speeds(self, cluster: Cluster) -> Speeds:
-        from refold.plans import CATALOGUE_ONLY, Speeds
+        from refold.planning.plans import CATALOGUE_ONLY, Speeds
 
         return Speeds(cluster, self.knowledge or CATALOGUE_ONLY)
 
@@ -66,8 +66,8 @@ AS_RECORDED = Charging()
 
 def parse_charging(charge: str | None, knowledge: Knowledge | None) -> Charging:
     """Parse `--charge`. The default is the performance model, for the jobs that it covers."""
-    from refold.catalogue import read_samples
     from refold.errors import BadFile
+    from refold.planning.catalogue import read_samples
 
     if charge in (None, RECORDED, MODEL):
         return Charging(charge or MODEL, (), knowledge)
@@ -80,7 +80,7 @@ def _with_catalogue_names(rows: Iterable[Measurement]) -> Iterable[Measurement]:
     """Yield the rows with model names replaced by the catalogue's name, where the catalogue has the model."""
     import msgspec
 
-    from refold.catalogue import known_model
+    from refold.planning.catalogue import known_model
 
     for row in rows:
         model = known_model(row.model)
@@ -115,7 +115,7 @@ def read_knowledge(file: Path | None, fits: Sequence[Path] | None) -> Knowledge 
 
     from refold.cli.commands import read_fit
     from refold.errors import BadFile, BadValue
-    from refold.plans import CATALOGUE_ONLY, Knowledge
+    from refold.planning.plans import CATALOGUE_ONLY, Knowledge
 
     if file is None and not fits:
         return None
@@ -136,7 +136,7 @@ def read_knowledge(file: Path | None, fits: Sequence[Path] | None) -> Knowledge 
 def _check_fit(fitted: Fitted) -> None:
     """Reject a fit of another form than `CorrectedForm`: it cannot predict other plans."""
     from refold.errors import BadInput
-    from refold.perf import CorrectedForm
+    from refold.planning.perf import CorrectedForm
 
     missing = [one.name for one in CorrectedForm.default_parameters if one.name not in fitted.values]
     if missing:
@@ -158,7 +158,7 @@ def with_knowledge(
     import msgspec
 
     from refold.errors import BadInput
-    from refold.registry import default_settings
+    from refold.policies import default_settings
 
     if knowledge is None:
         return list(policies)

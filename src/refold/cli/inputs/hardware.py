@@ -10,7 +10,7 @@ from refold.cli.inputs.plan_request import MAX_CURVE_GPUS, default_network_note,
 
 if TYPE_CHECKING:
     from refold.model import Cluster, Link, Node
-    from refold.perf import GpuSpec, Machines
+    from refold.planning.perf import GpuSpec, Machines
 
 DEFAULT_MAX_GPUS = 64
 """Largest number of GPUs of a curve without --gpus-up-to."""
@@ -39,9 +39,9 @@ def parse_gpu_pools(
     cluster: str | None, gpu: str | None, up_to: int | None, network: str | None
 ) -> tuple[list[GpuPool], list[str]]:
     """Return the GPUs that the options describe, and notes on assumptions."""
-    from refold.catalogue import find_gpu
     from refold.errors import BadInput
-    from refold.traces import read_cluster
+    from refold.planning.catalogue import find_gpu
+    from refold.simulator.traces import read_cluster
 
     link = None if network is None else parse_network(network)
     if cluster is None:
@@ -63,7 +63,7 @@ def pools_with_gpus(pools: Sequence[GpuPool], gpus: int) -> list[GpuPool]:
 
 
 def _default_pool(gpu: GpuSpec, up_to: int, network: Link | None) -> tuple[list[GpuPool], list[str]]:
-    from refold.plans import PackedMachines
+    from refold.planning.plans import PackedMachines
 
     notes = default_network_note(gpu) if network is None and up_to > gpu.gpus_per_node else []
     return [
@@ -98,9 +98,9 @@ def _nodes_by_gpu(cluster: Cluster, only: GpuSpec | None) -> dict[GpuSpec, tuple
 
     `only`: consider this type only; GPUs of unknown type are taken to be of this type.
     """
-    from refold.catalogue import find_gpu
     from refold.errors import BadInput
-    from refold.traces import UNKNOWN_GPU_TYPE
+    from refold.planning.catalogue import find_gpu
+    from refold.simulator.traces import UNKNOWN_GPU_TYPE
 
     if not cluster.gpus:
         raise BadInput(f"cluster {cluster.name!r} has no GPUs")
@@ -136,7 +136,7 @@ class ClusterGpus:
         return sum(node.gpus for node in self.nodes)
 
     def __call__(self, gpus: int) -> Machines:
-        from refold.perf import Machines
+        from refold.planning.perf import Machines
 
         layout, remaining, cpus, memory = [], gpus, 0.0, 0.0
         for node in self.nodes:

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from refold.core import Header
     from refold.journal import History
     from refold.model import Job
-    from refold.results import ReportRun
     from refold.simulator import Costs, Fault
+    from refold.simulator.results import ReportRun
 
 
 def read_recorded_run(path: Path) -> tuple[ReportRun, Header]:
     """Read all epochs of a journal as a run to measure and report, and the last header."""
     from refold.cli.inputs.policy_choice import policy_label
     from refold.journal import read_history
-    from refold.results import ReportRun, measure
+    from refold.simulator.results import ReportRun, measure
 
     with progress(f"reading {path.name}"):
         header, history = read_history(path)

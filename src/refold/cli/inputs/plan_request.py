@@ -13,8 +13,8 @@ import typer
 
 if TYPE_CHECKING:
     from refold.model import Link
-    from refold.perf import Engine, GpuSpec, Machines, ModelShape, Tuning
-    from refold.plans import Pins, PlanLimits
+    from refold.planning.perf import Engine, GpuSpec, Machines, ModelShape, Tuning
+    from refold.planning.plans import Pins, PlanLimits
 
 MAX_GPUS = 2**17
 """Largest number of GPUs; more is taken for a typing error."""
@@ -31,7 +31,7 @@ DEFAULT_ENGINE = "megatron"
 
 def _complete_models(incomplete: str) -> list[str]:
     """Return catalogue models and matching files: the shell completes files itself only without other completions."""
-    from refold.catalogue import model_names
+    from refold.planning.catalogue import model_names
 
     known = [name for name in model_names() if name.startswith(incomplete)]
     return known + sorted(path.name for path in Path().glob(f"{incomplete}*")) if known else []
@@ -42,7 +42,7 @@ def _complete_optimizers(incomplete: str) -> list[str]:
 
 
 def _complete_engines(incomplete: str) -> list[str]:
-    from refold.catalogue import engines
+    from refold.planning.catalogue import engines
 
     return [engine.name for engine in engines() if engine.name.startswith(incomplete)]
 
@@ -50,13 +50,13 @@ def _complete_engines(incomplete: str) -> list[str]:
 def _complete_precisions(incomplete: str) -> list[str]:
     from typing import get_args
 
-    from refold.perf import Precision
+    from refold.planning.perf import Precision
 
     return [name for name in get_args(Precision) if name.startswith(incomplete)]
 
 
 def _complete_gpu_types(incomplete: str) -> list[str]:
-    from refold.catalogue import gpu_names
+    from refold.planning.catalogue import gpu_names
 
     return [name for name in gpu_names() if name.startswith(incomplete)]
 
@@ -140,9 +140,9 @@ class MachineOptions:
         """Return the machines."""
         from msgspec.structs import replace
 
-        from refold.catalogue import find_gpu
         from refold.errors import BadInput
-        from refold.perf import build_machines
+        from refold.planning.catalogue import find_gpu
+        from refold.planning.perf import build_machines
 
         count, name, on_nodes = _parse_gpus(self.gpus)
         if on_nodes and self.nodes not in (None, on_nodes):
@@ -197,7 +197,7 @@ class TrainingOptions:
         from typing import get_args
 
         from refold.errors import UnknownName
-        from refold.perf import Precision
+        from refold.planning.perf import Precision
 
         if self.precision is None:
             return engine
@@ -279,7 +279,7 @@ class TuningOptions:
         from msgspec import convert
 
         from refold.errors import UnknownName
-        from refold.perf import Optimizer, Tuning
+        from refold.planning.perf import Optimizer, Tuning
 
         if self.optimizer not in get_args(Optimizer):
             raise UnknownName("optimizer", self.optimizer, get_args(Optimizer))
@@ -307,7 +307,7 @@ class PlanLimitOptions:
         from msgspec.structs import replace
 
         from refold.errors import BadInput
-        from refold.plans import Pins, wide_limits
+        from refold.planning.plans import Pins, wide_limits
 
         for option, value in for_offload.items():
             if self.no_offload and value is not None:
@@ -394,7 +394,7 @@ def default_network_note(gpu: GpuSpec) -> list[str]:
 def parse_pins(text: str) -> Pins:
     """Parse 'tp4 zero1' in the notation of plans: only fields in the text are pinned, even at their default ('tp1')."""
     from refold.model import parse_plan_fields
-    from refold.plans import Pins
+    from refold.planning.plans import Pins
 
     return Pins(**parse_plan_fields(text))
 

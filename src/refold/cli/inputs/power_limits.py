@@ -12,8 +12,8 @@ from refold.cli.views import plural
 
 if TYPE_CHECKING:
     from refold.model import Cluster, Job
-    from refold.packing import Power
-    from refold.results import ReportRun
+    from refold.placement import Power
+    from refold.simulator.results import ReportRun
 
 EXAMPLE = (
     "racks: [{name: r1, limit_watts: 12000}] and "
@@ -33,7 +33,7 @@ def with_power_limits(workload: Workload, policies: Sequence[SelectedPolicy], sk
     rejected, or with `skip_bad` skipped for all policies.
     """
     from refold.errors import BadInput, BadValue
-    from refold.packing import Power
+    from refold.placement import Power
 
     if not any(spreads_power(policy) for policy in policies):
         return workload
@@ -63,7 +63,7 @@ def _check_power_data(cluster: Cluster, power: Power) -> None:
     from math import isfinite
 
     from refold.errors import BadInput
-    from refold.packing import NO_RACK
+    from refold.placement import NO_RACK
 
     racks = [limit for name, limit in zip(power.names, power.limit.tolist(), strict=True) if name != NO_RACK]
     missing = []
@@ -101,7 +101,7 @@ def _without_jobs_over_limit(workload: Workload, power: Power, skip_bad: bool) -
 
 def _jobs_over_limit(jobs: Sequence[Job], power: Power) -> list[Job]:
     """Return the jobs that fit the empty cluster except for the power limits of its racks."""
-    from refold.packing import FreeResources
+    from refold.placement import FreeResources
 
     free = FreeResources(power.cluster)
     fits = {

@@ -9,12 +9,11 @@ from refold.cli.inputs.workload import Workload
 from refold.cli.views import progress
 
 if TYPE_CHECKING:
-    from refold.backends.slurm import SlurmCluster
     from refold.cli import TraceOptions
+    from refold.engines.slurm import SlurmCluster, SlurmHistory
     from refold.model import Seconds
-    from refold.results import ReportRun
-    from refold.server.slurm import SlurmHistory
     from refold.simulator import Costs
+    from refold.simulator.results import ReportRun
 
 DEFAULT_SINCE = "30d"
 
@@ -32,10 +31,9 @@ def read_slurm_workload(
     """Read the jobs that have run under Slurm in the last `since` seconds, and its nodes unless a cluster is given."""
     from time import time
 
-    from refold.backends.slurm import Programs, SlurmError, map_nodes, read_nodes
+    from refold.engines.slurm import Programs, SlurmError, map_nodes, read_history, read_nodes
     from refold.errors import BadInput, BadValue
-    from refold.server.slurm import read_history
-    from refold.traces import format_count, read_cluster
+    from refold.simulator.traces import format_count, read_cluster
 
     run = Programs().run
     try:
@@ -59,9 +57,9 @@ def read_slurm_workload(
 
 
 def _recorded_run(history: SlurmHistory, cluster: SlurmCluster) -> tuple[ReportRun, int]:
+    from refold.engines.slurm import recorded_entries
     from refold.journal import History
-    from refold.results import ReportRun, measure
-    from refold.server.slurm import recorded_entries
+    from refold.simulator.results import ReportRun, measure
 
     entries, left_out = recorded_entries(history.trace.jobs, history.starts, cluster)
     found = History.from_entries(cluster.cluster, entries)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from refold.api import Submission
+    from refold.client.api import Submission
     from refold.model import Dependency, Plan
 
 
@@ -40,8 +40,8 @@ def read_submissions(
 
     Also notes on ignored directives, and the variables that a script exports ('': not given).
     """
+    from refold.client.jobspec import make_submission, submission_from_command
     from refold.errors import BadInput
-    from refold.jobspec import make_submission, submission_from_command
 
     if (file is None) == (not command):
         raise BadInput(
@@ -53,7 +53,7 @@ def read_submissions(
     if file is None:
         submissions = [submission_from_command(list(command), folder=str(Path.cwd()))]
     else:
-        from refold.jobspec import read_spec  # imports the YAML parser
+        from refold.client.jobspec import read_spec  # imports the YAML parser
 
         spec = read_spec(Path(file))
         submissions, notes, export = spec.submissions, spec.notes, spec.export
@@ -62,7 +62,7 @@ def read_submissions(
 
 def _overrides(given: Submission, options: SubmitOptions) -> dict[str, Any]:
     """Return the fields set by the options. Some depend on other options and on the file."""
-    from refold.jobspec import parse_cpus, parse_gib
+    from refold.client.jobspec import parse_cpus, parse_gib
 
     fields = {name: value for name, value in options.fields.items() if value is not None}
     instances = fields.get("instances", given.instances)
@@ -100,8 +100,8 @@ def _overrides(given: Submission, options: SubmitOptions) -> dict[str, Any]:
 
 def _parse_gpus(text: str, instances: int) -> dict[str, Any]:
     """Parse the total number of GPUs: '8', '2..8', 'A100:8', or '0.5', a share of a GPU for each instance."""
+    from refold.client.jobspec import parse_gpu_request
     from refold.errors import BadInput, BadValue
-    from refold.jobspec import parse_gpu_request
 
     try:
         request = parse_gpu_request(text)
@@ -135,7 +135,7 @@ def _parse_plan(text: str, gpus: int) -> str | Plan:
 def _parse_begin(text: str) -> float:
     from datetime import datetime
 
-    from refold.jobspec import EXPECTED_BEGIN, parse_begin
+    from refold.client.jobspec import EXPECTED_BEGIN, parse_begin
 
     now = datetime.now().astimezone()
     return _parse_amount("--begin", text, lambda text: parse_begin(text, now), EXPECTED_BEGIN)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from refold.cli.inputs.plan_request import DEFAULT_ENGINE
 
 if TYPE_CHECKING:
-    from refold.perf import ModelShape
+    from refold.planning.perf import ModelShape
 
 MODULE_ENGINE = "pytorch-bf16"
 """The engine of traced modules, unless another is given."""
@@ -16,7 +16,7 @@ MODULE_ENGINE = "pytorch-bf16"
 
 def read_or_trace_model(text: str) -> ModelShape:
     """Return a model; 'model.py' is traced with its function build(), 'model.py:other' with other()."""
-    from refold.catalogue import read_model
+    from refold.planning.catalogue import read_model
 
     file, _, function = text.partition(":")
     if Path(file).suffix != ".py":

@@ -11,8 +11,8 @@ from refold.cli.inputs.charges import AS_RECORDED, Charging
 if TYPE_CHECKING:
     from refold.cli import FaultOptions, NeverEndingOptions
     from refold.model import Cluster, Job
-    from refold.results import ReportRun
     from refold.simulator import Costs, Fault, NeverEnds
+    from refold.simulator.results import ReportRun
 
 MAX_FAULTS = 1_000_000
 
@@ -36,7 +36,7 @@ class Workload:
     recorded: ReportRun | None = None
 
     def __str__(self) -> str:
-        from refold.traces import format_count
+        from refold.simulator.traces import format_count
 
         cluster = f"{format_count(len(self.cluster.nodes), 'node')} with {format_count(self.cluster.gpus, 'GPU')}"
         return f"{self.name}: {format_count(len(self.jobs), 'job')} on {cluster}"

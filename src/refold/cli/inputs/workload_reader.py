@@ -9,7 +9,7 @@ from refold.cli.inputs.workload import Workload
 if TYPE_CHECKING:
     from refold.cli import TraceOptions
     from refold.simulator import Costs
-    from refold.traces import Trace
+    from refold.simulator.traces import Trace
 
 DEMO = "demo"
 """The shipped trace that comes with a cluster."""
@@ -21,7 +21,7 @@ def read_workload(trace: str, cluster: str | None, options: TraceOptions, costs:
 
     from refold.cli import max_gpus_per_node
     from refold.cli.inputs.backlog import is_journal, read_backlog
-    from refold.traces import read_cluster
+    from refold.simulator.traces import read_cluster
 
     if options.format is None and is_journal(trace):
         return read_backlog(trace, None if cluster is None else read_cluster(cluster), options, costs)
@@ -50,7 +50,7 @@ def _with_work(trace: Trace, skip_bad: bool) -> Trace:
     from dataclasses import replace
 
     from refold.errors import BadInput
-    from refold.traces import format_count
+    from refold.simulator.traces import format_count
 
     known = tuple(job for job in trace.jobs if job.work is not None)
     unknown = len(trace.jobs) - len(known)
@@ -73,7 +73,7 @@ def _with_work(trace: Trace, skip_bad: bool) -> Trace:
 
 def _no_durations_error(trace: Trace) -> str:
     """Return the error for a trace without durations: what it has instead, and what to do."""
-    from refold.traces import format_count
+    from refold.simulator.traces import format_count
 
     steps = sum(job.steps is not None for job in trace.jobs)
     instead = f"; it has the steps of {format_count(steps, 'job')}, but not the time per step" if steps else ""

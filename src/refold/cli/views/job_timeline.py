@@ -174,7 +174,7 @@ class JobTimeline:
         self._add(now, "waited", text, reason=last or None)
 
     def _is_infeasible(self) -> bool:
-        from refold.packing import FreeResources
+        from refold.placement import FreeResources
 
         return self.job is not None and not FreeResources(self._cluster).fits_when_empty(self.job.demand)
 

@@ -13,8 +13,8 @@ from refold.cli.views.tables import Column, Table, print_tables
 from refold.cli.views.times import format_elapsed, format_interval, format_moment
 
 if TYPE_CHECKING:
-    from refold.api import DaemonInfo, JobStatus, StartAccuracy, TimeEstimate
     from refold.client import Client
+    from refold.client.api import DaemonInfo, JobStatus, StartAccuracy, TimeEstimate
     from refold.model import StartEstimate
 
 UNKNOWN = "not known yet"
@@ -153,7 +153,7 @@ def _simulate_starts(
 
 def _shift(estimate: StartEstimate | None, offset: float) -> TimeEstimate | None:
     """Convert an estimate from journal time to the daemon's clock."""
-    from refold.api import TimeEstimate
+    from refold.client.api import TimeEstimate
 
     if estimate is None:
         return None

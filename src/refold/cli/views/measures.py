@@ -9,7 +9,7 @@ from refold.cli.views.output import format_number
 from refold.cli.views.tables import Column, Table, fact_table
 
 if TYPE_CHECKING:
-    from refold.results import (
+    from refold.simulator.results import (
         Comparison,
         GuaranteeReport,
         MeasureGroup,
@@ -51,7 +51,7 @@ def measure_tables(title: str, run: ReportRun) -> list[Table]:
 
 def guarantee_tables(guarantees: GuaranteeReport | None) -> list[Table]:
     """Return the table of guaranteed jobs that waited within their tenant's quota; none without quotas."""
-    from refold.results import format_value
+    from refold.simulator.results import format_value
 
     if guarantees is None:
         return []
@@ -71,7 +71,7 @@ def guarantee_tables(guarantees: GuaranteeReport | None) -> list[Table]:
 
 
 def _facts(title: str, measures: Measures, faults: int) -> Table:
-    from refold.results import format_value
+    from refold.simulator.results import format_value
 
     outcomes = measures.outcomes
     facts = {
@@ -104,7 +104,7 @@ def _facts(title: str, measures: Measures, faults: int) -> Table:
 
 
 def _power_facts(power: PowerUse) -> dict[str, str]:
-    from refold.results import format_value
+    from refold.simulator.results import format_value
 
     each = power.kwh_per_finished_gpu_hour
     return {
@@ -116,7 +116,7 @@ def _power_facts(power: PowerUse) -> dict[str, str]:
 
 
 def _estimate_facts(estimates: StartEstimateGroup) -> dict[str, str]:
-    from refold.results import format_value
+    from refold.simulator.results import format_value
 
     return {
         "jobs with a start bound": format_number(estimates.bounded),
@@ -133,7 +133,7 @@ def _has_limits(power: PowerUse) -> bool:
 
 def _racks(power: PowerUse) -> Table:
     """Return the table of racks, those closest to their limits first; without limits, those with the highest power."""
-    from refold.results import format_rack_name, format_value, sort_by_limit_margin
+    from refold.simulator.results import format_rack_name, format_value, sort_by_limit_margin
 
     def above_limit(rack: RackPower) -> float | None:
         return None if rack.limit_watts is None else rack.above_limit_seconds
@@ -156,7 +156,7 @@ def _racks(power: PowerUse) -> Table:
 
 
 def _times(measures: Measures) -> Table:
-    from refold.results import format_value
+    from refold.simulator.results import format_value
 
     columns: list[Column[tuple[str, Spread, str]]] = [
         Column("", lambda row: row[0], whole=True),
@@ -178,7 +178,7 @@ def _times(measures: Measures) -> Table:
 
 
 def _groups(title: str, what: str, groups: Sequence[MeasureGroup], total: int) -> Table:
-    from refold.results import format_value
+    from refold.simulator.results import format_value
 
     columns: list[Column[MeasureGroup]] = [
         Column(what, lambda group: group.name, whole=True),
@@ -200,7 +200,7 @@ def comparison_table(
 
     With `power`, the measures of rack power are included.
     """
-    from refold.results import MAIN_MEASURES, MORE_MEASURES, POWER_MEASURES, measure_table
+    from refold.simulator.results import MAIN_MEASURES, MORE_MEASURES, POWER_MEASURES, measure_table
 
     measured = (
         *MAIN_MEASURES,
@@ -213,7 +213,7 @@ def comparison_table(
 
 def start_estimate_tables(runs: Sequence[ReportRun]) -> list[Table]:
     """Return a table of start estimates and overtaking; none if no policy made start estimates."""
-    from refold.results import START_ESTIMATE_MEASURES, measure_table
+    from refold.simulator.results import START_ESTIMATE_MEASURES, measure_table
 
     if all(run.measures.start_estimates is None for run in runs):
         return []

@@ -11,8 +11,8 @@ from refold.cli.views.tables import COLUMN_GAP, Column, Table
 
 if TYPE_CHECKING:
     from refold.model import Plan
-    from refold.perf import Estimate, ModelShape, TrainingSetup
-    from refold.plans import PlanSearch, RejectedPlans
+    from refold.planning.perf import Estimate, ModelShape, TrainingSetup
+    from refold.planning.plans import PlanSearch, RejectedPlans
 
 DEFAULT_VALUES = {
     "tensor": 1,
@@ -122,7 +122,7 @@ def plan_tables(setting: TrainingSetup, search: PlanSearch) -> list[Table]:
 
 
 def _best_table(setting: TrainingSetup, search: PlanSearch) -> Table:
-    from refold.plans import TIE_FACTOR
+    from refold.planning.plans import TIE_FACTOR
 
     columns = _columns(setting, search.best, f"GiB of {setting.machines.usable_gib:.1f}")
     plans = [estimate.plan for estimate in search.best]
@@ -140,7 +140,7 @@ def _best_table(setting: TrainingSetup, search: PlanSearch) -> Table:
 
 def _risk(search: PlanSearch) -> str:
     """Say that the best plan may run out of memory, and what a safer one costs."""
-    from refold.plans import RISKY_GIB, is_risky
+    from refold.planning.plans import RISKY_GIB, is_risky
 
     best, safer = search.best[0], search.safer
     if not is_risky(best):
@@ -191,7 +191,7 @@ def _columns(setting: TrainingSetup, best: Sequence[Estimate], memory: str) -> d
 
 def _format_spare(one: Estimate) -> str:
     """Format the GPU memory to spare; an exclamation mark if it is little."""
-    from refold.plans import is_risky
+    from refold.planning.plans import is_risky
 
     return f"{'! ' if is_risky(one) else ''}{one.spare_gib:.1f}"
 
@@ -206,7 +206,7 @@ def _step_table(estimate: Estimate) -> Table:
 
 
 def _memory_table(setting: TrainingSetup, estimate: Estimate) -> Table:
-    from refold.perf import MEMORY_PART_MEANINGS
+    from refold.planning.perf import MEMORY_PART_MEANINGS
 
     total, used = setting.machines.gpu.memory_gib, estimate.memory_gib
     parts = estimate.memory | {"free": estimate.spare_gib, "unusable": total - used - estimate.spare_gib}
@@ -252,7 +252,7 @@ def _rejected_columns() -> list[Column[RejectedPlans]]:
 
 
 def _rejection_reason(rejected: RejectedPlans) -> str:
-    from refold.plans import TIE_FACTOR, format_gib
+    from refold.planning.plans import TIE_FACTOR, format_gib
 
     match rejected.reason:
         case "slower" if rejected.margin < TIE_FACTOR:

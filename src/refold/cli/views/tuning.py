@@ -8,7 +8,7 @@ from refold.cli.views.output import plural
 from refold.cli.views.tables import Column, Table
 
 if TYPE_CHECKING:
-    from refold.tuning import Gain, Interval, ReportPolicy, ReportRow, TuningReport, TuningResult
+    from refold.simulator.tuning import Gain, Interval, ReportPolicy, ReportRow, TuningReport, TuningResult
 
 CHOSEN_MARK = "*"
 ORACLE_MARK = "†"
@@ -21,7 +21,7 @@ def tuning_tables(title: str, result: TuningResult) -> list[Table]:
 
 
 def _trade_off(title: str, result: TuningResult) -> Table:
-    from refold.tuning import MEASURES
+    from refold.simulator.tuning import MEASURES
 
     report = result.report
     columns: list[Column[ReportRow]] = [
@@ -33,8 +33,8 @@ def _trade_off(title: str, result: TuningResult) -> Table:
 
 
 def _measure_column(name: str) -> Column[ReportRow]:
-    from refold.results import format_value
-    from refold.tuning import MEASURES
+    from refold.simulator.results import format_value
+    from refold.simulator.tuning import MEASURES
 
     measure = MEASURES[name]
 
@@ -87,7 +87,7 @@ def _settings(report: TuningReport) -> Table:
 
 
 def _setting_column(name: str) -> Column[ReportRow]:
-    from refold.tuning import format_setting
+    from refold.simulator.tuning import format_setting
 
     return Column(name, lambda row: format_setting(row.policy.settings.get(name, "")), number=True)
 

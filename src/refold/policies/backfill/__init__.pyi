@@ -1,1 +1,4 @@
-from .backfill import Conservative as Conservative, Easy as Easy
+from .backfill import (
+    Conservative as Conservative,
+    Easy as Easy,
+)

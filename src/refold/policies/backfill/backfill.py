@@ -15,20 +15,9 @@ from typing import Any, ClassVar, Literal, get_args
 
 from refold.core import View
 from refold.errors import BadValue
-from refold.model import (
-    MINUTE,
-    NO_CHANGE,
-    Allocation,
-    Decision,
-    Placement,
-    Seconds,
-    Start,
-    StartEstimate,
-    Stop,
-    Wait,
-)
-from refold.packing import Placer
-from refold.plans import CATALOGUE_ONLY, Knowledge
+from refold.model import MINUTE, NO_CHANGE, Allocation, Decision, Placement, Seconds, Start, StartEstimate, Stop, Wait
+from refold.placement import Placer
+from refold.planning.plans import CATALOGUE_ONLY, Knowledge
 from refold.policies import Choices, Range, SettingRange
 from refold.policies.backfill.bookings import Reservation
 from refold.policies.backfill.forecast import SizeChoice

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from refold.model import Cluster, Demand, Placement, Seconds
-from refold.packing import Ints, Placer, Timetable
+from refold.placement import Ints, Placer, Timetable
 
 MAX_PLACEMENT_ATTEMPTS = 8
 """If the placer finds no placement where the resources suffice, later start times are tried, up to this many in all."""

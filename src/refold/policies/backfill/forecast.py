@@ -8,7 +8,7 @@ from math import inf
 
 from refold.core import View
 from refold.model import DAY, Seconds
-from refold.plans import Knowledge
+from refold.planning.plans import Knowledge
 from refold.policies.backfill.queue import QueuedJob, Request
 from refold.policies.backfill.schedule import Schedule
 from refold.policies.backfill.sizing import Sizes

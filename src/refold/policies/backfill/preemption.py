@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from refold.core import View
 from refold.model import Placement, Run
-from refold.packing import FreeResources, Placer
+from refold.placement import FreeResources, Placer
 from refold.policies.backfill.queue import QueuedJob, QueuePosition
 from refold.policies.backfill.schedule import Schedule
 

@@ -13,7 +13,7 @@ from math import inf
 import numpy as np
 
 from refold.model import Demand, Placement, Seconds, Share
-from refold.packing import DEMAND_ENTRIES, BookedJobs, Ints, Timetable, mask_from_indices
+from refold.placement import DEMAND_ENTRIES, BookedJobs, Ints, Timetable, mask_from_indices
 from refold.policies.backfill.bookings import Bookings, Reservation
 
 CHECKS_PER_SEARCH = 5

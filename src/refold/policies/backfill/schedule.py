@@ -12,7 +12,7 @@ from math import inf
 
 from refold.core import View
 from refold.model import Placement, Seconds
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.backfill.booked_runs import BookedRuns
 from refold.policies.backfill.bookings import Bookings, Reservation
 from refold.policies.backfill.queue import LAST_POSITION, BackfillQueue, Gaps, QueuedJob

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import msgspec
 
 from refold.model import WHOLE, Cluster, Demand, Job, Plan
-from refold.packing import FreeResources
-from refold.plans import Knowledge, Speeds
+from refold.placement import FreeResources
+from refold.planning.plans import Knowledge, Speeds
 from refold.policies.common import OptionCache, allowed_gpu_range
 
 

@@ -11,8 +11,14 @@ from .durations import (
     RemainingTime as RemainingTime,
 )
 from .expected_service import ExpectedService as ExpectedService
-from .fair_share import AccountShare as AccountShare, FairShare as FairShare
-from .guarantees import GuaranteeRules as GuaranteeRules, QuotaAdmission as QuotaAdmission
+from .fair_share import (
+    AccountShare as AccountShare,
+    FairShare as FairShare,
+)
+from .guarantees import (
+    GuaranteeRules as GuaranteeRules,
+    QuotaAdmission as QuotaAdmission,
+)
 from .options import (
     Option as Option,
     OptionCache as OptionCache,
@@ -20,9 +26,15 @@ from .options import (
     allowed_gpu_range as allowed_gpu_range,
     requested_option as requested_option,
 )
-from .profiling import Profiling as Profiling, ProfilingLimits as ProfilingLimits
+from .profiling import (
+    Profiling as Profiling,
+    ProfilingLimits as ProfilingLimits,
+)
 from .progress_estimator import ProgressEstimator as ProgressEstimator
-from .queue_by_demand import QueueByDemand as QueueByDemand, QueueEntry as QueueEntry
+from .queue_by_demand import (
+    QueueByDemand as QueueByDemand,
+    QueueEntry as QueueEntry,
+)
 from .queue_futures import OrderRule as OrderRule
 from .reasons import Reasons as Reasons
 from .rounds import (
@@ -32,7 +44,13 @@ from .rounds import (
     feasible_options as feasible_options,
     matches_option as matches_option,
 )
-from .run_watch import RunWatch as RunWatch, WatchRules as WatchRules
+from .run_watch import (
+    RunWatch as RunWatch,
+    WatchRules as WatchRules,
+)
 from .sharing import Sharing as Sharing
-from .start_estimates import QueueState as QueueState, StartEstimator as StartEstimator
+from .start_estimates import (
+    QueueState as QueueState,
+    StartEstimator as StartEstimator,
+)
 from .throughput import ThroughputPacker as ThroughputPacker

@@ -19,7 +19,7 @@ import numpy as np
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import Allocation, Demand, Job, Placement, Reshape, Seconds, Start, additional_shares
-from refold.packing import CPU_FREE, MEMORY_FREE, UP, FreeResources, Placer
+from refold.placement import CPU_FREE, MEMORY_FREE, UP, FreeResources, Placer
 from refold.policies.common.moves import Moves, find_moves
 
 MIN_STAY_FACTOR = 10

@@ -11,19 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from refold.core import View
-from refold.model import (
-    WHOLE,
-    Allocation,
-    Decision,
-    Demand,
-    Placement,
-    Plan,
-    Reshape,
-    Start,
-    Stop,
-    additional_shares,
-)
-from refold.packing import FreeResources, Placer, Trial
+from refold.model import WHOLE, Allocation, Decision, Demand, Placement, Plan, Reshape, Start, Stop, additional_shares
+from refold.placement import FreeResources, Placer, Trial
 from refold.policies.common.options import Option
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import MINUTE, WHOLE, Job, Run, Seconds
-from refold.plans import CATALOGUE_ONLY, Knowledge, Speeds
+from refold.planning.plans import CATALOGUE_ONLY, Knowledge, Speeds
 from refold.predict import DurationDistribution, Floats, Predictor
 
 DurationSourceName = Literal["predicted", "limit", "known"]

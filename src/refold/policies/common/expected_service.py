@@ -9,7 +9,7 @@ import numpy as np
 
 from refold.core import View
 from refold.model import Job, Seconds
-from refold.plans import Knowledge
+from refold.planning.plans import Knowledge
 from refold.policies.common.durations import DurationSource
 from refold.predict import DurationDistribution, Floats, is_outdated
 

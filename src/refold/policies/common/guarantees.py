@@ -13,7 +13,7 @@ from collections import defaultdict
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import Allocation, Job, Plan, Run, Seconds
-from refold.plans import GUARANTEE_TOLERANCE, Layout, Minimums, ModelledSpeedSource, Speeds, requested_layout
+from refold.planning.plans import GUARANTEE_TOLERANCE, Layout, Minimums, ModelledSpeedSource, Speeds, requested_layout
 from refold.policies.common.options import Option, OptionCache, Options, requested_option, requested_options
 from refold.policies.common.progress_estimator import ProgressEstimator
 

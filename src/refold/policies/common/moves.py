@@ -15,7 +15,7 @@ import numpy as np
 
 from refold.core import View
 from refold.model import WHOLE, Allocation, Demand, Job, MiB, Milli, Placement, Reshape, Run, Seconds, Share
-from refold.packing import CPU_FREE, FIRST_GPU, GPUS, MEMORY_FREE, TYPE_BIT, UP, FreeResources, Placer
+from refold.placement import CPU_FREE, FIRST_GPU, GPUS, MEMORY_FREE, TYPE_BIT, UP, FreeResources, Placer
 
 MAX_SUBSETS = 256
 """Maximum number of sets of runs to try per node, small ones first; if there are more, a greedy one comes last."""

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from refold.model import MAX_GPUS, WHOLE, Cluster, Demand, Job, Plan
-from refold.plans import MIN_SPEEDUP, Speeds, requested_cpus, requested_layout, workload_kind
+from refold.planning.plans import MIN_SPEEDUP, Speeds, requested_cpus, requested_layout, workload_kind
 
 MIN_SPREAD_SPEED = 0.5
 """A layout over more nodes is an option if it keeps more than this share of the speed."""

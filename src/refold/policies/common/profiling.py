@@ -20,7 +20,7 @@ import msgspec
 from refold.core import Policy, View
 from refold.errors import BadInput, BadValue
 from refold.model import WHOLE, Allocation, Decision, End, Job, Plan, Reshape, Run, Seconds, Stop, run_plan
-from refold.plans import CATALOGUE_ONLY, Knowledge, Layout, WorkloadKind, workload_kind
+from refold.planning.plans import CATALOGUE_ONLY, Knowledge, Layout, WorkloadKind, workload_kind
 from refold.policies.common.progress_estimator import ProgressEstimator
 
 MAX_MEASURING: Seconds = 20.0

@@ -13,7 +13,7 @@ from typing import get_args
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import WHOLE, Allocation, ChangeWay, Demand, Job, Run, Seconds
-from refold.plans import Knowledge, Speeds
+from refold.planning.plans import Knowledge, Speeds
 from refold.policies.common.expected_service import ExpectedService
 
 MIN_REMAINING_STEPS = 0.5

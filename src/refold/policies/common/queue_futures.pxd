@@ -1,6 +1,6 @@
 cimport cython
 from libc.math cimport log, pow
-from refold.packing.heap cimport pop, push
+from refold.placement.heap cimport pop, push
 
 cdef long long BACKFILL_SHARE, MAX_EVENTS, FUTURES_WITHOUT_START, MAX_ARRIVALS, MAX_PASSED, SORT_INTERVAL
 cdef long long _NOTHING_FAILED, _FIRST_ARRIVAL

@@ -15,12 +15,12 @@ import cython
 import numpy as np
 import numpy.typing as npt
 
-from refold.packing import Floats, Ints
+from refold.placement import Floats, Ints
 
 if not cython.compiled:
     from math import log, pow
 
-    from refold.packing import pop, push
+    from refold.placement import pop, push
 
 SHARES = np.array([*np.linspace(0.02, 0.98, 25), 0.99, 0.995, 0.999])
 _shares = SHARES

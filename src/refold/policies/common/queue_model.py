@@ -10,7 +10,7 @@ import numpy as np
 
 from refold.core import View
 from refold.model import HOUR, WHOLE, Cluster, Job, Milli, Placement, Seconds
-from refold.packing import Floats, Ints
+from refold.placement import Floats, Ints
 from refold.policies.common.durations import RemainingTime
 from refold.policies.common.queue_futures import HELD_UNITS, QUEUE_JOB, QUEUE_NODE, SHARES, Scene
 from refold.predict import quantiles

@@ -6,7 +6,7 @@ from collections.abc import Container, Sequence
 
 from refold.core import View
 from refold.model import Demand, Job, Reason, Shortage, Start, Wait
-from refold.packing import Placer
+from refold.placement import Placer
 
 
 class Reasons:

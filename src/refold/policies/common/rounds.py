@@ -16,7 +16,7 @@ import msgspec
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import NO_CHANGE, WHOLE, Allocation, Decision, Demand, Job, Milli, Run, Seconds
-from refold.packing import WHOLE_FREE, Placer
+from refold.placement import WHOLE_FREE, Placer
 from refold.policies.common.draft import Draft, Transition
 from refold.policies.common.options import Option, requested_option
 from refold.policies.common.progress_estimator import ProgressEstimator

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from refold.model import WHOLE, Allocation, Job
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.common.draft import Draft
 from refold.policies.common.options import Option
 

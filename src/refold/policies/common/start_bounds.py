@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refold.model import MINUTE, Seconds
-from refold.packing import Bools, Floats
+from refold.placement import Bools, Floats
 
 WAIT_OFFSET: Seconds = 5 * MINUTE
 """Added to waits before they are compared, so that a few minutes do not matter."""

@@ -12,7 +12,7 @@ from math import inf
 
 import numpy as np
 
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.common.draft import Draft
 from refold.policies.common.options import Option
 

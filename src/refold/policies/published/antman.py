@@ -16,8 +16,8 @@ import msgspec
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import NO_CHANGE, WHOLE, Allocation, Decision, Demand, Job, Share
-from refold.packing import Placer
-from refold.plans import CATALOGUE_ONLY, MIN_SPEEDUP, Knowledge, Speed, Speeds
+from refold.placement import Placer
+from refold.planning.plans import CATALOGUE_ONLY, MIN_SPEEDUP, Knowledge, Speed, Speeds
 from refold.policies.common import Draft, Reasons, Transition
 
 SIZES = (1, 2, 4, 8)

@@ -21,8 +21,8 @@ import numpy as np
 from refold.core import View
 from refold.errors import BadValue, RefoldError, UnknownName
 from refold.model import NO_CHANGE, WHOLE, Allocation, Decision, Demand, Job, Seconds, Start
-from refold.packing import MILLI_FREE, UP, Floats, Placer
-from refold.plans import CATALOGUE_ONLY, Knowledge, requested_cpus, requested_layout
+from refold.placement import MILLI_FREE, UP, Floats, Placer
+from refold.planning.plans import CATALOGUE_ONLY, Knowledge, requested_cpus, requested_layout
 from refold.policies.common import Draft, ProgressEstimator, Reasons, Transition
 
 OBJECTIVES: dict[str, str] = {

@@ -13,8 +13,8 @@ from typing import Any
 
 from refold.core import View
 from refold.model import Decision, Job, Seconds
-from refold.packing import Placer
-from refold.plans import CATALOGUE_ONLY, Knowledge
+from refold.placement import Placer
+from refold.planning.plans import CATALOGUE_ONLY, Knowledge
 from refold.policies.common import (
     Budget,
     Option,

@@ -20,8 +20,8 @@ import numpy as np
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import NO_CHANGE, WHOLE, Allocation, Cluster, Decision, Job, Plan, Seconds, Share, Start
-from refold.packing import CPU_FREE, MEMORY_FREE, UP, WHOLE_FREE, Bools, Floats, FreeResources, Ints, Placer
-from refold.plans import CATALOGUE_ONLY, Knowledge, Speeds, WorkloadKind, workload_kind
+from refold.placement import CPU_FREE, MEMORY_FREE, UP, WHOLE_FREE, Bools, Floats, FreeResources, Ints, Placer
+from refold.planning.plans import CATALOGUE_ONLY, Knowledge, Speeds, WorkloadKind, workload_kind
 from refold.policies.common import Draft, Reasons, Transition, allowed_gpu_range
 from refold.policies.published.pollux_kernels import AllocationProblem, evolve
 

@@ -1,6 +1,6 @@
 cimport cython
 from libc.math cimport pow
-from refold.packing.c_types cimport view
+from refold.placement.c_types cimport view
 from refold.policies.published.random_numbers cimport RandomNumbers
 
 cdef double nan, RESET_PROBABILITY, CLEAR_PROBABILITY, MEAN_RESIZED_JOBS

@@ -14,12 +14,12 @@ import cython
 import numpy as np
 from numpy.typing import NDArray
 
-from refold.packing import Bools, Floats, Ints
+from refold.placement import Bools, Floats, Ints
 
 if not cython.compiled:
     from math import pow
 
-    from refold.arrays import view
+    from refold.model.arrays import view
     from refold.policies.published.random_numbers import RandomNumbers
 
 Flags = NDArray[np.uint8]

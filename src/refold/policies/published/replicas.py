@@ -11,8 +11,16 @@ from collections.abc import Iterator
 import msgspec
 
 from refold.model import WHOLE, Demand, Job, Plan
-from refold.packing import FreeResources
-from refold.plans import Knowledge, Speed, Speeds, WorkloadKind, requested_cpus, requested_layout, workload_kind
+from refold.placement import FreeResources
+from refold.planning.plans import (
+    Knowledge,
+    Speed,
+    Speeds,
+    WorkloadKind,
+    requested_cpus,
+    requested_layout,
+    workload_kind,
+)
 from refold.policies.common import Option, allowed_gpu_range, requested_option
 
 Key = tuple[WorkloadKind, Demand, Plan | None, int, tuple[int, int], bool]

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import WHOLE, Decision, Job, Seconds
-from refold.packing import Placer
-from refold.plans import CATALOGUE_ONLY, Knowledge
+from refold.placement import Placer
+from refold.planning.plans import CATALOGUE_ONLY, Knowledge
 from refold.policies.common import (
     Budget,
     Option,

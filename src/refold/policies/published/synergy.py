@@ -16,8 +16,8 @@ import msgspec
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import NO_CHANGE, WHOLE, Allocation, Decision, Demand, Job, Milli, Node, Plan, Seconds, Share
-from refold.packing import Placer
-from refold.plans import CATALOGUE_ONLY, Knowledge, Speeds, WorkloadKind, requested_layout, workload_kind
+from refold.placement import Placer
+from refold.planning.plans import CATALOGUE_ONLY, Knowledge, Speeds, WorkloadKind, requested_layout, workload_kind
 from refold.policies.common import Draft, Reasons, Transition
 
 OrderName = Literal["fifo", "las"]

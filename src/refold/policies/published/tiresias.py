@@ -18,7 +18,7 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import WHOLE, Decision, Job, Run, Seconds
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies import Choices, Range, SettingRange
 from refold.policies.queueing import PreemptingQueue
 

@@ -1,5 +1,8 @@
 from .drf import Drf as Drf
-from .fifo import Fifo as Fifo, FifoSkip as FifoSkip
+from .fifo import (
+    Fifo as Fifo,
+    FifoSkip as FifoSkip,
+)
 from .las import (
     ROUNDING_GPU_SECONDS as ROUNDING_GPU_SECONDS,
     THRESHOLD_GPU_SECONDS as THRESHOLD_GPU_SECONDS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from refold.core import View
 from refold.model import NO_CHANGE, WHOLE, Allocation, Cluster, Decision, Job, Run, Start
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.common import QueueByDemand, Reasons
 from refold.policies.queueing.queue import arrival_order
 

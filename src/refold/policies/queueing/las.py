@@ -15,7 +15,7 @@ from typing import ClassVar
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import WHOLE, Decision, Job, Run, Seconds, Start
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies import Range, SettingRange
 from refold.policies.queueing.preempting import PreemptingQueue
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from refold.core import View
 from refold.model import NO_CHANGE, Allocation, Decision, Job, Placement, Run, Start, Stop
-from refold.packing import FreeResources, Placer
+from refold.placement import FreeResources, Placer
 from refold.policies.common import QueueByDemand, Reasons
 
 Order = Callable[[View, Job], Any]

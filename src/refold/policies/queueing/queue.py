@@ -8,7 +8,7 @@ from typing import Any
 
 from refold.core import View
 from refold.model import HOUR, NO_CHANGE, Allocation, Decision, Demand, Job, Seconds, Start
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.common import Defragment, QueueByDemand, QueueEntry, Reasons
 
 MAX_DEFERRAL: Seconds = HOUR

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from refold.core import View
 from refold.model import Decision, Job, Seconds
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.common import Defragment, DurationSource, DurationSourceName
 from refold.policies.queueing.queue import Queue
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from refold.core import View
 from refold.model import Decision, Job, Run, Seconds
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.queueing.preempting import PreemptingQueue
 from refold.policies.queueing.sjf import known_duration
 

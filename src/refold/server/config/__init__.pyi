@@ -1,5 +1,11 @@
-from .http import MIN_CONNECTIONS as MIN_CONNECTIONS, HttpConfig as HttpConfig
-from .limits import LimitsConfig as LimitsConfig, TenantLimits as TenantLimits
+from .http import (
+    MIN_CONNECTIONS as MIN_CONNECTIONS,
+    HttpConfig as HttpConfig,
+)
+from .limits import (
+    LimitsConfig as LimitsConfig,
+    TenantLimits as TenantLimits,
+)
 from .reader import read_config as read_config
 from .settings import (
     POWER_PLACEMENT as POWER_PLACEMENT,
@@ -22,4 +28,7 @@ from .settings import (
     WatchConfig as WatchConfig,
 )
 from .template import write_template as write_template
-from .values import AUTO as AUTO, OFF as OFF
+from .values import (
+    AUTO as AUTO,
+    OFF as OFF,
+)

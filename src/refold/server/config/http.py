@@ -7,10 +7,10 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from refold.api import MAX_BODY_BYTES, MAX_REQUEST_BYTES
-from refold.documents import PositiveDuration
+from refold.client.api import MAX_BODY_BYTES, MAX_REQUEST_BYTES
 from refold.errors import BadValue
 from refold.model import HOUR
+from refold.model.documents import PositiveDuration
 from refold.server.config.values import Size
 
 MIN_CONNECTIONS = 16

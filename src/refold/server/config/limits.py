@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from refold.documents import Duration, PositiveDuration
 from refold.model import HOUR, Seconds
+from refold.model.documents import Duration, PositiveDuration
 from refold.server.config.values import Name, Size
 
 DEFAULT_MAX_GRACE: Seconds = HOUR

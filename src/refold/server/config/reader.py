@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from refold.documents import Part, convert, load_yaml, read_text
 from refold.errors import BadValue
+from refold.model.documents import Part, convert, load_yaml, read_text
 from refold.server.config.settings import Config, PolicyConfig, WatchConfig
 from refold.server.config.values import Quantile
 
@@ -101,7 +101,7 @@ def _apply_prediction(root: Part, file: ConfigFile) -> PolicyConfig:
     }
     if not given:
         return file.policy
-    from refold.registry import default_settings
+    from refold.policies import default_settings
 
     known = default_settings(file.policy.name)
     for key in given:

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 from msgspec import Meta
 
-from refold.documents import Duration, Part, PositiveDuration, ReadBy, convert
 from refold.errors import BadValue, RefoldError
 from refold.model import DAY, HOUR, MINUTE, Preemption, Tenant
+from refold.model.documents import Duration, Part, PositiveDuration, ReadBy, convert
 from refold.server.config.http import HttpConfig
 from refold.server.config.limits import LimitsConfig
 from refold.server.config.values import (
@@ -91,7 +91,7 @@ class PolicyConfig(msgspec.Struct, frozen=True):
 
 def _read_policy(part: Part) -> PolicyConfig:
     """Read the name of a policy or a policy file, or a name with settings. Creating the policy checks its settings."""
-    from refold.registry import default_settings, make_policy, resolve_policy  # imports the policy
+    from refold.policies import default_settings, make_policy, resolve_policy  # imports the policy
 
     config = PolicyConfig(part.text()) if isinstance(part.value, str) else convert(part, PolicyConfig)
     try:
@@ -323,7 +323,7 @@ class Config(msgspec.Struct, frozen=True):
         `per_job` is always on: a job's own `no_progress` limit is enforced. New model types are profiled, unless the
         settings say otherwise. Jobs are placed within the power limits of racks, if there are any.
         """
-        from refold.registry import chooses_plans
+        from refold.policies import chooses_plans
 
         profile = {"profile": True} if chooses_plans(self.policy.name) else {}
         placement = {"placement": POWER_PLACEMENT} if self.power.racks else {}

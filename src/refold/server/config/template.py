@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from refold.backends.local import SLOT
+from refold.engines.local import SLOT
 from refold.errors import BadFile
 from refold.server.monitor import Machine
 

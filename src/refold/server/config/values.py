@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from refold.documents import Part, ReadBy, convert
 from refold.errors import BadValue
 from refold.model import MAX_GPUS_PER_NODE
+from refold.model.documents import Part, ReadBy, convert
 
 AUTO = "auto"
 OFF = "off"
@@ -54,7 +54,7 @@ def _read_cgroup(part: Part) -> str:
 
 
 def _read_pattern(part: Part) -> str:
-    from refold.jobspec import Pattern
+    from refold.client.jobspec import Pattern
 
     pattern = part.text("a regular expression", maximum=512)
     try:

@@ -9,6 +9,13 @@ from .machine import (
     default_slots as default_slots,
     open_machine as open_machine,
 )
+from .nvidia import (
+    DetectedGpu as DetectedGpu,
+    GpuProblem as GpuProblem,
+    GpuReading as GpuReading,
+    NvidiaDriver as NvidiaDriver,
+    open_driver as open_driver,
+)
 from .output import (
     OUTPUT_POLL_SECONDS as OUTPUT_POLL_SECONDS,
     OutputFollower as OutputFollower,

@@ -8,8 +8,7 @@ from collections import deque
 from contextlib import suppress
 from time import monotonic, time
 
-from refold.api import GpuStatus
-from refold.backends.local import GpuReading
+from refold.client.api import GpuStatus
 from refold.core import GpuDrained
 from refold.model import WHOLE, Seconds
 from refold.server import Inbox, LiveState, Notice
@@ -17,6 +16,7 @@ from refold.server.config import WatchConfig
 from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleWatch, RunGpus
 from refold.server.monitor.gpu_use import GpuUseWatch
 from refold.server.monitor.machine import GpuPosition, Layout, Machine
+from refold.server.monitor.nvidia import GpuReading
 from refold.server.notify import JobMessages
 
 GPU_POLL_SECONDS: Seconds = 10.0

@@ -7,10 +7,10 @@ from math import inf
 
 import msgspec
 
-from refold.backends.local import GpuProblem
 from refold.model import Seconds, format_duration
 from refold.server.config import BadGpuRule, IdleRule
 from refold.server.monitor.machine import GpuPosition
+from refold.server.monitor.nvidia import GpuProblem
 
 
 class RunGpus(msgspec.Struct, frozen=True):

@@ -8,11 +8,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from refold.backends.local import GpuLocks, GpuReading, LockHolder
 from refold.core import Event, GpuDrained, GpuReturned
 from refold.errors import BadInput
+from refold.server import GpuLocks, LockHolder
 from refold.server.config import AUTO, Config
 from refold.server.monitor.machine import GpuPosition, Layout
+from refold.server.monitor.nvidia import GpuReading
 
 REASON = "in use by "
 """How the reasons of drained GPUs begin that are returned as soon as nobody else uses them."""

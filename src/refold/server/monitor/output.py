@@ -13,14 +13,13 @@ from typing import Any
 
 import msgspec
 
-from refold.backends import Report
-from refold.backends.local import ResourceShortage, RunFiles, log_size, read_log, read_regular
+from refold.client.jobspec import Pattern
 from refold.core import RunProgressed, StartRun
 from refold.errors import BadValue
-from refold.jobspec import Pattern
 from refold.model import MAX_AMOUNT, Job, Plan, Seconds
-from refold.server import LiveState, LoopStep, Subscriber
+from refold.server import LiveState, LoopStep, Report, Subscriber
 from refold.server.config import OutputAction, OutputRule
+from refold.server.output import ResourceShortage, RunFiles, log_size, read_log, read_regular
 
 OUTPUT_POLL_SECONDS: Seconds = 5.0
 MAX_BYTES_PER_POLL = 256 * 2**10

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from refold.catalogue import find_gpu
 from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import Cluster, GpuType, Rack
-from refold.packing import Power
-from refold.registry import default_settings
+from refold.placement import Power
+from refold.planning.catalogue import find_gpu
+from refold.policies import default_settings
 from refold.server.config import POWER_PLACEMENT, POWER_POLICIES, PolicyConfig, PowerConfig, PowerRange
 
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from refold.api import UNIX_CLIENT, Problem
+from refold.client.api import Problem
+from refold.server.http import UNIX_CLIENT
 from refold.server.network.connections import ConnectionTable
 from refold.server.network.limits import ConnectionLimits
 from refold.server.network.peers import read_peer_uid

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from refold.backends.local import log_path, tail_log
 from refold.model import Job, Seconds, format_duration
 from refold.server import LiveState, LoopStep, Notice, NoticeKind, Subscriber, Writer
 from refold.server.config import NotificationKind
 from refold.server.notify.notifier import Message, Notifier
+from refold.server.output import log_path, tail_log
 from refold.server.store import Store
 
 NOTIFICATION_KINDS: dict[NoticeKind, NotificationKind] = {

@@ -6,8 +6,17 @@ from .backups import (
     remove_old_backups as remove_old_backups,
     restore_database as restore_database,
 )
-from .journal_reader import Checkpoint as Checkpoint, Epoch as Epoch, JournalReader as JournalReader
-from .reader import ACTIVE as ACTIVE, EndedRow as EndedRow, GroupUsage as GroupUsage, StoreReader as StoreReader
+from .journal_reader import (
+    Checkpoint as Checkpoint,
+    Epoch as Epoch,
+    JournalReader as JournalReader,
+)
+from .reader import (
+    ACTIVE as ACTIVE,
+    EndedRow as EndedRow,
+    GroupUsage as GroupUsage,
+    StoreReader as StoreReader,
+)
 from .store import (
     FILE_NAME as FILE_NAME,
     Commit as Commit,

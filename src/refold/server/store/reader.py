@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from refold.api import Event, Jobs, JobsQuery, JobStatus, StoredToken
+from refold.client.api import Event, Jobs, JobsQuery, JobStatus
 from refold.core import PastJob
 from refold.model import MAX_ARRAY_TASKS, Job, MiB, Seconds, task_id
+from refold.server.http import StoredToken
 from refold.server.store.connections import ReadConnections
 from refold.server.store.journal_reader import JournalReader
 

@@ -19,11 +19,12 @@ from typing import IO, Any, Self
 
 import msgspec
 
-from refold.api import Event, JobStatus, StoredToken
-from refold.backends.local import MachineLocks
+from refold.client.api import Event, JobStatus
 from refold.core import Entry, Header
 from refold.errors import BadFile, Unavailable
 from refold.model import Job, Seconds
+from refold.server import MachineLocks
+from refold.server.http import StoredToken
 from refold.server.store import schema
 from refold.server.store.backups import BACKUPS_FOLDER, copy_database, list_backups
 from refold.server.store.checksums import find_damage, register, row_checksum, seal_schema

@@ -1,1 +1,0 @@
-from .backend import Backend as Backend, Report as Report

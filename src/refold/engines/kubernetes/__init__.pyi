@@ -1,0 +1,96 @@
+from .access import (
+    Access as Access,
+    find_access as find_access,
+    own_namespace as own_namespace,
+    read_kubeconfig as read_kubeconfig,
+)
+from .api_server import (
+    STRATEGIC_PATCH as STRATEGIC_PATCH,
+    ApiError as ApiError,
+    ApiServer as ApiServer,
+    ObjectList as ObjectList,
+    as_dict as as_dict,
+)
+from .backend import (
+    KubernetesBackend as KubernetesBackend,
+    OwnJobs as OwnJobs,
+    is_submitted as is_submitted,
+)
+from .calls import CONFLICT as CONFLICT
+from .constraints import (
+    selected_labels as selected_labels,
+    unsupported_fields as unsupported_fields,
+)
+from .engine import (
+    DAEMON_KEY as DAEMON_KEY,
+    KubernetesEngine as KubernetesEngine,
+)
+from .gang_submission import (
+    accepted_gpu_types as accepted_gpu_types,
+    gang_submission as gang_submission,
+)
+from .gangs import (
+    SCHEDULER_NAME as SCHEDULER_NAME,
+    GangName as GangName,
+    controller_of as controller_of,
+    gang_name as gang_name,
+    is_ours as is_ours,
+    parse_gang_name as parse_gang_name,
+    single_pod as single_pod,
+)
+from .leadership import (
+    Leadership as Leadership,
+    LeaseLost as LeaseLost,
+)
+from .lease import (
+    Lease as Lease,
+    this_process as this_process,
+)
+from .local_queues import LocalQueues as LocalQueues
+from .mirror import (
+    NODES as NODES,
+    PODS as PODS,
+    Changed as Changed,
+    Mirror as Mirror,
+)
+from .nodes import (
+    DeviceGroup as DeviceGroup,
+    Labels as Labels,
+    NodeMap as NodeMap,
+    down_reason as down_reason,
+    is_same_hardware as is_same_hardware,
+    map_nodes as map_nodes,
+)
+from .objects import (
+    Node as Node,
+    Pod as Pod,
+)
+from .observation import (
+    Observation as Observation,
+    observe as observe,
+    read_only as read_only,
+)
+from .own_jobs import INSTANCE_ANNOTATION as INSTANCE_ANNOTATION
+from .owner_specs import (
+    QUEUE_LABEL as QUEUE_LABEL,
+    Owner as Owner,
+    read_owner as read_owner,
+)
+from .owners import Owners as Owners
+from .pod_logs import (
+    LogPart as LogPart,
+    read_pod_log as read_pod_log,
+)
+from .pod_states import (
+    bindable as bindable,
+    pod_path as pod_path,
+)
+from .resources import (
+    FRACTION_ANNOTATION as FRACTION_ANNOTATION,
+    GPU_RESOURCE as GPU_RESOURCE,
+    is_accelerator as is_accelerator,
+    largest_need as largest_need,
+    parse_amount as parse_amount,
+    pod_need as pod_need,
+    pod_requests as pod_requests,
+)

@@ -1,0 +1,164 @@
+"""A Kubernetes cluster as what the daemon schedules."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from refold.core import PastJob
+from refold.engines.kubernetes.access import Access
+from refold.engines.kubernetes.api_server import ApiError, ApiServer, as_dict
+from refold.engines.kubernetes.backend import KubernetesBackend, OwnJobs
+from refold.engines.kubernetes.constraints import selected_labels
+from refold.engines.kubernetes.gang_queue import CALLER, GangQueue
+from refold.engines.kubernetes.gangs import is_ours
+from refold.engines.kubernetes.local_queues import LocalQueues
+from refold.engines.kubernetes.mirror import Changed, Mirror
+from refold.engines.kubernetes.node_reports import NodeReports
+from refold.engines.kubernetes.nodes import Labels, NodeMap, is_same_hardware, map_nodes
+from refold.engines.kubernetes.objects import Node
+from refold.engines.kubernetes.observation import past_gangs
+from refold.engines.kubernetes.owners import Owners
+from refold.engines.kubernetes.pod_notes import PodNotes
+from refold.engines.kubernetes.pod_output import PodOutput
+from refold.errors import BadInput, BadValue
+from refold.model import Cluster, Seconds, Tenant
+from refold.server import Admission, BackendOptions, EngineParts, Inbox, LiveState, StatusOf
+
+REBUILD_DELAY: Seconds = 2.0
+"""How long to wait for further changes of the nodes before the daemon continues with another cluster."""
+
+log = logging.getLogger("refold")
+
+
+DAEMON_KEY = "kubernetes-daemon"
+"""Key in the store's `meta` table: what tells the runs of this daemon from those of others."""
+
+
+class KubernetesEngine:
+    """A connection to a cluster, and the cluster as it was when the daemon began to schedule it.
+
+    Create it inside a running event loop.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        daemon: str,
+        own: OwnJobs,
+        tenants: tuple[Tenant, ...] = (),
+        guard: Callable[[], None] | None = None,
+    ) -> None:
+        """`guard`: raises ApiError while nothing may be changed in the cluster."""
+        self._api = ApiServer(access, guard=guard)
+        self._own = own
+        self._tenants = tenants
+        self._mirror = Mirror(self._api, daemon)
+        self._labels: Labels = {}
+        self._known: dict[str, Node] = {}
+        """The nodes of the cluster, as they were when it was last compared with Kubernetes."""
+        self._nodes: NodeMap | None = None
+
+    async def connect(self) -> str:
+        """Follow the cluster; return its version. Raises if the API server does not answer."""
+        try:
+            version = as_dict(await asyncio.to_thread(self._api.call, "GET", "/version"))
+        except ApiError as error:
+            raise BadInput(str(error)) from None
+        await self._mirror.start()
+        self.rebuild()
+        return str(version.get("gitVersion", ""))
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._mirror.stop()
+        self._api.close()
+
+    @property
+    def nodes(self) -> NodeMap:
+        """The cluster, and the nodes that it was made from."""
+        assert self._nodes is not None, "connect first"
+        return self._nodes
+
+    def rebuild(self) -> None:
+        """Take the nodes and what pods select them by as they are now."""
+        self._labels = self._current_labels()
+        self._known = dict(self._mirror.nodes)
+        try:
+            self._nodes = map_nodes(self._known.values(), self._labels, tenants=self._tenants)
+        except BadValue as error:
+            raise BadInput(str(error)) from None
+
+    def _current_labels(self) -> Labels:
+        waiting = (pod.spec for pod in self._mirror.pods.values() if is_ours(pod) and not pod.has_ended)
+        return selected_labels(waiting)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster that is scheduled."""
+        return self.nodes.cluster
+
+    def make_backend(self, options: BackendOptions) -> KubernetesBackend:
+        """Return a back end for the cluster as it is."""
+        return KubernetesBackend(options.report, self._api, self._mirror, self.nodes, self._own, options.grace)
+
+    def history(self) -> list[PastJob]:
+        """Return the gangs of this cluster that have succeeded without this daemon."""
+        others = [pod for pod in self._mirror.pods.values() if self._mirror.run_of(pod) is None]
+        return past_gangs(self.nodes, others)
+
+    def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> PodOutput:
+        """Return what copies the output of pods to the files of runs, at most this much of each instance."""
+        return PodOutput(self._api, self._mirror, state, logs, max_bytes)
+
+    def make_parts(
+        self, state: LiveState, inbox: Inbox, admission: Admission, status_of: StatusOf, end: Callable[[], None]
+    ) -> EngineParts:
+        """Return the parts that connect the queue with the cluster. `end`: ends the daemon, if the nodes change."""
+        notes = PodNotes(state, self._api, self._mirror, lambda job: status_of(CALLER, job))
+        owners, queues = Owners(self._api), LocalQueues(self._api)
+        queue = GangQueue(state, inbox, admission, self._mirror, owners, queues, self.nodes, notes)
+        reports = NodeReports(state, inbox, self._mirror, self.nodes)
+        return EngineParts([queue], [queue.run(), notes.run(), self._follow_nodes(reports, end)])
+
+    async def _follow_nodes(self, reports: NodeReports, end: Callable[[], None]) -> None:
+        """Report changes of nodes; end the daemon when the cluster is no longer the one that it schedules."""
+        changes = self._mirror.follow()
+        changed = Changed(
+            self._mirror.nodes.keys() | {group.node.name for group in self.nodes.groups}, [*self._mirror.pods.values()]
+        )
+        try:
+            while True:
+                reports.report(changed.nodes)
+                if self._is_affected(changed) and self._has_changed():
+                    break
+                changed = await changes.get()
+            log.info("the nodes have changed, or pods select them by other labels: continuing with the new cluster")
+            await asyncio.sleep(REBUILD_DELAY)
+            end()
+        finally:
+            self._mirror.unfollow(changes)
+
+    def _is_affected(self, changed: Changed) -> bool:
+        """Whether a change may concern the cluster: new hardware, or pods that select nodes in a new way."""
+        present = {name: self._mirror.nodes[name] for name in changed.nodes if name in self._mirror.nodes}
+        labels = selected_labels(pod.spec for pod in changed.pods if is_ours(pod))
+        return any(
+            name not in self._known or not is_same_hardware(self._known[name], node) for name, node in present.items()
+        ) or any(not values <= self._labels.get(key, frozenset()) for key, values in labels.items())
+
+    def _has_changed(self) -> bool:
+        """Whether the cluster would be another one now. A node that is missing is down, not removed."""
+        labels = {**self._labels}
+        for key, values in self._current_labels().items():
+            labels[key] = values | labels.get(key, frozenset())
+        nodes = {**self._known, **self._mirror.nodes}
+        try:
+            found = map_nodes(nodes.values(), labels, tenants=self._tenants)
+        except BadValue as error:
+            log.warning("%s; the cluster stays as it was", error)
+            return False
+        self._known, self._labels = nodes, labels
+        return found.cluster != self.nodes.cluster

@@ -1,0 +1,123 @@
+"""Pods of Kubernetes as submissions: a gang is a job, each of its pods an instance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+from refold.client.api import MAX_NAME_CHARS, MAX_TIME_SECONDS, Submission
+from refold.client.jobspec import make_job_name
+from refold.engines.kubernetes.gangs import GangName, controller_of
+from refold.engines.kubernetes.nodes import NodeMap
+from refold.engines.kubernetes.objects import Pod
+from refold.engines.kubernetes.owner_specs import QUEUE_LABEL, Owner
+from refold.engines.kubernetes.resources import largest_need, pod_need
+from refold.errors import BadInput, BadValue
+from refold.model import WHOLE, JobClass, Seconds, parse_duration
+
+CLASS_LABEL = "refold.dev/class"
+PREEMPTIBLE_LABEL = "refold.dev/preemptible"
+ESTIMATE_ANNOTATION = "refold.dev/estimate"
+TIME_LIMIT_ANNOTATION = "refold.dev/time-limit"
+WORKLOAD_ANNOTATION = "refold.dev/workload"
+RANGE_ANNOTATION = "refold.dev/gpu-range"
+"""The least and the most GPUs of an elastic gang, such as 4..16."""
+
+
+def gang_submission(gang: GangName, pods: Sequence[Pod], owner: Owner, request: str) -> Submission:
+    """Return the submission of a gang. Raises BadInput if its pods cannot be scheduled.
+
+    Every instance gets what the largest pod requests. Labels and annotations are those of the first pod. A pod that
+    nothing would create again is not preemptible.
+    """
+    first = pods[0]
+    labels, annotations = first.metadata.labels, first.metadata.annotations
+    size = len(pods) if owner.size is None else owner.size
+    try:
+        need = largest_need(pod_need(pod) for pod in pods)
+        fields: dict[str, Any] = {
+            "name": make_job_name(gang.name),
+            "command": _command(first),
+            "instances": size,
+            "gpus": need.gpus,
+            "gpu_share": need.gpu_milli / WHOLE,
+            "cpus": need.cpu_milli / WHOLE,
+            "memory_gib": need.memory_mib / 1024,
+            "tenant": (labels.get(QUEUE_LABEL) or owner.queue or gang.namespace)[:MAX_NAME_CHARS],
+            "job_class": _job_class(labels.get(CLASS_LABEL)),
+            "priority": first.spec.priority,
+            "preemptible": _preemptible(labels.get(PREEMPTIBLE_LABEL), first),
+            "time_limit": _seconds(annotations.get(TIME_LIMIT_ANNOTATION), owner.time_limit),
+            "estimate": _seconds(annotations.get(ESTIMATE_ANNOTATION), None),
+            "workload": annotations.get(WORKLOAD_ANNOTATION, ""),
+            "gpu_range": _gpu_range(annotations.get(RANGE_ANNOTATION), owner),
+            "retries": owner.retries,
+            "allow_impossible": True,
+            "request": request,
+        }
+        return Submission(**fields)
+    except BadValue as error:
+        raise BadInput(f"{gang}: {error}") from None
+
+
+def accepted_gpu_types(pods: Sequence[Pod], nodes: NodeMap) -> tuple[str, ...]:
+    """Return the GPU types that the pods of a gang accept. Raises BadInput if there are none now.
+
+    The scheduler does not choose nodes for instances without GPUs by their labels, so all nodes must admit these.
+    """
+    need = largest_need(pod_need(pod) for pod in pods)
+    specs = [pod.spec for pod in pods]
+    if not need.gpus:
+        if not nodes.admits_everywhere(specs):
+            raise BadInput(
+                "pods without GPUs need nodes that all admit them: by selectors, affinity, taints and resources"
+            )
+        return ()
+    types = nodes.accepted_types(specs, need.resource)
+    if not types:
+        raise BadInput(
+            f"no node has {need.resource}, the other resources of the pods, and meets the node selector, affinity and"
+            " tolerations of the pods"
+        )
+    return types
+
+
+def _command(pod: Pod) -> list[str]:
+    """Return what is shown as the command of the job."""
+    container = pod.spec.containers[0]
+    return [*container.command, *container.args] or [container.image or "pod"]
+
+
+def _job_class(written: str | None) -> JobClass:
+    for known in get_args(JobClass):
+        if written in (None, known):
+            found: JobClass = known
+            return found
+    raise BadValue(f"the label {CLASS_LABEL} is {written!r}, expected {' or '.join(get_args(JobClass))}")
+
+
+def _gpu_range(written: str | None, owner: Owner) -> tuple[int, int] | None:
+    if written is None:
+        return None
+    if not owner.elastic:
+        raise BadValue(
+            f"{RANGE_ANNOTATION} needs a Job, or a JobSet with one Job, with completionMode Indexed and completions ="
+            " parallelism, or a PyTorchJob with workers"
+        )
+    least, _, most = written.partition("..")
+    if not (least.isdecimal() and most.isdecimal()):
+        raise BadValue(f"{RANGE_ANNOTATION} is {written[:40]!r}, expected the least and the most GPUs, such as 4..16")
+    return int(least), int(most)
+
+
+def _preemptible(written: str | None, pod: Pod) -> bool | None:
+    if controller_of(pod) is None:
+        return False
+    if written not in (None, "true", "false"):
+        raise BadValue(f"the label {PREEMPTIBLE_LABEL} is {written!r}, expected true or false")
+    return None if written is None else written == "true"
+
+
+def _seconds(written: str | None, default: Seconds | None) -> Seconds | None:
+    seconds = default if written is None else parse_duration(written)
+    return None if seconds is None else min(float(seconds), MAX_TIME_SECONDS)

@@ -1,0 +1,109 @@
+"""Pods as gangs: those that start together or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import sha256
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from refold.engines.kubernetes.objects import OwnerReference, Pod
+
+SCHEDULER_NAME = "refold"
+GANG_LABEL = "refold.dev/gang"
+GANG_SIZE_LABEL = "refold.dev/gang-size"
+"""Plain pods with the same `GANG_LABEL` are a gang of `GANG_SIZE_LABEL` pods."""
+
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+JOBSET_UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
+KUBEFLOW_LABEL = "training.kubeflow.org/job-name"
+INDEX_LABELS = (
+    "batch.kubernetes.io/job-completion-index",
+    "training.kubeflow.org/replica-index",
+    "apps.kubernetes.io/pod-index",
+)
+
+GangKind = Literal["Pod", "Pods", "Job", "JobSet", "PyTorchJob", "PodGroup", "Workload"]
+
+
+class GangName(NamedTuple):
+    """What a gang is made of: an object of the API, pods with a label (`Pods`), or a single pod (`Pod`).
+
+    `uid` distinguishes objects of the same name; pods with a label, and older JobSets, have none. `part`: the pod group
+    of a Workload.
+    """
+
+    kind: GangKind
+    namespace: str
+    name: str
+    uid: str = ""
+    part: str = ""
+
+    @property
+    def key(self) -> str:
+        """A text of limited length that identifies the gang as long as it exists."""
+        identity = self.uid or sha256("/".join((self.namespace, self.name)).encode()).hexdigest()[:32]
+        return f"{self.kind}/{identity}" + f"/{self.part}" * bool(self.part)
+
+    def text(self) -> str:
+        """Return the name as text, which `parse_gang_name` reads."""
+        return "/".join(self)
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.namespace}/{self.name}" + f"/{self.part}" * bool(self.part)
+
+
+def parse_gang_name(text: str) -> GangName:
+    """Return the gang that `GangName.text` has written."""
+    kind, namespace, name, uid, part = text.split("/")
+    return GangName(msgspec.convert(kind, GangKind), namespace, name, uid, part)
+
+
+def gang_name(pod: Pod) -> GangName:
+    """Return the gang of a pod. The more explicit grouping counts: PodGroup, label, JobSet, Kubeflow, Job."""
+    namespace, labels, spec = pod.metadata.namespace, pod.metadata.labels, pod.spec
+    owner = controller_of(pod)
+    if spec.scheduling_group is not None and spec.scheduling_group.pod_group_name:
+        return GangName("PodGroup", namespace, spec.scheduling_group.pod_group_name)
+    if spec.workload_ref is not None:
+        return GangName("Workload", namespace, spec.workload_ref.name, part=spec.workload_ref.pod_group)
+    if GANG_LABEL in labels:
+        return GangName("Pods", namespace, labels[GANG_LABEL])
+    if JOBSET_LABEL in labels:
+        return GangName("JobSet", namespace, labels[JOBSET_LABEL], labels.get(JOBSET_UID_LABEL, ""))
+    if owner is not None and owner.kind == "PyTorchJob":
+        return GangName("PyTorchJob", namespace, owner.name, owner.uid)
+    if owner is not None and owner.kind == "Job":
+        return GangName("Job", namespace, owner.name, owner.uid)
+    return single_pod(pod)
+
+
+def single_pod(pod: Pod) -> GangName:
+    """Return the gang that a pod is by itself."""
+    return GangName("Pod", pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
+
+
+def controller_of(pod: Pod) -> OwnerReference | None:
+    """Return the object that creates the pod again if it is deleted."""
+    return next((owner for owner in pod.metadata.owner_references if owner.controller), None)
+
+
+def is_ours(pod: Pod) -> bool:
+    """Whether the pod asks for this scheduler."""
+    return pod.spec.scheduler_name == SCHEDULER_NAME
+
+
+def group_pods(pods: Iterable[Pod]) -> dict[GangName, list[Pod]]:
+    """Return the pods that ask for this scheduler by gang, in the order of their indices and names."""
+    gangs: dict[GangName, list[Pod]] = {}
+    for pod in pods:
+        if is_ours(pod):
+            gangs.setdefault(gang_name(pod), []).append(pod)
+    return {name: sorted(members, key=pod_order) for name, members in gangs.items()}
+
+
+def pod_order(pod: Pod) -> tuple[int, str]:
+    """Sort pods by the index that their controller gave them, then by name."""
+    written = next((pod.metadata.labels[label] for label in INDEX_LABELS if label in pod.metadata.labels), "")
+    return (int(written) if written.isdecimal() else -1, pod.metadata.name)

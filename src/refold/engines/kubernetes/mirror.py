@@ -1,0 +1,186 @@
+"""The nodes and pods of a cluster, in memory, kept up to date by watches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+from refold.engines.kubernetes.api_server import ApiServer
+from refold.engines.kubernetes.gangs import GangName, gang_name, is_ours
+from refold.engines.kubernetes.objects import Node, Pod
+from refold.engines.kubernetes.reflector import Reflector
+
+NODES = "/api/v1/nodes"
+PODS = "/api/v1/pods"
+
+DAEMON_ANNOTATION = "refold.dev/daemon"
+JOB_ANNOTATION = "refold.dev/job"
+RUN_ANNOTATION = "refold.dev/run"
+"""A pod that Refold has bound names the daemon, the job and the run that it belongs to."""
+
+K = TypeVar("K")
+
+RunKey = tuple[str, int]
+"""A job id and a run number."""
+
+
+class Changed(NamedTuple):
+    """What has changed: names of nodes, and pods as they are now; deleted pods as they were last."""
+
+    nodes: Collection[str]
+    pods: Sequence[Pod]
+
+
+class Mirror:
+    """Nodes by name; pods by namespace and name, by gang, by run and by node. Use it within one event loop.
+
+    `daemon`: tells the runs of this daemon from those of others, whose jobs may have the same names.
+    """
+
+    def __init__(self, api: ApiServer, daemon: str) -> None:
+        self.daemon = daemon
+        self.nodes: dict[str, Node] = {}
+        self.pods: dict[str, Pod] = {}
+        self._gangs: dict[GangName, dict[str, Pod]] = {}
+        self._runs: dict[RunKey, dict[str, Pod]] = {}
+        self._on_node: dict[str, dict[str, Pod]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._followers: list[asyncio.Queue[Changed]] = []
+        self._posted: deque[Callable[[], None]] = deque()
+        self._changed_nodes: set[str] = set()
+        self._changed_pods: list[Pod] = []
+        self._listed = (asyncio.Event(), asyncio.Event())
+        self._reflectors = (
+            Reflector(api, NODES, Node, self._posts(self._replace_nodes), self._posts(self._change_node)),
+            Reflector(api, PODS, Pod, self._posts(self._replace_pods), self._posts(self._change_pod)),
+        )
+
+    async def start(self) -> None:
+        """Begin to follow the cluster; return when all nodes and pods are known."""
+        for reflector in self._reflectors:
+            reflector.start()
+        for listed in self._listed:
+            await listed.wait()
+
+    async def stop(self) -> None:
+        """Stop following."""
+        await asyncio.gather(*(asyncio.to_thread(reflector.stop) for reflector in self._reflectors))
+
+    @property
+    def problem(self) -> str:
+        """Why the cluster cannot be followed at present; '' if it can."""
+        return next((reflector.problem for reflector in self._reflectors if reflector.problem), "")
+
+    def follow(self) -> asyncio.Queue[Changed]:
+        """Return a queue that receives all changes from now on."""
+        queue: asyncio.Queue[Changed] = asyncio.Queue()
+        self._followers.append(queue)
+        return queue
+
+    def unfollow(self, queue: asyncio.Queue[Changed]) -> None:
+        """Stop sending changes to a queue."""
+        self._followers.remove(queue)
+
+    def gangs(self) -> Collection[GangName]:
+        """Return the gangs that ask for this scheduler and have pods."""
+        return self._gangs.keys()
+
+    def pods_of_gang(self, gang: GangName) -> Mapping[str, Pod]:
+        """Return the pods of a gang that ask for this scheduler."""
+        if gang.kind != "Pod":
+            return self._gangs.get(gang, {})
+        pod = self.pods.get(f"{gang.namespace}/{gang.name}")
+        return {pod.key: pod} if pod is not None and pod.metadata.uid == gang.uid else {}
+
+    def run_of(self, pod: Pod) -> RunKey | None:
+        """Return the run of this daemon that a pod was bound for."""
+        annotations = pod.metadata.annotations
+        job, number = annotations.get(JOB_ANNOTATION, ""), annotations.get(RUN_ANNOTATION, "")
+        is_run = pod.is_bound and annotations.get(DAEMON_ANNOTATION) == self.daemon and job and number.isdecimal()
+        return (job, int(number)) if is_run else None
+
+    def pods_of_run(self, run: RunKey) -> Mapping[str, Pod]:
+        """Return the pods that were bound for a run."""
+        return self._runs.get(run, {})
+
+    def runs(self) -> Collection[RunKey]:
+        """Return the runs that have pods."""
+        return self._runs.keys()
+
+    def pods_on_node(self, name: str) -> Mapping[str, Pod]:
+        """Return the pods that are bound to a node."""
+        return self._on_node.get(name, {})
+
+    # From the watching threads to the event loop. Changes that arrive together are published together.
+
+    def _posts(self, apply: Callable[..., None]) -> Callable[..., None]:
+        def post(*arguments: object) -> None:
+            self._posted.append(partial(apply, *arguments))
+            with suppress(RuntimeError):  # the event loop is closed: the daemon is ending
+                self._loop.call_soon_threadsafe(self._drain)
+
+        return post
+
+    def _drain(self) -> None:
+        while self._posted:
+            self._posted.popleft()()
+        if not (self._changed_nodes or self._changed_pods):
+            return
+        changed = Changed(self._changed_nodes, self._changed_pods)
+        self._changed_nodes, self._changed_pods = set(), []
+        for queue in self._followers:
+            queue.put_nowait(changed)
+
+    def _replace_nodes(self, nodes: Sequence[Node]) -> None:
+        self._changed_nodes |= self.nodes.keys()
+        self.nodes.clear()
+        for node in nodes:
+            self._change_node(node, False)
+        self._listed[0].set()
+
+    def _change_node(self, node: Node, deleted: bool) -> None:
+        self._changed_nodes.add(node.name)
+        if deleted:
+            self.nodes.pop(node.name, None)
+        else:
+            self.nodes[node.name] = node
+
+    def _replace_pods(self, pods: Sequence[Pod]) -> None:
+        found = {pod.key for pod in pods}
+        for pod in [pod for key, pod in self.pods.items() if key not in found]:
+            self._change_pod(pod, True)
+        for pod in pods:
+            self._change_pod(pod, False)
+        self._listed[1].set()
+
+    def _change_pod(self, pod: Pod, deleted: bool) -> None:
+        self._changed_pods.append(pod)
+        if (before := self.pods.pop(pod.key, None)) is not None:
+            self._index(before, None)
+        if not deleted:
+            self.pods[pod.key] = pod
+            self._index(pod, pod)
+
+    def _index(self, pod: Pod, entry: Pod | None) -> None:
+        """Add a pod to all indices, or remove it if there is no entry for it."""
+        if is_ours(pod):
+            _put(self._gangs, gang_name(pod), pod.key, entry)
+        if (run := self.run_of(pod)) is not None:
+            _put(self._runs, run, pod.key, entry)
+        if pod.is_bound:
+            _put(self._on_node, pod.spec.node_name, pod.key, entry)
+            self._changed_nodes.add(pod.spec.node_name)
+
+
+def _put(index: dict[K, dict[str, Pod]], group: K, key: str, pod: Pod | None) -> None:
+    if pod is not None:
+        index.setdefault(group, {})[key] = pod
+        return
+    members = index.get(group, {})
+    members.pop(key, None)
+    if not members:
+        index.pop(group, None)

@@ -1,0 +1,98 @@
+"""How a run is doing, from the pods that were bound for it; which pods wait; and requests about pods."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from refold.engines.kubernetes.gangs import pod_order
+from refold.engines.kubernetes.objects import Pod
+
+_LOST_REASONS = ("Evicted", "NodeLost", "NodeAffinity", "NodeShutdown", "Preempting", "Shutdown", "Terminated")
+_REJECTED_PREFIXES = ("OutOf", "Unexpected")
+"""Reasons for which a kubelet refuses a pod: it has fewer resources than the scheduler thought."""
+
+
+class PodFailure(NamedTuple):
+    """Why a pod has failed. `lost`: not the job but the machine or the scheduler is at fault."""
+
+    why: str
+    lost: bool = False
+    exit_code: int | None = None
+
+
+def pod_failure(pod: Pod) -> PodFailure | None:
+    """Return why a pod has failed; None if it has not."""
+    status = pod.status
+    if pod.is_deleted and not status.reason:
+        return PodFailure(f"pod {pod.key} was deleted", lost=True)
+    if status.phase != "Failed":
+        return None
+    disrupted = next(
+        (entry for entry in status.conditions if entry.type == "DisruptionTarget" and entry.status == "True"), None
+    )
+    known = status.reason in _LOST_REASONS or status.reason.startswith(_REJECTED_PREFIXES)
+    is_lost = known or pod.is_deleted or disrupted is not None
+    ended = [entry.state.terminated for entry in status.container_statuses if entry.state.terminated is not None]
+    failed = next((entry for entry in ended if entry.exit_code), None)
+    if is_lost or failed is None:
+        why = ": ".join(filter(None, [status.reason or (disrupted.reason if disrupted else ""), status.message]))
+        return PodFailure(f"pod {pod.key} failed: {why or 'no reason given'}", is_lost)
+    what = failed.message if failed.reason in ("StartError", "ContainerCannotRun") else f"exit {failed.exit_code}"
+    reason = f" ({failed.reason})" if failed.reason not in ("", "Error", "StartError", "ContainerCannotRun") else ""
+    return PodFailure(f"pod {pod.key}: {what}{reason}", exit_code=failed.exit_code)
+
+
+def first_failure(pods: Collection[Pod]) -> PodFailure | None:
+    """Return why a run has failed: a failure of the job itself, if there is one, else a loss."""
+    failures = [failure for pod in pods if (failure := pod_failure(pod)) is not None]
+    return next((failure for failure in failures if not failure.lost), failures[0] if failures else None)
+
+
+def has_finished(pod: Pod) -> bool:
+    """Whether a pod has succeeded. One that was told to end may have succeeded only in saving its state."""
+    return pod.status.phase == "Succeeded" and not pod.is_deleted
+
+
+def have_succeeded(pods: Collection[Pod], count: int) -> bool:
+    """Whether this number of pods has succeeded."""
+    return sum(map(has_finished, pods)) >= count
+
+
+def have_started(pods: Collection[Pod], count: int) -> bool:
+    """Whether this number of pods runs, or has run."""
+    return sum(pod.status.phase in ("Running", "Succeeded", "Failed") for pod in pods) >= count
+
+
+def bindable(pods: Mapping[str, Pod]) -> list[Pod]:
+    """Return the pods of a gang that wait for a node, in the order of their indices."""
+    waiting = [
+        pod
+        for pod in pods.values()
+        if not (pod.is_bound or pod.is_deleted or pod.has_ended or pod.spec.scheduling_gates)
+    ]
+    return sorted(waiting, key=pod_order)
+
+
+def pod_path(pod: Pod) -> str:
+    """Return the path of a pod."""
+    return f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
+
+
+def eviction(pod: Pod) -> dict[str, Any]:
+    """Return the request that evicts a pod."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod.metadata.name, "namespace": pod.metadata.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.metadata.uid}},
+    }
+
+
+def as_gone(pod: Pod) -> Pod:
+    """Return a pod that is gone as it was last, marked as deleted unless its end was seen."""
+    if pod.has_ended or pod.is_deleted:
+        return pod
+    return replace(pod, metadata=replace(pod.metadata, deletion_timestamp="unknown"))

@@ -1,0 +1,64 @@
+from .accounts import (
+    find_account as find_account,
+    find_job_account as find_job_account,
+)
+from .backend import (
+    SLOT as SLOT,
+    LocalBackend as LocalBackend,
+    RunLimits as RunLimits,
+    local_cluster as local_cluster,
+)
+from .cgroup_mounts import find_hierarchies as find_hierarchies
+from .cgroups import (
+    Cgroups as Cgroups,
+    open_cgroups as open_cgroups,
+)
+from .engine import (
+    LOGS_FOLDER as LOGS_FOLDER,
+    PRIVILEGED_STATE as PRIVILEGED_STATE,
+    describe_limits as describe_limits,
+    describe_user as describe_user,
+    make_local_backend as make_local_backend,
+    split_privileges as split_privileges,
+    user_check as user_check,
+)
+from .environment import (
+    Devices as Devices,
+    ExportedOf as ExportedOf,
+    RunEnvironment as RunEnvironment,
+    SecretsOf as SecretsOf,
+    no_exported_environment as no_exported_environment,
+    no_secrets as no_secrets,
+)
+from .helper import start_daemon as start_daemon
+from .helper_processes import (
+    HelperLost as HelperLost,
+    HelperProcesses as HelperProcesses,
+)
+from .process import (
+    Process as Process,
+    identify_process as identify_process,
+    wait_for_exit as wait_for_exit,
+)
+from .process_host import (
+    MARK_VARIABLE as MARK_VARIABLE,
+    OwnProcesses as OwnProcesses,
+    ProcessHost as ProcessHost,
+)
+from .process_tree import (
+    ProcessScanner as ProcessScanner,
+    ProcessTree as ProcessTree,
+)
+from .shim import (
+    describe_exit as describe_exit,
+    linker_variables as linker_variables,
+    output_copies as output_copies,
+    read_exit_status as read_exit_status,
+    shim_command as shim_command,
+    without_linker_variables as without_linker_variables,
+)
+from .start_check import find_start_problem as find_start_problem
+from .terminal import (
+    hand_out as hand_out,
+    terminal_command as terminal_command,
+)

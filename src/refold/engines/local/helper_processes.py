@@ -1,0 +1,135 @@
+"""Processes of runs through the privileged helper: each run has the rights of its job's user."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from refold.engines.local.cgroups import Cgroups
+from refold.engines.local.helper_messages import (
+    Check,
+    KillRun,
+    LimitInstance,
+    ListProcesses,
+    ListRuns,
+    Prepare,
+    ReadRun,
+    RemoveRun,
+    Reply,
+    Request,
+    Signal,
+    Start,
+    receive_reply,
+    send,
+)
+from refold.engines.local.process import ProcessInfo
+from refold.engines.local.run_groups import NO_GROUPS, GroupPlace, InstanceUsage, RunGroups
+from refold.engines.local.start_check import OutputCopy
+from refold.server.output import SHARED_FILE, raise_if_shortage
+
+WITH_UMASK = ("/bin/sh", "-c", 'umask 022; exec "$@"', "refold-job")
+"""Before a job's command: the shim has another umask, so that the daemon can link to its files."""
+
+
+class HelperLost(OSError):
+    """The helper does not answer any more."""
+
+
+class HelperProcesses:
+    """Asks the helper at the other end of a connection. Thread-safe: requests are serialised."""
+
+    def __init__(self, connection: socket.socket, cgroups: Cgroups | None = None) -> None:
+        """`cgroups`: those that the helper has; None: it has none."""
+        self._connection = connection
+        self._lock = threading.Lock()
+        self.groups: RunGroups = NO_GROUPS if cgroups is None else HelperGroups(self._ask, cgroups.enforced)
+
+    def prepare(self, user: str, out: Path, name: str) -> None:  # noqa: ARG002 - the helper knows where
+        """Let the helper create the folder of a job."""
+        self._ask(Prepare(user, name))
+
+    def find_start_problem(
+        self, user: str, program: str, folder: Path, environment: Mapping[str, str], copies: Sequence[OutputCopy]
+    ) -> str:
+        """Let the helper look as the user, who can see more, or less, than the daemon."""
+        files = [str(copy.path) for copy in copies if copy.path is not None]
+        return self._ask(Check(user, program, str(folder), dict(environment), files)).text
+
+    def command(self, command: Sequence[str]) -> Sequence[str]:
+        """Return the command with the usual umask."""
+        return [*WITH_UMASK, *command]
+
+    def start(
+        self,
+        user: str,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        output: int,
+        place: GroupPlace | None = None,
+    ) -> int:
+        """Let the helper start a process, whose output its user may read."""
+        os.fchmod(output, SHARED_FILE)
+        return self._ask(Start(user, list(words), dict(environment), place), output).pid
+
+    def list_processes(self) -> list[ProcessInfo]:
+        """Return every process, with its mark."""
+        return [ProcessInfo(*fields) for fields in self._ask(ListProcesses()).processes]
+
+    def signal(self, groups: Iterable[int], number: signal.Signals) -> None:
+        """Let the helper signal process groups."""
+        if wanted := list(groups):
+            self._ask(Signal(wanted, int(number)))
+
+    def _ask(self, request: Request, *descriptors: int) -> Reply:
+        with self._lock:
+            try:
+                send(self._connection, request, *descriptors)
+                reply = receive_reply(self._connection)
+            except (OSError, EOFError):
+                raise HelperLost(0, "the daemon's privileged helper has ended") from None
+        if reply.error:
+            error = OSError(reply.errno, reply.error)
+            raise_if_shortage(error)
+            raise error
+        return reply
+
+
+class HelperGroups:
+    """The cgroups of runs, in the hands of the helper. `ask`: sends it a request."""
+
+    usable = True
+
+    def __init__(self, ask: Callable[[Request], Reply], enforced: frozenset[str]) -> None:
+        self._ask = ask
+        self.enforced = enforced
+
+    def members(self, run: str) -> list[int]:
+        """Return the pids of all processes of a run."""
+        return self._ask(ReadRun(run)).pids
+
+    def kill(self, run: str) -> None:
+        """Kill all processes of a run."""
+        self._ask(KillRun(run))
+
+    def limit(self, place: GroupPlace) -> None:
+        """Change the limits of an instance."""
+        self._ask(LimitInstance(place))
+
+    def usage(self, run: str) -> list[InstanceUsage]:
+        """Return what each instance of a run has used."""
+        return self._ask(ReadRun(run, usage=True)).usage
+
+    def remove(self, run: str) -> None:
+        """Remove the cgroups of a run."""
+        self._ask(RemoveRun(run))
+
+    def runs(self) -> list[str]:
+        """Return the runs that have cgroups."""
+        return self._ask(ListRuns()).runs
+
+    def close(self) -> None:
+        """Do nothing: the helper ends with the daemon."""

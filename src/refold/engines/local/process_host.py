@@ -1,0 +1,143 @@
+"""Who starts, finds and signals the processes of runs: this process itself, or a helper with more rights."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from refold.engines.local import process
+from refold.engines.local.cgroups import Cgroups
+from refold.engines.local.process import ProcessInfo
+from refold.engines.local.run_groups import NO_GROUPS, GroupPlace, RunGroups
+from refold.engines.local.start_check import OutputCopy, find_start_problem
+
+MARK_VARIABLE = "REFOLD_MARK"
+"""Environment variable by which the processes of a run are recognised."""
+
+NO_SUCH_GROUP = (ProcessLookupError, PermissionError)
+
+
+GATE = "read -r _refold_gate || exit 97\nexec </dev/null\n"
+"""First lines of a shim that is started in a cgroup: it waits until it has been moved there."""
+
+
+class ProcessHost(Protocol):
+    """Processes of runs. `user`: that of the job. `groups`: the cgroups of runs."""
+
+    @property
+    def groups(self) -> RunGroups: ...
+
+    def prepare(self, user: str, out: Path, name: str, /) -> None:
+        """Create the folder of a job, `name` in `out`, and `checkpoint` in it, if they must not be this user's."""
+
+    def find_start_problem(
+        self, user: str, program: str, folder: Path, environment: Mapping[str, str], copies: Sequence[OutputCopy]
+    ) -> str:
+        """Return why the program cannot be started, or ''."""
+
+    def command(self, command: Sequence[str]) -> Sequence[str]:
+        """Return a job's command, with what has to be set up before it."""
+
+    def start(
+        self,
+        user: str,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        output: int,
+        place: GroupPlace | None = None,
+    ) -> int:
+        """Start a process that leads a session of its own, with a descriptor for its output; return its pid.
+
+        `place`: the cgroup in which it runs. It must begin with `GATE`.
+        """
+
+    def list_processes(self) -> list[ProcessInfo]:
+        """Return every process, with its mark."""
+
+    def signal(self, groups: Iterable[int], number: signal.Signals) -> None:
+        """Signal process groups; those that do not exist are skipped."""
+
+
+def start_in_group(
+    words: Sequence[str], place: GroupPlace | None, cgroups: Cgroups | None, **options: Any
+) -> subprocess.Popen[bytes]:
+    """Start a shim without input. One with a place begins when it is in its cgroup, so that no child is elsewhere."""
+    if place is None or cgroups is None:
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, **options)
+    cgroups.create(place)
+    reading, writing = os.pipe()
+    try:
+        process = subprocess.Popen(words, stdin=reading, **options)
+        try:
+            cgroups.join(place, process.pid)
+        except OSError:
+            process.kill()
+            process.wait()
+            raise
+        os.write(writing, b"\n")
+        return process
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+class OwnProcesses:
+    """Runs are processes of this user. `cgroups`: None: there are none."""
+
+    def __init__(self, cgroups: Cgroups | None = None) -> None:
+        self._cgroups = cgroups
+        self.groups: RunGroups = cgroups or NO_GROUPS
+
+    def prepare(self, *_: object) -> None:
+        """Do nothing: the folders are this user's."""
+
+    def find_start_problem(
+        self,
+        user: str,  # noqa: ARG002
+        program: str,
+        folder: Path,
+        environment: Mapping[str, str],
+        copies: Sequence[OutputCopy],
+    ) -> str:
+        """Return why the program cannot be started, or ''."""
+        return find_start_problem(program, folder, environment, copies)
+
+    def command(self, command: Sequence[str]) -> Sequence[str]:
+        """Return the command as it is."""
+        return command
+
+    def start(
+        self,
+        user: str,  # noqa: ARG002
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        output: int,
+        place: GroupPlace | None = None,
+    ) -> int:
+        """Start a child of this process."""
+        shell = start_in_group(
+            words,
+            place,
+            self._cgroups,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+        )
+        shell.returncode = 0  # the process is reaped by `wait_for_exit`, not by this object
+        return shell.pid
+
+    def list_processes(self) -> list[ProcessInfo]:
+        """Return every process. Marks of other users' processes are not known."""
+        return process.list_processes(MARK_VARIABLE)
+
+    def signal(self, groups: Iterable[int], number: signal.Signals) -> None:
+        """Signal process groups."""
+        for group in groups:
+            with suppress(*NO_SUCH_GROUP):
+                os.killpg(group, number)

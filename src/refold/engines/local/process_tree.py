@@ -1,0 +1,177 @@
+"""The process tree of a run: its processes and all their descendants, including daemonised ones.
+
+Where there are cgroups, descendants cannot leave that of their run. Every process that the back end starts also leads
+its own session and carries a mark in its environment, which descendants inherit, and is recognised by either. Without
+cgroups, a process that leaves the session and also clears its environment is not found.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from refold.engines.local import process
+from refold.engines.local.process import Process, ProcessInfo
+from refold.engines.local.process_host import NO_SUCH_GROUP, OwnProcesses, ProcessHost
+from refold.engines.local.run_groups import InstanceUsage, group_name
+from refold.model import Seconds
+from refold.server.output import RETRY_SECONDS, ResourceShortage, retry_on_shortage
+
+MAX_POLL_SECONDS: Seconds = 0.05
+MIN_POLL_SECONDS: Seconds = 0.005
+
+
+class ProcessScanner:
+    """Lists all processes of the machine, in a thread; concurrent requests share one scan."""
+
+    def __init__(self, host: ProcessHost | None = None) -> None:
+        self.host = host or OwnProcesses()
+        self._next: asyncio.Task[list[ProcessInfo]] | None = None
+        self._lock = asyncio.Lock()
+
+    async def scan(self) -> list[ProcessInfo]:
+        """Return every process, as of some moment after this call."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._scan())
+        return await asyncio.shield(self._next)
+
+    async def _scan(self) -> list[ProcessInfo]:
+        async with self._lock:
+            self._next = None  # later requests need a later scan
+            while True:
+                try:
+                    return await asyncio.to_thread(self.host.list_processes)
+                except ResourceShortage:  # a process missing from the scan would count as ended
+                    await asyncio.sleep(RETRY_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """What of a tree is alive: the process groups, and the pids in its cgroups."""
+
+    groups: Collection[int]
+    members: Collection[int] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.groups or self.members)
+
+
+class ProcessTree:
+    """The processes that carry a mark or belong to the sessions of its leaders."""
+
+    def __init__(self, mark: str, scanner: ProcessScanner, group: str = "") -> None:
+        """`group`: the name of its cgroups, if that is all that is known of it."""
+        self.mark = mark
+        self._scanner = scanner
+        self._group = group
+        self._leaders: dict[int, Process] = {}
+        self._skip_grace = False
+
+    @property
+    def group(self) -> str:
+        """The name of its cgroups."""
+        return self._group or group_name(self.mark)
+
+    @property
+    def host(self) -> ProcessHost:
+        """What starts and signals the processes."""
+        return self._scanner.host
+
+    def with_mark(self, mark: str) -> ProcessTree:
+        """Return the tree of another mark."""
+        return ProcessTree(mark, self._scanner)
+
+    def add_leader(self, leader: Process) -> None:
+        """Add a session leader, whose session belongs to the tree."""
+        self._leaders[leader.pid] = leader
+
+    def skip_grace(self) -> None:
+        """Kill the processes without a (further) grace period."""
+        self._skip_grace = True
+
+    async def end(self, grace: Seconds, first: signal.Signals = signal.SIGTERM) -> None:
+        """Send signal `first` to all processes, SIGKILL after `grace` seconds, and return when none is alive."""
+        alive = await self._alive()
+        self.host.signal(alive.groups, first)
+        loop = asyncio.get_running_loop()
+        deadline, pause = loop.time() + grace, MIN_POLL_SECONDS
+        while alive and loop.time() < deadline and not self._skip_grace:
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_POLL_SECONDS)
+            alive = await self._alive()
+        while alive:
+            await asyncio.to_thread(self.host.groups.kill, self.group)
+            self.host.signal(alive.groups, signal.SIGKILL)
+            await asyncio.sleep(MIN_POLL_SECONDS)
+            alive = await self._alive()
+
+    async def usage(self) -> Sequence[InstanceUsage]:
+        """Return what the instances have used until now, as far as it is measured."""
+        return await retry_on_shortage(lambda: self.host.groups.usage(self.group))
+
+    async def release(self) -> None:
+        """Remove the cgroups of a tree that has ended."""
+        if self.host.groups.usable:
+            await asyncio.to_thread(self.host.groups.remove, self.group)
+
+    async def _alive(self) -> Alive:
+        if not process.has_proc():
+            return Alive({leader for leader in self._leaders if _group_exists(leader)})
+        before = await self._members()
+        processes = await self._scanner.scan()
+        after = await self._members()  # a pid that is there twice was not reused meanwhile
+        return Alive(self.groups_among(processes, before & after), after)
+
+    async def _members(self) -> set[int]:
+        return set(await retry_on_shortage(lambda: self.host.groups.members(self.group)))
+
+    def groups_among(self, processes: Iterable[ProcessInfo], members: Collection[int] = ()) -> set[int]:
+        """Return the process groups with living processes of the tree. `members`: the pids in its cgroups.
+
+        A session belongs to the tree if its leader has ended or is still the process that was started: a pid is not
+        reused while a session of that id exists.
+        """
+        processes = list(processes)
+        reused = {
+            info.pid
+            for info in processes
+            if info.pid in self._leaders and self._leaders[info.pid].started not in (None, info.started)
+        }
+        sessions, pids = self._leaders.keys() - reused, set(members)
+        return {
+            info.group
+            for info in processes
+            if info.alive and (info.session in sessions or info.mark == self.mark or info.pid in pids)
+        }
+
+
+def find_strays(
+    processes: Iterable[ProcessInfo],
+    prefix: str,
+    known_marks: set[str],
+    scanner: ProcessScanner,
+    groups: Iterable[str] = (),
+) -> list[ProcessTree]:
+    """Return the process trees whose mark has this prefix and is not known.
+
+    `groups`: the names of all cgroups of runs; those of unknown runs are trees as well, without a mark.
+    """
+    known_groups = {group_name(mark) for mark in known_marks}
+    trees = {name: ProcessTree(f"cgroup {name}", scanner, name) for name in groups if name not in known_groups}
+    for info in processes:
+        if info.alive and info.mark.startswith(prefix) and info.mark not in known_marks:
+            tree = trees.setdefault(info.mark, ProcessTree(info.mark, scanner))
+            if info.pid == info.session:
+                tree.add_leader(Process(info.pid, info.started))
+    return list(trees.values())
+
+
+def _group_exists(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except NO_SUCH_GROUP:
+        return False
+    return True

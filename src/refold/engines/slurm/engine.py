@@ -1,0 +1,195 @@
+"""A Slurm cluster as what the daemon schedules: each run is a job of Slurm, or a step in a pool of allocations."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from time import time
+
+from msgspec.structs import replace
+
+from refold.core import PastJob
+from refold.engines.local import ProcessHost
+from refold.engines.slurm.backend import SlurmBackend
+from refold.engines.slurm.cluster import SlurmCluster, map_nodes
+from refold.engines.slurm.held_pool import Pool
+from refold.engines.slurm.history import read_history
+from refold.engines.slurm.job_owners import DaemonOwner, JobOwners, SubmitterOwners
+from refold.engines.slurm.node_records import SlurmNode, read_nodes
+from refold.engines.slurm.node_reports import SlurmNodeReports
+from refold.engines.slurm.pool import PoolSettings
+from refold.engines.slurm.programs import Programs, SlurmError
+from refold.engines.slurm.requests import SlurmSettings
+from refold.errors import BadInput, BadValue
+from refold.model import DAY, Allocation, Cluster, Seconds, Tenant
+from refold.server import MAX_PAST_JOBS, Admission, BackendOptions, EngineParts, Inbox, LiveState, StatusOf
+
+DAEMON_KEY = "slurm-daemon"
+"""Key in the store's `meta` table: the id of the daemon."""
+
+NODE_POLL: Seconds = 5.0
+"""How often the nodes are read, which is one call of scontrol."""
+
+POOL_POLL: Seconds = 2.0
+"""How often the allocations of a pool and the nodes are read."""
+
+HISTORY: Seconds = 14 * DAY
+"""Jobs of the accounting from which run times are predicted."""
+
+NO_POOL = PoolSettings()
+
+log = logging.getLogger("refold")
+
+
+class SlurmEngine:
+    """Slurm, and the nodes of its partitions. `daemon`: tells the runs of this daemon from those of others.
+
+    `host`: starts processes as users, whose jobs are then their own; None: all jobs are of this user.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        daemon: str,
+        settings: SlurmSettings,
+        tenants: tuple[Tenant, ...] = (),
+        pool: PoolSettings = NO_POOL,
+        host: ProcessHost | None = None,
+    ) -> None:
+        if host is not None and pool.is_used:
+            raise BadInput(
+                "serve.user is set, so that jobs run as their users: that is not possible in a pool, where all runs are"
+                " of the user who holds it"
+            )
+        self._programs = programs
+        self._owners: JobOwners = DaemonOwner(programs) if host is None else SubmitterOwners(programs, host)
+        self._daemon = daemon
+        self._settings = settings
+        self._pool = Pool(programs, daemon, settings, pool)
+        self._tenants = tenants
+        self._known: dict[str, SlurmNode] = {}
+        self._nodes: SlurmCluster | None = None
+        self._past: list[PastJob] = []
+
+    async def connect(self) -> str:
+        """Read the nodes and the history; return the version. Raises if Slurm does not answer."""
+        try:
+            version = await asyncio.to_thread(self._programs.run, "sinfo", "--version")
+            self._known = await asyncio.to_thread(self._read_nodes)
+            await asyncio.to_thread(self._owners.check)
+            await asyncio.to_thread(self._hold_pool)
+        except (SlurmError, BadValue) as error:
+            raise BadInput(str(error)) from None
+        if missing := self._pool.missing_jobs():
+            raise BadInput(f"job {missing[0]} of Slurm, given as a pool, does not exist or is of another user")
+        self.rebuild()
+        self._past = await asyncio.to_thread(self._read_history)
+        return version.strip()
+
+    @property
+    def nodes(self) -> SlurmCluster:
+        """The cluster, and the nodes that it was made from."""
+        assert self._nodes is not None, "connect first"
+        return self._nodes
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster that is scheduled."""
+        return self.nodes.cluster
+
+    def rebuild(self) -> None:
+        """Take the nodes as they were last read."""
+        try:
+            self._nodes = self._map(self._known.values())
+        except BadValue as error:
+            raise BadInput(str(error)) from None
+
+    def history(self) -> list[PastJob]:
+        """Return the jobs of Slurm's accounting."""
+        return self._past
+
+    def make_backend(self, options: BackendOptions) -> SlurmBackend:
+        """Return a back end for the cluster as it is."""
+        return SlurmBackend(
+            options.report,
+            self._programs,
+            self.nodes,
+            options.logs,
+            self._daemon,
+            self._settings,
+            pool=self._pool,
+            owners=self._owners,
+            grace=options.grace,
+            exported=options.exported,
+            secrets=options.secrets,
+            max_output_bytes=options.max_output_bytes,
+        )
+
+    def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> None:
+        """Return None: runs write their output to the files of the daemon."""
+
+    def make_parts(
+        self, state: LiveState, inbox: Inbox, admission: Admission, status_of: StatusOf, end: Callable[[], None]
+    ) -> EngineParts:
+        """Return what follows the nodes. `end`: ends the daemon, if they have changed."""
+        del admission, status_of
+        reports = SlurmNodeReports(state, inbox, self.nodes, self._pool if self._pool.is_used else None)
+        return EngineParts([], [self._follow_nodes(reports, end)])
+
+    async def _follow_nodes(self, reports: SlurmNodeReports, end: Callable[[], None]) -> None:
+        """Report changes of nodes; end the daemon when the cluster is no longer the one that it schedules."""
+        while True:
+            before = reports.current_runs()
+            try:
+                if self._pool.is_used or self._pool.jobs:
+                    await asyncio.to_thread(self._hold_pool, self._busy_nodes(before.values()))
+                nodes = await asyncio.to_thread(self._read_nodes)
+            except (SlurmError, BadValue) as error:
+                log.warning("the nodes of Slurm cannot be read: %s", error)
+            else:
+                reports.report(nodes, (before | reports.current_runs()).values())
+                if self._has_changed(nodes):
+                    log.info("the nodes of Slurm have changed: continuing with the new cluster")
+                    end()
+                    return
+            await asyncio.sleep(POOL_POLL if self._pool.is_used else NODE_POLL)
+
+    def _hold_pool(self, busy: Collection[str] | None = None) -> None:
+        """Read the pool and request what is missing; release what is not needed, if the nodes with runs are known."""
+        now = time()
+        self._pool.read(now)
+        self._pool.request_missing(now)
+        if busy is not None:
+            self._pool.release_idle(now, busy)
+
+    def _busy_nodes(self, runs: Iterable[Allocation]) -> set[str]:
+        return {self.nodes.groups[share.node].node.name for run in runs for share in run.placement}
+
+    def _has_changed(self, nodes: dict[str, SlurmNode]) -> bool:
+        """Whether the cluster would be another one now. A node that is missing is down, not removed."""
+        known = {**self._known, **nodes}
+        try:
+            found = self._map(known.values())
+        except BadValue as error:
+            log.warning("%s; the cluster stays as it was", error)
+            return False
+        self._known = known
+        return found.cluster != self.cluster
+
+    def _map(self, nodes: Iterable[SlurmNode]) -> SlurmCluster:
+        partition = self._settings.partition
+        found = map_nodes(node for node in nodes if not partition or partition in node.partitions)
+        return found._replace(cluster=replace(found.cluster, tenants=self._tenants))
+
+    def _read_nodes(self) -> dict[str, SlurmNode]:
+        return {node.name: node for node in read_nodes(self._programs.run)}
+
+    def _read_history(self) -> list[PastJob]:
+        try:
+            found = read_history(self._programs.run, self.nodes, time() - HISTORY)
+        except (SlurmError, BadInput) as error:
+            log.info("no past jobs of Slurm: %s", error)
+            return []
+        return [PastJob(job, job.work or 0.0) for job in found.trace.jobs][-MAX_PAST_JOBS:]

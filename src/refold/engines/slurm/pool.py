@@ -1,0 +1,180 @@
+"""A pool: allocations of Slurm that are held, so that runs start inside them at once.
+
+Each allocation that is requested here has one node with all that is on it: nodes fail, end and are renewed one by one.
+Others may be given by their job id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from refold.engines.slurm.cluster import GpuGroup, SlurmCluster
+from refold.engines.slurm.hostlist import expand_hosts, expand_tasks
+from refold.engines.slurm.node_records import gpus_by_type
+from refold.engines.slurm.programs import Run
+from refold.engines.slurm.run_jobs import ENDED, WAITING, own_jobs, queued_jobs
+from refold.errors import BadValue
+from refold.model import HOUR, MINUTE, Seconds
+
+MIN_LEAD: Seconds = MINUTE
+MAX_LEAD: Seconds = HOUR / 2
+MIN_LIMIT: Seconds = 5 * MINUTE
+"""Of an allocation: shorter ones would mostly be ending."""
+
+COLUMNS = {"JobID": 16, "HetJobOffset": 12, "State": 24, "StartTime": 24, "EndTime": 24, "NodeList": 1024}
+
+
+class PoolSettings(msgspec.Struct, frozen=True):
+    """What is held. `nodes`: to request, one allocation each, with this time limit; `jobs`: allocations of others."""
+
+    nodes: int = 0
+    time_limit: Seconds | None = None
+    jobs: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.time_limit is not None and self.time_limit < MIN_LIMIT:
+            raise BadValue(f"the time limit of a pool is {self.time_limit:g} s, expected at least {MIN_LIMIT:g} s")
+
+    @property
+    def is_used(self) -> bool:
+        """Whether runs are started in a pool."""
+        return bool(self.nodes or self.jobs)
+
+
+class PoolNode(NamedTuple):
+    """What an allocation has on a node. `memory_mib`: 0 if Slurm does not allocate memory."""
+
+    name: str
+    gpus: dict[str, int]
+    cpus: int
+    memory_mib: int
+
+
+class PoolJob(NamedTuple):
+    """An allocation. `ends_at`: by its time limit; None: never. `is_own`: requested by this daemon.
+
+    `is_abandoned`: nothing is started in it any more.
+    """
+
+    number: int
+    state: str
+    nodes: tuple[PoolNode, ...] = ()
+    started_at: Seconds | None = None
+    ends_at: Seconds | None = None
+    is_own: bool = True
+    is_abandoned: bool = False
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has no nodes yet."""
+        return self.state in WAITING
+
+    @property
+    def is_held(self) -> bool:
+        """Whether runs can be started in it."""
+        return not self.is_waiting and self.state not in ENDED and self.state != "COMPLETING"
+
+    def is_ending(self, now: Seconds) -> bool:
+        """Whether nothing is started in it any more, as when its time limit is near."""
+        return self.is_abandoned or (self.ends_at is not None and now > self.ends_at - self._lead())
+
+    def _lead(self) -> Seconds:
+        length = (self.ends_at or 0.0) - (self.started_at or 0.0)
+        return min(MAX_LEAD, max(MIN_LEAD, length / 10))
+
+
+class PoolChange(NamedTuple):
+    """What is to be done: how many allocations to request, and which to release."""
+
+    request: int = 0
+    release: tuple[int, ...] = ()
+
+
+def pool_comment(daemon: str) -> str:
+    """Return the comment of the allocations of a daemon."""
+    return f"refold/{daemon}/pool/"
+
+
+def next_change(jobs: Iterable[PoolJob], wanted: int, now: Seconds, busy: Collection[str]) -> PoolChange:
+    """Return how the allocations of this daemon become `wanted` ones that last. `busy`: nodes that have runs.
+
+    One whose time limit is near is replaced early, and released as soon as its runs have ended.
+    """
+    own = [job for job in jobs if job.is_own and (job.is_held or job.is_waiting)]
+    lasting = sorted((job for job in own if not job.is_ending(now)), key=_rank)
+    closing = [*lasting[wanted:], *(job for job in own if job.is_ending(now))]
+    idle = [job.number for job in closing if not any(node.name in busy for node in job.nodes)]
+    return PoolChange(max(0, wanted - len(lasting)), tuple(sorted(idle)))
+
+
+def closing_jobs(jobs: Iterable[PoolJob], wanted: int, now: Seconds) -> set[int]:
+    """Return the allocations in which nothing is started any more: those that end soon, and those too many."""
+    held = [job for job in jobs if job.is_held]
+    lasting = sorted((job for job in held if job.is_own and not job.is_ending(now)), key=_rank)
+    return {job.number for job in (*lasting[wanted:], *(job for job in held if job.is_ending(now)))}
+
+
+def _rank(job: PoolJob) -> tuple[bool, int]:
+    """Those that have nodes are kept before those that wait."""
+    return job.is_waiting, job.number
+
+
+def read_pool(run: Run, daemon: str, others: Collection[int], known: Iterable[PoolJob] = ()) -> list[PoolJob]:
+    """Read the allocations. What `known` ones have on their nodes is not read again."""
+    nodes_of = {(job.number, job.started_at): job.nodes for job in known}
+    found = []
+    for cells, comment in queued_jobs(run, COLUMNS, own_jobs()):
+        number, _, state, start, end, nodes = cells
+        is_own = comment == pool_comment(daemon)
+        if not number.isdecimal() or not (is_own or int(number) in others):
+            continue
+        job = PoolJob(int(number), state, (), _time(start), _time(end), is_own)
+        if job.is_held and nodes:
+            parts = nodes_of.get((job.number, job.started_at)) or read_pool_nodes(run, job.number)
+            job = job._replace(nodes=parts)
+        found.append(job)
+    return found
+
+
+def read_pool_nodes(run: Run, number: int) -> tuple[PoolNode, ...]:
+    """Read what an allocation has on each of its nodes."""
+    text = run("scontrol", "show", "job", "--details", "--oneliner", str(number))
+    return parse_pool_nodes(text)
+
+
+def parse_pool_nodes(text: str) -> tuple[PoolNode, ...]:
+    """Parse the groups of equal nodes: 'Nodes=n[1-2] CPU_IDs=0-63 Mem=65536 GRES=gpu:a100:8(IDX:0-7)'."""
+    found: list[PoolNode] = []
+    fields: dict[str, str] = {}
+    for word in text.split():
+        name, _, value = word.partition("=")
+        fields = {**fields, name: value} if name != "Nodes" else {"Nodes": value}
+        if name == "GRES" and "Nodes" in fields:
+            cpus = len(expand_tasks(fields.get("CPU_IDs", "0")))
+            memory = fields.get("Mem", "0")
+            found += [
+                PoolNode(host, gpus_by_type(value, "GRES"), cpus, int(memory) if memory.isdecimal() else 0)
+                for host in expand_hosts(fields.pop("Nodes"))
+            ]
+    return tuple(found)
+
+
+def narrowed(nodes: SlurmCluster, places: Mapping[str, PoolNode]) -> SlurmCluster:
+    """Return the nodes with what the allocations have on them."""
+    return nodes._replace(groups=tuple(_narrow(group, places.get(group.node.name)) for group in nodes.groups))
+
+
+def _narrow(group: GpuGroup, place: PoolNode | None) -> GpuGroup:
+    if place is None:
+        return group
+    gpus = place.gpus or group.node.gpus
+    memory = place.memory_mib or group.node.memory_mib
+    return group._replace(node=replace(group.node, gpus=gpus, cpus=place.cpus, memory_mib=memory))
+
+
+def _time(text: str) -> Seconds | None:
+    return float(text) if text.isdecimal() else None

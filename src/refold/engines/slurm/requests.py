@@ -1,0 +1,141 @@
+"""What is requested of Slurm for a run: its nodes, and on each of them GPUs, CPUs and memory."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from math import ceil
+from typing import NamedTuple
+
+import msgspec
+
+from refold.engines.slurm.cluster import GpuGroup, SlurmCluster
+from refold.errors import BadInput
+from refold.model import DAY, WHOLE, Allocation, Job, Seconds, Share
+
+YEAR: Seconds = 365 * DAY
+"""Slurm's own time limits are shorter."""
+
+
+class SlurmSettings(msgspec.Struct, frozen=True):
+    """Where jobs are submitted, and further options of sbatch. `partition`: '': those that the nodes are in."""
+
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    options: tuple[str, ...] = ()
+
+    def arguments(self) -> list[str]:
+        """Return the options of sbatch, except the partition."""
+        given = {"account": self.account, "qos": self.qos}
+        return [*(f"--{name}={value}" for name, value in given.items() if value), *self.options]
+
+
+DEFAULT_SETTINGS = SlurmSettings()
+
+
+class NodeRequest(NamedTuple):
+    """What a run needs on a node. `gres`: GPUs, as Slurm writes them."""
+
+    node: str
+    gres: str
+    cpus: int
+    memory_mib: int
+
+    @property
+    def amounts(self) -> tuple[str, int, int]:
+        """All but the name of the node."""
+        return self[1:]
+
+
+def node_requests(nodes: SlurmCluster, job: Job, allocation: Allocation) -> list[NodeRequest]:
+    """Return what a run needs on each of its nodes, in the order of its instances.
+
+    An instance for which no CPUs or memory are requested gets those that belong to its GPUs.
+    """
+    shares: dict[str, list[tuple[GpuGroup, Share]]] = {}
+    for share in allocation.placement:
+        group = nodes.groups[share.node]
+        shares.setdefault(group.node.name, []).append((group, share))
+    return [_node_request(job, name, found) for name, found in shares.items()]
+
+
+def _node_request(job: Job, name: str, shares: list[tuple[GpuGroup, Share]]) -> NodeRequest:
+    gres = _shard(job, name, shares) if any(map(is_part, (share for _, share in shares))) else _gpus(shares)
+    cpus = sum(ceil(share.cpu_milli / WHOLE) or _part(group.node.cpus, group, share) for group, share in shares)
+    memory = sum(share.memory_mib or _part(group.node.memory_mib, group, share) for group, share in shares)
+    return NodeRequest(name, gres, max(1, cpus), max(1, memory))
+
+
+def is_part(share: Share) -> bool:
+    """Whether an instance has a part of a GPU."""
+    return bool(share.gpus) and share.gpu_milli < WHOLE
+
+
+def _gpus(shares: list[tuple[GpuGroup, Share]]) -> str:
+    gpus: dict[str, int] = {}
+    for group, share in shares:
+        gpus[group.slurm_type] = gpus.get(group.slurm_type, 0) + len(share.gpus)
+    return ",".join(_typed("gpu", kind, count) for kind, count in gpus.items() if count)
+
+
+def _shard(job: Job, name: str, shares: list[tuple[GpuGroup, Share]]) -> str:
+    """Return a part of a GPU, rounded up to Slurm's shards. Raises BadInput if there are none."""
+    group, share = shares[0]
+    shards = group.node.shards // sum(group.node.gpus.values())
+    if not shards:
+        raise BadInput(
+            f"{job.id} requests a part of a GPU, and {name} has no shards: add GresTypes=gpu,shard and "
+            "Gres=shard:NUMBER to slurm.conf (docs/slurm.md)"
+        )
+    if len(shares) > 1:
+        raise BadInput(f"{job.id} has several instances on {name}; Slurm gives a job parts of one GPU of a node only")
+    return _typed("shard", group.slurm_type, ceil(shards * share.gpu_milli / WHOLE))
+
+
+def _typed(name: str, kind: str, count: int) -> str:
+    return f"{name}:{kind}:{count}" if kind else f"{name}:{count}"
+
+
+def _part(total: int, group: GpuGroup, share: Share) -> int:
+    """Return the part of a node's CPUs or memory that belongs to some of its GPUs."""
+    return total * len(share.gpus) * share.gpu_milli // (WHOLE * sum(group.node.gpus.values()))
+
+
+def components(requests: list[NodeRequest]) -> list[list[NodeRequest]]:
+    """Divide the nodes of a run into those with equal requests. Several are a heterogeneous job of Slurm."""
+    ordered = sorted(requests, key=lambda request: request.amounts)
+    return [list(group) for _, group in groupby(ordered, key=lambda request: request.amounts)]
+
+
+def partitions_of(nodes: SlurmCluster, requests: list[NodeRequest]) -> str:
+    """Return the partitions that have all of these nodes."""
+    names = {request.node for request in requests}
+    found = [group.node.partitions for group in nodes.groups if group.node.name in names]
+    common = [name for name in found[0] if all(name in others for others in found)]
+    if not common:
+        raise BadInput(f"no partition has all of {', '.join(sorted(names))}")
+    return ",".join(common)
+
+
+def resource_arguments(requests: list[NodeRequest]) -> list[str]:
+    """Return the options of sbatch for equal requests: one task on each node."""
+    _, gres, cpus, memory = requests[0]
+    return [
+        f"--nodes={len(requests)}",
+        f"--ntasks={len(requests)}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={cpus}",
+        f"--mem={memory}M",
+        f"--nodelist={','.join(request.node for request in requests)}",
+        *([f"--gres={gres}"] if gres else []),
+    ]
+
+
+def time_argument(job: Job, grace: Seconds) -> list[str]:
+    """Return a time limit that Slurm enforces if Refold, which ends runs earlier, does not run then."""
+    return minutes_argument(None if job.time_limit is None else job.time_limit + grace + 60)
+
+
+def minutes_argument(limit: Seconds | None) -> list[str]:
+    """Return a time limit in Slurm's minutes."""
+    return [] if limit is None or limit > YEAR else [f"--time={ceil(limit / 60)}"]

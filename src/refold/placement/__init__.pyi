@@ -1,0 +1,72 @@
+from .demand_history import (
+    DemandHistory as DemandHistory,
+    empty_demand_history as empty_demand_history,
+    is_update_due as is_update_due,
+)
+from .fragmentation import (
+    cluster_fragmentation as cluster_fragmentation,
+    fragmentation_after as fragmentation_after,
+    node_fragmentation as node_fragmentation,
+    update_typical_demands as update_typical_demands,
+)
+from .free import (
+    FreeResources as FreeResources,
+    encode_demand as encode_demand,
+    indices_from_mask as indices_from_mask,
+    mask_from_indices as mask_from_indices,
+    shortage_from_counts as shortage_from_counts,
+)
+from .genetic_operators import Random as Random
+from .genetic_paper import best_pair as best_pair
+from .heap import (
+    TaskHeap as TaskHeap,
+    pop as pop,
+    push as push,
+)
+from .kernels import (
+    FreeArrays as FreeArrays,
+    adjust_free as adjust_free,
+    count_instances as count_instances,
+    instances_on_node as instances_on_node,
+    need_at as need_at,
+    set_free as set_free,
+    write_shortages as write_shortages,
+)
+from .layout import (
+    CPU_FREE as CPU_FREE,
+    DEMAND_ENTRIES as DEMAND_ENTRIES,
+    FIRST_GPU as FIRST_GPU,
+    GPU_MASK as GPU_MASK,
+    GPUS as GPUS,
+    INSTANCES_THAT_FIT as INSTANCES_THAT_FIT,
+    MEMORY_FREE as MEMORY_FREE,
+    MILLI_FREE as MILLI_FREE,
+    NODE as NODE,
+    POWER_TOLERANCE_WATTS as POWER_TOLERANCE_WATTS,
+    TYPE_BIT as TYPE_BIT,
+    UNLIMITED as UNLIMITED,
+    UP as UP,
+    WHOLE_FREE as WHOLE_FREE,
+    Bools as Bools,
+    Floats as Floats,
+    Ints as Ints,
+    Need as Need,
+    Words as Words,
+)
+from .placed_tasks import PlacedTasks as PlacedTasks
+from .placer import (
+    GENETIC as GENETIC,
+    LEARNING_RULES as LEARNING_RULES,
+    RULES as RULES,
+    Placer as Placer,
+)
+from .power import (
+    NO_RACK as NO_RACK,
+    Power as Power,
+)
+from .timetable import (
+    BookedJobs as BookedJobs,
+    Timetable as Timetable,
+)
+from .trial import Trial as Trial
+from .worth import update_worth as update_worth

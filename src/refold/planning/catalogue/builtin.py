@@ -1,0 +1,139 @@
+"""Built-in GPUs, models and training frameworks, looked up by name in various spellings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+
+from refold.errors import UnknownName
+from refold.model.documents import parse
+from refold.planning.catalogue.gpu_matching import gpu_key, matching_gpu_names, parse_gpu_name
+from refold.planning.perf import Engine, GpuSpec, ModelShape
+
+T = TypeVar("T")
+
+DEFAULT_ENGINE = "megatron"
+"""The engine that commands use by default."""
+
+
+class _GpuTable(msgspec.Struct, forbid_unknown_fields=True):
+    """Contents of `gpus.yaml`; `efficiencies` holds YAML anchors only."""
+
+    efficiencies: dict[str, Any]
+    gpus: tuple[GpuSpec, ...]
+
+
+class _ModelTable(msgspec.Struct, forbid_unknown_fields=True):
+    """Contents of `models.yaml`; `common` holds YAML anchors only."""
+
+    models: tuple[ModelShape, ...]
+    aliases: dict[str, str]
+    common: dict[str, Any]
+
+
+class _EngineTable(msgspec.Struct, forbid_unknown_fields=True):
+    """Contents of `engines.yaml`."""
+
+    engines: tuple[Engine, ...]
+
+
+@cache
+def gpus() -> tuple[GpuSpec, ...]:
+    """Return all GPU types of the catalogue."""
+    return _read_table("gpus.yaml", _GpuTable).gpus
+
+
+@cache
+def engines() -> tuple[Engine, ...]:
+    """Return all engines of the catalogue, the current ones first."""
+    return _read_table("engines.yaml", _EngineTable).engines
+
+
+@cache
+def _model_table() -> _ModelTable:
+    return _read_table("models.yaml", _ModelTable)
+
+
+def models() -> tuple[ModelShape, ...]:
+    """Return all models of the catalogue, grouped by family."""
+    return _model_table().models
+
+
+def model_aliases() -> Mapping[str, str]:
+    """Return the aliases of models, and the names they stand for."""
+    return MappingProxyType(_model_table().aliases)
+
+
+def _read_table(file: str, kind: type[T]) -> T:
+    """Read a data file of this package."""
+    return parse(files("refold.planning.catalogue").joinpath(file).read_text(encoding="utf-8"), kind, file)
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Return the names of all GPUs, without aliases."""
+    return tuple(gpu.name for gpu in gpus())
+
+
+def model_names() -> tuple[str, ...]:
+    """Return the names of all models, without aliases."""
+    return tuple(model.name for model in models())
+
+
+def find_gpu(name: str) -> GpuSpec:
+    """Return the GPU of that name: 'A100-80GB', 'a100 80gb', or as printed by a driver, 'NVIDIA A100-SXM4-80GB'.
+
+    Of several GPUs that a name stands for, the first in the catalogue is returned.
+    """
+    gpu = _gpu_by_key().get(gpu_key(name))
+    if gpu is not None:
+        return gpu
+    matches = matching_gpu_names(name, gpu_names())
+    if parse_gpu_name(name).memory_gb:
+        matches = [match for match in matches if parse_gpu_name(match).memory_gb]
+    if not matches:
+        raise UnknownName("GPU", name, gpu_names(), key=gpu_key, listed_by="refold gpus")
+    return _gpu_by_key()[gpu_key(matches[0])]
+
+
+def find_model(name: str) -> ModelShape:
+    """Return the model of that name: 'llama-2-7b', or 'Llama 2 7B'."""
+    model = known_model(name)
+    if model is None:
+        raise UnknownName("model", name, model_names(), key=model_key, listed_by="refold models")
+    return model
+
+
+def known_model(name: str) -> ModelShape | None:
+    """Return the model of that name, or None."""
+    return _model_by_key().get(model_key(name))
+
+
+def model_key(name: str) -> str:
+    """Normalise the name of a model: lower case, without spaces, hyphens and underscores."""
+    return re.sub(r"[\s_-]+", "", name.casefold())
+
+
+@cache
+def _gpu_by_key() -> Mapping[str, GpuSpec]:
+    return {gpu_key(name): gpu for gpu in gpus() for name in (gpu.name, *gpu.aliases)}
+
+
+@cache
+def _model_by_key() -> Mapping[str, ModelShape]:
+    by_key = {model_key(model.name): model for model in models()}
+    return by_key | {model_key(alias): by_key[model_key(name)] for alias, name in model_aliases().items()}
+
+
+def find_engine(name: str) -> Engine:
+    """Return the engine of that name."""
+    by_key = {model_key(engine.name): engine for engine in engines()}
+    match = by_key.get(model_key(name))
+    if match is None:
+        raise UnknownName("engine", name, [engine.name for engine in engines()])
+    return match

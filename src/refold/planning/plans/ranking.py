@@ -1,0 +1,143 @@
+"""Memory check, timing and ranking of many plans: exact, but without timing all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refold.planning.perf import (
+    Column,
+    PlanColumns,
+    TrainingSetup,
+    head_time,
+    layer_time,
+    memory_footprint,
+    step_time_parts,
+)
+from refold.planning.plans.space import Ints, Mask
+
+Rows = NDArray[np.intp]
+
+SIMPLEST_FIRST = (
+    "offload",
+    "pipeline",
+    "tensor",
+    "context",
+    "expert",
+    "zero",
+    "replicate",
+    "recompute",
+    "interleave",
+    "sequence_parallel",
+    "accumulation",
+)
+"""Tie-break between equally fast plans: the simplest first, by the first of these fields that differs."""
+
+TIE_FACTOR = 1.01
+"""Plans whose step times are within this factor count as equally fast: estimates are not more exact."""
+
+MIN_PLANS_TO_BOUND = 2000
+"""With fewer plans, timing all of them is as fast as computing bounds first."""
+
+FIRST_TIMED_PER_FAMILY = 128
+"""How many plans of each family with the lowest bounds are timed first, to rule out others."""
+
+BOUND_TOLERANCE = 1e-6
+"""Relative tolerance of bounds: sums of the same numbers differ in their last digits."""
+
+
+class MemoryHeadroom(NamedTuple):
+    """Free GiB on the fullest GPU and on all hosts together; negative: missing memory."""
+
+    gpu: Column
+    host: Column
+
+    @property
+    def fits(self) -> Mask:
+        """Whether each plan fits."""
+        return np.asarray((self.gpu >= 0) & (self.host >= 0))
+
+    @property
+    def missing(self) -> Column:
+        """Missing GiB, of GPU or host memory, whichever is more."""
+        return np.maximum(0.0, -np.minimum(self.gpu, self.host))
+
+
+def memory_headroom(setups: Sequence[TrainingSetup], plans: PlanColumns, setup_index: Ints | int = 0) -> MemoryHeadroom:
+    """Return the memory headroom of plans, each for one of several setups that differ in their machines."""
+    needs = memory_footprint(setups[0], plans)
+    machines = [setup.machines for setup in setups]
+    gpu = np.array([machine.usable_gib for machine in machines])
+    host = np.array([machine.memory_gib or np.inf for machine in machines])
+    return MemoryHeadroom(gpu[setup_index] - needs.total, host[setup_index] - needs.host)
+
+
+def step_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the step time of each plan; parts are added in a fixed order, so sums do not depend on other plans."""
+    return reduce(np.add, step_time_parts(setup, plans))
+
+
+def lower_bound_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return a lower bound of the step time: compute only, including the pipeline bubble."""
+    layer = layer_time(setup, plans)
+    stage_seconds = setup.stage_blocks(plans) * (layer.forward + layer.backward + layer.recompute)
+    micro_batches = plans.accumulation + (plans.pipeline - 1) / plans.interleave
+    return micro_batches * (stage_seconds + head_time(setup, plans) / plans.pipeline)
+
+
+def time_candidates(setup: TrainingSetup, plans: PlanColumns, family: Rows, count: int) -> Column:
+    """Return the step time of every plan that may be among the `count` fastest or the fastest of its family.
+
+    All others get infinity. The plans of each family with the lowest bounds are timed first; plans whose bound is
+    slower than those are not timed.
+    """
+    if len(plans) <= MIN_PLANS_TO_BOUND:
+        return step_seconds(setup, plans)
+    bound = lower_bound_seconds(setup, plans)
+    first = _most_promising(bound, family)
+    seconds = np.full(len(plans), np.inf)
+    seconds[first] = step_seconds(setup, plans.rows(first))
+    best_of_family = np.full(family.max() + 1, np.inf)
+    np.minimum.at(best_of_family, family[first], seconds[first])
+    slowest_of_best = np.partition(seconds, count - 1)[count - 1] if count <= len(plans) else np.inf
+    remaining = np.isinf(seconds) & (
+        bound <= np.maximum(best_of_family[family], slowest_of_best) * (TIE_FACTOR + BOUND_TOLERANCE)
+    )
+    seconds[remaining] = step_seconds(setup, plans.rows(remaining))
+    return seconds
+
+
+def _most_promising(bound: Column, family: Rows) -> Rows:
+    order = np.argsort(bound, kind="stable")
+    ordered = family[order]
+    return np.concatenate([order[ordered == index][:FIRST_TIMED_PER_FAMILY] for index in range(family.max() + 1)])
+
+
+def fastest(plans: PlanColumns, seconds: Column, count: int) -> Rows:
+    """Return the `count` fastest plans in order, with the simplest first among equally fast ones.
+
+    Equally fast means the same level above the fastest plan: up to 1 % slower, up to 2 %, and so on.
+    """
+    if not len(plans):
+        return np.zeros(0, np.intp)
+    return _first_in_order(plans, np.floor(np.log(seconds / seconds.min()) / np.log(TIE_FACTOR)), seconds, count)
+
+
+def nearest_to_fitting(plans: PlanColumns, missing: Column, count: int) -> Rows:
+    """Return the `count` plans with the least missing memory, in order; ties: the simplest first."""
+    return _first_in_order(plans, missing.astype(np.float32), missing, count)
+
+
+def _first_in_order(plans: PlanColumns, first: NDArray[np.floating], last: Column, count: int) -> Rows:
+    """Return the first `count` plans by `first`, then simplicity, then `last`.
+
+    Single precision ignores differences in the last digits.
+    """
+    limit = np.partition(first, count - 1)[count - 1] if count < len(first) else np.inf
+    near = np.flatnonzero((first <= limit) & np.isfinite(first))
+    simplicity = [getattr(plans, name)[near] for name in reversed(SIMPLEST_FIRST)]
+    return near[np.lexsort([last[near].astype(np.float32), *simplicity, first[near]])][:count]

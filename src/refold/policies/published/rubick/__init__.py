@@ -1,0 +1,5 @@
+"""Rubick, as published, and its variants without parts of it."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,6 @@
+from .policies import (
+    Rubick as Rubick,
+    RubickE as RubickE,
+    RubickN as RubickN,
+    RubickR as RubickR,
+)

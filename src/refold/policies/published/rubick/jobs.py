@@ -1,0 +1,144 @@
+"""What Rubick knows about each job in a scheduling round: gains and losses with the resources that it has so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import inf
+from typing import NamedTuple
+
+from refold.core import View
+from refold.model import Allocation, Job, Milli, Plan, Seconds
+from refold.planning.plans import Speed
+from refold.policies.common import Option, ProgressEstimator
+from refold.policies.published.rubick.ledger import Ledger, NodeShare
+from refold.policies.published.rubick.sensitivity_curves import GpuCurve, SensitivityCurves
+
+
+class RubickSettings(NamedTuple):
+    """The settings of the policy that a round uses."""
+
+    restart_seconds: Seconds
+    min_gain_per_gpu: float
+    require_payback: bool
+    ageing_seconds: Seconds
+    resources: bool
+    """Whether jobs may get other amounts of resources than they requested."""
+
+
+class RubickJobs:
+    """All waiting and running jobs at the time of a view: curves, guarantees and age."""
+
+    def __init__(
+        self, view: View, estimator: ProgressEstimator, curves: SensitivityCurves, settings: RubickSettings
+    ) -> None:
+        self.view, self.settings = view, settings
+        self._estimator, self._curves = estimator, curves
+        self.by_id: dict[str, Job] = {**view.waiting, **view.active}
+        self.guaranteed = curves.guarantees.guaranteed_jobs(view)
+        self.aged = {job.id for job in view.waiting.values() if view.now - job.submitted >= settings.ageing_seconds}
+
+    def can_model(self, job_id: str) -> bool:
+        """Return whether the speed of a job is known."""
+        return self._estimator.speeds.can_model(self.by_id[job_id])
+
+    def curve(self, job_id: str) -> GpuCurve:
+        """Return the sensitivity curve of a job on its fastest GPU type."""
+        return self._curves.for_job(self.by_id[job_id])
+
+    def sufficient_options(self, job_id: str) -> tuple[Option, ...]:
+        """Return the options that satisfy the guarantee, by increasing GPUs."""
+        return self._curves.guarantees.sufficient_options(self.by_id[job_id])
+
+    def options(self, job_id: str) -> tuple[Option, ...]:
+        """Return the shapes that a job may have; of a guaranteed job, those that satisfy the guarantee."""
+        if job_id in self.guaranteed:
+            return self.sufficient_options(job_id)
+        return self._curves.options.for_job(self.by_id[job_id])
+
+    def minimum(self, job_id: str) -> int:
+        """Return the minimum resource demand in GPUs: by guarantee, else of the job's own range, else 0."""
+        job = self.by_id[job_id]
+        if job_id in self.guaranteed:
+            return self._curves.guarantees.minimum_option(job).gpus
+        return job.gpu_range[0] if job.gpu_range else 0
+
+    def is_fast_enough(self, job_id: str, speed: Speed) -> bool:
+        """Return whether a speed meets the guarantee of a job; True for jobs without a guarantee."""
+        if job_id not in self.guaranteed:
+            return True
+        return self._curves.guarantees.is_fast_enough(self.by_id[job_id], speed.steps_per_second)
+
+    def speed(self, job_id: str, held: Allocation | None) -> float:
+        """Return a job's speed with an allocation; 0 if it has none."""
+        return self._estimator.speed(self.by_id[job_id], held) if held is not None else 0.0
+
+    def restart_cost(self, job_id: str) -> Seconds:
+        """Return the cost of changing the run of a job."""
+        return self._estimator.restart_cost(self.view, self.by_id[job_id])
+
+    def remaining_work(self, job_id: str) -> float:
+        """Return the remaining steps of a job."""
+        return self._estimator.remaining_work(self.view, self.by_id[job_id])
+
+    def speed_on(self, job_id: str, layout: tuple[int, ...], cpus: float) -> Speed | None:
+        """Return the best speed on a layout of the job's GPU type; None if no plan fits."""
+        return self._curves.speed_on(self.by_id[job_id], self.curve(job_id).gpu_type, layout, cpus)
+
+    def gain_of(self, job_id: str, lower: Speed, higher: Speed) -> float:
+        """Return the difference of two speeds, normalised by the speed of the request."""
+        requested = self._estimator.speeds.requested_speed(self.by_id[job_id]).steps_per_second
+        return (higher.steps_per_second - lower.steps_per_second) / requested
+
+    def unit(self, job_id: str) -> NodeShare:
+        """Return one GPU with the CPUs and memory requested per GPU."""
+        demand = self.by_id[job_id].demand
+        return NodeShare(1, demand.cpu_milli // demand.gpus, demand.memory_mib // demand.gpus)
+
+
+class Sensitivity:
+    """Gains and losses of jobs with what they have in a ledger."""
+
+    def __init__(self, jobs: RubickJobs, ledger: Ledger, plans: Mapping[str, Plan | None]) -> None:
+        """`plans`: the plans of jobs, which the round updates."""
+        self._jobs, self._ledger, self._plans = jobs, ledger, plans
+
+    def gain(self, job_id: str) -> float:
+        """Return the normalised gain from one more GPU; infinite for aged jobs."""
+        return inf if job_id in self._jobs.aged else self._jobs.curve(job_id).gain(self._ledger.gpus(job_id))
+
+    def loss(self, job_id: str) -> float:
+        """Return the normalised loss from one GPU fewer; infinite for aged jobs."""
+        return inf if job_id in self._jobs.aged else self._jobs.curve(job_id).loss(self._ledger.gpus(job_id))
+
+    def can_lose(self, job_id: str) -> bool:
+        """Whether a job has more than its minimum resource demand."""
+        return self._jobs.settings.resources and self._ledger.gpus(job_id) > self._jobs.minimum(job_id)
+
+    def is_below_minimum(self, job_id: str) -> bool:
+        """Return whether a job has less than its minimum resource demand."""
+        return self._ledger.gpus(job_id) < self._jobs.minimum(job_id)
+
+    def cpu_loss(self, job_id: str) -> float:
+        """Return the loss from one CPU fewer, normalised by the speed of the request."""
+        layout, cpus = self._ledger.layout(job_id), self._ledger.cpus(job_id)
+        now, then = (self._jobs.speed_on(job_id, layout, amount) for amount in (cpus, cpus - 1))
+        return inf if now is None or then is None else self._jobs.gain_of(job_id, then, now)
+
+    def cpu_gain(self, job_id: str) -> float:
+        """Return the gain from one more CPU, normalised by the speed of the request; 0 if it is too small to count."""
+        settings, plan = self._jobs.settings, self._plans.get(job_id)
+        if not settings.resources or (plan is not None and not plan.offload):
+            return 0.0
+        layout, cpus = self._ledger.layout(job_id), self._ledger.cpus(job_id)
+        if not layout or not cpus:
+            return 0.0
+        now, then = (self._jobs.speed_on(job_id, layout, amount) for amount in (cpus, cpus + 1))
+        if now is None or then is None or not then.plan.offload:
+            return 0.0
+        gain = self._jobs.gain_of(job_id, now, then)
+        return gain if gain >= settings.min_gain_per_gpu / 10 else 0.0
+
+    def spare_cpu_milli(self, job_id: str, node: int) -> Milli:
+        """Return the CPUs of a job on a node beyond those requested per GPU."""
+        share = self._ledger.shares[job_id][node]
+        return share.cpu_milli - share.gpus * self._jobs.unit(job_id).cpu_milli

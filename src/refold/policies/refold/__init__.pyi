@@ -1,0 +1,1 @@
+from .policy import Refold as Refold

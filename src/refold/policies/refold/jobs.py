@@ -1,0 +1,282 @@
+"""What Refold knows about each job in a scheduling round: shapes, remaining work, weight, guarantee, starvation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from enum import Enum, auto
+from functools import cached_property
+from math import inf
+
+import msgspec
+import numpy as np
+
+from refold.core import Account, View
+from refold.errors import BadValue
+from refold.model import Allocation, Seconds
+from refold.placement import Floats, Ints
+from refold.policies.common import Option, Options
+from refold.policies.refold.arrivals import ArrivalSummary
+from refold.policies.refold.kernels import DelayColumns, DelayRules, delay_weights
+from refold.policies.refold.sources import JobSources
+from refold.policies.refold.table import Flags
+
+FREQUENT_WIDE_JOBS = 18.0
+"""Wide jobs are frequent if at least one of so many jobs is wide: `wide_weight` is the weight of each of them."""
+
+
+class RefoldSettings(msgspec.Struct, frozen=True):
+    """The settings of the policy that a round uses."""
+
+    restart_seconds: Seconds
+    gpu_price: float
+    weight_doubling_seconds: Seconds
+    delay_doubling_seconds: Seconds
+    starvation_seconds: Seconds
+    wide_weight: float
+    wide_share: float
+    preemption_margin: float
+    max_restarts: int
+    max_preemptors: int
+
+    def __post_init__(self) -> None:
+        """Reject values that are out of range."""
+        at_least_0 = ("restart_seconds", "gpu_price", "wide_weight", "max_restarts", "max_preemptors")
+        for name, least in (*((name, 0) for name in at_least_0), ("preemption_margin", 1)):
+            if not least <= getattr(self, name) < inf:
+                raise BadValue(f"{name} is {getattr(self, name)}, expected a number ≥ {least}")
+        for name in ("weight_doubling_seconds", "delay_doubling_seconds", "starvation_seconds"):
+            if not getattr(self, name) > 0:
+                raise BadValue(f"{name} is {getattr(self, name)}, expected a number > 0")
+        if not 0 <= self.wide_share <= 1:
+            raise BadValue(f"wide_share is {self.wide_share}, expected a number from 0 to 1")
+
+
+class Protection(Enum):
+    """For which jobs a run must not be stopped: for none, for all, or for those that are not more urgent than it."""
+
+    NONE = auto()
+    UNLESS_STARVING = auto()
+    FROM_EQUALS = auto()
+    FROM_ALL = auto()
+
+
+class RoundJobs:
+    """All waiting and running jobs at the time of a view, to which the sources have been updated."""
+
+    def __init__(self, view: View, sources: JobSources, settings: RefoldSettings, arrivals: ArrivalSummary) -> None:
+        guarantees = sources.guarantees
+        self.view, self._now, self.settings = view, view.now, settings
+        self.arrivals = arrivals
+        self._estimator, self._guarantees = sources.estimator, guarantees
+        self._durations = sources.expected_service.durations
+        self.guaranteed = sources.guaranteed
+        self.table, self._facts, self.by_id = sources.table, sources.facts, sources.by_id
+        self.kinds = sources.kinds
+        self.with_shapes, self.with_range = sources.with_shapes, sources.with_range
+        self.guarantee_options = {
+            job_id: guarantees.sufficient_options(self.by_id[job_id]) for job_id in self.guaranteed
+        }
+        self._remaining_times: dict[str, tuple[Allocation, Seconds]] = {}
+        self._fair_weights = sources.fair_share.weights(view, self.by_id.values())
+        self.work: Floats = self.table.column("work")
+        """Remaining GPU-seconds by row, which count more if the user has used more than others."""
+        if self._fair_weights:
+            self.work = self.work / np.fromiter(map(self._fair_weight, self.table.ids), np.float64)
+        self.is_preferred_wide_job = self._choose_wide_jobs()
+        self._delay_weights = self._weigh_delays()
+        self.weighted_work: Floats = self.work / self._delay_weights
+        """Work divided by the weight of a second of delay, by row."""
+
+    def _choose_wide_jobs(self) -> Flags:
+        """Return by row which wide jobs of unknown length have the weight of many.
+
+        These are running ones first, then those with the least work, until they use `wide_share` of the GPUs: under
+        overload, all of them together would leave little for other jobs.
+        """
+        is_wide, is_running = self.table.column("may_be_preferred"), self.table.column("is_running")
+        is_chosen = np.zeros(len(self.table), dtype=np.bool_)
+        left = self.settings.wide_share * self.view.cluster.gpus
+        for wide in (np.flatnonzero(is_wide & is_running), np.flatnonzero(is_wide & ~is_running)):
+            gpus = self.table.column("gpus")[wide]
+            if gpus.sum() < left:  # no need to sort them
+                is_chosen[wide] = True
+                left -= gpus.sum()
+                continue
+            ordered = self.table.sort(wide, self.work[wide])
+            left_before = np.subtract.accumulate(np.append(left, self.table.column("gpus")[ordered]))[:-1]
+            is_chosen[ordered[left_before > 0]] = True
+            break
+        return is_chosen
+
+    def options_of(self, job_id: str) -> Options:
+        """Return the shapes that a job may have."""
+        return self._facts[job_id].options
+
+    def weighted_work_of(self, job_id: str) -> float:
+        """Return the remaining work of a job, divided by the weight of a second of its delay."""
+        return float(self.weighted_work[self.table.row_of[job_id]])
+
+    def weighted_work_by_id(self, job_ids: Sequence[str]) -> dict[str, float]:
+        """Return the same of many jobs."""
+        return dict(zip(job_ids, self.weighted_work[self.table.rows(job_ids)].tolist(), strict=True))
+
+    def in_order(self, rows: Ints, starving: Collection[str]) -> Ints:
+        """Sort jobs: guaranteed first, then by priority, then starving ones as submitted, then by weighted work."""
+        table, is_first, is_guaranteed = self.table, self.flags(starving)[rows], self.flags(self.guaranteed)[rows]
+        rank = np.where(is_first, table.column("submitted")[rows], self.weighted_work[rows])
+        return table.sort(rows, ~is_guaranteed, -table.column("priority")[rows], ~is_first, rank)
+
+    def waiting(self, without: Collection[str]) -> Ints:
+        """Return the rows of the waiting jobs, except some."""
+        return self._waiting if not without else self._waiting[~self.flags(without)[self._waiting]]
+
+    @cached_property
+    def _waiting(self) -> Ints:
+        """The rows of the waiting jobs."""
+        return np.flatnonzero(~self.table.column("is_running"))
+
+    def flags(self, job_ids: Collection[str]) -> Flags:
+        """Return by row which jobs are among these."""
+        flags = np.zeros(len(self.table), dtype=np.bool_)
+        flags[self.table.rows(job_ids)] = True
+        return flags
+
+    def weight(self, job_id: str) -> float:
+        """Return the weight of a second of delay of a job."""
+        weight = float(self._delay_weights[self.table.row_of[job_id]])
+        return weight * self._fair_weight(job_id) if self._fair_weights else weight
+
+    def _weigh_delays(self) -> Floats:
+        """Return the weight of a second of delay of every job, apart from its fair share."""
+        settings = self.settings
+        wide_weight = self._wide_weight() if settings.wide_weight else 0.0
+        doubling = float(settings.weight_doubling_seconds), float(settings.delay_doubling_seconds)
+        columns = self.table.columns(DelayColumns)
+        return delay_weights(self._now, DelayRules(*doubling, wide_weight), columns, self.is_preferred_wide_job)
+
+    def _wide_weight(self) -> float:
+        """Return the weight of a preferred wide job, which grows with the third power of how rare wide jobs are.
+
+        Rare ones delay few others; frequent ones take GPUs from each other.
+        """
+        rarity = max(1.0, self.arrivals.jobs_per_wide_job / FREQUENT_WIDE_JOBS)
+        return float(max(1.0, self.settings.wide_weight * rarity**3))
+
+    def _fair_weight(self, job_id: str) -> float:
+        job = self.by_id[job_id]
+        return self._fair_weights.get(Account(job.tenant, job.user), 1.0)
+
+    def knows_work(self, job_id: str) -> bool:
+        """Return whether the remaining work of a job is known, not predicted."""
+        return self._facts[job_id].is_known
+
+    def is_wide_beyond_share(self, job_id: str) -> bool:
+        """Return whether a wide job of unknown length does not have the weight of many."""
+        row = self.table.row_of[job_id]
+        return bool(self.table.column("may_be_preferred")[row] and not self.is_preferred_wide_job[row])
+
+    def protection(self, job_id: str) -> Protection:
+        """Return for which jobs a run must not be stopped.
+
+        One of unknown length is protected if it was restarted too often or too recently. With every restart it may run
+        longer, so that restarts take only a part of its time.
+        """
+        if self.knows_work(job_id):
+            return Protection.NONE
+        starts, age = self.view.run_count(job_id), self.view.now - self.view.runs[job_id].since
+        if starts > self.settings.max_restarts:
+            return Protection.FROM_EQUALS
+        return Protection.UNLESS_STARVING if age < self.restart_cost(job_id) * starts else Protection.NONE
+
+    @property
+    def uses_fair_share(self) -> bool:
+        """Whether weights depend on what users have used."""
+        return bool(self._fair_weights)
+
+    def is_ahead_by_fair_share(self, job_id: str, other: str) -> bool:
+        """Return whether a job has less weighted work than another only because its user has used less."""
+        if not self._fair_weights or self.weighted_work_of(job_id) >= self.weighted_work_of(other):
+            return False
+        unfair = [self.weighted_work_of(one) * self._fair_weight(one) for one in (job_id, other)]
+        return unfair[0] >= unfair[1]
+
+    def has_other_shapes(self, job_id: str) -> bool:
+        """Return whether a job has more than one possible shape."""
+        return len(self.guarantee_options.get(job_id) or self.options_of(job_id)) > 1
+
+    def _remaining_work(self, job_id: str) -> float:
+        """Return the remaining work in steps; in seconds for a job with unknown speed."""
+        return float(self.table.column("remaining")[self.table.row_of[job_id]])
+
+    def run_time(self, job_id: str, option: Option) -> Seconds:
+        """Return the seconds that a job takes in a shape for its remaining work."""
+        return self._remaining_work(job_id) / option.speed
+
+    def remaining_time(self, job_id: str, held: Allocation) -> Seconds:
+        """Return the seconds until a job ends with an allocation, with the rest of its startup if it has it already."""
+        last = self._remaining_times.get(job_id)
+        if last is None or last[0] is not held:
+            seconds = self._remaining_work(job_id) / self.speed(job_id, held)
+            run = self.view.runs.get(job_id)
+            is_unchanged = run is not None and run.allocation == held
+            last = held, seconds + (self.startup_seconds(job_id) if is_unchanged else 0.0)
+            self._remaining_times[job_id] = last
+        return last[1]
+
+    def remaining_time_quantile(self, job_id: str, quantile: float) -> Seconds:
+        """Return the seconds after which a job will have ended with this probability, if it runs from now on."""
+        run, job = self.view.runs.get(job_id), self.by_id[job_id]
+        if self.knows_work(job_id):
+            return self._remaining_work(job_id) / (
+                self.speed(job_id, run.allocation) if run else self.options_of(job_id).top_speed
+            )
+        if run is None:
+            return self._durations.remaining_time(self.view, job).quantile(quantile)
+        return self._durations.remaining_run_time(self.view, run, quantile)
+
+    def startup_seconds(self, job_id: str) -> Seconds:
+        """Return how much longer the run of a job will be starting up; 0 if it is not running."""
+        run = self.view.runs.get(job_id)
+        return self._estimator.startup_seconds(self.view, run) if run is not None else 0.0
+
+    def restart_cost(self, job_id: str, option: Option | None = None) -> Seconds:
+        """Return the cost of reshaping a job, to an option if one is given; 0 if it is not running."""
+        if job_id not in self.view.runs:
+            return 0.0
+        return self._estimator.restart_cost(self.view, self.by_id[job_id], option.demand if option else None)
+
+    def delay_per_gpu_second(self, jobs: int) -> float:
+        """Return the price of a GPU-second: the delay of so many waiting jobs, in seconds."""
+        return self.settings.gpu_price * jobs / max(self.view.cluster.gpus, 1)
+
+    def speed(self, job_id: str, held: Allocation) -> float:
+        """Return the steps per second of a job with an allocation."""
+        return self._estimator.speed(self.by_id[job_id], held)
+
+    def requested_speed(self, job_id: str) -> float | None:
+        """Return the steps per second of what a job requested; None if its speed is unknown."""
+        speeds, job = self._estimator.speeds, self.by_id[job_id]
+        return speeds.requested_speed(job).steps_per_second if speeds.can_model(job) else None
+
+    def meets_guarantee(self, job_id: str, held: Allocation) -> bool:
+        """Return whether a guaranteed job is as fast as guaranteed, as modelled and as measured."""
+        job = self.by_id[job_id]
+        if self._guarantees.is_too_slow(job, (held.gpus_on_node, held.plan)):
+            return False
+        return self._guarantees.is_fast_enough(job, self.speed(job_id, held))
+
+    def next_starvation(self, waiting: Ints) -> Seconds:
+        """Return when the next of these waiting jobs will be starving."""
+        since = self.table.column("waiting_since")[waiting]
+        latest = self._now - self.settings.starvation_seconds  # those that wait since then are starving already
+        return float(since[since > latest].min(initial=inf)) + self.settings.starvation_seconds
+
+    def is_starving(self, job_id: str) -> bool:
+        """Return whether a job has waited so long that it goes first."""
+        since = self.table.column("waiting_since")[self.table.row_of[job_id]]
+        return bool(self._now - since >= self.settings.starvation_seconds)
+
+    def starving(self) -> set[str]:
+        """Return the waiting jobs that are starving."""
+        is_starving = self._now - self.table.column("waiting_since")[self._waiting] >= self.settings.starvation_seconds
+        return set(self.table.ids[self._waiting[is_starving]])

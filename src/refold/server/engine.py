@@ -1,0 +1,98 @@
+"""What the daemon needs of the engine of a cluster, such as Kubernetes or Slurm, that launches its runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from refold.client.api import Caller, JobStatus
+from refold.core import PastJob
+from refold.engines.local import ExportedOf, SecretsOf
+from refold.model import Cluster, Seconds
+from refold.server.admission import Admission
+from refold.server.backend import Backend, Report
+from refold.server.inbox import Inbox
+from refold.server.live_state import LiveState
+from refold.server.store import Store
+from refold.server.subscribers import Subscriber
+
+
+class ServedBackend(Backend, Protocol):
+    """A back end, and what the API needs of it."""
+
+    def kill(self, job_id: str) -> None:
+        """Kill the run of a job without a grace period, if there is one."""
+
+    def enforcement(self) -> str:
+        """Describe which limits on GPUs and GPU shares are enforced; '' if there is nothing to say."""
+
+
+class BackendOptions(NamedTuple):
+    """What a back end is made with: where to report, the folder of output, and what runs get."""
+
+    report: Report
+    logs: Path
+    grace: Seconds
+    exported: ExportedOf
+    secrets: SecretsOf
+    max_output_bytes: int
+
+
+class OutputCopier(Protocol):
+    """Copies output that is elsewhere to the files that have the output of runs."""
+
+    async def refresh(self, job: str, run: int, instance: int) -> None:
+        """Copy the new output of an instance. Raises Refused if there is none, and none can be had."""
+
+    async def copy_progress(self) -> None:
+        """Copy the output of jobs that report progress in it."""
+
+
+class EngineParts(NamedTuple):
+    """What takes part in the steps of the loop, and what runs beside it."""
+
+    subscribers: Sequence[Subscriber]
+    tasks: Sequence[Coroutine[Any, Any, None]]
+
+
+StatusOf = Callable[[Caller, str], JobStatus]
+
+
+class ClusterEngine(Protocol):
+    """A connection to a cluster, and the cluster as it was when the daemon began to schedule it."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster that is scheduled."""
+
+    def rebuild(self) -> None:
+        """Take the nodes as they are now."""
+
+    def history(self) -> list[PastJob]:
+        """Return the jobs of the cluster that have succeeded without this daemon."""
+
+    def make_backend(self, options: BackendOptions) -> ServedBackend:
+        """Return a back end for the cluster as it is."""
+
+    def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> OutputCopier | None:
+        """Return what copies output, at most this much of each instance; None: runs write to the files themselves."""
+
+    def make_parts(
+        self, state: LiveState, inbox: Inbox, admission: Admission, status_of: StatusOf, end: Callable[[], None]
+    ) -> EngineParts:
+        """Return the parts that connect the queue with the cluster. `end`: ends the daemon, if the nodes change."""
+
+
+def load_daemon_id(folder: Path, key: str) -> str:
+    """Return what tells the runs of the daemon with this state folder from those of others.
+
+    It is created with the folder. `key`: that of the store's `meta` table.
+    """
+    with Store(folder) as store:
+        found: str | None = store.reader.read_meta(key, str)
+        if found is None:
+            found = os.urandom(8).hex()
+            store.write_meta(key, found)
+        return found

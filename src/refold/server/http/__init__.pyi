@@ -1,0 +1,33 @@
+from .app import (
+    Api as Api,
+    Page as Page,
+)
+from .asgi import (
+    BodyLimits as BodyLimits,
+    Reply as Reply,
+    Scope as Scope,
+    accepts_gzip as accepts_gzip,
+    header as header,
+)
+from .authentication import (
+    UNIX_CLIENT as UNIX_CLIENT,
+    user_subject as user_subject,
+)
+from .event_stream import (
+    MAX_BUFFERED_EVENTS as MAX_BUFFERED_EVENTS,
+    EventStream as EventStream,
+)
+from .hosts import (
+    LOOPBACK_OF_WILDCARD as LOOPBACK_OF_WILDCARD,
+    AllowedHosts as AllowedHosts,
+)
+from .session_calls import SESSION_PATH as SESSION_PATH
+from .sessions import (
+    Session as Session,
+    Sessions as Sessions,
+)
+from .tokens import (
+    StoredToken as StoredToken,
+    TokenAuthenticator as TokenAuthenticator,
+    make_token as make_token,
+)

@@ -1,0 +1,207 @@
+"""HTTP over ASGI: read request bodies with a size and time limit, send replies and streams."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
+from contextlib import aclosing
+from typing import Any, NamedTuple
+
+import msgspec
+
+from refold.client.api import HTTP_STATUS, MAX_BODY_BYTES, MAX_REQUEST_BYTES, Problem
+from refold.errors import BadField, RefoldError, TooLarge
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON = "application/json"
+LISTENER_TIMEOUT = 60.0
+"""Seconds within which the client of a stream has to accept a chunk."""
+
+MAX_DISCARDED_BYTES = MAX_REQUEST_BYTES
+"""Bytes of an oversized body that are read and discarded: a client that is still sending does not read the reply."""
+
+
+class BodyLimits(NamedTuple):
+    """Maximum size of a request body, and seconds within which all of it has to arrive."""
+
+    size: int = MAX_BODY_BYTES
+    seconds: float = 30.0
+
+
+DEFAULT_BODY_LIMITS = BodyLimits()
+
+
+MIN_COMPRESSED_BYTES = 2048
+MAX_BYTES_IN_LOOP = 128 * 1024
+"""Larger answers are compressed in a thread."""
+
+
+class HttpError(RefoldError):
+    """An error that exists only at the HTTP level, with its status and extra headers."""
+
+    def __init__(self, status: int, problem: str, **headers: str) -> None:
+        super().__init__(problem)
+        self.status = status
+        self.headers = headers
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """A complete HTTP response."""
+
+    status: int
+    body: bytes = b""
+    media: str = JSON
+    headers: dict[str, str] = {}
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    """Return a header's value, or None. Duplicates are rejected: a proxy might have used the other value."""
+    values = [value for key, value in scope["headers"] if key == name]
+    if len(values) > 1:
+        raise HttpError(400, f"the header {name.decode()} occurs {len(values)} times, expected once")
+    return values[0].decode("latin-1") if values else None
+
+
+def check_content_type(scope: Scope) -> None:
+    """Reject a body that is not JSON. Web pages of other sites cannot send that type without asking first."""
+    media = (header(scope, b"content-type") or "").partition(";")[0].strip().lower()
+    if media != JSON:
+        raise HttpError(415, f"Content-Type is {media[:128] or 'absent'!r}, expected {JSON}")
+
+
+def accepts_gzip(scope: Scope) -> bool:
+    """Whether a client asks for compressed answers, as browsers do."""
+    values = b",".join(value for key, value in scope["headers"] if key == b"accept-encoding")
+    codings = [coding.partition(b";") for coding in values.lower().split(b",")]
+    return any(name.strip() == b"gzip" and quality.strip() not in (b"q=0", b"q=0.0") for name, _, quality in codings)
+
+
+async def compress(scope: Scope, reply: Reply) -> Reply:
+    """Return a long JSON answer compressed, if the client accepts that."""
+    if reply.media != JSON or len(reply.body) < MIN_COMPRESSED_BYTES or not accepts_gzip(scope):
+        return reply
+    level, body = 1, reply.body
+    small = (
+        gzip.compress(body, level)
+        if len(body) <= MAX_BYTES_IN_LOOP
+        else await asyncio.to_thread(gzip.compress, body, level)
+    )
+    headers = {**reply.headers, "content-encoding": "gzip", "vary": "accept-encoding"}
+    return Reply(reply.status, small, reply.media, headers)
+
+
+async def read_body(receive: Receive, limits: BodyLimits = DEFAULT_BODY_LIMITS) -> bytes:
+    """Read the whole request body."""
+    message = await receive()
+    if not message.get("more_body"):
+        body: bytes = message.get("body", b"")
+        if len(body) > limits.size:
+            raise _too_large(limits.size)
+        return body
+    try:
+        async with asyncio.timeout(limits.seconds):
+            return await _read_chunks(message, receive, limits.size)
+    except TimeoutError:
+        raise HttpError(408, f"the body did not arrive within {limits.seconds:g} s", connection="close") from None
+
+
+async def _read_chunks(message: MutableMapping[str, Any], receive: Receive, size: int) -> bytes:
+    chunks, length = [message.get("body", b"")], len(message.get("body", b""))
+    while message.get("more_body"):
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ConnectionResetError
+        chunk = message.get("body", b"")
+        length += len(chunk)
+        if length > MAX_DISCARDED_BYTES:
+            break
+        if length <= size:
+            chunks.append(chunk)
+    if length > size:
+        raise _too_large(size)
+    return b"".join(chunks)
+
+
+def _too_large(size: int) -> TooLarge:
+    return TooLarge(f"the body has more than {size:,} bytes")
+
+
+def reply_to_error(error: RefoldError) -> Reply | None:
+    """Return the reply for an error; None for errors that are internal to the daemon."""
+    headers: dict[str, str] = {}
+    if isinstance(error, HttpError):
+        status, headers = error.status, error.headers
+    else:
+        status = next((status for kind, status in HTTP_STATUS.items() if isinstance(error, kind)), 0)
+    if not status:
+        return None
+    if status == 401:
+        headers = {"www-authenticate": 'Bearer realm="refold"'}
+    if status == 413:
+        headers = {"connection": "close"}
+    problem = Problem(str(error), error.field if isinstance(error, BadField) else "")
+    return Reply(status, msgspec.json.encode(problem), headers=headers)
+
+
+def response_start(status: int, media: str, length: int | None, headers: dict[str, str]) -> dict[str, Any]:
+    """Build the ASGI message that starts a response."""
+    lines = [(b"x-content-type-options", b"nosniff")]
+    if "cache-control" not in headers:
+        lines.append((b"cache-control", b"no-store"))
+    if status not in (204, 304):  # these responses must not have a body
+        lines.append((b"content-type", media.encode()))
+        if length is not None:
+            lines.append((b"content-length", b"%d" % length))
+    lines += [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    return {"type": "http.response.start", "status": status, "headers": lines}
+
+
+async def send_reply(send: Send, reply: Reply, *, without_body: bool = False) -> None:
+    """Send a complete response."""
+    await send(response_start(reply.status, reply.media, len(reply.body), reply.headers))
+    await send({"type": "http.response.body", "body": b"" if without_body else reply.body})
+
+
+async def send_stream(receive: Receive, send: Send, media: str, chunks: AsyncGenerator[bytes, None]) -> None:
+    """Send a streamed response until it ends or the client disconnects."""
+    sending = asyncio.create_task(_send_chunks(send, media, chunks))
+    disconnect = asyncio.create_task(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait((sending, disconnect), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in (sending, disconnect):
+            task.cancel()
+        results = await asyncio.gather(sending, disconnect, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception) and not isinstance(result, OSError):
+            raise result
+
+
+async def _send_chunks(send: Send, media: str, chunks: AsyncGenerator[bytes, None]) -> None:
+    async with aclosing(chunks):
+        await send(response_start(200, media, None, {}))
+        async for chunk in chunks:
+            async with asyncio.timeout(LISTENER_TIMEOUT):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def handle_non_http(scope: Scope, receive: Receive, send: Send) -> None:
+    """Acknowledge the server's lifespan events and reject WebSocket connections."""
+    if scope["type"] == "websocket":
+        await send({"type": "websocket.close", "code": 1000})
+        return
+    while scope["type"] == "lifespan":
+        message = await receive()
+        await send({"type": f"{message['type']}.complete"})
+        if message["type"] == "lifespan.shutdown":
+            return

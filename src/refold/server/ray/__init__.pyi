@@ -1,1 +1,0 @@
-from .engine import DAEMON_KEY as DAEMON_KEY, RayEngine as RayEngine

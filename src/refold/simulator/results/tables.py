@@ -1,0 +1,239 @@
+"""Comparison tables of several policies as plain data, for the terminal, the report or JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+
+from refold.model import format_duration
+from refold.simulator.results.measures import MeasureGroup, Measures
+from refold.simulator.results.power import PowerUse
+from refold.simulator.results.start_estimates import StartEstimateGroup
+
+Better = Literal["less", "more", "neither"]
+
+
+class MeasureColumn(msgspec.Struct, frozen=True):
+    """A column: the measure's name, its unit, and whether smaller or larger values are better."""
+
+    key: str
+    name: str
+    unit: str
+    better: Better
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """A value, its text, whether it is the best of its column, and its ratio to the largest value of the column."""
+
+    value: float | None
+    text: str
+    best: bool = False
+    ratio: float = 0.0
+
+
+class MeasureRow(msgspec.Struct, frozen=True):
+    """The row of a policy or of a group of jobs: one cell per column."""
+
+    name: str
+    cells: tuple[Cell, ...]
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """A table; every row has one cell per column."""
+
+    columns: tuple[MeasureColumn, ...]
+    rows: tuple[MeasureRow, ...]
+
+
+MeasureDefinition = tuple[MeasureColumn, Callable[[Measures], float | None]]
+
+MAIN_MEASURES: tuple[MeasureDefinition, ...] = (
+    (MeasureColumn("completion_mean", "mean completion", "s", "less"), lambda measures: measures.completion.mean),
+    (MeasureColumn("completion_median", "median completion", "s", "less"), lambda measures: measures.completion.median),
+    (MeasureColumn("completion_p99", "p99 completion", "s", "less"), lambda measures: measures.completion.p99),
+    (MeasureColumn("waiting_mean", "mean waiting", "s", "less"), lambda measures: measures.waiting.mean),
+    (MeasureColumn("waiting_p99", "p99 waiting", "s", "less"), lambda measures: measures.waiting.p99),
+    (MeasureColumn("makespan", "makespan", "s", "less"), lambda measures: measures.makespan),
+    (MeasureColumn("allocation", "GPU allocation", "%", "more"), lambda measures: measures.allocation),
+    (MeasureColumn("fragmentation", "fragmentation", "%", "less"), lambda measures: measures.fragmentation),
+    (MeasureColumn("preemptions", "preemptions", "", "neither"), lambda measures: measures.preemptions),
+    (MeasureColumn("jain_tenants", "Jain, tenants", "index", "more"), lambda measures: measures.jain_tenants),
+)
+"""The measures that policies are compared by."""
+
+UNFINISHED: MeasureDefinition = (
+    MeasureColumn("not_finished", "not finished", "", "less"),
+    lambda measures: measures.jobs - measures.outcomes.finished,
+)
+"""The first column if any policy left jobs unfinished; means and percentiles do not include these jobs."""
+
+MORE_MEASURES: tuple[MeasureDefinition, ...] = (
+    (MeasureColumn("finished", "finished", "", "neither"), lambda measures: measures.outcomes.finished),
+    (
+        MeasureColumn("to_first_start_mean", "mean time to first start", "s", "less"),
+        lambda measures: measures.to_first_start.mean,
+    ),
+    (MeasureColumn("slowdown_mean", "mean slowdown", "×", "less"), lambda measures: measures.slowdown.mean),
+    (
+        MeasureColumn("fairness_mean", "mean finish-time fairness", "×", "less"),
+        lambda measures: measures.finish_time_fairness.mean,
+    ),
+    (
+        MeasureColumn("fairness_p99", "p99 finish-time fairness", "×", "less"),
+        lambda measures: measures.finish_time_fairness.p99,
+    ),
+    (MeasureColumn("jain_jobs", "Jain, jobs", "index", "more"), lambda measures: measures.jain_jobs),
+    (MeasureColumn("gpu_hours", "GPU-hours held", "h", "neither"), lambda measures: measures.gpu_hours),
+    (MeasureColumn("reshapes", "reshapes", "", "neither"), lambda measures: measures.reshapes),
+    (MeasureColumn("failures", "failed runs", "", "neither"), lambda measures: measures.failures),
+    (MeasureColumn("lost", "GPU-hours lost", "h", "less"), lambda measures: measures.lost_gpu_hours),
+    (MeasureColumn("overhead", "GPU-hours of overhead", "h", "less"), lambda measures: measures.overhead_gpu_hours),
+)
+"""Further measures."""
+
+
+def _power_measure(read: Callable[[PowerUse], float | None]) -> Callable[[Measures], float | None]:
+    return lambda measures: None if measures.power is None else read(measures.power)
+
+
+POWER_MEASURES: tuple[MeasureDefinition, ...] = (
+    (
+        MeasureColumn("above_power_limit", "rack above power limit", "s", "less"),
+        _power_measure(lambda power: power.above_limit_seconds),
+    ),
+    (
+        MeasureColumn("power_imbalance", "rack power imbalance", "%", "less"),
+        _power_measure(lambda power: power.imbalance),
+    ),
+    (MeasureColumn("energy", "energy, kWh", "h", "less"), _power_measure(lambda power: power.energy_kwh)),
+)
+"""Measures of power, for clusters with known power."""
+
+
+def _start_estimate_measure(read: Callable[[StartEstimateGroup], float | None]) -> Callable[[Measures], float | None]:
+    return lambda measures: None if measures.start_estimates is None else read(measures.start_estimates.all)
+
+
+START_ESTIMATE_MEASURES: tuple[MeasureDefinition, ...] = (
+    (
+        MeasureColumn("start_coverage", "start bounds met", "%", "more"),
+        _start_estimate_measure(lambda estimates: estimates.coverage),
+    ),
+    (
+        MeasureColumn("start_postponements", "bounds postponed", "", "less"),
+        _start_estimate_measure(lambda estimates: estimates.postponements),
+    ),
+    (
+        MeasureColumn("start_bound_width", "median time to bound", "s", "less"),
+        _start_estimate_measure(lambda estimates: estimates.width),
+    ),
+    (
+        MeasureColumn("start_error", "mean start error", "s", "less"),
+        _start_estimate_measure(lambda estimates: estimates.error.mean_absolute),
+    ),
+    (MeasureColumn("overtaken_mean", "mean overtaken by", "jobs", "less"), lambda measures: measures.overtaken.mean),
+    (MeasureColumn("overtaken_max", "max overtaken by", "", "less"), lambda measures: measures.overtaken.max),
+)
+"""Accuracy of start estimates, for policies that make them, and how many later jobs overtook a job."""
+
+GroupMeasure = Literal["completion", "waiting", "slowdown"]
+
+
+def measure_table(
+    runs: Sequence[tuple[str, Measures]], measures: tuple[MeasureDefinition, ...] = MAIN_MEASURES
+) -> Comparison:
+    """Return a table with one row per policy and one column per measure. The best cells are marked.
+
+    If the measures begin with MAIN_MEASURES and any policy left jobs unfinished, their number is the first column.
+    """
+    if measures[: len(MAIN_MEASURES)] == MAIN_MEASURES and any(run.jobs > run.outcomes.finished for _, run in runs):
+        measures = (UNFINISHED, *measures)
+    columns = [_cells(column, [get(run) for _, run in runs]) for column, get in measures]
+    rows = [MeasureRow(name, tuple(cells[row] for cells in columns)) for row, (name, _) in enumerate(runs)]
+    return Comparison(tuple(column for column, _ in measures), tuple(rows))
+
+
+def group_table(
+    runs: Sequence[tuple[str, Sequence[MeasureGroup]]], measure: GroupMeasure, max_rows: int | None = None
+) -> Comparison:
+    """Return the mean of a measure, with one row per group of jobs (tenants, sizes) and one column per policy.
+
+    With `max_rows`, only the groups with the most GPU-hours under the first policy, in their original order.
+    """
+    unit = "×" if measure == "slowdown" else "s"
+    columns = tuple(MeasureColumn(name, name, unit, "less") for name, _ in runs)
+    by_name = [{group.name: group for group in groups} for _, groups in runs]
+    rows = [
+        MeasureRow(
+            group.name,
+            tuple(
+                _cells(
+                    MeasureColumn("", "", unit, "less"), [_mean(groups.get(group.name), measure) for groups in by_name]
+                )
+            ),
+        )
+        for group in (_largest(runs[0][1], max_rows) if runs else ())
+    ]
+    return Comparison(columns, tuple(rows))
+
+
+def _mean(group: MeasureGroup | None, measure: GroupMeasure) -> float | None:
+    if group is None:
+        return None
+    match measure:
+        case "completion":
+            return group.completion.mean
+        case "waiting":
+            return group.waiting.mean
+        case "slowdown":
+            return group.slowdown.mean
+
+
+def _largest(groups: Sequence[MeasureGroup], max_rows: int | None) -> Sequence[MeasureGroup]:
+    if max_rows is None or len(groups) <= max_rows:
+        return groups
+    largest = {group.name for group in sorted(groups, key=lambda group: -group.gpu_hours)[:max_rows]}
+    return [group for group in groups if group.name in largest]
+
+
+def _cells(column: MeasureColumn, values: list[float | None]) -> list[Cell]:
+    texts = [format_value(value, column.unit) for value in values]
+    known = [value for value in values if value is not None]
+    largest = max((abs(value) for value in known), default=0.0) or 1.0
+    best = _best_text(column, known)
+    return [
+        Cell(value, text, text == best, 0.0 if value is None else abs(value) / largest)
+        for value, text in zip(values, texts, strict=True)
+    ]
+
+
+def _best_text(column: MeasureColumn, known: list[float]) -> str | None:
+    """Return the text of the best value, or None if no value is best. Values with the same text are equally good."""
+    if column.better == "neither" or not known:
+        return None
+    if len({format_value(value, column.unit) for value in known}) < 2:
+        return None
+    return format_value(min(known) if column.better == "less" else max(known), column.unit)
+
+
+def format_value(value: float | None, unit: str) -> str:
+    """Format a value with its unit."""
+    if value is None:
+        return "–"
+    match unit:
+        case "s":
+            return format_duration(value)
+        case "%":
+            return f"{value * 100:.1f} %"
+        case "×":
+            return f"{value:,.2f} ×" if value < 10 else f"{value:,.0f} ×"
+        case "index":
+            return f"{value:.3f}"
+        case "h" | "jobs":
+            return f"{value:,.1f}" if value < 10 else f"{value:,.0f}"
+        case "W":
+            return f"{value / 1000:,.2f} kW" if value < 9_995 else f"{value / 1000:,.1f} kW"
+        case _:
+            return f"{value:,.0f}"

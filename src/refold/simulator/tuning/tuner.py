@@ -1,0 +1,119 @@
+"""Choose settings: search on the tuning part, then compare the points of the trade-off on the report part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from refold.errors import BadInput
+from refold.placement import Floats
+from refold.simulator.results import JobMeasures
+from refold.simulator.tuning.front import find_front
+from refold.simulator.tuning.parts import Part, Split
+from refold.simulator.tuning.report import ReportPart, ReportPolicy, TuningReport, make_report
+from refold.simulator.tuning.search import Evaluate, Evaluated, Search, Space, Trial
+from refold.simulator.tuning.trade_off import Objective
+
+
+class PartRun(NamedTuple):
+    """A policy with its settings, to simulate on a part of the history."""
+
+    policy: str
+    settings: Mapping[str, Any]
+    part: Part
+
+
+Simulate = Callable[[Sequence[PartRun]], Sequence[JobMeasures]]
+
+
+class TunedPolicy(NamedTuple):
+    """The policy to tune: its name, the settings that vary, and the default values of all settings."""
+
+    name: str
+    space: Space
+    defaults: Mapping[str, Any]
+
+
+class Goal(msgspec.Struct, frozen=True):
+    """What to choose settings by. `pick`: number of the chosen point (None: the best by the objective)."""
+
+    objective: Objective
+    baselines: tuple[ReportPolicy, ...] = ()
+    pick: int | None = None
+
+
+class Budget(NamedTuple):
+    """How many settings to try, and whether to go on."""
+
+    trials: int
+    may_continue: Callable[[], bool] = lambda: True
+
+
+class TuningResult(NamedTuple):
+    """The report, and the number of settings that were tried, and that were simulated on the whole tuning part."""
+
+    report: TuningReport
+    tried: int
+    finalists: int
+
+
+class Tuner:
+    """Tunes a policy on a history, of which `submitted` and `gpus` are the times of submission and GPUs of jobs."""
+
+    def __init__(self, split: Split, submitted: Floats, gpus: Floats, simulate: Simulate, seed: int = 0) -> None:
+        self._split, self._submitted, self._gpus = split, submitted, gpus
+        self._simulate, self._seed = simulate, seed
+
+    def tune(self, policy: TunedPolicy, goal: Goal, budget: Budget) -> TuningResult:
+        """Choose settings on the tuning part, and compare them with others on the report part."""
+        search = Search(policy.space, policy.defaults, self.gpus_of_slices(), goal.objective, self._seed)
+        found = search.run(self.evaluator(policy.name), budget.trials, budget.may_continue)
+        points = self._points(policy.name, found, goal.objective)
+        chosen = _choose(points, goal.pick)
+        default = ReportPolicy("default", f"{policy.name}, default settings", policy.name, policy.space.fixed)
+        report = self.report([default, *points, *goal.baselines], goal.objective, chosen)
+        return TuningResult(report, search.tried, len(found))
+
+    def report(self, policies: Sequence[ReportPolicy], objective: Objective, chosen: int | None = None) -> TuningReport:
+        """Compare policies on the report part; the first has the default settings."""
+        part = self._split.report
+        results = self._simulate([PartRun(one.policy, one.settings, part) for one in policies])
+        if not np.isfinite(results[0].delay).any():
+            raise BadInput("no job of the later part ends under the default settings: do jobs fit the cluster?")
+        measured = ReportPart(self._submitted[part.measured : part.last], self._gpus[part.measured : part.last])
+        return make_report(measured, list(zip(policies, results, strict=True)), objective, chosen, self._seed)
+
+    def gpus_of_slices(self) -> list[Floats]:
+        """Return the GPUs of the measured jobs of each slice."""
+        return [self._gpus[part.measured : part.last] for part in self._split.slices]
+
+    def evaluator(self, policy: str) -> Evaluate:
+        """Return a function that simulates a policy with settings on slices."""
+
+        def evaluate(trials: Sequence[Trial]) -> Sequence[JobMeasures]:
+            return self._simulate([PartRun(policy, one.settings, self._split.slices[one.slice]) for one in trials])
+
+        return evaluate
+
+    def _points(self, policy: str, found: Sequence[Evaluated], objective: Objective) -> list[ReportPolicy]:
+        return [
+            ReportPolicy("point", f"point {number}", policy, one.settings, number, _score(objective, one, found[0]))
+            for number, one in enumerate(find_front(found, objective), start=1)
+        ]
+
+
+def _score(objective: Objective, one: Evaluated, default: Evaluated) -> float:
+    return float(objective.scores(one.values, default.values))
+
+
+def _choose(points: Sequence[ReportPolicy], pick: int | None) -> int | None:
+    """Return the number of the chosen point: the given one, or the best if it is better than the default settings."""
+    if pick is not None:
+        if not any(point.number == pick for point in points):
+            raise BadInput(f"--pick {pick}: the trade-off has the points 1 to {len(points)}")
+        return pick
+    best = min(points, key=lambda point: np.inf if point.tuning_score is None else point.tuning_score, default=None)
+    return best.number if best is not None and best.tuning_score is not None and best.tuning_score < 1 else None

@@ -1,0 +1,138 @@
+"""The OpenAPI description matches the implementation: generated requests are answered as described."""
+
+from __future__ import annotations
+
+from functools import partial
+from html import unescape
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import schemathesis
+from fake_service import OWNER, FakeService, make_app
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from refold.client.api.calls import CALLS
+from refold.client.api.wire import Submission
+from refold.server.http.app import Api
+from refold.server.http.asgi import Receive, Scope, Send
+from refold.server.http.openapi import ERROR_DESCRIPTIONS, build_openapi, render_docs_page
+
+STRICTER_THAN_SCHEMA = {"plan", "compare_policies", "submit", "submit_all", "preview", "whatif", "create_environment"}
+"""Calls that check rules beyond their schema: patterns must compile, a fractional share needs exactly one GPU,
+names of variables must be valid, models, GPUs and policies known, whole numbers without a fraction."""
+
+
+def make_api() -> Api:
+    """Return an application over a service with some jobs."""
+    service = FakeService()
+    for _ in range(3):
+        service.add(Submission("train", ["python", "train.py"]))
+    service.start("train-2")
+    service.write_output("train-2", "step 1\n")
+    service.end("train-3", "failed", "exit status 1")
+    service.event_stream.close()  # event streams end after the buffered events
+    return make_app(service)
+
+
+async def fresh_api(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application under test. Each request has a service of its own, so that its answer depends on no other."""
+    await make_api()(scope, receive, send)
+
+
+# Every request has the owner's token. If schemathesis generated the Authorization header too, it would expect errors
+# where its own header is missing or malformed.
+config = schemathesis.Config.from_dict({"seed": 1, "generation": {"with-security-parameters": False}})
+schema = schemathesis.openapi.from_asgi("/openapi.json", fresh_api, config=config)
+
+
+LIKE_SUBMIT = ["submit_all", "preview", "whatif"]
+"""Calls with the request body of `submit`, which are tested with fewer examples."""
+
+bounded = partial(
+    settings, max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+@schema.exclude(operation_id=LIKE_SUBMIT).parametrize()
+@bounded(phases=[Phase.explicit, Phase.generate])
+def test_every_call_answers_as_described(case: schemathesis.Case[Any]) -> None:
+    call_and_check(case)
+
+
+@schema.include(operation_id=LIKE_SUBMIT).parametrize()
+@bounded(phases=[Phase.generate])
+def test_calls_like_submit_answer_as_described(case: schemathesis.Case[Any]) -> None:
+    call_and_check(case)
+
+
+def call_and_check(case: schemathesis.Case[Any]) -> None:
+    stricter = case.operation.definition.raw["operationId"] in STRICTER_THAN_SCHEMA
+    response = case.call_and_validate(
+        headers={"Authorization": f"Bearer {OWNER}"}, excluded_checks=[positive_data_acceptance] if stricter else []
+    )
+    described = {parameter["name"] for parameter in case.operation.definition.raw["parameters"]}
+    sent = parse_qsl(urlsplit(str(response.request.url)).query, keep_blank_values=True)
+    if any(name not in described for name, _ in sent):
+        assert response.status_code in (404, 422), response.request.url
+
+
+def test_every_call_is_described_once_with_its_role() -> None:
+    operations = [
+        (operation["operationId"], method.upper(), path, operation["description"])
+        for path, methods in build_openapi()["paths"].items()
+        for method, operation in methods.items()
+    ]
+    expected = [(call.name, call.method, call.path, f"Role: {call.role}.") for call in CALLS]
+    assert sorted(operations) == sorted(expected)
+
+
+def test_every_schema_reference_resolves() -> None:
+    document = build_openapi()
+
+    def follow(part: object) -> None:
+        match part:
+            case {"$ref": str(reference)}:
+                found = document
+                for step in reference.removeprefix("#/").split("/"):
+                    found = found[step]
+            case dict():
+                for inner in part.values():
+                    follow(inner)
+            case list():
+                for inner in part:
+                    follow(inner)
+
+    follow(document)
+
+
+def test_optional_query_parameters_are_not_nullable() -> None:
+    operation = build_openapi()["paths"]["/api/v1/nodes/{node}/drain"]["post"]
+    assert operation["parameters"] == [
+        {
+            "name": "node",
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "minLength": 1, "maxLength": 128},
+        },
+        {"name": "gpu", "in": "query", "schema": {"type": "integer", "minimum": 0, "maximum": 65536}},
+        {"name": "reason", "in": "query", "schema": {"type": "string", "maxLength": 4096, "default": ""}},
+        {"name": "move", "in": "query", "schema": {"type": "boolean", "default": False}},
+        {"name": "now", "in": "query", "schema": {"type": "boolean", "default": False}},
+    ]
+
+
+def test_the_docs_page_lists_every_call_and_loads_no_external_resources() -> None:
+    page = unescape(render_docs_page())
+    assert [
+        call for call in CALLS if f"<code>{call.path}</code></td><td>{call.role}</td><td>{call.summary}" not in page
+    ] == []
+    assert "src=" not in page and "://" not in page
+
+
+def test_the_api_documentation_lists_every_call_and_status() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "api.md").read_text(encoding="utf-8")
+    table = page.partition("## Calls")[2].partition("## Errors")[0]
+    assert [call.path for call in CALLS if call.path.rpartition("/")[2] not in table] == []
+    assert [status for status in ERROR_DESCRIPTIONS if status != 500 and f"| {status} |" not in page] == []
