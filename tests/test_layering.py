@@ -13,40 +13,35 @@ SOURCE = ROOT / "src" / "refold"
 
 ORDER = [
     "errors",
-    "arrays",
-    "worker_processes",
     "model",
-    "documents",
-    "perf",
-    "catalogue",
-    "plans",
+    "planning",
     "predict",
-    "packing",
+    "placement",
     "core",
     "journal",
     "policies",
     "simulator",
-    "replays",
-    "traces",
-    "results",
-    "research",
-    "registry",
-    "tuning",
-    "comparison",
-    "backends",
-    "api",
-    "jobspec",
     "train",
     "client",
-    "web",
     "server",
+    "engines",
     "cli",
     "testing",
     "__main__",
 ]
 """Nothing imports what is listed below it."""
 
-PURE = {"errors", "arrays", "model", "perf", "plans", "predict", "packing", "core", "policies", "simulator", "replays"}
+PURE = {"errors", "model", "planning", "predict", "placement", "core", "policies", "simulator"}
+IMPURE = {
+    "model/documents",  # YAML files
+    "planning/catalogue",  # data files
+    "policies/registry.py",  # policy files
+    "simulator/results",
+    "simulator/traces",
+    "simulator/tuning",
+}
+"""Folders and files in pure folders that read and write files."""
+
 IMPURE_MODULES = {
     "asyncio",
     "datetime",
@@ -98,7 +93,7 @@ def test_there_are_no_import_cycles(modules: list[Module]) -> None:
 
 
 def test_a_facade_offers_no_name_that_a_module_beside_it_has(modules: list[Module]) -> None:
-    """`from refold.planning.perf import fit` must not depend on whether `refold.planning.perf.fit` has been imported."""
+    """`from refold.planning.perf import fit` must not depend on whether that module has been imported."""
     wrong = [
         f"{stub}: {name}"
         for stub in SOURCE.rglob("__init__.pyi")
@@ -117,7 +112,7 @@ def exported(stub: Path) -> Iterator[tuple[str, str | None]]:
 def test_pure_folders_have_no_clock_files_threads_or_global_randomness(modules: list[Module]) -> None:
     wrong = []
     for module in modules:
-        if module.folder not in PURE:
+        if module.folder not in PURE or module.path.startswith(tuple(IMPURE)):
             continue
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Import):

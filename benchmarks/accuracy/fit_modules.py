@@ -1,7 +1,7 @@
 """Fit the costs of traced modules to the measured steps of some: `python -m benchmarks.accuracy.fit_modules`.
 
-Constants of the GPU are those of the catalogue. The printed values are copied to `refold.planning.perf.module_totals` and
-engines.yaml by hand.
+Constants of the GPU are those of the catalogue. The printed values are copied by hand to engines.yaml and
+`refold.planning.perf.module_totals`.
 """
 
 from __future__ import annotations

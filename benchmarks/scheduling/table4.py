@@ -137,7 +137,7 @@ METHOD = """## Method
   Therefore policies that start jobs immediately have lower means here than on a testbed, and Synergy, with rounds of
   300 s and a FIFO queue, is further behind than in the paper.
 - The artifact decides every 60 s, charges 260 s, takes the placements of LLaMA from a hand-written table, and never
-  shrinks a running job. `rubick` follows the paper's algorithm, which does (`refold.policies.published.rubick.policies`).
+  shrinks a running job. `rubick` follows the paper's algorithm, which does (`refold.policies.published.rubick`).
 - The artifact does not state clearly which file has random plans: the two files appear to be swapped, and are used for
   what they contain.
 - Sia, Synergy and AntMan are our implementations of their papers (docs/policies/), with the requested plan of a job if

@@ -15,7 +15,7 @@ import uvicorn
 
 from refold.client.address import Address
 from refold.client.api import CancelQuery, DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery, TimelineQuery
-from refold.client.api.calls import ENDED_STATES, Service
+from refold.client.api.calls import ENDED_STATES
 from refold.client.api.roles import Caller
 from refold.client.api.signatures import hash_token
 from refold.client.api.wire import (
@@ -62,6 +62,7 @@ from refold.server.http.app import Api
 from refold.server.http.asgi import DEFAULT_BODY_LIMITS, BodyLimits
 from refold.server.http.event_stream import EventStream
 from refold.server.http.hosts import AllowedHosts
+from refold.server.http.service import Service
 from refold.server.http.tokens import StoredToken, TokenAuthenticator, make_token
 from refold.server.planner import Planner, search_plans
 from refold.server.web import WebFiles

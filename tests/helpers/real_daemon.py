@@ -266,6 +266,8 @@ def _serve(options: DaemonOptions, folder: Path) -> None:
 
     import uvloop
 
+    from refold.engines.local.engine import LocalEngine, find_cgroups
+    from refold.engines.local.process_host import OwnProcesses
     from refold.server.config.reader import parse_config
     from refold.server.config.settings import ClusterConfig, Config, PolicyConfig, ServeConfig
     from refold.server.daemon import Daemon, Ready
@@ -304,7 +306,10 @@ def _serve(options: DaemonOptions, folder: Path) -> None:
         _write_report(folder, StartupReport(ready.address, left.token if left else "", notes=ready.notes))
 
     async def main() -> None:
-        daemon = Daemon(config, folder, machine, build_layout(machine, config))
+        layout = build_layout(machine, config)
+        daemon = Daemon(
+            config, folder, machine, layout, LocalEngine(config, layout, OwnProcesses(find_cgroups(config, folder)))
+        )
         for number in TERMINATION_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, daemon.end)
         await daemon.serve(ready)

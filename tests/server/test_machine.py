@@ -8,16 +8,17 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given, strategies as st
 
+from refold.engines.local.engine import LocalEngine
+from refold.engines.local.process_host import OwnProcesses
 from refold.errors import BadInput
 from refold.model import Cluster, GpuType, Link, Node, Tenant
 from refold.server.config.settings import ClusterConfig, Config, IdleRule
-from refold.server.daemon import Daemon
 from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleRun, IdleWatch, RunGpus
 from refold.server.monitor.machine import Layout, NvidiaMachine, SlotsMachine, build_layout, open_machine
 from refold.server.monitor.nvidia import (
@@ -30,7 +31,6 @@ from refold.server.monitor.nvidia import (
     select_visible,
 )
 from refold.server.monitor.xids import XIDS, describe_xid
-from refold.server.retries import Retries
 
 GIB = 2**30
 
@@ -366,8 +366,8 @@ def test_shares_of_gpu_memory_are_enforced_if_mps_runs(tmp_path: Path, monkeypat
     (tmp_path / "nvidia-cuda-mps-control.pid").write_text(str(os.getpid()))
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     machine = NvidiaMachine(NvidiaDriver(FakeNvml(A100)))
-    daemon = Daemon(Config(), tmp_path, machine, build_layout(machine, Config()))
-    backend = daemon._make_backend(cast(Retries, SimpleNamespace(report=None)), *[MagicMock()] * 3)
+    engine = LocalEngine(Config(), build_layout(machine, Config()), OwnProcesses())
+    backend = engine.make_backend(MagicMock(grace=1.0, logs=tmp_path, max_output_bytes=1000))
     assert backend.enforcement() == (
         "A run sees only its own GPUs; MPS limits it to its share of a GPU's compute and memory."
     )

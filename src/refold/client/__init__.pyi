@@ -1,4 +1,5 @@
 from .address import (
+    LOOPBACK_OF_WILDCARD as LOOPBACK_OF_WILDCARD,
     Address as Address,
     local_url as local_url,
     read_address as read_address,

@@ -11,12 +11,14 @@ import msgspec
 from refold.client.api import MAX_TOKEN_CHARS
 from refold.client.unix_sockets import MACHINE_SOCKET
 from refold.errors import BadFile, BadValue, NoDaemon
-from refold.server.http import LOOPBACK_OF_WILDCARD
 
 NO_DAEMON_MESSAGE = (
     "no Refold daemon found: start one with `refold serve`, or set REFOLD_HOME to its state folder, "
     "or REFOLD_ADDRESS and REFOLD_TOKEN"
 )
+
+LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+"""Wildcard addresses, and the loopback address that reaches a daemon bound to them."""
 
 UNIX_SCHEME = "unix:"
 """Prefix of addresses that are paths of Unix sockets."""

@@ -1,8 +1,4 @@
-"""Back ends: they carry out orders and report events, but make no scheduling decisions.
+"""Engines carry out orders and report events, but make no scheduling decisions: this machine, Kubernetes, Slurm, Ray.
 
-Each is a folder, and the only importer of its library.
+Each is a folder with everything that knows the engine, and the only importer of its library.
 """
-
-import lazy_loader
-
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

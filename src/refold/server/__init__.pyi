@@ -1,7 +1,18 @@
+from .accounts import (
+    MIN_UID as MIN_UID,
+    JobAccount as JobAccount,
+    find_account as find_account,
+    find_job_account as find_job_account,
+    user_check as user_check,
+)
 from .admission import Admission as Admission
 from .backend import (
     Backend as Backend,
+    ExportedOf as ExportedOf,
+    LimitsOf as LimitsOf,
     Report as Report,
+    RunLimits as RunLimits,
+    SecretsOf as SecretsOf,
 )
 from .batch import (
     BatchRun as BatchRun,

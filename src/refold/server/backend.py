@@ -5,11 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from refold.core import Event, Order
-from refold.model import Job
+from refold.model import Job, Seconds
 
 Report = Callable[[Event], None]
 """The callback that receives a back end's events. It may be called from any thread."""
+
+
+ExportedOf = Callable[[Job], Mapping[str, str] | None]
+"""Returns the environment of a job's submitter; None: runs inherit the environment of the back end."""
+
+SecretsOf = Callable[[str], Mapping[str, str]]
+"""Returns the secret environment variables of a job, which are not in the journal."""
+
+
+class RunLimits(msgspec.Struct, frozen=True):
+    """Limits of a run: its grace period, and the stored output of each instance. None: no limit of its own."""
+
+    grace: Seconds | None = None
+    output_bytes: int | None = None
+
+
+LimitsOf = Callable[[Job], RunLimits]
 
 
 class Backend(Protocol):

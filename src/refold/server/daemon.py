@@ -17,17 +17,9 @@ import uvicorn
 
 from refold.client import local_url, read_address, write_address
 from refold.core import Header, Policy, Scheduler
-from refold.engines.local import (
-    LOGS_FOLDER,
-    LocalBackend,
-    ProcessHost,
-    describe_limits,
-    describe_user,
-    make_local_backend,
-    user_check,
-)
 from refold.model import MINUTE, Seconds
 from refold.policies import make_policy, queue_order
+from refold.server.accounts import user_check
 from refold.server.backoff import Backoff
 from refold.server.change_costs import ChangeCosts
 from refold.server.clock import Anchor, WallClock
@@ -72,6 +64,7 @@ from refold.server.monitor import (
 )
 from refold.server.network import ConnectionTable, LoopLag, describe_fewer_connections, limits_for, make_http_server
 from refold.server.notify import JobMessages, Notifier
+from refold.server.output import LOGS_FOLDER
 from refold.server.periodic import log_task_failure, run_every
 from refold.server.probes import make_pages
 from refold.server.recovery import past_jobs, recover
@@ -125,16 +118,14 @@ class Daemon:
         folder: Path,
         machine: Machine,
         layout: Layout,
+        engine: ClusterEngine,
         *,
         new_token: bool = False,
-        engine: ClusterEngine | None = None,
-        host: ProcessHost | None = None,
     ) -> None:
-        """`new_token`: create a new owner token, because the old one was lost or leaked.
+        """`machine`, `layout`: the GPUs of this machine, as far as its runs use them.
 
-        `engine`: that of the cluster to schedule, instead of this machine. `host`: what starts processes on this one.
+        `new_token`: create a new owner token, because the old one was lost or leaked.
         """
-        self._host = host
         self._engine = engine
         self._new_token = new_token
         self._config = config
@@ -162,7 +153,7 @@ class Daemon:
 
         # The state, the input, and where steps are written.
         header = self._header
-        history = self._engine.history() if self._engine is not None else []
+        history = self._engine.history()
         recovered = recover(store.reader, header, partial(_make_policy, header), log_rejection, history)
         state = LiveState(recovered, header, _make_clock(store, recovered.now))
         writer = Writer(store)
@@ -179,7 +170,7 @@ class Daemon:
         await gpus.claim()
         drains = DrainManager(state, inbox)
         engine = self._engine
-        copier = engine.make_output(state, logs, config.serve.max_output) if engine is not None else None
+        copier = engine.make_output(state, logs, config.serve.max_output)
         refresh_log = copier.refresh if copier is not None else is_up_to_date
         retries = Retries(state, inbox, output, refresh_log)
         environments = Environments(state, writer, store)
@@ -191,7 +182,7 @@ class Daemon:
 
         # The API and the loop.
         event_stream = _restore_event_stream(store)
-        limits = JobLimits(config.limits, state.job_table.records.values(), user_check(config))
+        limits = JobLimits(config.limits, state.job_table.records.values(), user_check(bool(config.serve.user)))
         backend = self._make_backend(retries, store, environments, limits)
         tokens, token = _load_tokens(store, self._new_token)
         queries = JobQueries(state, writer, store.reader, logs, forecasts, refresh_log)
@@ -210,11 +201,9 @@ class Daemon:
             kill=backend.kill,
             preemption=config.preemption,
             limits=limits,
-            node_limits=backend.limits_text if isinstance(backend, LocalBackend) else "",
+            node_limits=engine.limits_text,
         )
-        parts = None
-        if engine is not None:
-            parts = engine.make_parts(state, inbox, service.admission, queries.status, self.end)
+        parts = engine.make_parts(state, inbox, service.admission, queries.status, self.end)
         connection_limits, lag = limits_for(raise_descriptor_limit(), config.http), LoopLag()
         connections = ConnectionTable(connection_limits)
         metrics = Metrics(state, inbox, gpus, event_stream, connections, lag, store.path)
@@ -229,7 +218,7 @@ class Daemon:
             limits,
             metrics,
             EventLog(),
-            *(parts.subscribers if parts is not None else ()),
+            *parts.subscribers,
         ]
         loop = Loop(state, inbox, writer, event_stream, subscribers)
 
@@ -245,7 +234,8 @@ class Daemon:
         write_address(self._folder, address, token or _saved_token(self._folder), listeners.path)
         notes = [
             recovered.note,
-            *self._notes(backend),
+            backend.enforcement(),
+            *engine.notes(),
             describe_fewer_connections(connection_limits, config.http),
         ]
 
@@ -262,7 +252,7 @@ class Daemon:
                 run_every(lambda: asyncio.to_thread(retention.sweep), SWEEP_INTERVAL_SECONDS),
                 run_every(environments.sweep, ENVIRONMENT_SWEEP_SECONDS),
                 run_every(upkeep.run, UPKEEP_INTERVAL_SECONDS),
-                *(parts.tasks if parts is not None else ()),
+                *parts.tasks,
                 *([run_every(copier.copy_progress, PROGRESS_INTERVAL)] if copier is not None else []),
                 _once_started(server, lambda: ready(_make_ready(address, listeners.path, token, state, notes))),
                 inbox=inbox,
@@ -324,27 +314,20 @@ class Daemon:
             body_limits=BodyLimits(self._config.http.body_size, self._config.http.body_timeout),
         )
 
-    def _notes(self, backend: ServedBackend) -> list[str]:
-        """Return what the operator should know about runs."""
-        notes = [backend.enforcement()]
-        if isinstance(backend, LocalBackend):
-            notes += [describe_limits(backend.limits_text, self._config), describe_user(self._config)]
-        return notes
-
     def _make_backend(
         self, retries: Retries, store: Store, environments: Environments, limits: JobLimits
     ) -> ServedBackend:
-        options = BackendOptions(
-            retries.report,
-            self._folder / LOGS_FOLDER,
-            self._config.serve.grace,
-            environments.variables,
-            store.reader.secrets,
-            self._config.serve.max_output,
+        return self._engine.make_backend(
+            BackendOptions(
+                retries.report,
+                self._folder / LOGS_FOLDER,
+                self._config.serve.grace,
+                environments.variables,
+                store.reader.secrets,
+                self._config.serve.max_output,
+                limits.of_run,
+            )
         )
-        if self._engine is not None:
-            return self._engine.make_backend(options)
-        return make_local_backend(options, self._layout, limits, self._host)
 
 
 def _make_policy(header: Header) -> Policy:

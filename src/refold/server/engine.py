@@ -1,4 +1,4 @@
-"""What the daemon needs of the engine of a cluster, such as Kubernetes or Slurm, that launches its runs."""
+"""What the daemon needs from an engine, which launches its runs: this machine, Kubernetes, Slurm or Ray."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 from refold.client.api import Caller, JobStatus
 from refold.core import PastJob
-from refold.engines.local import ExportedOf, SecretsOf
 from refold.model import Cluster, Seconds
 from refold.server.admission import Admission
-from refold.server.backend import Backend, Report
+from refold.server.backend import Backend, ExportedOf, LimitsOf, Report, SecretsOf
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
 from refold.server.store import Store
@@ -38,6 +37,7 @@ class BackendOptions(NamedTuple):
     exported: ExportedOf
     secrets: SecretsOf
     max_output_bytes: int
+    limits_of: LimitsOf
 
 
 class OutputCopier(Protocol):
@@ -61,7 +61,12 @@ StatusOf = Callable[[Caller, str], JobStatus]
 
 
 class ClusterEngine(Protocol):
-    """A connection to a cluster, and the cluster as it was when the daemon began to schedule it."""
+    """A connection to a cluster, and the cluster as it was when the daemon began to schedule it.
+
+    `limits_text`: whether CPUs and memory that jobs request are enforced; '' if the engine itself sees to it.
+    """
+
+    limits_text: str = ""
 
     @property
     def cluster(self) -> Cluster:
@@ -75,6 +80,10 @@ class ClusterEngine(Protocol):
 
     def make_backend(self, options: BackendOptions) -> ServedBackend:
         """Return a back end for the cluster as it is."""
+
+    def notes(self) -> list[str]:
+        """Return what the operator should know about runs."""
+        return []
 
     def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> OutputCopier | None:
         """Return what copies output, at most this much of each instance; None: runs write to the files themselves."""

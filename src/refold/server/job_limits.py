@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 
 from msgspec.structs import replace
 
-from refold.engines.local import RunLimits
 from refold.errors import BadInput, TooManyRequests
 from refold.journal import JobRecord
 from refold.model import Job, format_duration
+from refold.server.backend import RunLimits
 from refold.server.config import LimitsConfig
 from refold.server.subscribers import LoopStep, Subscriber
 

@@ -6,13 +6,13 @@ $REFOLD_CHANGE. The agent writes a `ChangeAnswer` to `$REFOLD_CHANGE.done` when 
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import msgspec
 
 from refold.model import ChangeAnswer, ChangeRequest
-from refold.server.output import write_atomically
 
 
 class ChangeFile:
@@ -64,6 +64,15 @@ def read_answer(path: Path, run: int) -> ChangeAnswer | None:
     except FileNotFoundError:
         return None
     return answer if answer.run == run else None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file that never exists in part, and that others cannot read."""
+    temporary = path.with_name(f"{path.name}.new")
+    temporary.unlink(missing_ok=True)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+    temporary.replace(path)
 
 
 def _answer_path(path: Path) -> Path:

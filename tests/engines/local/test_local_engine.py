@@ -9,9 +9,10 @@ import pytest
 from other_users import needs_root
 
 from refold.engines.local import engine as local_engine
-from refold.engines.local.engine import describe_user, split_privileges, user_check
+from refold.engines.local.engine import describe_user, split_privileges
 from refold.engines.local.process_host import OwnProcesses
 from refold.errors import BadInput
+from refold.server.accounts import user_check
 from refold.server.config.settings import Config, ServeConfig
 
 
@@ -23,7 +24,7 @@ def test_without_a_user_for_the_daemon_nothing_changes(tmp_path: Path) -> None:
     assert isinstance(split_privileges(Config(), tmp_path / "state"), OwnProcesses)
     assert not (tmp_path / "state").exists()
     assert describe_user(Config()).startswith("All jobs run as ")
-    assert user_check(Config())("anybody") == ""
+    assert user_check(False)("anybody") == ""
 
 
 def test_only_root_can_let_jobs_run_as_their_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +57,7 @@ def test_unprotected_hard_links_are_refused(
 
 
 def test_submissions_of_users_who_cannot_run_jobs_are_rejected_with_a_reason() -> None:
-    check = user_check(config("refold"))
+    check = user_check(True)
     assert check("60001") == ""
     assert check("root").startswith("user 'root' cannot run jobs here")
     assert check("owner") == "this machine has no account 'owner'"

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 from other_users import ANN, BEN, as_user, needs_root, public_folder
 
-from refold.engines.local.accounts import Account, find_account, find_job_account
 from refold.engines.local.helper import Helper
 from refold.engines.local.helper_messages import Signal, Start, receive_reply, send
 from refold.engines.local.helper_processes import HelperLost, HelperProcesses
 from refold.engines.local.process import Process, wait_for_exit
 from refold.engines.local.start_check import OutputCopy
 from refold.errors import BadInput
+from refold.server.accounts import JobAccount, find_account, find_job_account
 
 pytestmark = needs_root
 
-DAEMON = Account("60010", 60010, 60010, (), "/", "/bin/sh")
+DAEMON = JobAccount("60010", 60010, 60010, (), "/", "/bin/sh")
 ENVIRONMENT = {"PATH": os.defpath}
 
 
@@ -182,7 +182,7 @@ def test_a_message_that_is_none_ends_the_connection(helped: HelpedDaemon) -> Non
 
 def test_accounts_are_found_by_name_or_uid() -> None:
     assert (find_account("root").uid, find_account("0").name) == (0, "root")
-    assert find_account("60001") == Account("60001", 60001, 60001, (), "/", "/bin/sh")
+    assert find_account("60001") == JobAccount("60001", 60001, 60001, (), "/", "/bin/sh")
     assert find_job_account("60001", DAEMON.uid).uid == 60001
     with pytest.raises(BadInput, match="user 'root' cannot run jobs here"):
         find_job_account("root", DAEMON.uid)

@@ -18,13 +18,13 @@ from other_users import ANN, needs_root, public_folder
 from refold.core.events import RunFailed, RunFinished, RunStopped
 from refold.core.orders import StartRun
 from refold.engines.local import cgroups as cgroups_module
-from refold.engines.local.accounts import Account
 from refold.engines.local.backend import LocalBackend
 from refold.engines.local.helper import Helper
 from refold.engines.local.helper_processes import HelperProcesses
 from refold.engines.local.process_host import GATE, OwnProcesses, start_in_group
 from refold.engines.local.run_groups import GroupPlace, ResourceLimits, group_name
 from refold.model import Allocation, Job, Share
+from refold.server.accounts import JobAccount
 from refold.server.backend import Backend, Report
 from refold.server.output.run_files import mark_prefix, new_mark
 from refold.testing.backend_contract import SHORT_GRACE, BackendContract, BackendHarness
@@ -283,7 +283,7 @@ def test_a_shim_whose_daemon_dies_before_it_is_in_its_cgroup_does_not_begin(tmp_
 def helped() -> Iterator[tuple[Path, HelperProcesses]]:
     """A helper with cgroups, in a thread: its folder, and what the daemon has of it."""
     require("all")
-    daemon = Account("60010", 60010, 60010, (), "/", "/bin/sh")
+    daemon = JobAccount("60010", 60010, 60010, (), "/", "/bin/sh")
     with public_folder(daemon.uid) as out:
         groups = open_for(mark_prefix(out), "all")
         ours, theirs = socket.socketpair()

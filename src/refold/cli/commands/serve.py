@@ -294,7 +294,7 @@ async def _serve_epochs(
         size = f"{plural(len(cluster.nodes), 'node')}, {plural(cluster.gpus, 'GPU')}"
         print_line(f"{size}, policy {config.policy.name}")
         current = replace(config, serve=replace(config.serve, port=port))
-        daemon = Daemon(current, folder, SlotsMachine(0), Layout(cluster, ()), new_token=new_token, engine=engine)
+        daemon = Daemon(current, folder, SlotsMachine(0), Layout(cluster, ()), engine, new_token=new_token)
         ending = asyncio.create_task(_end_with(daemon, ended))
         await daemon.serve(show)
         ending.cancel()
@@ -308,7 +308,7 @@ async def _end_with(daemon: Daemon, ended: asyncio.Event) -> None:
 
 
 def _serve_machine(asyncio: Any, config: Config, folder: Path, new_token: bool) -> None:
-    from refold.engines.local import split_privileges
+    from refold.engines.local import LocalEngine, split_privileges
     from refold.server import TERMINATION_SIGNALS, Daemon
     from refold.server.monitor import build_layout
 
@@ -319,7 +319,7 @@ def _serve_machine(asyncio: Any, config: Config, folder: Path, new_token: bool) 
     print_line(f"{plural(layout.cluster.gpus, device)}, policy {config.policy.name}")
 
     async def serve() -> None:
-        daemon = Daemon(config, folder, machine, layout, new_token=new_token, host=host)
+        daemon = Daemon(config, folder, machine, layout, LocalEngine(config, layout, host), new_token=new_token)
         for number in TERMINATION_SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, daemon.end)
         await daemon.serve(lambda ready: _print_ready(ready, folder))

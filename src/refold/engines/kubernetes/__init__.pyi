@@ -25,10 +25,6 @@ from .engine import (
     DAEMON_KEY as DAEMON_KEY,
     KubernetesEngine as KubernetesEngine,
 )
-from .gang_submission import (
-    accepted_gpu_types as accepted_gpu_types,
-    gang_submission as gang_submission,
-)
 from .gangs import (
     SCHEDULER_NAME as SCHEDULER_NAME,
     GangName as GangName,
@@ -84,6 +80,10 @@ from .pod_logs import (
 from .pod_states import (
     bindable as bindable,
     pod_path as pod_path,
+)
+from .pods import (
+    accepted_gpu_types as accepted_gpu_types,
+    gang_submission as gang_submission,
 )
 from .resources import (
     FRACTION_ANNOTATION as FRACTION_ANNOTATION,

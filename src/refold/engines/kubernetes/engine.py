@@ -25,7 +25,7 @@ from refold.engines.kubernetes.pod_notes import PodNotes
 from refold.engines.kubernetes.pod_output import PodOutput
 from refold.errors import BadInput, BadValue
 from refold.model import Cluster, Seconds, Tenant
-from refold.server import Admission, BackendOptions, EngineParts, Inbox, LiveState, StatusOf
+from refold.server import Admission, BackendOptions, ClusterEngine, EngineParts, Inbox, LiveState, StatusOf
 
 REBUILD_DELAY: Seconds = 2.0
 """How long to wait for further changes of the nodes before the daemon continues with another cluster."""
@@ -37,7 +37,7 @@ DAEMON_KEY = "kubernetes-daemon"
 """Key in the store's `meta` table: what tells the runs of this daemon from those of others."""
 
 
-class KubernetesEngine:
+class KubernetesEngine(ClusterEngine):
     """A connection to a cluster, and the cluster as it was when the daemon began to schedule it.
 
     Create it inside a running event loop.

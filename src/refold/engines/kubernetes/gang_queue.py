@@ -15,7 +15,6 @@ from refold.core import JobCancelled
 from refold.engines.kubernetes.api_server import ApiError
 from refold.engines.kubernetes.backend import is_submitted
 from refold.engines.kubernetes.constraints import unsupported_fields
-from refold.engines.kubernetes.gang_submission import accepted_gpu_types, gang_submission
 from refold.engines.kubernetes.gangs import GangName, gang_name, is_ours, parse_gang_name, single_pod
 from refold.engines.kubernetes.local_queues import LocalQueues
 from refold.engines.kubernetes.mirror import Changed, Mirror
@@ -25,6 +24,7 @@ from refold.engines.kubernetes.owner_specs import QUEUE_LABEL, Owner
 from refold.engines.kubernetes.owners import Owners
 from refold.engines.kubernetes.pod_notes import PodNotes
 from refold.engines.kubernetes.pod_states import bindable
+from refold.engines.kubernetes.pods import accepted_gpu_types, gang_submission
 from refold.errors import BadInput, RefoldError
 from refold.journal import JobEnded, Submitted
 from refold.model import Job, Seconds

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from refold.core import Event, Header, JobSubmitted, NodeDrained, NodeLost, NodeUsed, PastJob, RunAdopted
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, ObjectList
 from refold.engines.kubernetes.constraints import selected_labels
-from refold.engines.kubernetes.gang_submission import accepted_gpu_types, gang_submission
 from refold.engines.kubernetes.gangs import GangName, gang_name
 from refold.engines.kubernetes.mirror import NODES, PODS
 from refold.engines.kubernetes.node_reports import used_by
@@ -26,6 +25,7 @@ from refold.engines.kubernetes.nodes import NodeMap, down_reason, map_nodes
 from refold.engines.kubernetes.objects import Node, Pod
 from refold.engines.kubernetes.owner_specs import Owner, read_owner
 from refold.engines.kubernetes.owners import Owners
+from refold.engines.kubernetes.pods import accepted_gpu_types, gang_submission
 from refold.engines.kubernetes.resources import pod_need
 from refold.errors import BadInput, BadValue
 from refold.model import WHOLE, Allocation, Job, Seconds, Share, Tenant

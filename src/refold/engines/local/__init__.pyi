@@ -1,11 +1,5 @@
-from .accounts import (
-    find_account as find_account,
-    find_job_account as find_job_account,
-)
 from .backend import (
-    SLOT as SLOT,
     LocalBackend as LocalBackend,
-    RunLimits as RunLimits,
     local_cluster as local_cluster,
 )
 from .cgroup_mounts import find_hierarchies as find_hierarchies
@@ -14,19 +8,14 @@ from .cgroups import (
     open_cgroups as open_cgroups,
 )
 from .engine import (
-    LOGS_FOLDER as LOGS_FOLDER,
     PRIVILEGED_STATE as PRIVILEGED_STATE,
-    describe_limits as describe_limits,
+    LocalEngine as LocalEngine,
     describe_user as describe_user,
-    make_local_backend as make_local_backend,
     split_privileges as split_privileges,
-    user_check as user_check,
 )
 from .environment import (
     Devices as Devices,
-    ExportedOf as ExportedOf,
     RunEnvironment as RunEnvironment,
-    SecretsOf as SecretsOf,
     no_exported_environment as no_exported_environment,
     no_secrets as no_secrets,
 )

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-
-import msgspec
 
 from refold.core import Order, StartRun, StopRun
 from refold.engines.local.environment import (
     Devices,
-    ExportedOf,
     RunEnvironment,
-    SecretsOf,
     no_exported_environment,
     no_secrets,
 )
@@ -25,9 +21,9 @@ from refold.engines.local.gang import Gang
 from refold.engines.local.process import has_proc
 from refold.engines.local.process_host import ProcessHost
 from refold.engines.local.process_tree import ProcessScanner, ProcessTree, find_strays
-from refold.engines.local.run_groups import describe_limits
 from refold.model import Allocation, Cluster, Job, MiB, Node, Seconds
-from refold.server import Report
+from refold.server import ExportedOf, LimitsOf, Report, RunLimits, SecretsOf
+from refold.server.monitor import SLOT
 from refold.server.output import (
     DEFAULT_MAX_OUTPUT_BYTES,
     LogRotator,
@@ -42,18 +38,6 @@ DEFAULT_GRACE: Seconds = 10.0
 
 NO_GRACE: Seconds = 0.0
 """Grace period of runs that the scheduler does not know: their checkpoints would not be used."""
-
-SLOT = "slot"
-
-
-class RunLimits(msgspec.Struct, frozen=True):
-    """Limits of a run: its grace period, and the stored output of each instance. None: no limit of its own."""
-
-    grace: Seconds | None = None
-    output_bytes: int | None = None
-
-
-LimitsOf = Callable[[Job], RunLimits]
 
 
 def no_limits(_: Job) -> RunLimits:
@@ -114,11 +98,6 @@ class LocalBackend:
     def enforcement(self) -> str:
         """Describe which limits on GPUs and GPU shares are enforced."""
         return self._devices.enforcement()
-
-    @property
-    def limits_text(self) -> str:
-        """Whether requests of CPUs and memory are enforced."""
-        return describe_limits(self._scanner.host.groups)
 
     async def carry_out(self, orders: Sequence[Order], jobs: Mapping[str, Job]) -> None:
         """Start or adopt processes, or request their stop; then return."""

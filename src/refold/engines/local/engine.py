@@ -8,26 +8,94 @@ from collections.abc import Callable
 from pathlib import Path
 
 from refold.client import MACHINE_SOCKET
-from refold.engines.local.accounts import find_account, find_job_account
+from refold.core import PastJob
 from refold.engines.local.backend import LocalBackend
 from refold.engines.local.cgroup_mounts import find_hierarchies
 from refold.engines.local.cgroups import Cgroups, open_cgroups
 from refold.engines.local.helper import start_daemon
 from refold.engines.local.helper_processes import HelperProcesses
 from refold.engines.local.process_host import OwnProcesses, ProcessHost
-from refold.errors import BadInput, RefoldError
-from refold.server import BackendOptions, JobLimits, find_socket_path, read_account
+from refold.engines.local.run_groups import describe_limits
+from refold.errors import BadInput
+from refold.model import Cluster
+from refold.server import (
+    Admission,
+    BackendOptions,
+    ClusterEngine,
+    EngineParts,
+    Inbox,
+    LiveState,
+    StatusOf,
+    find_account,
+    find_socket_path,
+    read_account,
+)
 from refold.server.config import AUTO, OFF, Config
 from refold.server.monitor import Layout
-from refold.server.output import mark_prefix
+from refold.server.output import LOGS_FOLDER, mark_prefix
 
-LOGS_FOLDER = "logs"
 PROTECTED_HARD_LINKS = Path("/proc/sys/fs/protected_hardlinks")
 PRIVILEGED_STATE = Path("/var/lib/refold")
 """State folder of a daemon that root starts for all users."""
 
 INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_MPS_PIPE_DIRECTORY")
 """Variables of the daemon that runs of other users inherit, if they bring none of their own."""
+
+
+class LocalEngine(ClusterEngine):
+    """This machine. `host`: what starts processes."""
+
+    def __init__(self, config: Config, layout: Layout, host: ProcessHost) -> None:
+        self._config = config
+        self._layout = layout
+        self._host = host
+        self.limits_text = describe_limits(host.groups)
+
+    @property
+    def cluster(self) -> Cluster:
+        """This machine as a cluster."""
+        return self._layout.cluster
+
+    def rebuild(self) -> None:
+        """Do nothing: GPUs of a machine do not change while the daemon runs."""
+
+    def history(self) -> list[PastJob]:
+        """Return nothing: no one else starts jobs here."""
+        return []
+
+    def notes(self) -> list[str]:
+        """Return whether limits are enforced, and as whom jobs run."""
+        return [_limits_note(self.limits_text, self._config), describe_user(self._config)]
+
+    def make_backend(self, options: BackendOptions) -> LocalBackend:
+        """Return the back end of this machine."""
+        as_users = isinstance(self._host, HelperProcesses)
+        inherited = {name: os.environ[name] for name in INHERITED if name in os.environ} if as_users else None
+        return LocalBackend(
+            options.report,
+            options.logs,
+            options.grace,
+            inherited,
+            exported=options.exported,
+            secrets=options.secrets,
+            devices=self._layout.devices,
+            device_memory_mib=self._layout.device_memory_mib,
+            gpus=self._layout.devices is not None,
+            private_folders=True,
+            max_output_bytes=options.max_output_bytes,
+            limits_of=options.limits_of,
+            host=self._host,
+        )
+
+    def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> None:
+        """Return None: runs write their output to the files of the daemon."""
+
+    def make_parts(
+        self, state: LiveState, inbox: Inbox, admission: Admission, status_of: StatusOf, end: Callable[[], None]
+    ) -> EngineParts:
+        """Return no parts: the daemon itself watches the GPUs of this machine."""
+        del state, inbox, admission, status_of, end
+        return EngineParts((), ())
 
 
 def split_privileges(config: Config, folder: Path) -> ProcessHost:
@@ -64,7 +132,7 @@ def find_cgroups(config: Config, folder: Path) -> Cgroups | None:
     return open_cgroups(mark_prefix(folder / LOGS_FOLDER), find_hierarchies(), path)
 
 
-def describe_limits(limits: str, config: Config) -> str:
+def _limits_note(limits: str, config: Config) -> str:
     """Say whether requests of CPUs and memory are enforced, and if not, how they can be."""
     if limits == "enforced":
         return "Jobs cannot use more CPUs and memory than they request (cgroups)."
@@ -89,40 +157,4 @@ def describe_user(config: Config) -> str:
     return (
         f"All jobs run as {read_account(os.geteuid()).name}. To run them as their users, start the daemon as root and"
         " set serve.user in refold.yaml."
-    )
-
-
-def user_check(config: Config) -> Callable[[str], str]:
-    """Return a function that says why a user cannot run jobs, or ''."""
-
-    def problem(user: str) -> str:
-        try:
-            find_job_account(user, os.geteuid())
-        except RefoldError as error:
-            return str(error)
-        return ""
-
-    return problem if config.serve.user else lambda _: ""
-
-
-def make_local_backend(
-    options: BackendOptions, layout: Layout, limits: JobLimits, host: ProcessHost | None
-) -> LocalBackend:
-    """Return the back end of this machine."""
-    as_users = isinstance(host, HelperProcesses)
-    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ} if as_users else None
-    return LocalBackend(
-        options.report,
-        options.logs,
-        options.grace,
-        inherited,
-        exported=options.exported,
-        secrets=options.secrets,
-        devices=layout.devices,
-        device_memory_mib=layout.device_memory_mib,
-        gpus=layout.devices is not None,
-        private_folders=True,
-        max_output_bytes=options.max_output_bytes,
-        limits_of=limits.of_run,
-        host=host,
     )

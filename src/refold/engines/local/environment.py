@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from zlib import crc32
 
@@ -16,13 +16,8 @@ from refold.engines.local.process_host import MARK_VARIABLE
 from refold.model import WHOLE, ArrayTask, Job, MiB, Plan, Seconds, Share, expand_output_pattern, run_plan
 from refold.planning.catalogue import known_model
 from refold.planning.plans import LaunchRequest, Workers, launch_settings
+from refold.server import ExportedOf, SecretsOf
 from refold.server.output import RunFiles, StartRecord
-
-SecretsOf = Callable[[str], Mapping[str, str]]
-"""Returns the secret environment variables of a job, which are not in the journal."""
-
-ExportedOf = Callable[[Job], Mapping[str, str] | None]
-"""Returns the environment of a job's submitter; None: runs inherit the environment of the back end."""
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 

@@ -17,7 +17,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from refold.engines.local.accounts import MIN_UID, Account, find_job_account
 from refold.engines.local.cgroups import Cgroups
 from refold.engines.local.helper_messages import (
     Check,
@@ -40,6 +39,7 @@ from refold.engines.local.process import list_processes
 from refold.engines.local.process_host import MARK_VARIABLE, NO_SUCH_GROUP, start_in_group
 from refold.engines.local.start_check import OutputCopy, find_start_problem
 from refold.errors import BadInput
+from refold.server import MIN_UID, JobAccount, find_job_account
 from refold.server.output import ResourceShortage
 
 JOB_FOLDER_MODE = 0o2770
@@ -56,7 +56,9 @@ class Helper:
     `cgroups`: those of runs, in which no other cgroup can be named; None: there are none.
     """
 
-    def __init__(self, connection: socket.socket, out: Path, daemon: Account, cgroups: Cgroups | None = None) -> None:
+    def __init__(
+        self, connection: socket.socket, out: Path, daemon: JobAccount, cgroups: Cgroups | None = None
+    ) -> None:
         self._cgroups = cgroups
         self._connection = connection
         self._out = os.open(out, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -207,7 +209,7 @@ def _make_folder(stack: ExitStack, parent: int, name: str, uid: int, gid: int, m
     return folder
 
 
-def _as_user(account: Account, function: Callable[[], str]) -> str:
+def _as_user(account: JobAccount, function: Callable[[], str]) -> str:
     """Call a function in a process of a user."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -226,18 +228,18 @@ def _as_user(account: Account, function: Callable[[], str]) -> str:
     return text.decode("utf-8", "surrogateescape")
 
 
-def drop_privileges(account: Account) -> None:
+def drop_privileges(account: JobAccount) -> None:
     """Become a user for good."""
     os.setgroups(account.groups)
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
 
 
-def _home_variables(account: Account) -> dict[str, str]:
+def _home_variables(account: JobAccount) -> dict[str, str]:
     return {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
 
 
-def start_daemon(daemon: Account, folder: Path, out: Path, cgroups: Cgroups | None = None) -> socket.socket:
+def start_daemon(daemon: JobAccount, folder: Path, out: Path, cgroups: Cgroups | None = None) -> socket.socket:
     """Split this process of root: return in a child with the rights of `daemon`, and serve it here as its helper.
 
     The helper ends with the daemon, with the same exit status. `folder`: the daemon's state; `out`: in it, of runs.
@@ -265,7 +267,7 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _give(path: Path, daemon: Account, mode: int) -> None:
+def _give(path: Path, daemon: JobAccount, mode: int) -> None:
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(folder).st_uid not in (0, daemon.uid):

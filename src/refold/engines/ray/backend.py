@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from refold.core import Order, RunFailed, StartRun, StopRun
-from refold.engines.local import Devices, ExportedOf, RunEnvironment, SecretsOf, no_exported_environment, no_secrets
+from refold.engines.local import Devices, RunEnvironment, no_exported_environment, no_secrets
 from refold.engines.ray.cluster import RayNodes
 from refold.engines.ray.gang import Rank, RayGang
 from refold.engines.ray.guard import InstanceSpec
 from refold.engines.ray.run_files import RayRunFiles
 from refold.model import WHOLE, Job, Seconds, Share
-from refold.server import Report
+from refold.server import ExportedOf, Report, SecretsOf
 from refold.server.output import new_mark
 
 MAX_OUTPUT_BYTES = 2**30

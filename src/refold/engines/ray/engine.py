@@ -16,7 +16,16 @@ from refold.engines.ray.disconnected import DisconnectedBackend
 from refold.engines.ray.node_reports import FreeResources, RayNodeReports
 from refold.errors import BadInput, BadValue, RefoldError
 from refold.model import Cluster, Seconds, Tenant
-from refold.server import Admission, BackendOptions, EngineParts, Inbox, LiveState, ServedBackend, StatusOf
+from refold.server import (
+    Admission,
+    BackendOptions,
+    ClusterEngine,
+    EngineParts,
+    Inbox,
+    LiveState,
+    ServedBackend,
+    StatusOf,
+)
 
 DAEMON_KEY = "ray-daemon"
 """Key in the store's `meta` table: the id of the daemon."""
@@ -30,7 +39,7 @@ NO_HEAD = "the head node does not answer"
 log = logging.getLogger("refold")
 
 
-class RayEngine:
+class RayEngine(ClusterEngine):
     """The nodes of a Ray cluster. `daemon`: tells the runs of this daemon from those of others.
 
     When the head node is lost, the daemon continues without a connection, with the same nodes, all of which are down;

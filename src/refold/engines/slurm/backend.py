@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic, time
 
 from refold.core import JobCancelled, Order, RunFailed, RunStarted, RunStopped, StartRun, StopRun
-from refold.engines.local import ExportedOf, SecretsOf, no_exported_environment, no_secrets
+from refold.engines.local import no_exported_environment, no_secrets
 from refold.engines.slurm.cluster import SlurmCluster
 from refold.engines.slurm.held_pool import Pool
 from refold.engines.slurm.job_owners import DaemonOwner, JobOwners, Uid
@@ -39,7 +39,7 @@ from refold.engines.slurm.step_submission import NotStarted, StepSubmitter
 from refold.engines.slurm.submission import InstanceWriter, JobSubmitter, Submitter, SupervisedRun, describe_failure
 from refold.errors import RefoldError
 from refold.model import Allocation, Job, Seconds
-from refold.server import Report
+from refold.server import ExportedOf, Report, SecretsOf
 from refold.server.output import LogRotator
 
 DEFAULT_POLL: Seconds = 1.0

@@ -24,7 +24,16 @@ from refold.engines.slurm.programs import Programs, SlurmError
 from refold.engines.slurm.requests import SlurmSettings
 from refold.errors import BadInput, BadValue
 from refold.model import DAY, Allocation, Cluster, Seconds, Tenant
-from refold.server import MAX_PAST_JOBS, Admission, BackendOptions, EngineParts, Inbox, LiveState, StatusOf
+from refold.server import (
+    MAX_PAST_JOBS,
+    Admission,
+    BackendOptions,
+    ClusterEngine,
+    EngineParts,
+    Inbox,
+    LiveState,
+    StatusOf,
+)
 
 DAEMON_KEY = "slurm-daemon"
 """Key in the store's `meta` table: the id of the daemon."""
@@ -43,7 +52,7 @@ NO_POOL = PoolSettings()
 log = logging.getLogger("refold")
 
 
-class SlurmEngine:
+class SlurmEngine(ClusterEngine):
     """Slurm, and the nodes of its partitions. `daemon`: tells the runs of this daemon from those of others.
 
     `host`: starts processes as users, whose jobs are then their own; None: all jobs are of this user.

@@ -11,10 +11,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
-from refold.engines.local import HelperLost, OwnProcesses, ProcessHost, find_account, find_job_account
+from refold.engines.local import HelperLost, OwnProcesses, ProcessHost
 from refold.engines.slurm.programs import TIMEOUT_SECONDS, Programs, SlurmError, program_message
 from refold.engines.slurm.run_jobs import own_jobs
 from refold.errors import BadInput
+from refold.server import find_account, find_job_account
 from refold.server.output import OWNER_ONLY_FOLDER
 
 Uid = int

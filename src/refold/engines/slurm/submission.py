@@ -14,9 +14,7 @@ from msgspec.structs import replace
 from refold.core import RunFailed, StartRun
 from refold.engines.local import (
     Devices,
-    ExportedOf,
     RunEnvironment,
-    SecretsOf,
     describe_exit,
     linker_variables,
     output_copies,
@@ -41,6 +39,7 @@ from refold.engines.slurm.run_state import RunState
 from refold.engines.slurm.scripts import AgentCall, batch_script, instance_script
 from refold.errors import BadInput
 from refold.model import Allocation, Job, Seconds
+from refold.server import ExportedOf, SecretsOf
 from refold.server.output import new_mark
 
 GIVEN_BY_SLURM = ("CUDA_VISIBLE_DEVICES", "SLURM_", "SLURMD_", "SBATCH_", "SRUN_")

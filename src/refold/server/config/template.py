@@ -6,9 +6,8 @@ import os
 from collections import Counter
 from pathlib import Path
 
-from refold.engines.local import SLOT
 from refold.errors import BadFile
-from refold.server.monitor import Machine
+from refold.server.monitor import SLOT, Machine
 
 TEXT = """\
 # Configuration of `refold serve`. Commented-out lines show defaults or examples; docs/config.md describes every key.

@@ -18,7 +18,6 @@ from .event_stream import (
     EventStream as EventStream,
 )
 from .hosts import (
-    LOOPBACK_OF_WILDCARD as LOOPBACK_OF_WILDCARD,
     AllowedHosts as AllowedHosts,
 )
 from .session_calls import SESSION_PATH as SESSION_PATH

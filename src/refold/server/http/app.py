@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from refold.client.api import CALLS, EVENT_STREAM, IDENTITY_PATH, JSON_LINES, Call, EventsQuery, Role, Service
+from refold.client.api import CALLS, EVENT_STREAM, IDENTITY_PATH, JSON_LINES, Call, EventsQuery, Role
 from refold.errors import BadField, Forbidden, NotFound, RefoldError, TooManyRequests
 from refold.server.http import asgi
 from refold.server.http.asgi import HttpError, Receive, Reply, Scope, Send, header
@@ -20,6 +20,7 @@ from refold.server.http.event_stream import EventFilter
 from refold.server.http.hosts import AllowedHosts
 from refold.server.http.openapi import build_openapi, render_docs_page
 from refold.server.http.requests import QueryReader, read_json
+from refold.server.http.service import Service
 from refold.server.http.session_calls import METHODS as SESSION_METHODS, SessionCalls, check_method
 from refold.server.http.sessions import Sessions
 from refold.server.http.tokens import TokenAuthenticator

@@ -6,9 +6,9 @@ import socket
 from collections.abc import Iterable
 from ipaddress import ip_address
 
+from refold.client import LOOPBACK_OF_WILDCARD
+
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-LOOPBACK_OF_WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Wildcard addresses, and the loopback address that reaches a daemon bound to them."""
 
 
 class AllowedHosts:

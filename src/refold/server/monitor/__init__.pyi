@@ -1,6 +1,7 @@
 from .gpu_poller import GpuPoller as GpuPoller
 from .gpu_use import GpuUseWatch as GpuUseWatch
 from .machine import (
+    SLOT as SLOT,
     Layout as Layout,
     Machine as Machine,
     NvidiaMachine as NvidiaMachine,

@@ -8,13 +8,15 @@ from typing import Protocol
 
 import msgspec
 
-from refold.engines.local import SLOT
 from refold.errors import BadInput, UnknownName
 from refold.model import PCIE, Cluster, GpuType, MiB, Node, mib_from_gib, milli_from_number
 from refold.planning.catalogue import find_gpu
 from refold.server.config import ClusterConfig, Config
 from refold.server.monitor.nvidia import DetectedGpu, GpuProblem, GpuReading, NvidiaDriver, open_driver
 from refold.server.monitor.power import with_power
+
+SLOT = "slot"
+"""The GPU type of CPU slots."""
 
 MAX_DEFAULT_SLOTS = 8
 """Maximum default number of slots of a machine without GPUs."""

@@ -10,6 +10,7 @@ from .log_files import (
     tail_log as tail_log,
 )
 from .run_files import (
+    LOGS_FOLDER as LOGS_FOLDER,
     UNREADABLE as UNREADABLE,
     RunEnd as RunEnd,
     RunFiles as RunFiles,

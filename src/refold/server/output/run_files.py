@@ -37,6 +37,10 @@ def log_path(out: Path, job: str, run: int, instance: int) -> Path:
     return RunFiles(out, job, run).log(instance)
 
 
+LOGS_FOLDER = "logs"
+"""Folder of the output of runs, in the state folder."""
+
+
 class StartRecord(msgspec.Struct, frozen=True):
     """What all instances of a run share, across restarts: the mark of their processes and the ports of a gang.
 

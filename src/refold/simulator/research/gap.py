@@ -1,6 +1,6 @@
 """Optimality gap of a policy, decision by decision, on clusters small enough to compute the optimum.
 
-After each decision, the total normalised throughput of the running jobs (see `refold.simulator.research.optimal`) is compared
+After each decision, the total normalised throughput of the running jobs (see `optimal`) is compared
 with the largest total that the same jobs can reach on the same nodes. The gap is the missing fraction. The optimum does
 not look ahead, so a policy that holds back now to gain later has a gap for it.
 """

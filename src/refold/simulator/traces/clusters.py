@@ -60,8 +60,9 @@ def read(path: str | Path) -> Cluster:
     if not Path(path).exists():
         if all(_SHORTHAND.fullmatch(part) for part in text.split("+")):
             return from_shorthand(text)
-        if (files("refold.simulator.traces") / "shipped" / f"{text}.yaml").is_file() and "/" not in text:
-            with as_file(files("refold.simulator.traces") / "shipped" / f"{text}.yaml") as shipped:
+        known = files(__package__) / "shipped" / f"{text}.yaml"
+        if known.is_file() and "/" not in text:
+            with as_file(known) as shipped:
                 return _from_yaml(open_source(shipped))
         raise BadFile(path, "no such file, and not shorthand such as 16x8:A100 (16 nodes with 8 A100s each)")
     source = open_source(Path(path))

@@ -1,4 +1,4 @@
-"""The demo workload and cluster that ship with the package; `python -m refold.simulator.traces.demo` regenerates them."""
+"""The demo workload and cluster that ship with the package: `python -m refold.simulator.traces.demo` makes them."""
 
 from __future__ import annotations
 

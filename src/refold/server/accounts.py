@@ -1,13 +1,14 @@
-"""Unix accounts under which jobs run."""
+"""Unix accounts under which jobs run, if that is that of their submitter."""
 
 from __future__ import annotations
 
 import os
 import pwd
+from collections.abc import Callable
 
 import msgspec
 
-from refold.errors import BadInput
+from refold.errors import BadInput, RefoldError
 
 MIN_UID = 1000
 """The lowest uid under which jobs run: those below are of root and of system accounts."""
@@ -15,7 +16,7 @@ MIN_UID = 1000
 MAX_UID = 2**31 - 2
 
 
-class Account(msgspec.Struct, frozen=True):
+class JobAccount(msgspec.Struct, frozen=True):
     """A user with its groups and home folder."""
 
     name: str
@@ -26,19 +27,19 @@ class Account(msgspec.Struct, frozen=True):
     shell: str
 
 
-def find_account(name: str) -> Account:
+def find_account(name: str) -> JobAccount:
     """Return an account by name. A number is a uid, which needs no entry in the account database."""
     try:
         entry = pwd.getpwuid(int(name)) if name.isdecimal() and len(name) < 11 else pwd.getpwnam(name)
     except (KeyError, ValueError):
         if not (name.isascii() and name.isdecimal() and 0 <= int(name) <= MAX_UID):
             raise BadInput(f"this machine has no account {name!r}") from None
-        return Account(name, int(name), int(name), (), "/", "/bin/sh")
+        return JobAccount(name, int(name), int(name), (), "/", "/bin/sh")
     groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
-    return Account(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir, entry.pw_shell or "/bin/sh")
+    return JobAccount(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir, entry.pw_shell or "/bin/sh")
 
 
-def find_job_account(name: str, daemon_uid: int) -> Account:
+def find_job_account(name: str, daemon_uid: int) -> JobAccount:
     """Return the account under which the jobs of a user run; not root, a system account or the daemon's user."""
     account = find_account(name)
     if account.uid < MIN_UID or account.uid == daemon_uid:
@@ -47,3 +48,16 @@ def find_job_account(name: str, daemon_uid: int) -> Account:
             f" {MIN_UID}) or the daemon's user"
         )
     return account
+
+
+def user_check(is_enabled: bool) -> Callable[[str], str]:
+    """Return a function that returns why a user cannot run jobs, or ''. `is_enabled`: jobs run as their users."""
+
+    def problem(user: str) -> str:
+        try:
+            find_job_account(user, os.geteuid())
+        except RefoldError as error:
+            return str(error)
+        return ""
+
+    return problem if is_enabled else lambda _: ""
