@@ -60,7 +60,7 @@ engines-kubernetes:  ## find or build the Kubernetes servers, KWOK and Kueue; ta
 test-kubernetes: $(VENV)/installed.test  ## test against a real Kubernetes API server, which is built if needed
 	@if assets=$$($(PYTHON) tools/build_kubernetes.py); then \
 		echo "engines: $$("$$assets/kube-apiserver" --version), etcd, kube-controller-manager in $$assets"; \
-		KUBEBUILDER_ASSETS=$$assets $(RUN_TESTS)/test-kubernetes.xml --durations 10 -m kubernetes tests/engines/local/kubernetes; \
+		KUBEBUILDER_ASSETS=$$assets $(RUN_TESTS)/test-kubernetes.xml --durations 10 -m kubernetes tests/engines/kubernetes; \
 	else \
 		echo "engines: none; not tested against Kubernetes"; fi
 
@@ -70,14 +70,14 @@ engines-slurm:  ## find Slurm for test-slurm, or install Debian's packages, whic
 test-slurm: $(VENV)/installed.test  ## test against a real Slurm, which is installed if allowed
 	@if found=$$($(PYTHON) tools/install_slurm.py); then \
 		echo "engines: $$found"; \
-		REFOLD_TEST_SLURM=1 $(RUN_TESTS)/test-slurm.xml --durations 10 -m slurm tests/engines/local/slurm; \
+		REFOLD_TEST_SLURM=1 $(RUN_TESTS)/test-slurm.xml --durations 10 -m slurm tests/engines/slurm; \
 	else \
 		echo "engines: none; not tested against Slurm"; fi
 
 test-ray: $(VENV)/installed.test  ## test on a real Ray cluster of four nodes on this machine, if Ray can be installed
 	@if $(INSTALL) test-ray && found=$$($(BIN)/python -c 'import ray; print(ray.__version__)'); then \
 		echo "engines: Ray $$found"; \
-		REFOLD_TEST_RAY=1 $(RUN_TESTS)/test-ray.xml --durations 10 -m ray tests/engines/local/ray; \
+		REFOLD_TEST_RAY=1 $(RUN_TESTS)/test-ray.xml --durations 10 -m ray tests/engines/ray; \
 	else \
 		echo "engines: none; not tested on Ray"; fi
 

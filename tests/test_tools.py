@@ -127,7 +127,7 @@ def test_the_tests_of_a_change_are_those_of_its_folders() -> None:
         "docs/index.md",
         "src/refold/errors.py",
     ]
-    folders = ["tests/server/http/test_api.py", "tests/engines/local/slurm", "tests/core", "tests/server"]
+    folders = ["tests/server/http/test_api.py", "tests/engines/slurm", "tests/core", "tests/server"]
     assert affected_tests(changed) == sorted([*folders, *ALWAYS])
 
 
