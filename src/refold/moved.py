@@ -35,7 +35,7 @@ class MovedFolders:
         from importlib import import_module
         from warnings import warn
 
-        warn(f"{spec.name} is {MOVED[spec.name]} now", DeprecationWarning, stacklevel=6)
+        warn(f"{spec.name} is {MOVED[spec.name]} now", DeprecationWarning, stacklevel=2)
         module = import_module(MOVED[spec.name])
         self._spec = module.__spec__
         return module
