@@ -18,8 +18,8 @@ from refold.client.api import DaemonInfo, Jobs, JobStatus
 
 FIRST_PLACEMENT = """
 from refold.model import Demand
-from refold.packing import FreeResources, Placer
-from refold.traces import read_cluster
+from refold.placement import FreeResources, Placer
+from refold.simulator.traces import read_cluster
 assert Placer("best-fit").place(FreeResources(read_cluster("16x8:A100")), Demand(gpus=4))
 """
 

@@ -20,7 +20,7 @@ JsonOf = Callable[..., Any]
 
 HALF = '''
 from refold.model import Allocation, Decision, Plan, Share, Start
-from refold.plans.speeds import CATALOGUE_ONLY, Knowledge
+from refold.planning.plans.speeds import CATALOGUE_ONLY, Knowledge
 
 
 class Half:

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract Unix s
 
 HOLD = """
 import sys, time
-from refold.backends.local.machine_locks import GpuLocks
+from refold.server.machine_locks import GpuLocks
 locks = GpuLocks()
 print(locks.acquire(sys.argv[1]), flush=True)
 time.sleep(600)

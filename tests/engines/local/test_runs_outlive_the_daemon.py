@@ -51,7 +51,7 @@ def neighbour() -> Iterator[int]:
 DAEMON = """
 import asyncio, sys
 from pathlib import Path
-from refold.backends.local import LocalBackend
+from refold.engines.local import LocalBackend
 from refold.core.orders import StartRun
 from refold.model import Allocation, Job, Share
 

@@ -108,7 +108,7 @@ def test_a_second_order_ends_the_grace_period(actor: RankActor, tmp_path: Path) 
 
 DRIVER = """
 import os, sys, time
-from refold.backends.ray.rank_actor import RankActor
+from refold.engines.ray.rank_actor import RankActor
 actor = RankActor(1000)
 actor.start(sys.argv[1].encode())
 while True:

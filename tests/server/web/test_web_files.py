@@ -101,7 +101,7 @@ def test_a_script_builds_no_markup_from_strings_and_says_what_it_is_for(name: st
 
 
 def test_the_report_has_the_colours_of_the_web_ui() -> None:
-    report = (FOLDER.parents[1] / "results" / "templates" / "report.css.j2").read_text()
+    report = (FOLDER.parents[2] / "simulator" / "results" / "templates" / "report.css.j2").read_text()
     shared = re.search(r"As in the web UI.*?\n\n", report, re.DOTALL)
     assert shared is not None
     web = dict(re.findall(r"--([\w-]+): ([^;]+);", FILES["style.css"].decode()))
