@@ -220,15 +220,6 @@ def test_whatif_asks_the_daemon(service: FakeService, tmp_path: Path, stdout_of:
     assert title.endswith(", policy backfill, 40 simulated futures")
 
 
-def test_whatif_says_that_the_daemon_approximates_a_policy_without_a_queue_order(
-    service: FakeService, tmp_path: Path, json_of: JsonOf
-) -> None:
-    service.forecasts_starts = False
-    (tmp_path / "job.yaml").write_text("name: mine\nrun: 'true'\n")
-    notes = json_of("whatif", str(tmp_path / "job.yaml"))["notes"]
-    assert notes[0] == "policy backfill is approximated by EASY backfill; --futures N simulates it"
-
-
 @pytest.mark.parametrize("width", [80, 100, 120])
 @pytest.mark.parametrize("name", ["a", "a-rather-long-name-of-an-experiment", "x" * 64])
 def test_start_estimates_are_one_table_with_the_id_in_every_row(

@@ -241,7 +241,7 @@ class FakeService:
             VariantOutcome(TimeEstimate(NOW + 60.0), TimeEstimate(NOW + 120.0), 0.0, 0, variant.gpus <= 4)
             for variant in question.variants
         ]
-        return WhatIfOutcome(NOW, 40, not self.forecasts_starts, outcomes)
+        return WhatIfOutcome(NOW, 40, outcomes)
 
     async def compare_policies(self, caller: Caller, question: PolicyQuestion) -> PolicyComparison:
         waiting = [job.id for job in self.jobs_by_id.values() if job.state == "waiting"]

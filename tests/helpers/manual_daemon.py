@@ -18,11 +18,12 @@ from refold.core.events import Event, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision
 from refold.model import Cluster, Node, Preemption
 from refold.model.units import HOUR
-from refold.policies.registry import make_policy, queue_order
+from refold.policies.registry import make_policy
 from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
+from refold.server.forked_work import WorkHere
 from refold.server.http.event_stream import EventStream
 from refold.server.http.tokens import StoredToken
 from refold.server.inbox import Inbox
@@ -116,7 +117,7 @@ class ManualDaemon:
         conditions = StartConditions(self.state, self.inbox, self.store.reader)
         self.retries = Retries(self.state, self.inbox, self.output)
         past = self.store.reader.past_jobs(MAX_PAST_JOBS)
-        self.forecasts = StartForecasts(self.state, queue_order(policy, settings), past, stopwatch=lambda: 0.0)
+        self.forecasts = StartForecasts(self.state, past, work=WorkHere())
         self.tokens: dict[str, StoredToken] = {}
         self.killed: list[str] = []
         """Jobs whose runs were to be killed without a grace period."""
@@ -178,6 +179,7 @@ class ManualDaemon:
             or self.inbox.arrived.is_set()
             or not self.inbox.is_empty
             or self.retries._tasks
+            or self.forecasts.is_busy
             or self.clock.time >= self.loop.next_deadline()
         )
 

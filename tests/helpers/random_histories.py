@@ -24,6 +24,7 @@ from refold.core.events import (
     RunStopped,
 )
 from refold.core.orders import StartRun, StopRun
+from refold.core.scheduler import raise_rejection
 from refold.model import NO_CHANGE, Allocation, Cluster, Decision, Job, Reason, Reshape, Share, Start
 from refold.placement import Placer
 from refold.policies.queueing.fifo import Fifo
@@ -82,8 +83,7 @@ class History:
         self.cluster = cluster
         self.audit, self.entries = Audit(cluster), ListJournal()
         journal: Journal = Journals(self.audit, self.entries)
-        refusing = {} if on_rejection is None else {"on_rejection": on_rejection}
-        self.scheduler = Scheduler(cluster, policy, journal, **refusing)
+        self.scheduler = Scheduler(cluster, policy, journal, on_rejection or raise_rejection)
         self.now = 0.0
         self.submitted = 0
 

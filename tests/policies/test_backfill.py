@@ -233,7 +233,7 @@ def test_the_decisions_of_easy_step_by_step() -> None:
     scheduler.step(10, [RunFinished("a", 1), Woke()])
     scheduler.step(20, [RunFinished("wide", 1), Woke()])
     shortage = Shortage(instances_fit=0, nodes=1, too_few_gpus=1)
-    assert [(now, msgspec.structs.replace(decision, start_estimates=())) for now, decision in policy.decisions] == [
+    assert policy.decisions == [
         (0, Decision(starts=(Start("a", Allocation((Share(0, (0, 1)),))),))),
         (1, Decision(waits=(Wait("wide", Reason.RESOURCES, shortage=shortage),), wake_at=10)),
         (
@@ -371,17 +371,6 @@ def test_runs_that_did_not_overtake_the_first_are_not_preempted_for_it() -> None
     started_jobs, entries = run(make_policy("easy", LIMIT), jobs, make_cluster(4))
     assert started_jobs == [(0, "old late"), (2, "late"), (100, "first")]
     assert stopped(entries) == []
-
-
-@pytest.mark.parametrize("policy", ["easy", "conservative"])
-def test_no_start_is_estimated_before_anything_is_known_about_run_times(policy: str) -> None:
-    scheduler = Scheduler(make_cluster(1), make_policy(policy))
-    jobs = [make_job(name, work=None) for name in ("runs", "runs next")]
-    assert scheduler.step(0.0, [JobSubmitted(job) for job in jobs]).start_estimates == ()
-    assert scheduler.step(5.0, []).start_estimates == ()
-    scheduler.step(8.0, [RunFinished("runs", 1)])
-    known = scheduler.step(9.0, [JobSubmitted(make_job("waits", work=None))]).start_estimates
-    assert [estimate.job for estimate in known] == ["waits"]
 
 
 def test_the_reason_says_whether_gpus_are_lacking_or_reserved() -> None:

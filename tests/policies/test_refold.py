@@ -21,10 +21,8 @@ from refold.model import ChangeLimit, Cluster, Job, Plan, Reason, Tenant
 from refold.planning.plans.speeds import Speeds
 from refold.policies.common import Draft
 from refold.policies.refold import preemption as refold_preemption
-from refold.policies.refold.jobs import RoundJobs
 from refold.policies.refold.policy import Refold
 from refold.policies.refold.sources import JobFacts, JobSources
-from refold.policies.refold.starts import Starter
 from refold.policies.refold.table import EstimateRow
 from refold.simulator import Costs, RecordedSpeeds, simulate
 from refold.simulator.modelled_speeds import ModelledSpeeds
@@ -546,7 +544,7 @@ class CheckedTable(Refold):
     known: Mapping[str, JobFacts] = {}
     """What was known at the last round."""
 
-    def _run_round(self, view: View, sources: JobSources) -> tuple[RoundJobs, Starter, Draft]:
+    def _run_round(self, view: View, sources: JobSources) -> Draft:
         anew = JobSources(
             sources.estimator, sources.options, sources.guarantees, sources.expected_service, sources.fair_share
         )
@@ -584,7 +582,7 @@ def test_kinds_of_jobs_that_have_ended_are_forgotten() -> None:
     kinds: list[int] = []
 
     class Counting(Refold):
-        def _run_round(self, view: View, sources: JobSources) -> tuple[RoundJobs, Starter, Draft]:
+        def _run_round(self, view: View, sources: JobSources) -> Draft:
             found = super()._run_round(view, sources)
             kinds.append(len(sources.kinds))
             return found
@@ -609,7 +607,7 @@ def test_decisions_do_not_depend_on_how_many_runs_are_ranked_at_first(
 
     def entries(ranked: int) -> list[Entry]:
         monkeypatch.setattr(refold_preemption, "MIN_RANKED", ranked)
-        policy, journal = Refold(start_estimates=False, preemption_margin=margin), ListJournal()
+        policy, journal = Refold(preemption_margin=margin), ListJournal()
         simulate(jobs, TWO_NODES, policy, journal=journal)
         return journal.entries
 

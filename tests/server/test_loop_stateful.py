@@ -28,12 +28,13 @@ from refold.core.events import Event, JobHeld, RunFailed, RunFinished, RunStoppe
 from refold.errors import BadDecision, BadInput, Conflict, Unavailable
 from refold.model import Cluster, Node, Reason, Tenant
 from refold.model.units import HOUR
-from refold.policies.registry import make_policy, queue_order
+from refold.policies.registry import make_policy
 from refold.server import inbox, loop, recovery, writer
 from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
+from refold.server.forked_work import WorkHere
 from refold.server.http.event_stream import EventStream
 from refold.server.job_queries import JobQueries
 from refold.server.live_state import LiveState
@@ -119,7 +120,7 @@ class LiveLoop(RuleBasedStateMachine):
         messages = JobMessages(self.state, commits, self.store, Notifier(NotifyConfig()), HOUR, self.folder / "logs")
         drains = DrainManager(self.state, self.inbox)
         conditions = StartConditions(self.state, self.inbox, self.store.reader)
-        self.forecasts = StartForecasts(self.state, queue_order(self.policy, {}), stopwatch=lambda: 0.0)
+        self.forecasts = StartForecasts(self.state, work=WorkHere())
         self.service = SchedulerService(
             self.state,
             self.inbox,

@@ -28,16 +28,24 @@ class PolicyFailed(RefoldError):
 
 def make_guarded_policy(name: str, settings: Mapping[str, Any]) -> Policy:
     """Make a policy by name or file. Policies of the package are not guarded: their errors are bugs of Refold."""
-    from refold.policies import make_policy, split_settings, with_run_watch
+    from refold.policies import (
+        START_ESTIMATES,
+        make_policy,
+        split_settings,
+        with_run_watch,
+        with_start_estimates,
+        without_start_estimates,
+    )
 
     try:
         own, rules = split_settings(name, settings)
-        policy = make_policy(name, own)
+        policy = make_policy(name, without_start_estimates(own))
     except RefoldError:
         raise
     except Exception as error:
         raise _policy_failed(f"cannot create policy {name}", error) from error
-    return with_run_watch(policy if type(policy).__module__.startswith("refold.") else _GuardedPolicy(policy), rules)
+    guarded = policy if type(policy).__module__.startswith("refold.") else _GuardedPolicy(policy)
+    return with_run_watch(with_start_estimates(guarded) if own.get(START_ESTIMATES) else guarded, rules)
 
 
 class _GuardedPolicy:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refold.cli.experiment import simulate_policy
-from refold.cli.inputs import SelectedPolicy, Workload, without_start_estimates
+from refold.cli.inputs import SelectedPolicy, Workload
 from refold.cli.parallel_runs import map_items
 from refold.cli.views import Advance
 from refold.cli.worker_processes import WorkerProcesses, worker_processes
@@ -61,7 +61,7 @@ def simulate_part(workload: Workload, run: PartRun, advance: Advance) -> JobMeas
 
     from refold.simulator.results import measure_jobs
 
-    part, policy = run.part, without_start_estimates(SelectedPolicy(run.policy, run.settings, run.policy))
+    part, policy = run.part, SelectedPolicy(run.policy, run.settings, run.policy)
     history = simulate_policy(workload_of_part(workload, part), policy, None, advance).history
     position = {job.id: number for number, job in enumerate(history.jobs.jobs)}
     measured = [position[job.id] for job in workload.jobs[part.measured : part.last]]

@@ -42,12 +42,19 @@ class Scheduler:
         policy: Policy,
         journal: Journal | None = None,
         on_rejection: Callable[[BadDecision], None] = raise_rejection,
+        view: View | None = None,
     ) -> None:
-        self._state = State(cluster)
+        """`view`: of the state to continue from, in which the changes of the next decision are pending."""
+        self._state = State(cluster) if view is None else view._state
         self._policy = policy
         self._journal = journal or NoJournal()
         self._on_rejection = on_rejection
-        self.view = View(self._state)
+        self.view = view or View(self._state)
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that it drives."""
+        return self._policy
 
     @property
     def late_reports(self) -> int:

@@ -15,13 +15,11 @@ from .registry import (
     list_policies as list_policies,
     make_policy as make_policy,
     policy_names as policy_names,
-    queue_order as queue_order,
     resolve_policy as resolve_policy,
     setting_ranges as setting_ranges,
     split_settings as split_settings,
     with_run_watch as with_run_watch,
+    with_start_estimates as with_start_estimates,
+    without_start_estimates as without_start_estimates,
 )
-from .table import (
-    POLICIES as POLICIES,
-    QueueOrder as QueueOrder,
-)
+from .table import POLICIES as POLICIES

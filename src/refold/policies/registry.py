@@ -27,7 +27,7 @@ from refold.core import Policy
 from refold.errors import BadFile, BadInput, RefoldError, UnknownName
 from refold.model.documents import convert as convert_document, load_yaml, read_text
 from refold.policies.ranges import SettingRange, range_by_default
-from refold.policies.table import POLICIES, QueueOrder
+from refold.policies.table import POLICIES
 
 FOLDER_VARIABLE = "REFOLD_POLICIES"
 WATCH = "watch"
@@ -35,7 +35,10 @@ WATCH = "watch"
 PROFILE = "profile"
 """The setting of policies that choose plans: the limits of profiling new model types. True: the default limits."""
 START_ESTIMATES = "start_estimates"
-"""The setting of policies that estimate when waiting jobs start. The orders are the same without estimates."""
+"""The setting that every policy accepts: in simulations, estimate when waiting jobs start. The orders are the same.
+
+Daemons make their own estimates, and leave it out; it was a setting of some policies once, so journals have it.
+"""
 
 
 POLICY_FILE_SUFFIXES = (".yaml", ".yml")
@@ -131,7 +134,7 @@ def _read_policy_file(path: Path) -> PolicyFile:
     except RefoldError as error:
         raise root.at("name").error(error) from None
     if file.settings:
-        root.at("settings").fields({*known, WATCH})
+        root.at("settings").fields({*known, WATCH, START_ESTIMATES})
     return file
 
 
@@ -160,19 +163,26 @@ def chooses_plans(name: str) -> bool:
     return name in POLICIES and POLICIES[name].chooses_plans
 
 
-def queue_order(name: str, settings: Mapping[str, Any]) -> QueueOrder | None:
-    """Return the order in which a policy starts waiting jobs; None if that cannot be simulated."""
-    entry = POLICIES.get(name)
-    return entry.queue_order if entry is not None and settings.get("order", "arrival") == "arrival" else None
-
-
 def make_policy(name: str, settings: Mapping[str, Any] | None = None) -> Policy:
     """Construct a policy by name or by file path. `settings` may include a run-time watch and profiling."""
     name, settings = resolve_policy(name, settings or {})
     own, rules = split_settings(name, settings)
     limits = own.pop(PROFILE, None) if chooses_plans(name) else None
-    policy = _with_profiling(_construct(name, own), limits, own)
-    return with_run_watch(policy, rules)
+    estimates = own.get(START_ESTIMATES, False)
+    policy = _with_profiling(_construct(name, without_start_estimates(own)), limits, own)
+    return with_run_watch(with_start_estimates(policy) if estimates else policy, rules)
+
+
+def without_start_estimates(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a policy that is not to estimate when waiting jobs start."""
+    return {name: value for name, value in settings.items() if name != START_ESTIMATES}
+
+
+def with_start_estimates(policy: Policy) -> Policy:
+    """Wrap a policy with estimates of when waiting jobs start."""
+    from refold.simulator import EstimatingPolicy  # imported late: a daemon does without it
+
+    return EstimatingPolicy(policy)
 
 
 def _with_profiling(policy: Policy, limits: Mapping[str, Any] | bool | None, settings: Mapping[str, Any]) -> Policy:

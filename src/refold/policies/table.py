@@ -6,21 +6,14 @@ REFOLD_POLICIES names is listed and available by its name.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
-
-QueueOrder = Literal["fifo", "fifo-skip", "easy", "least-work"]
-"""Orders in which policies start waiting jobs: strictly as queued, skipping jobs that do not fit, with backfill, or by
-predicted work, skipping jobs that do not fit. The last one approximates a policy that also preempts and reshapes.
-"""
+from typing import NamedTuple
 
 
 class PolicyEntry(NamedTuple):
     """Module, class and one-line summary of a policy.
 
     `oracle`: it uses the actual run times of jobs. `preempts`: it stops running jobs. `compared_by_default`: `refold
-    compare` includes it if no policies are named. `queue_order`: the order in which it starts jobs, for the fast
-    forecast of start times; None: it also depends on something else, such as fairness or the speed of plans.
-    `chooses_plans`: it gives jobs other plans than their own.
+    compare` includes it if no policies are named. `chooses_plans`: it gives jobs other plans than their own.
     """
 
     module: str
@@ -29,12 +22,11 @@ class PolicyEntry(NamedTuple):
     oracle: bool = False
     preempts: bool = False
     compared_by_default: bool = True
-    queue_order: QueueOrder | None = None
     chooses_plans: bool = False
 
 
 def _backfill(class_name: str, summary: str) -> PolicyEntry:
-    return PolicyEntry("refold.policies.backfill.backfill", class_name, summary, preempts=True, queue_order="easy")
+    return PolicyEntry("refold.policies.backfill.backfill", class_name, summary, preempts=True)
 
 
 def _rubick(class_name: str, summary: str) -> PolicyEntry:
@@ -56,12 +48,11 @@ def _published(module: str, class_name: str, summary: str) -> PolicyEntry:
 
 
 POLICIES: dict[str, PolicyEntry] = {
-    "fifo": PolicyEntry("refold.policies.queueing.fifo", "Fifo", "Strict order of arrival.", queue_order="fifo"),
+    "fifo": PolicyEntry("refold.policies.queueing.fifo", "Fifo", "Strict order of arrival."),
     "fifo-skip": PolicyEntry(
         "refold.policies.queueing.fifo",
         "FifoSkip",
         "Order of arrival; jobs that do not fit are skipped.",
-        queue_order="fifo-skip",
     ),
     "sjf": PolicyEntry("refold.policies.queueing.sjf", "Sjf", "Shortest job first, by known durations.", oracle=True),
     "srtf": PolicyEntry(
@@ -78,7 +69,6 @@ POLICIES: dict[str, PolicyEntry] = {
         "Refold",
         "Least remaining work first, each job at its most profitable size.",
         preempts=True,
-        queue_order="least-work",
         chooses_plans=True,
     ),
     "rubick": _rubick("Rubick", "Resources and plans to the jobs that gain most (MLSys'25)."),

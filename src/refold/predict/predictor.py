@@ -217,6 +217,23 @@ class Predictor:
         return static
 
 
+class FrozenPredictor(Predictor):
+    """The predictions of another predictor, which must not learn meanwhile; it learns nothing itself."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        self.__dict__.update(predictor.__dict__)
+        self._expected = {}
+
+    def submitted(self, job: Job, now: Seconds) -> None:
+        """Record nothing."""
+
+    def finished(self, job: Job, seconds: Seconds, now: Seconds) -> None:
+        """Learn nothing."""
+
+    def forget(self, job_id: str) -> None:
+        """Keep what is known."""
+
+
 def job_kind(job: Job) -> tuple[object, ...]:
     """Return the fields of a job on which its contexts depend."""
     return job.tenant, job.user, job.group, job.workload, job.demand, job.job_class, job.steps, job.batch

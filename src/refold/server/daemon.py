@@ -18,7 +18,7 @@ import uvicorn
 from refold.client import local_url, read_address, write_address
 from refold.core import Header, Policy, Scheduler
 from refold.model import MINUTE, Seconds
-from refold.policies import make_policy, queue_order
+from refold.policies import make_policy, without_start_estimates
 from refold.server.accounts import user_check
 from refold.server.backoff import Backoff
 from refold.server.change_costs import ChangeCosts
@@ -176,8 +176,7 @@ class Daemon:
         environments = Environments(state, writer, store)
         conditions = StartConditions(state, inbox, store.reader)
         past = past_jobs(store.reader, history)
-        order = queue_order(header.policy, header.settings)
-        forecasts = StartForecasts(state, order, past)
+        forecasts = StartForecasts(state, past)
         retention = LogRetention(store.reader, logs, config.serve.keep_logs_for)
 
         # The API and the loop.
@@ -331,7 +330,7 @@ class Daemon:
 
 
 def _make_policy(header: Header) -> Policy:
-    return FallbackPolicy(partial(make_policy, header.policy, header.settings))
+    return FallbackPolicy(partial(make_policy, header.policy, without_start_estimates(header.settings)))
 
 
 def _make_scheduler(header: Header) -> Scheduler:

@@ -22,7 +22,7 @@ from refold.core import Entry, Header, Policy
 from refold.errors import BadInput, RefoldError, TooManyRequests, Unavailable
 from refold.model import Seconds
 from refold.placement import Floats
-from refold.policies import POLICIES, make_policy, split_settings
+from refold.policies import POLICIES, make_policy, split_settings, without_start_estimates
 from refold.server.live_state import LiveState
 from refold.server.recovery import MAX_PAST_JOBS
 from refold.server.snapshot import redacted
@@ -209,7 +209,7 @@ def _average(name: str, futures: Futures, count: int) -> _Simulated:
 
 def _maker(name: str, settings: Mapping[str, Any]) -> Callable[[], Policy]:
     own, _ = split_settings(name, settings)  # watch rules need reports, which nobody makes here
-    return lambda: make_policy(name, own)
+    return lambda: make_policy(name, without_start_estimates(own))
 
 
 def main() -> None:

@@ -14,7 +14,6 @@ from refold.client.api import (
     WhatIf,
     WhatIfOutcome,
 )
-from refold.core import JobSubmitted, Scheduler, StartRun
 from refold.model import Job
 from refold.server.admission import Admission
 from refold.server.auto_requests import describe_choices
@@ -22,14 +21,10 @@ from refold.server.job_table import HOLD_TEXTS
 from refold.server.live_state import LiveState
 from refold.server.start_forecasts import JobForecast, StartForecasts
 from refold.server.status import wire_estimate
-from refold.simulator import CannotCopy
-
-MAX_JOBS_FOR_TRIAL = 300
-"""With more active jobs the policy is not tried: copying the scheduler would take too long."""
 
 
 class Previewer:
-    """Previews submissions. The policy is tried on one submission at a time."""
+    """Previews submissions. One is simulated at a time."""
 
     def __init__(self, state: LiveState, admission: Admission, forecasts: StartForecasts) -> None:
         self._state = state
@@ -70,11 +65,11 @@ class Previewer:
         state = self._state
         await self._admission.check_patterns(question.variants)
         jobs = [self._admission.build_job(caller, variant, MAX_JOB_NUMBER) for variant in question.variants]
-        forecast = self._forecasts.compare(jobs, question.seed)
+        async with self._lock:
+            forecast = await self._forecasts.compare(jobs, question.seed)
         return WhatIfOutcome(
             now=state.wall_time(state.now()),
             futures=forecast.futures,
-            approximate=not self._forecasts.is_exact,
             variants=[self._outcome(job, each) for job, each in zip(jobs, forecast.jobs, strict=True)],
         )
 
@@ -90,33 +85,12 @@ class Previewer:
 
     async def _try_policy(self, job: Job) -> tuple[str, TimeEstimate | None]:
         """Return the plan that the policy would give the job now, and when it would start."""
-        plan, estimate = await self._step_copy(job)
-        if estimate is None and (forecast := self._forecasts.start_of_new(job)) is not None:
-            estimate = wire_estimate(forecast, self._state.wall_time)
-        return plan, estimate
-
-    async def _step_copy(self, job: Job) -> tuple[str, TimeEstimate | None]:
-        """Let a copy of the scheduler take a step; return the plan and the start, if the policy knows them."""
+        wall_time = self._state.wall_time
         async with self._lock:
-            if len(self._state.job_table.records) > MAX_JOBS_FOR_TRIAL:
-                return "", None
-            try:
-                scheduler = self._state.copy_scheduler()
-            except CannotCopy:
-                return "", None
-            return await asyncio.to_thread(self._decide, scheduler, job)
-
-    def _decide(self, scheduler: Scheduler, job: Job) -> tuple[str, TimeEstimate | None]:
-        state = self._state
-        entry = scheduler.step(state.now(), [JobSubmitted(job)])
-        for order in entry.orders:
-            if isinstance(order, StartRun) and order.job == job.id:
-                plan = order.allocation.plan
-                return "" if plan is None else str(plan), TimeEstimate(state.wall_time(entry.now))
-        if self._forecasts.makes_estimates or job.id not in scheduler.view.waiting:
-            return "", None
-        estimate = scheduler.view.start_estimate(job.id)
-        return "", None if estimate is None else wire_estimate(estimate, state.wall_time)
+            trial = await self._forecasts.try_submission(job)
+        if trial.starts_now:
+            return "" if trial.plan is None else str(trial.plan), TimeEstimate(wall_time(self._state.now()))
+        return "", None if trial.start is None else wire_estimate(trial.start, wall_time)
 
 
 def _notes_on_plan(submission: Submission, policy: str, plan: str) -> list[str]:

@@ -145,7 +145,7 @@ class SchedulerService:
             tenant=caller.tenant,
             user=caller.user,
             own_jobs_only=caller.own_jobs_only,
-            forecasts_starts=self._forecasts.makes_estimates,
+            forecasts_starts=True,
             start_accuracy=self._forecasts.accuracy,
             last_event=self.event_stream.last,
         )

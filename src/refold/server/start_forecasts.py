@@ -1,34 +1,36 @@
 """Start estimates of waiting jobs, as of now, and how good they were.
 
-They are made again when something has started or ended, and while runs take longer than expected.
+The policy itself decides in several futures, in a copy of the daemon's process. Estimates are made again when something
+has started or ended, and while runs take longer than expected, within a part of the time of a CPU.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from math import inf
-from time import thread_time
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from refold.client.api import StartAccuracy
-from refold.core import PastJob, StartRun
-from refold.model import Job, Seconds, StartEstimate
-from refold.policies import QueueOrder
+from refold.core import JobSubmitted, PastJob, StartRun
+from refold.errors import Unavailable
+from refold.model import Job, Plan, Seconds, StartEstimate
+from refold.server.forked_work import ForkedWork, Outcome, WorkHere
 from refold.server.live_state import LiveState
 from refold.server.subscribers import LoopStep, Subscriber
-from refold.simulator import RunTimes, StartSimulator, StartTimes, estimate_end
+from refold.simulator import CannotCopy, EstimateMaker, RunTimes, StartSimulator, StartTimes, copies_of, estimate_end
 
-MAX_FUTURES, MIN_FUTURES = 40, 8
-MAX_SIMULATED_JOBS = 100_000
-"""There are as many futures as fit into this number of simulated jobs, within these limits."""
+T = TypeVar("T")
 
 MAX_AGE_SECONDS: Seconds = 1.0
 """Estimates are made again after this time even if nothing has happened: runs that have not ended take longer."""
 
-IDLE_FACTOR = 20
+IDLE_FACTOR = 10
 """Estimates are made again at the earliest after this many times as long as making them took."""
 
 MAX_END_AGE_SECONDS: Seconds = 10.0
@@ -61,28 +63,29 @@ class WhatIfForecast(msgspec.Struct, frozen=True):
     jobs: list[JobForecast]
 
 
+class Trial(msgspec.Struct, frozen=True):
+    """What happens to a job that is submitted now: it starts with a plan, or may start later."""
+
+    starts_now: bool = False
+    plan: Plan | None = None
+    start: StartEstimate | None = None
+
+
 class StartForecasts(Subscriber):
     """Start estimates of the waiting jobs."""
 
     def __init__(
-        self,
-        state: LiveState,
-        order: QueueOrder | None,
-        past: Iterable[PastJob] = (),
-        *,
-        stopwatch: Callable[[], float] = thread_time,
+        self, state: LiveState, past: Iterable[PastJob] = (), *, work: ForkedWork | WorkHere | None = None
     ) -> None:
-        """`order`: of the queue; None: the policy has none, so that waiting jobs get only the estimates of the policy.
-
-        `past`: jobs that have ended.
-        """
-        self._state, self._order, self._stopwatch = state, order, stopwatch
-        self._run_times = RunTimes()
+        """`past`: jobs that have ended. `work`: where futures are simulated."""
+        self._state, self._work = state, work or ForkedWork()
+        self._run_times, self._maker = RunTimes(), EstimateMaker()
         for ended in past:
             self._run_times.learn(ended.job, ended.run_time, 0.0)
         self._estimates: dict[str, StartEstimate] = {}
         self._planned_ends: dict[str, StartEstimate] = {}
         self._made_at, self._made_entry, self._cost = -inf, -1, 0.0
+        self._renewal: asyncio.Task[None] | None = None
         self._first: dict[str, StartEstimate] = {}
         self._first_of_started: dict[str, StartEstimate] = {}
         self._scores: deque[tuple[Seconds, bool | None]] = deque(maxlen=MAX_SCORED_JOBS)
@@ -95,11 +98,14 @@ class StartForecasts(Subscriber):
         """Learn from jobs that have ended, score the estimates of those that start, and make new ones."""
         for record in step.ended:
             self._first.pop(record.job.id, None)
+            self._maker.forget(record.job.id)
             if record.known_duration is not None:
                 self._run_times.learn(record.job, record.known_duration, step.entry.now)
         for order in step.entry.orders:
-            if isinstance(order, StartRun) and order.run == 1:
-                self._score_start(order.job, step.entry.now)
+            if isinstance(order, StartRun):
+                self._maker.note_start(order.job, step.entry.now)
+                if order.run == 1:
+                    self._score_start(order.job, step.entry.now)
         self._refresh()
 
     def _score_start(self, job_id: str, now: Seconds) -> None:
@@ -116,9 +122,9 @@ class StartForecasts(Subscriber):
 
     @property
     def accuracy(self) -> StartAccuracy:
-        """How good the first estimates of jobs were, since the daemon was started."""
+        """How good the first estimates were, since the daemon was started; late jobs count before they have started."""
         errors = [error for error, _ in self._scores]
-        bounds = [met for _, met in self._scores if met is not None]
+        bounds = [met for _, met in self._scores if met is not None] + [False] * len(self.late_jobs())
         return StartAccuracy(
             jobs=len(errors),
             unknown=self._unknown,
@@ -130,15 +136,11 @@ class StartForecasts(Subscriber):
     def estimate(self, job_id: str) -> StartEstimate | None:
         """Return the current start estimate of a waiting job, never in the past; None: it is not known."""
         now, view = self._state.now(), self._state.view
-        if not self.makes_estimates:
-            by_policy = view.start_estimate(job_id)
-            return by_policy if by_policy is not None and by_policy.at >= now else None
         self._refresh()
-        estimate = self._estimates.get(job_id) if job_id in view.waiting else None
-        if estimate is None:
+        if job_id not in view.waiting:
             return None
-        latest = None if estimate.latest is None else max(estimate.latest, now)
-        return StartEstimate(job_id, max(estimate.at, now), max(estimate.soonest or now, now), latest)
+        estimate = self._estimates.get(job_id)
+        return None if estimate is None else as_of(estimate, now)
 
     def end_estimate(self, job_id: str) -> StartEstimate | None:
         """Return when a running or waiting job ends if it is not stopped or reshaped; None: it is not known."""
@@ -154,10 +156,7 @@ class StartForecasts(Subscriber):
                 self._ends.clear()
             estimate = estimate_end(self._state.view, job_id, self._run_times, now)
             self._ends[key] = now, estimate
-        if estimate is None:
-            return None
-        latest = None if estimate.latest is None else max(estimate.latest, now)
-        return StartEstimate(job_id, max(estimate.at, now), max(estimate.soonest or now, now), latest)
+        return None if estimate is None else as_of(estimate, now)
 
     def first_estimate(self, job_id: str) -> StartEstimate | None:
         """Return the first estimate of a job's first start, if it waits or is one of the latest that have started."""
@@ -172,57 +171,86 @@ class StartForecasts(Subscriber):
             if first.latest is not None and first.latest < now and job_id in waiting
         ]
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether estimates are being made."""
+        return self._renewal is not None
+
     def _refresh(self) -> None:
-        """Make new estimates, unless nothing has changed, or making them would take a large part of the time."""
+        """Begin to make new estimates, unless nothing has changed, or it would take a large part of the time."""
         state, now = self._state, self._state.now()
-        if not (self.makes_estimates and state.view.waiting):
+        if self.is_busy or not state.view.waiting:
             return
         is_current = self._made_entry == state.entry and now < self._made_at + MAX_AGE_SECONDS
-        if is_current or now < self._made_at + IDLE_FACTOR * self._cost:
-            return
-        import scipy.special  # noqa: F401  # it takes long to load, which must not count as the time of a simulation
+        if not is_current and now >= self._made_at + IDLE_FACTOR * self._cost:
+            self._renewal = asyncio.get_running_loop().create_task(self._renew())
 
-        begun = self._stopwatch()
-        simulated = self._simulator.simulate(now, self._futures(), state.entry)
-        self._estimates, self._planned_ends = simulated.start_estimates(), simulated.end_estimates()
-        self._made_at, self._made_entry, self._cost = now, state.entry, self._stopwatch() - begun
-        for job_id, estimate in self._estimates.items():
-            self._first.setdefault(job_id, estimate)
+    async def _renew(self) -> None:
+        try:
+            now, entry = self._state.now(), self._state.entry
+            outcome = await self._run(lambda: self._simulator(now).simulate(entry))
+            self._made_at, self._made_entry, self._cost = now, entry, outcome.seconds
+            if outcome.result is None:
+                return
+            view, times = self._state.view, outcome.result
+            self._estimates, self._planned_ends = self._maker.estimates(view, times, now), times.end_estimates()
+            for job_id, estimate in self._estimates.items():
+                self._first.setdefault(job_id, estimate)
+        finally:
+            self._renewal = None
 
-    def _futures(self) -> int:
-        waiting = max(1, len(self._state.view.waiting))
-        return min(max(MAX_SIMULATED_JOBS // waiting, MIN_FUTURES), MAX_FUTURES)
+    async def _run(self, work: Callable[[], T]) -> Outcome[T]:
+        await asyncio.to_thread(import_module, "scipy.special")  # takes long to load; the copy needs it
+        self._run_times.update()  # in this process, so that no copy has to learn the same again
+        return await self._work.run(work)
 
-    @property
-    def makes_estimates(self) -> bool:
-        """Whether the policy starts jobs in an order that can be simulated."""
-        return self._order is not None
+    def _simulator(self, now: Seconds) -> StartSimulator:
+        state = self._state
+        return StartSimulator(state.view, copies_of(state.scheduler), self._run_times, now)
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the policy does nothing but to start jobs in that order."""
-        return self._order not in (None, "least-work")
+    async def try_submission(self, job: Job) -> Trial:
+        """Return what happens to a job if it is submitted now."""
+        now, entry = self._state.now(), self._state.entry
+        outcome = await self._run(lambda: self._try(job, now, entry))
+        return outcome.result or Trial()
 
-    @property
-    def _simulator(self) -> StartSimulator:
-        return StartSimulator(self._state.view, self._order or "easy", self._run_times)
+    def _try(self, job: Job, now: Seconds, seed: int) -> Trial:
+        try:
+            simulator, scheduler = self._simulator(now), copies_of(self._state.scheduler)()
+        except CannotCopy:
+            return Trial()
+        for order in scheduler.step(now, [JobSubmitted(job)]).orders:
+            if isinstance(order, StartRun) and order.job == job.id:
+                return Trial(True, order.allocation.plan)
+        if job.id not in scheduler.view.waiting:
+            return Trial()
+        times = simulator.simulate(seed, job)
+        return Trial(start=self._maker.estimate(scheduler.view, job, times.of(times.job_ids.index(job.id)), now))
 
-    def start_of_new(self, job: Job) -> StartEstimate | None:
-        """Return when a job that is submitted now would start; None: it is not known."""
-        if not self.makes_estimates:
-            return None
-        simulated = self._simulator.simulate(self._state.now(), self._futures(), self._state.entry, job)
-        return simulated.start_estimates().get(job.id)
-
-    def compare(self, jobs: Sequence[Job], seed: int = 0) -> WhatIfForecast:
+    async def compare(self, jobs: Sequence[Job], seed: int = 0) -> WhatIfForecast:
         """Return when each of these jobs would start and end if it were submitted now."""
-        now, futures = self._state.now(), self._futures()
-        simulator = self._simulator
-        without = simulator.simulate(now, futures, seed)
-        with_each = [simulator.simulate(now, futures, seed, job) for job in jobs]
-        return WhatIfForecast(
-            futures, [_job_forecast(job, times, without) for job, times in zip(jobs, with_each, strict=True)]
-        )
+        now = self._state.now()
+        outcome = await self._run(lambda: self._compare(jobs, now, seed))
+        if outcome.result is None:
+            raise Unavailable("the simulation has failed or took too long; the daemon's log says why")
+        return outcome.result
+
+    def _compare(self, jobs: Sequence[Job], now: Seconds, seed: int) -> WhatIfForecast:
+        simulator = self._simulator(now)
+        without = simulator.simulate(seed)
+        forecasts = [_job_forecast(job, simulator.simulate(seed, job), without) for job in jobs]
+        return WhatIfForecast(len(without.starts), forecasts)
+
+
+def as_of(estimate: StartEstimate, now: Seconds) -> StartEstimate:
+    """Return an estimate at a later time: what has passed is as far ahead as it has been exceeded."""
+    at, soonest = _ahead(estimate.at, now), estimate.soonest or now
+    latest = None if estimate.latest is None else max(_ahead(estimate.latest, now), at)
+    return StartEstimate(estimate.job, at, min(max(soonest, now), at), latest)
+
+
+def _ahead(moment: Seconds, now: Seconds) -> Seconds:
+    return now + abs(moment - now)
 
 
 def _job_forecast(job: Job, times: StartTimes, without: StartTimes) -> JobForecast:
@@ -232,9 +260,10 @@ def _job_forecast(job: Job, times: StartTimes, without: StartTimes) -> JobForeca
     known = np.isfinite(delays)
     counts = known.sum(axis=0)
     means = np.where(known, delays, 0.0).sum(axis=0)[counts > 0] / counts[counts > 0]
+    own = times.job_ids.index(job.id)
     return JobForecast(
-        times.start_estimates().get(job.id),
-        times.end_estimate(job.id),
+        times.of(own).estimate(),
+        times.end_estimates().get(job.id),
         float(means.mean()) if len(means) else 0.0,
         int((means > TIME_TOLERANCE_SECONDS).sum()),
     )

@@ -32,9 +32,14 @@ from .measured_speeds import MeasuredSpeeds as MeasuredSpeeds
 from .modelled_speeds import ModelledSpeeds as ModelledSpeeds
 from .run_time_draws import RunTimes as RunTimes
 from .simulation import simulate as simulate
+from .start_estimates import (
+    EstimateMaker as EstimateMaker,
+    EstimatingPolicy as EstimatingPolicy,
+)
 from .start_times import (
     StartSimulator as StartSimulator,
     StartTimes as StartTimes,
+    copies_of as copies_of,
     estimate_end as estimate_end,
 )
 from .state_at import (

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from refold.core import Policy
 from refold.journal import HistoryJournal
 from refold.model import Cluster, Job
-from refold.policies import START_ESTIMATES, default_settings, make_policy
+from refold.policies import START_ESTIMATES, make_policy
 from refold.simulator.costs import NO_COSTS, Costs, SpeedModel
 from refold.simulator.replays import Conditions, Experiment, find_replay
 from refold.simulator.results import Measures, measure, replayed_history
@@ -27,13 +27,13 @@ def compare(
 
     A policy is a name (`refold policies` lists them), the path of a Python file, or an object with a `name` and a
     `decide` method. `costs` are the times to start, stop and restart runs. `charge` is the model of the actual speed
-    of jobs (default: as recorded in the trace). `start_estimates`: whether policies given by name estimate when waiting
-    jobs start, which is slow if queues are long, and changes no other measure.
+    of jobs (default: as recorded in the trace). `start_estimates`: whether it is estimated, under policies given by
+    name, when waiting jobs start: slow if queues are long, and it changes no other measure.
     """
     measures: dict[str, Measures] = {}
     conditions = Conditions(charge, costs)
     for chosen in policies:
-        settings = _settings(chosen, start_estimates)
+        settings = {START_ESTIMATES: True} if start_estimates else {}
         policy = make_policy(chosen, settings) if isinstance(chosen, str) else chosen
         replay = None
         if isinstance(chosen, str):
@@ -46,8 +46,3 @@ def compare(
             history = journal.history(cluster)
         measures[policy.name] = measure(history)
     return measures
-
-
-def _settings(chosen: str | Policy, start_estimates: bool) -> dict[str, bool]:
-    takes_it = isinstance(chosen, str) and START_ESTIMATES in default_settings(chosen)
-    return {START_ESTIMATES: start_estimates} if takes_it else {}

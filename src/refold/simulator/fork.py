@@ -14,6 +14,8 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from refold.predict import FrozenPredictor, Predictor
+
 T = TypeVar("T")
 
 _IMMUTABLE = (type, CodeType, ModuleType)
@@ -26,11 +28,12 @@ class CannotCopy(Exception):
 class Fork(Generic[T]):
     """The state of an object at the time of construction, from which copies are made."""
 
-    def __init__(self, value: T) -> None:
+    def __init__(self, value: T, *, learns: bool = True) -> None:
+        """`learns`: whether predictors are copied too. Else the copies share them, which is valid until they learn."""
         self._shared: list[object] = []
         file = _MemoryFile()
         try:
-            _ForkWriter(file, self._shared).dump(value)
+            _ForkWriter(file, self._shared, learns).dump(value)
         except (pickle.PicklingError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise CannotCopy(str(error)) from error
         self._bytes = bytes(file.buffer)
@@ -71,18 +74,19 @@ class _MemoryFile:
 class _ForkWriter(pickle.Pickler):
     """A pickler that stores shared values in a list, and writes only their indices."""
 
-    def __init__(self, file: _MemoryFile, shared: list[object]) -> None:
+    def __init__(self, file: _MemoryFile, shared: list[object], learns: bool) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
-        self._shared = shared
+        self._shared, self._learns = shared, learns
         self._indices: dict[int, int] = {}
 
     def persistent_id(self, value: object) -> int | None:
-        if not _is_shared(value):
+        is_frozen = not self._learns and isinstance(value, Predictor)
+        if not (is_frozen or _is_shared(value)):
             return None
         index = self._indices.get(id(value))
         if index is None:
             index = self._indices[id(value)] = len(self._shared)
-            self._shared.append(value)
+            self._shared.append(FrozenPredictor(value) if is_frozen and isinstance(value, Predictor) else value)
         return index
 
     def reducer_override(self, value: Any) -> Any:

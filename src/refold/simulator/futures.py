@@ -186,9 +186,14 @@ def simulate_futures(
     finished = 0
     for number in range(futures):
         arriving = past_arrivals.resample(np.random.default_rng([seed, number]), used_ids)
-        drawn = {job_id: float(duration[number]) for job_id, duration in durations.items()}
-        drawn |= {job.id: job.work or 0.0 for job in arriving}
-        future = _Future(state, make_scheduler(), [*known.values(), *new_jobs], arriving, drawn, charge)
+        remaining = {
+            job_id: max(0.0, float(duration[number]) - state.elapsed(job_id)) for job_id, duration in durations.items()
+        }
+        remaining |= {job.id: job.work or 0.0 for job in arriving}
+        jobs = [*known.values(), *new_jobs]
+        future = Future(
+            make_scheduler(), state.now, jobs, remaining, charge, arriving=arriving, wakes=state.pending_wakes
+        )
         future.run(new_jobs, tracked, ends)
         for job_id, time in future.started.items():
             starts[job_id][number] = time
@@ -250,61 +255,66 @@ class _ResumedBackend(SimulatedBackend):
         self._done.update(done)
 
 
-class _Future:
-    """One simulated future."""
+class Future:
+    """One simulated future of a scheduler: its policy continues by itself, from a copy of the present state."""
 
     def __init__(
         self,
-        state: StateAt,
         scheduler: Scheduler,
-        jobs: Sequence[Job],
-        arriving: Sequence[Job],
-        durations: Mapping[str, Seconds],
+        now: Seconds,
+        jobs: Iterable[Job],
+        remaining: Mapping[str, Seconds],
         charge: SpeedModel,
+        *,
+        arriving: Sequence[Job] = (),
+        wakes: Iterable[Seconds] = (),
     ) -> None:
-        self._scheduler, self._now = scheduler, state.now
+        """`remaining`: how long each of the jobs, and of those that are `arriving`, will still run; may be infinite."""
+        self._scheduler, self.now = scheduler, now
         self._agenda = Agenda(arriving)
         view = scheduler.view
-        done = {job_id: self._done(job_id) for job_id in (*view.waiting, *view.runs, *view.held)}
-        works = {job.id: self._work(state, job, done.get(job.id, 0.0), durations[job.id], charge) for job in jobs}
-        works |= {job.id: durations[job.id] for job in arriving}
+        done = {job_id: work_done(view, job_id, now) for job_id in (*view.waiting, *view.runs, *view.held)}
+        works = {
+            job_id: done.get(job_id, 0.0) + seconds * self._speed(job_id, charge)
+            for job_id, seconds in remaining.items()
+        }
         self._backend = _ResumedBackend([*jobs, *arriving], self._agenda, _DrawnSpeeds(works, charge), done)
-        self._resume(state.pending_wakes, done)
+        self._resume(wakes, done)
+        self._endless = {job_id for job_id, seconds in remaining.items() if seconds == inf}
         self.started: dict[str, Seconds] = {}
         self.ended: dict[str, Seconds] = {}
+        self.gpu_seconds = 0.0
+        """What has been in use since the present."""
+        self.is_over = False
+        """Whether nothing more happens: no run ends whose end is known."""
 
-    def _done(self, job_id: str) -> Seconds:
-        """Return the estimated work of a job done by now, in seconds."""
-        view = self._scheduler.view
-        computing = view.computing_since(job_id) is not None
-        return view.done(job_id) + (self._now - view.now if computing else 0.0)
+    def _speed(self, job_id: str, charge: SpeedModel) -> float:
+        run = self._scheduler.view.runs.get(job_id)
+        return charge.speed(self._scheduler.view.active[job_id], run.allocation) if run is not None else 1.0
 
-    def _work(self, state: StateAt, job: Job, done: Seconds, duration: Seconds, charge: SpeedModel) -> Seconds:
-        """Return the total work of a job for a given run time: work done, plus remaining time at its current speed."""
-        run = self._scheduler.view.runs.get(job.id)
-        speed = charge.speed(job, run.allocation) if run is not None else 1.0
-        return done + max(0.0, duration - state.elapsed(job.id)) * speed
-
-    def _resume(self, pending_wakes: Iterable[Seconds], done: Mapping[str, Seconds]) -> None:
+    def _resume(self, wakes: Iterable[Seconds], done: Mapping[str, Seconds]) -> None:
         """Resume the runs, and let those that are stopping stop now. The policy is called once at the start."""
-        self._agenda.wake(self._now)
+        self._agenda.wake(self.now)
         for run in self._scheduler.view.runs.values():
             if run.stopping:
-                self._agenda.add(self._now, RunStopped(run.job, run.number, done[run.job]))
+                self._agenda.add(self.now, RunStopped(run.job, run.number, done[run.job]))
             else:
-                self._backend.carry_out(self._now, [StartRun(run.job, run.number, run.allocation)])
-        for time in pending_wakes:
+                self._backend.carry_out(self.now, [StartRun(run.job, run.number, run.allocation)])
+        for time in wakes:
             self._agenda.wake(time)
 
-    def run(self, new_jobs: Sequence[Job], tracked: Iterable[str], ending: Iterable[str]) -> None:
+    def run(
+        self, new_jobs: Sequence[Job], tracked: Iterable[str], ending: Iterable[str] = (), max_steps: int = MAX_STEPS
+    ) -> None:
         """Simulate until all tracked jobs have started and all `ending` have ended, or nothing more happens."""
         unstarted, unended = set(tracked), set(ending)
         for job in new_jobs:
-            self._agenda.add(self._now, JobSubmitted(job))
+            self._agenda.add(self.now, JobSubmitted(job))
         idle_steps = 0
-        for _ in range(MAX_STEPS):
+        for _ in range(max_steps):
             upcoming = self._agenda.next() if unstarted or unended else None
-            if upcoming is None or idle_steps > MAX_IDLE_STEPS:
+            if upcoming is None or upcoming[0] == inf or idle_steps > MAX_IDLE_STEPS:
+                self.is_over = True
                 return
             entry = self._step(*upcoming)
             for order in entry.orders:
@@ -315,12 +325,24 @@ class _Future:
                 if isinstance(event, RunFinished) and event.job in unended:
                     unended.remove(event.job)
                     self.ended[event.job] = entry.now
-            idle_steps = 0 if entry.orders or self._scheduler.view.runs else idle_steps + 1
+            runs = self._scheduler.view.runs
+            idle_steps = 0 if entry.orders or runs else idle_steps + 1
+            if self._endless and runs and runs.keys() <= self._endless:
+                self.is_over = True
+                return
 
     def _step(self, now: Seconds, events: list[Event]) -> Entry:
+        view = self._scheduler.view
+        self.gpu_seconds += (view.cluster.gpus - view.free_gpus) * (now - self.now)
+        self.now = now
         events += self._backend.consequences(now, events)
         entry = self._scheduler.step(now, events)
         self._backend.carry_out(now, entry.orders)
         if entry.wake_at is not None:
             self._agenda.wake(entry.wake_at)
         return entry
+
+
+def work_done(view: View, job_id: str, now: Seconds) -> Seconds:
+    """Return the estimated work of a job done by now, in seconds."""
+    return view.done(job_id) + (now - view.now if view.computing_since(job_id) is not None else 0.0)

@@ -26,6 +26,9 @@ Before, it is more: if little is known of jobs that are alike, all of them are l
 TABLE_SHARES = 64
 """Number of quantiles from which run times of waiting jobs of the same kind are drawn."""
 
+MIN_OVERRUN: Seconds = 1.0
+"""Runs that take longer than expected are assumed to take at least so much longer."""
+
 _SHARES = (np.arange(TABLE_SHARES) + 0.5) / TABLE_SHARES
 
 
@@ -40,7 +43,9 @@ class StartedJob(msgspec.Struct, frozen=True):
 class RunTimes:
     """Run times of jobs, learned from those that have ended. Nothing is computed before run times are drawn."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, trust_work: bool = True) -> None:
+        """`trust_work`: whether the `work` of jobs is what their users estimate; else it is not looked at."""
+        self._trust_work = trust_work
         self._unlearned: list[tuple[Job, Seconds, Seconds]] = []
         self._ended: Counter[Hashable] = Counter()
         self._tables: dict[Hashable, Floats] = {}
@@ -52,10 +57,11 @@ class RunTimes:
 
     def draws(self, futures: int, seed: int) -> RunTimeDraws:
         """Return the random run times of a number of futures. The same seed gives the same ones."""
-        self._update_predictor()
+        self.update()
         return RunTimeDraws(self, futures, seed)
 
-    def _update_predictor(self) -> None:
+    def update(self) -> None:
+        """Learn what has been noted, before it is needed."""
         if self._unlearned:
             self._tables.clear()
         for job, run_time, now in self._unlearned:
@@ -65,7 +71,7 @@ class RunTimes:
 
     def remaining_quantiles(self, started: StartedJob, shares: Sequence[float], now: Seconds) -> list[Seconds]:
         """Return quantiles of the remaining run time of a job; infinite if nothing is known."""
-        self._update_predictor()
+        self.update()
         return [float(seconds) for seconds in self.remaining(started, np.array(shares), now)]
 
     @cached_property
@@ -82,34 +88,36 @@ class RunTimes:
 
     def quantiles(self, job: Job, now: Seconds) -> Floats:
         """Return the quantiles of the run time of a job that has not started: all infinite if nothing is known."""
-        kind = (_series(job), job.workload, job.demand, job.job_class, job.steps, job.batch, job.time_limit, job.work)
+        work = job.work if self._trust_work else None
+        kind = (_series(job), job.workload, job.demand, job.job_class, job.steps, job.batch, job.time_limit, work)
         table = self._tables.get(kind)
         if table is None:
             table = self._tables[kind] = self._make_table(job, now)
         return table
 
     def _make_table(self, job: Job, now: Seconds) -> Floats:
-        if job.work is not None:
+        if job.work is not None and self._trust_work:
             return np.full(TABLE_SHARES, min(job.work, job.time_limit or inf))
         if not self._has_learned:
             return np.full(TABLE_SHARES, job.time_limit or inf)
         distribution = self._predictor.expect(job, now)
         return np.array([distribution.quantile(share) for share in _SHARES.tolist()])
 
-    def work(self, job: Job, now: Seconds) -> float:
-        """Return the predicted GPU time of a job that has not started: infinite if nothing is known."""
-        return float(self.quantiles(job, now)[TABLE_SHARES // 2]) * (job.demand.total_gpus or 1.0)
+    def until_limit(self, started: StartedJob) -> Seconds:
+        """Return how long a job may still run; one that has exceeded its limit may do so by as much again."""
+        left = (started.job.time_limit or inf) - started.elapsed
+        return left if left > 0 else max(-left, MIN_OVERRUN)
 
     def remaining(self, started: StartedJob, shares: Floats, now: Seconds) -> Floats:
         """Return the remaining run time of a job for each of these shares of its distribution."""
         job, elapsed = started.job, started.elapsed
-        limit = max((job.time_limit or inf) - elapsed, 0.0)
-        if job.work is not None and job.work > elapsed:
+        limit = self.until_limit(started)
+        if self._trust_work and job.work is not None and job.work > elapsed:
             return np.full(len(shares), min(job.work - elapsed, limit))
         if not (self._has_learned or started.share_done):
             return np.full(len(shares), limit)
         total = self._predictor.expect_running(job, now, elapsed, started.share_done)
-        return np.minimum(_quantiles(total, shares) - elapsed, limit)
+        return np.clip(_quantiles(total, shares) - elapsed, MIN_OVERRUN, limit)
 
 
 class RunTimeDraws:

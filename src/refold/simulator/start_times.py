@@ -1,127 +1,191 @@
-"""Start times of the jobs that wait now, in several futures of a scheduler whose policy starts them in queue order."""
+"""Start times of the jobs that wait now, in several futures in which the policy decides by itself.
+
+The work is bounded: each future has a number of decisions, fewer if the queue is long. Jobs that have not started by
+then are assumed to start in order of arrival, on as many GPUs as were in use on average.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
-from refold.core import View
-from refold.model import HOUR, Job, Seconds, StartEstimate
-from refold.placement import Floats, FreeResources
-from refold.policies import QueueOrder
-from refold.simulator.queue_forecast import QueueForecast
+from refold.core import Scheduler, View
+from refold.model import Job, Seconds, StartEstimate
+from refold.placement import Floats
+from refold.policies.common import RunWatch
+from refold.simulator.costs import RecordedSpeeds
+from refold.simulator.fork import Fork
+from refold.simulator.futures import Future, work_done
 from refold.simulator.run_time_draws import RunTimes, StartedJob
 
 ESTIMATE_SHARES = (0.05, 0.5, 0.95)
 """Quantiles over the futures: the soonest, the estimated and the latest time."""
 
-WAIT_DOUBLING_SECONDS: Seconds = HOUR
-"""Under the order `least-work`, a job that has waited for this time goes before others with half as much work."""
+MAX_FUTURES, MIN_FUTURES = 40, 4
+MAX_VISITS = 400_000
+"""All futures together make as many decisions as fit into this number of jobs that are waiting or running."""
+
+OVERHEAD_VISITS = 50
+"""A decision takes at least as long as if there were so many jobs more."""
+
+MIN_STEPS = 25
+"""Number of decisions in a future, at least."""
+
+STEPS_PER_JOB, MAX_STEPS_PER_JOB = 2, 16
+"""Number of decisions in which a job starts and ends; at most, with those of a policy that wakes up often."""
 
 
-@dataclass(frozen=True, slots=True)
-class StartTimes:
+class Budget(NamedTuple):
+    """Number of futures, and of decisions in each of them."""
+
+    futures: int
+    steps: int
+
+
+def budget_for(jobs: int) -> Budget:
+    """Return how much is simulated with a number of waiting and running jobs."""
+    steps = MAX_VISITS // (jobs + OVERHEAD_VISITS)
+    futures = min(max(steps // (STEPS_PER_JOB * max(jobs, 1)), MIN_FUTURES), MAX_FUTURES)
+    return Budget(futures, max(min(steps // futures, MAX_STEPS_PER_JOB * jobs), MIN_STEPS))
+
+
+class StartTimes(NamedTuple):
     """Start times and run times of jobs (columns) in each future (rows); infinite if unknown.
 
     `latest`: when each job starts at the latest if all jobs use their time limits; infinite if some have none.
     """
 
-    job_ids: Sequence[str]
+    job_ids: list[str]
     starts: Floats
     durations: Floats
     latest: Floats
 
-    def start_estimates(self) -> dict[str, StartEstimate]:
-        """Return the start estimates of all jobs whose start is known."""
-        return _estimates(self.job_ids, self.starts, self.latest)
+    def of(self, column: int) -> JobTimes:
+        """Return the times of one job."""
+        return JobTimes(self.job_ids[column], sorted(self.starts[:, column].tolist()), float(self.latest[column]))
 
     def end_estimates(self) -> dict[str, StartEstimate]:
         """Return when all jobs end whose end is known."""
-        return _estimates(self.job_ids, self.starts + self.durations, np.full(len(self.job_ids), inf))
-
-    def end_estimate(self, job_id: str) -> StartEstimate | None:
-        """Return when a job ends; None if it is not known."""
-        column = [self.job_ids.index(job_id)]
-        ends = self.starts[:, column] + self.durations[:, column]
-        return _estimates([job_id], ends, np.array([inf])).get(job_id)
+        ends = zip(self.job_ids, np.sort(self.starts + self.durations, axis=0).T.tolist(), strict=True)
+        found = [JobTimes(job_id, times).estimate() for job_id, times in ends]
+        return {estimate.job: estimate for estimate in found if estimate is not None}
 
 
-def _estimates(job_ids: Sequence[str], times: Floats, latest: Floats) -> dict[str, StartEstimate]:
-    ordered = np.sort(times, axis=0)
-    rows = [int(share * (len(ordered) - 1) + 0.5) for share in ESTIMATE_SHARES]
-    bounded = np.minimum(ordered[rows], latest).T.tolist()
-    return {
-        job_id: StartEstimate(job_id, at, soonest, end if end < inf else None)
-        for job_id, (soonest, at, end) in zip(job_ids, bounded, strict=True)
-        if at < inf
-    }
+class JobTimes(NamedTuple):
+    """When a job starts, or ends, in each future, the soonest first; and the latest time."""
+
+    job_id: str
+    ordered: list[Seconds]
+    latest: Seconds = inf
+
+    def quantile(self, share: float) -> Seconds:
+        """Return the time that is not exceeded in this share of the futures."""
+        return min(self.ordered[int(share * (len(self.ordered) - 1) + 0.5)], self.latest)
+
+    def estimate(self) -> StartEstimate | None:
+        """Return the median, with the 5 % and 95 % quantiles as bounds; None if it is not known."""
+        soonest, at, latest = map(self.quantile, ESTIMATE_SHARES)
+        return StartEstimate(self.job_id, at, soonest, latest if latest < inf else None) if at < inf else None
 
 
 def started_job(view: View, job_id: str, now: Seconds) -> StartedJob:
     """Return how far a running job is by now."""
-    computing = view.computing_since(job_id) is not None
-    done = view.done(job_id) + (now - view.now if computing else 0.0)
-    return StartedJob(view.active[job_id], done, view.share_done(view.active[job_id]))
+    job = view.active[job_id]
+    return StartedJob(job, work_done(view, job_id, now), view.share_done(job))
 
 
 def estimate_end(view: View, job_id: str, run_times: RunTimes, now: Seconds) -> StartEstimate | None:
     """Return when a running job ends unless it is stopped; None if nothing is known."""
-    soonest, at, latest = run_times.remaining_quantiles(started_job(view, job_id, now), ESTIMATE_SHARES, now)
-    if at == inf:
-        return None
-    return StartEstimate(job_id, now + max(0.0, at), now + max(0.0, soonest), None if latest == inf else now + latest)
+    remaining = run_times.remaining_quantiles(started_job(view, job_id, now), ESTIMATE_SHARES, now)
+    return JobTimes(job_id, [now + max(0.0, seconds) for seconds in remaining]).estimate()
+
+
+def copies_of(scheduler: Scheduler) -> Callable[[], Scheduler]:
+    """Return a function that returns copies of a scheduler; their policies end no runs by rule, and do not learn."""
+    present = Fork(scheduler, learns=False)
+
+    def copy() -> Scheduler:
+        copied = present.copy()
+        if isinstance(copied.policy, RunWatch):
+            copied.policy.disable()
+        return copied
+
+    return copy
 
 
 class StartSimulator:
-    """Simulates the queue of a scheduler from its present state."""
+    """Simulates futures of a scheduler. It can be asked several times: nothing changes."""
 
-    def __init__(self, view: View, order: QueueOrder, run_times: RunTimes) -> None:
-        self._view, self._order, self._run_times = view, order, run_times
-        self._empty = FreeResources(view.cluster)
+    def __init__(self, view: View, copy: Callable[[], Scheduler], run_times: RunTimes, now: Seconds) -> None:
+        """`view`: the present state. `copy`: returns a copy of the scheduler, which may be changed."""
+        self._view, self._copy, self._run_times, self._now = view, copy, run_times, now
+        self._charge = RecordedSpeeds(view.cluster)
 
-    def simulate(self, now: Seconds, futures: int, seed: int = 0, new_job: Job | None = None) -> StartTimes:
+    def simulate(self, seed: int = 0, new_job: Job | None = None) -> StartTimes:
         """Return the start times of the waiting jobs, and of one more that is submitted now.
 
         The run times drawn for a seed do not depend on `new_job`.
         """
-        view = self._view
-        runs = list(view.runs.values())
-        started = [started_job(view, run.job, now) for run in runs]
+        view, now = self._view, self._now
+        running = [run.job for run in view.runs.values() if not run.stopping]
+        waiting = list(view.waiting.values())
+        futures, steps = budget_for(len(waiting) + len(running))
         draws = self._run_times.draws(futures, seed)
-        remaining = draws.remaining(started, now)
-        jobs = list(view.waiting.values())
-        durations = draws.waiting(jobs, now)
+        remaining = draws.remaining([started_job(view, job_id, now) for job_id in running], now)
+        durations = draws.waiting(waiting, now)
         if new_job is not None:
-            jobs, durations = [*jobs, new_job], np.hstack([durations, draws.waiting([new_job], now)])
-        keys = [self._queue_key(job, now) for job in jobs]
-        positions = sorted(range(len(jobs)), key=keys.__getitem__)
-        jobs, durations = [jobs[position] for position in positions], durations[:, positions]
-        stopping = np.array([run.stopping for run in runs], dtype=np.bool_)
-        queue = QueueForecast(self._free(), [view.held_by(run.job) for run in runs], [job.demand for job in jobs])
-        starts = queue.starts(self._order, now, now + np.where(stopping, 0.0, remaining), durations)
-        ends = [now + max(0.0, (job.job.time_limit or inf) - job.elapsed) for job in started]
-        limits = np.array([[job.time_limit or inf for job in jobs]])
-        latest = queue.starts("fifo", now, np.where(stopping, now, np.array([ends]).reshape(1, -1)), limits)[0]
-        if self._order in ("fifo-skip", "least-work"):  # others may overtake a job as long as it does not fit
-            latest = np.full(len(jobs), inf)
-        return StartTimes([job.id for job in jobs], starts, durations, latest)
+            waiting, durations = [*waiting, new_job], np.hstack([durations, draws.waiting([new_job], now)])
+        simulated = [
+            self._starts(waiting, dict(zip(running, ends, strict=True)), own, steps, new_job)
+            for ends, own in zip(remaining.tolist(), durations.tolist(), strict=True)
+        ]
+        latest = self._latest(waiting, running, steps, new_job)
+        return StartTimes([job.id for job in waiting], np.array(simulated), durations, np.array(latest))
 
-    def _queue_key(self, job: Job, now: Seconds) -> tuple[int, float, Seconds]:
-        """Return the position of a job in the queue as a value to sort by."""
-        work = self._run_times.work(job, now) if self._order == "least-work" else 0.0
-        waited = max(0.0, now - job.submitted)
-        return -job.priority, work / (1.0 + waited / WAIT_DOUBLING_SECONDS), job.submitted
+    def _latest(self, waiting: list[Job], running: list[str], steps: int, new_job: Job | None) -> list[Seconds]:
+        """Return when the jobs start if all use their time limits."""
+        limits = [job.time_limit or inf for job in waiting]
+        started = [started_job(self._view, job_id, self._now) for job_id in running]
+        remaining = {one.job.id: self._run_times.until_limit(one) for one in started}
+        if inf in remaining.values():
+            return [inf] * len(waiting)
+        return self._starts(waiting, remaining, limits, steps, new_job)
 
-    def _free(self) -> FreeResources:
-        view, free = self._view, self._empty.copy()
-        for node in range(len(view.cluster.nodes)):
-            if not view.is_up(node):
-                free.set_node_up(node, False)
-        for node, gpu in view.down_gpus:
-            free.set_gpu_up(node, gpu, False)
-        for run in view.runs.values():
-            free.retake(view.held_by(run.job))
-        return free
+    def _starts(
+        self,
+        waiting: list[Job],
+        remaining: dict[str, Seconds],
+        durations: list[Seconds],
+        steps: int,
+        new_job: Job | None,
+    ) -> list[Seconds]:
+        """Return the starts of the jobs in one future."""
+        view = self._view
+        run_time = remaining | {job.id: seconds for job, seconds in zip(waiting, durations, strict=True)}
+        jobs = [*view.active.values(), *view.held.values(), *waiting]
+        future = Future(self._copy(), self._now, jobs, run_time, self._charge)
+        future.run([] if new_job is None else [new_job], [job.id for job in waiting], max_steps=steps)
+        later = _Backlog(future, self._now)
+        return [
+            future.started[job.id] if job.id in future.started else later.add(job, seconds)
+            for job, seconds in zip(waiting, durations, strict=True)
+        ]
+
+
+class _Backlog:
+    """The jobs that have not started when a future has used up its decisions, in the order in which they are added."""
+
+    def __init__(self, future: Future, since: Seconds) -> None:
+        span = future.now - since
+        self._gpus = future.gpu_seconds / span if span > 0 and not future.is_over else 0.0
+        self._start = future.now if self._gpus else inf
+
+    def add(self, job: Job, run_time: Seconds) -> Seconds:
+        """Return when a job starts behind those before it."""
+        start = self._start
+        if self._gpus:
+            self._start += run_time * job.demand.total_gpus / self._gpus
+        return start

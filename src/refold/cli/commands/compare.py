@@ -44,13 +44,13 @@ class _SeveralPolicies:
         bool,
         typer.Option(
             "--start-estimates",
-            help="Let policies estimate when waiting jobs start, and measure the estimates; slow if queues are long.",
+            help="Estimate every hour when waiting jobs start, and measure the estimates; slow if queues are long.",
         ),
     ] = False
 
     def select(self, watch: str | None) -> list[SelectedPolicy]:
         """Return the policies with their placements and settings."""
-        from refold.cli.inputs import POWER_PLACEMENT, check_spread_power, parse_policies, without_start_estimates
+        from refold.cli.inputs import POWER_PLACEMENT, check_spread_power, parse_policies, with_start_estimates
 
         given = parse_settings(self.settings, None, self.seed, watch)
         names = self._names()
@@ -59,7 +59,7 @@ class _SeveralPolicies:
             check_spread_power(names, {"--placements": self.placements}, given)
             placements = [POWER_PLACEMENT]
         selected = parse_policies(names, placements, given)
-        return selected if self.start_estimates else [without_start_estimates(policy) for policy in selected]
+        return [with_start_estimates(policy) for policy in selected] if self.start_estimates else selected
 
     def _names(self) -> list[str]:
         """Return the names of the policies. Default: all; with --spread-power, all that take a placement."""

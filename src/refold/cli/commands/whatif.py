@@ -76,8 +76,7 @@ def whatif(
     proportion for other numbers of GPUs. Estimates are medians of the futures, ranges their 5th to 95th percentile; the
     delay of other jobs is the mean over jobs that are already waiting.
 
-    The daemon simulates its policy if that starts jobs in queue order, else EASY backfill. With --futures, --arrivals
-    or --policy, this command simulates the policy itself, which takes longer.
+    The daemon simulates its policy. With --futures, --arrivals or --policy, this command does so, which takes longer.
 
     With --policy another policy takes over at that time. Exit status: 1 if no variant starts.
 
@@ -167,8 +166,6 @@ def _ask_daemon(job: _JobToTry, options: _WhatIfOptions) -> _Answer:
             for each, found in zip(variants, outcome.variants, strict=True)
         ]
         notes = [options.forecast.note, *_scaling_notes(variants), *job.notes]
-        if outcome.approximate:
-            notes.insert(0, f"policy {info.policy} is approximated by EASY backfill; --futures N simulates it")
         return _Answer(
             "the daemon", info.policy, job.submission.name, outcome.now, outcome.futures, seed, _mark_best(rows), notes
         )

@@ -58,7 +58,7 @@ from .policy_choice import (
     parse_policy as parse_policy,
     policy_label as policy_label,
     takes_placement as takes_placement,
-    without_start_estimates as without_start_estimates,
+    with_start_estimates as with_start_estimates,
 )
 from .power_limits import (
     power_limit_notes as power_limit_notes,

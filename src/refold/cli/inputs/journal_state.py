@@ -167,17 +167,17 @@ def make_scheduler_factory(state: JournalState, policy: str | None = None) -> Ca
     """
     from refold.cli import make_guarded_policy
     from refold.cli.inputs.policy_choice import parse_policy
+    from refold.policies import without_start_estimates
     from refold.simulator import continue_with_new_policy, continue_with_own_policy
 
     header, present = state.header, state.present
     with progress(f"replaying {state.path.name}"):
-        if policy is None and not header.snapshot:
-            return continue_with_own_policy(
-                present, header.cluster, state.entries, lambda: make_guarded_policy(header.policy, header.settings)
-            )
         choice = parse_policy(policy, {}) if policy is not None else header
-        return continue_with_new_policy(
-            present, header.cluster, state.entries, lambda: make_guarded_policy(choice.policy, choice.settings)
+        settings = without_start_estimates(choice.settings)
+        is_own = policy is None and not header.snapshot
+        continue_with = continue_with_own_policy if is_own else continue_with_new_policy
+        return continue_with(
+            present, header.cluster, state.entries, lambda: make_guarded_policy(choice.policy, settings)
         )
 
 

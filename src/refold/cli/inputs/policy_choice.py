@@ -72,13 +72,11 @@ def parse_policies(
     return _with_unique_names(selected)
 
 
-def without_start_estimates(selected: SelectedPolicy) -> SelectedPolicy:
-    """Return a policy that makes no start estimates, unless its settings say otherwise; it gives the same orders."""
-    from refold.policies import START_ESTIMATES, default_settings
+def with_start_estimates(selected: SelectedPolicy) -> SelectedPolicy:
+    """Return a policy with start estimates; it gives the same orders."""
+    from refold.policies import START_ESTIMATES
 
-    if START_ESTIMATES not in default_settings(selected.policy):
-        return selected
-    return replace(selected, settings={START_ESTIMATES: False, **selected.settings})
+    return replace(selected, settings={START_ESTIMATES: True, **selected.settings})
 
 
 def check_spread_power(policies: Sequence[str], placements: Mapping[str, str | None], given: Mapping[str, Any]) -> None:

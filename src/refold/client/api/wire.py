@@ -441,14 +441,10 @@ class VariantOutcome(msgspec.Struct, frozen=True):
 
 
 class WhatIfOutcome(msgspec.Struct, frozen=True):
-    """The outcome of each variant in a number of simulated futures.
-
-    `approximate`: the policy does not start jobs in queue order, and EASY backfill was simulated instead.
-    """
+    """The outcome of each variant in a number of simulated futures."""
 
     now: float
     futures: int
-    approximate: bool
     variants: list[VariantOutcome]
 
 
@@ -760,7 +756,8 @@ class StartAccuracy(msgspec.Struct, frozen=True):
     """How good the first start estimates of jobs were, of the latest 1,000 that have started since the daemon did.
 
     `jobs`: jobs with an estimate; `unknown`: jobs that waited without one. `median_error`: median absolute difference
-    to the actual start. `coverage`: share of the `bounded` jobs, those with a latest start, that started by then.
+    to the actual start. `coverage`: share of the `bounded` jobs, those with a latest start, that started by then; jobs
+    that wait beyond it count as well.
     """
 
     jobs: int = 0
@@ -774,7 +771,7 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     """The daemon's status. `storage`: why its store cannot be written, or ''; `role`, `tenant`, `user`: the caller.
 
     `own_jobs_only`: the caller may read and change only its user's jobs, not all of its tenant's.
-    `forecasts_starts`: the daemon estimates when waiting jobs start, in the order in which the policy starts them.
+    `forecasts_starts`: the daemon estimates when waiting jobs start.
     `drained_gpus`: number of GPUs that are drained or down, in use or not; they are not counted in `free_gpus`.
     `held`: number of jobs that wait for something else than the policy, such as a dependency or a user's release.
     `last_event`: number of the last event.

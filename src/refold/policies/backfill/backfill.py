@@ -8,14 +8,14 @@ that overtook it are preempted, if they may be; otherwise its reservation is ren
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from math import inf
 from typing import Any, ClassVar, Literal, get_args
 
 from refold.core import View
 from refold.errors import BadValue
-from refold.model import MINUTE, NO_CHANGE, Allocation, Decision, Placement, Seconds, Start, StartEstimate, Stop, Wait
+from refold.model import MINUTE, NO_CHANGE, Allocation, Decision, Placement, Seconds, Start, Stop, Wait
 from refold.placement import Placer
 from refold.planning.plans import CATALOGUE_ONLY, Knowledge
 from refold.policies import Choices, Range, SettingRange
@@ -25,15 +25,12 @@ from refold.policies.backfill.ordering import Ordering, OrderName
 from refold.policies.backfill.preemption import Preempt, Preemption
 from refold.policies.backfill.queue import BackfillQueue, Gaps, QueuedJob, Request
 from refold.policies.backfill.schedule import Schedule
-from refold.policies.common import DurationSource, DurationSourceName, OrderRule, QueueState, Reasons, StartEstimator
+from refold.policies.common import DurationSource, DurationSourceName, Reasons
 
 BackfillOrder = Literal["queue", "shortest"]
 
 STOP_SECONDS: Seconds = MINUTE
 """Assumed time until a stopping run has stopped; extended by the same time whenever it has passed."""
-
-BEHIND_ALL = 1e11
-"""Rank of jobs that will arrive."""
 
 CONSERVATIVE_DEPTH = 500
 """Number of jobs per lane that get a reservation under `conservative`: it bounds the time of a decision."""
@@ -73,7 +70,6 @@ class Backfill:
         max_overtaken: int = 0,
         max_wait_seconds: float = 0.0,
         depth: int = 0,
-        start_estimates: bool = True,
         knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
     ) -> None:
         """Create the policy.
@@ -83,8 +79,7 @@ class Backfill:
         first jobs the runs that overtook them are preempted. `lanes`: whether jobs that take whole nodes have a
         separate lane. `max_overtaken`, `max_wait_seconds`: a job that was overtaken this often, or has waited this
         long, is not overtaken again (0: no limit). `depth`: number of jobs per lane that get a reservation (0: the
-        default of the policy). `start_estimates`: whether to estimate when waiting jobs start. `knowledge`: speeds for
-        jobs with a GPU range.
+        default of the policy). `knowledge`: speeds for jobs with a GPU range.
         """
         _check(duration_quantile, confidence, backfill_order, preempt, max_overtaken, max_wait_seconds)
         if depth < 0:
@@ -97,8 +92,6 @@ class Backfill:
         self._two_lanes, self._max_overtaken, self._max_wait = lanes, max_overtaken, max_wait_seconds or inf
         self._shortest_first = backfill_order == "shortest"
         self._preemption = Preemption(preempt, self._placer)
-        estimator = StartEstimator(self._durations.remaining_time, OrderRule(reserves=True))
-        self._estimates = estimator if start_estimates else None
         self._reasons = Reasons(self._placer)
         self._knowledge = Knowledge.from_settings(knowledge)
         self._schedule: Schedule | None = None
@@ -124,17 +117,12 @@ class Backfill:
         self._start_due(view, schedule)  # jobs that the start limit no longer holds back
         self._fill_gaps(view, schedule)
         waits = self._collect_reasons(view, schedule)
-        starts, stops, wake_at = tuple(self._starts), tuple(self._stops), schedule.next_start(view.now)
-        return Decision(
-            starts, stops, waits=waits, start_estimates=self._make_estimates(view, schedule), wake_at=wake_at
-        )
+        return Decision(tuple(self._starts), tuple(self._stops), waits=waits, wake_at=schedule.next_start(view.now))
 
     def _observe(self, view: View) -> Schedule:
         """Update the schedule by what has changed since the last round."""
         self._placer.observe(view)
         self._durations.observe(view)
-        if self._estimates is not None:
-            self._estimates.observe(view)
         schedule = self._schedule
         if schedule is None:
             second_lane_gpus = view.cluster.max_node_gpus if self._two_lanes else inf
@@ -276,27 +264,12 @@ class Backfill:
             self._preemption.note_start(queued, self._arrivals)
             schedule.queue.count_overtaken(queued.position)
 
-    # Reasons and start estimates.
-
     def _collect_reasons(self, view: View, schedule: Schedule) -> tuple[Wait, ...]:
         queue = schedule.queue
         for job in (*view.changes.requeued, *view.changes.submitted):
             if job.id in queue and schedule.gaps.may_fit(queue.get(job.id).demand, view.now):
                 self._reasons.note_reserved(job)
         return self._reasons.collect(view, self._starts)
-
-    def _make_estimates(self, view: View, schedule: Schedule) -> tuple[StartEstimate, ...]:
-        """Return the start estimates that are due; none while nothing is known about run times."""
-        if self._estimates is None or not self._durations.are_known(view):
-            return ()
-        queue = QueueState(
-            schedule.queue.all_in_order, _ranks_by_position, lambda _: BEHIND_ALL, self._starts, self._stops
-        )
-        return self._estimates.estimates(view, queue)
-
-
-def _ranks_by_position(order: Sequence[str]) -> dict[str, float]:
-    return {job_id: float(position) for position, job_id in enumerate(order)}
 
 
 def _displace_later_jobs(schedule: Schedule, queued: QueuedJob, placement: Placement, now: Seconds) -> None:

@@ -110,10 +110,6 @@ class BackfillQueue:
         order = merge(first_lane, second_lane) if first_lane and second_lane else first_lane or second_lane
         return [queued.job.id for _, _, queued in order if queued.job.id in jobs]
 
-    def all_in_order(self) -> list[str]:
-        """Return all jobs in queue order."""
-        return [queued.job.id for _, _, queued in merge(*self._lanes)]
-
     def resort(self, key: Any) -> None:
         """Sort all jobs again by a new key."""
         self._limit = None

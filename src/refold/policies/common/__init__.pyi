@@ -35,7 +35,6 @@ from .queue_by_demand import (
     QueueByDemand as QueueByDemand,
     QueueEntry as QueueEntry,
 )
-from .queue_futures import OrderRule as OrderRule
 from .reasons import Reasons as Reasons
 from .rounds import (
     Budget as Budget,
@@ -49,8 +48,4 @@ from .run_watch import (
     WatchRules as WatchRules,
 )
 from .sharing import Sharing as Sharing
-from .start_estimates import (
-    QueueState as QueueState,
-    StartEstimator as StartEstimator,
-)
 from .throughput import ThroughputPacker as ThroughputPacker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from enum import Enum, auto
 from functools import cached_property
 from math import inf
@@ -115,10 +115,6 @@ class RoundJobs:
     def weighted_work_of(self, job_id: str) -> float:
         """Return the remaining work of a job, divided by the weight of a second of its delay."""
         return float(self.weighted_work[self.table.row_of[job_id]])
-
-    def weighted_work_by_id(self, job_ids: Sequence[str]) -> dict[str, float]:
-        """Return the same of many jobs."""
-        return dict(zip(job_ids, self.weighted_work[self.table.rows(job_ids)].tolist(), strict=True))
 
     def in_order(self, rows: Ints, starving: Collection[str]) -> Ints:
         """Sort jobs: guaranteed first, then by priority, then starving ones as submitted, then by weighted work."""

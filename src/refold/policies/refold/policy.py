@@ -25,15 +25,15 @@ request, and may preempt everything that other jobs hold beyond their own guaran
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from math import inf, sqrt
+from collections.abc import Collection, Mapping
+from math import inf
 from typing import Any, ClassVar
 
 import msgspec
 
 from refold.core import View
 from refold.errors import UnknownName
-from refold.model import NO_CHANGE, Decision, Demand, Job, Seconds
+from refold.model import NO_CHANGE, Decision, Demand, Seconds
 from refold.placement import Placer
 from refold.planning.plans import CATALOGUE_ONLY, Knowledge
 from refold.policies import Choices, Range, SettingRange
@@ -43,12 +43,8 @@ from refold.policies.common import (
     FairShare,
     GuaranteeRules,
     OptionCache,
-    OrderRule,
     ProgressEstimator,
-    QueueState,
     Reasons,
-    RemainingTime,
-    StartEstimator,
     Transition,
     has_external_changes,
 )
@@ -105,7 +101,6 @@ class Refold:
         goal: str = "time",
         placement: str = "best-fit",
         seed: int = 0,
-        start_estimates: bool = True,
         knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
     ) -> None:
         """Create the policy.
@@ -122,7 +117,7 @@ class Refold:
         may preempt; guaranteed jobs always may. `fair_share`: how much the weight of a job depends on what its user and
         tenant have used, 0 (not at all) to 1; `fair_share_half_life`: GPU time used this long ago counts half.
         `trust_steps`: take the number of steps that jobs declare as exact. `placement`: rule by which jobs are placed;
-        `seed`: of its random numbers. `start_estimates`: whether to estimate when waiting jobs start.
+        `seed`: of its random numbers.
         """
         if goal not in GOALS:
             raise UnknownName("goal of refold", goal, GOALS)
@@ -149,10 +144,6 @@ class Refold:
         self._wake_at: Seconds = inf
         self._last_round: Seconds = -inf
         self._sources: JobSources | None = None
-        # In simulated futures all jobs age at one rate, between those of jobs of known and of unknown length.
-        halving = sqrt(weight_doubling_seconds * delay_doubling_seconds)
-        rule = OrderRule(halving=halving, starvation=starvation_seconds)
-        self._estimates = StartEstimator(self._remaining_time, rule) if start_estimates else None
         self._reservation: Reservation | None = None
         """The nodes that are reserved for the first starving job that cannot start."""
         self._overtaken: dict[str, int] = {}
@@ -170,14 +161,13 @@ class Refold:
             return self._with_reasons(view, NO_CHANGE) if view.changes.requeued else NO_CHANGE
         self._last_round = view.now
         sources.update(view)
-        if self._estimates is None and sources.is_settled(view):
+        if sources.is_settled(view):
             self._reservation, self._overtaken, self._wake_at = None, {}, view.next_preemptible_at()
             return self._with_reasons(view, self._transition.step_towards(view, {}))
-        jobs, starter, draft = self._run_round(view, sources)
-        decision = self._with_reasons(view, self._transition.step_towards(view, draft.target()))
-        return self._with_estimates(view, decision, starter.queue, jobs)
+        draft = self._run_round(view, sources)
+        return self._with_reasons(view, self._transition.step_towards(view, draft.target()))
 
-    def _run_round(self, view: View, sources: JobSources) -> tuple[RoundJobs, Starter, Draft]:
+    def _run_round(self, view: View, sources: JobSources) -> Draft:
         """Return a draft of all allocations after a round, and set the time of the next one."""
         jobs = RoundJobs(view, sources, self._settings, self._arrivals.summary(view.now))
         draft = Draft(view, self._placer)
@@ -194,31 +184,7 @@ class Refold:
         self._wake_at = min(wake_at, starter.next_starvation(), view.next_preemptible_at())
         if starter.is_review_useful():
             self._wake_at = min(self._wake_at, view.now + REVIEW_SECONDS)
-        return jobs, starter, draft
-
-    def _with_estimates(self, view: View, decision: Decision, order: Sequence[str], jobs: RoundJobs) -> Decision:
-        """Add start estimates; none while nothing is known about run times."""
-        assert self._sources is not None
-        if self._estimates is None or not self._sources.expected_service.durations.are_known(view):
-            return decision
-
-        def rank(job_id: str) -> float:
-            return jobs.weighted_work_of(job_id) if job_id in jobs.by_id else 0.0  # it has ended already
-
-        queue = QueueState(lambda: order, jobs.weighted_work_by_id, rank, decision.starts, decision.stops)
-        estimates = self._estimates.estimates(view, queue)
-        return msgspec.structs.replace(decision, start_estimates=estimates) if estimates else decision
-
-    def _remaining_time(self, view: View, job: Job) -> RemainingTime:
-        """Return how long a job will run with what it holds, or else with what it requested."""
-        assert self._sources is not None
-        estimator = self._sources.estimator
-        if not estimator.knows_work(job):
-            return self._sources.expected_service.durations.remaining_time(view, job)
-        run = view.runs.get(job.id)
-        requested_speed = estimator.speeds.requested_speed(job).steps_per_second
-        speed = estimator.speed(job, run.allocation) if run is not None else requested_speed
-        return RemainingTime(exact=estimator.remaining_work(view, job) / speed)
+        return draft
 
     def _observe(self, view: View) -> JobSources:
         if self._sources is None:
@@ -232,8 +198,6 @@ class Refold:
             self._sources = JobSources(estimator, options, guarantees, service, self._fair_share)
         self._placer.observe(view)
         self._sources.expected_service.observe(view)
-        if self._estimates is not None:
-            self._estimates.observe(view)
         self._sources.observe(view)
         self._arrivals.record(view.now, view.changes.submitted)
         return self._sources

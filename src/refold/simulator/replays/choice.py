@@ -16,7 +16,7 @@ from refold.simulator.replays.fifo import FifoOrder, replay_fifo
 from refold.simulator.replays.journal import journal_entries
 from refold.simulator.replays.loop import JournalNotes
 
-KNOWN_EASY_SETTINGS = {"durations": "known", "start_estimates": False}
+KNOWN_EASY_SETTINGS = {"durations": "known"}
 """The settings of `easy` that its replay with known run times requires."""
 
 
@@ -110,6 +110,8 @@ _LOOPS: dict[str, Callable[[Experiment], Loop | None]] = {
 def _settings(experiment: Experiment) -> tuple[dict[str, Any], str, int]:
     """Return the settings of the policy itself, its placement rule, and the seed."""
     own = dict(experiment.settings)
+    if not own.get("start_estimates"):
+        own.pop("start_estimates", None)
     return own, str(own.pop("placement", "best-fit")), own.pop("seed", 0)
 
 
