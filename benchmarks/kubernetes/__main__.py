@@ -20,10 +20,10 @@ from benchmarks.kubernetes.kubelets import describe
 from benchmarks.kubernetes.placing import SCHEDULERS, Placed, Size, available, measure
 
 
-def find_servers() -> Path:
-    """Return the folder with the programs of Kubernetes."""
+def find_servers(*options: str) -> Path:
+    """Return the folder with the programs of Kubernetes. `options`: `--all` if kube-scheduler is needed as well."""
     tool = Path(__file__).parents[2] / "tools" / "build_kubernetes.py"
-    command = [sys.executable, str(tool), "--all", "--find"]
+    command = [sys.executable, str(tool), *options, "--find"]
     found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if found.returncode:
         raise SystemExit("run `make engines-kubernetes` first")
@@ -50,7 +50,7 @@ def main() -> None:
         "--speed-up", type=float, action="append", help="speed of --replay; can be repeated (default: 180 and 360)"
     )
     options = parser.parse_args()
-    assets = find_servers()
+    assets = find_servers("--all")
     if options.faults is not None:
         outcomes: list[Outcome] = []
         for fault in options.fault or FAULTS:

@@ -25,10 +25,10 @@ from kubernetes_servers import KubernetesServers  # noqa: E402
 from process_kubelet import ProcessKubelet, kubelet_nodes  # noqa: E402
 
 from refold.engines.kubernetes.api_server import ObjectList, as_dict  # noqa: E402
+from refold.engines.kubernetes.gang_run import BIND_WAIT  # noqa: E402
+from refold.engines.kubernetes.mirror import Reflector  # noqa: E402
 from refold.engines.kubernetes.objects import BatchJob, Pod  # noqa: E402
 from refold.engines.kubernetes.own_jobs import GPUS_ANNOTATION  # noqa: E402
-from refold.engines.kubernetes.pod_binding import BIND_WAIT  # noqa: E402
-from refold.engines.kubernetes.reflector import Reflector  # noqa: E402
 
 NODES = 4
 PODS, GPUS = 4, 2

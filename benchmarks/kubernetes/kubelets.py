@@ -18,10 +18,10 @@ from typing import Any
 
 from benchmarks.kubernetes.processes import Process, run_process
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, ObjectList
+from refold.engines.kubernetes.mirror import Reflector
 from refold.engines.kubernetes.nodes import down_reason
 from refold.engines.kubernetes.objects import Node, Pod
 from refold.engines.kubernetes.pod_states import pod_path
-from refold.engines.kubernetes.reflector import Reflector
 
 SECONDS_ANNOTATION = "refold.dev/benchmark-duration"
 """How long a pod runs, such as 1.5s. A pod without it runs for ever."""

@@ -27,8 +27,8 @@ from kubernetes_servers import KubernetesServers, create  # noqa: E402
 from benchmarks.kubernetes.kubelets import SECONDS_ANNOTATION, has_kwok, kwok, wait_until_ready  # noqa: E402
 from benchmarks.kubernetes.kueue import group_fields, has_kueue, kueue, release  # noqa: E402
 from benchmarks.kubernetes.processes import Process, run_process  # noqa: E402
+from refold.engines.kubernetes.mirror import Reflector  # noqa: E402
 from refold.engines.kubernetes.objects import Pod  # noqa: E402
-from refold.engines.kubernetes.reflector import Reflector  # noqa: E402
 
 GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups"
 PODS = "/api/v1/namespaces/default/pods"

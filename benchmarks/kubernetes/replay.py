@@ -18,8 +18,8 @@ from benchmarks.kubernetes.kubelets import StandInKubelets, has_kwok
 from benchmarks.kubernetes.placing import CREATING_THREADS, create_gang, make_servers, refold, simulated_nodes
 from benchmarks.workloads import PHILLY, missing, trace_slice
 from refold.engines.kubernetes.api_server import ApiServer
+from refold.engines.kubernetes.mirror import Reflector
 from refold.engines.kubernetes.objects import Pod
-from refold.engines.kubernetes.reflector import Reflector
 from refold.journal import HistoryJournal
 from refold.model import HOUR, Demand, Job, Seconds
 from refold.policies.registry import make_policy

@@ -10,7 +10,8 @@ from kubernetes_daemon import PODS
 
 from refold.core import Event
 from refold.engines.kubernetes.api_server import ApiServer, ObjectList
-from refold.engines.kubernetes.backend import KubernetesBackend, OwnJobs
+from refold.engines.kubernetes.backend import KubernetesBackend
+from refold.engines.kubernetes.job_objects import OwnJobs
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.nodes import map_nodes
 from refold.engines.kubernetes.objects import Pod

@@ -19,9 +19,9 @@ from container_logs import ContainerLogs
 from kubernetes_objects import Json, node_json
 
 from refold.engines.kubernetes.api_server import ApiError, ApiServer
+from refold.engines.kubernetes.mirror import Reflector
 from refold.engines.kubernetes.nodes import down_reason
 from refold.engines.kubernetes.objects import Metadata, Node
-from refold.engines.kubernetes.reflector import Reflector
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 HEARTBEAT_SECONDS = 2.0

@@ -17,9 +17,10 @@ from refold.cli.typer_app import app
 from refold.core import Event, JobSubmitted, NodeDrained, NodeLost, NodeUsed, PastJob, RunAdopted
 from refold.engines.kubernetes.access import Access
 from refold.engines.kubernetes.api_server import ApiError, ApiServer
-from refold.engines.kubernetes.backend import OwnJobs
 from refold.engines.kubernetes.engine import KubernetesEngine
-from refold.engines.kubernetes.observation import Observation, observe
+from refold.engines.kubernetes.job_objects import OwnJobs
+from refold.engines.kubernetes.observation import observe
+from refold.engines.kubernetes.snapshot_events import Observation
 from refold.model import Allocation, Share
 
 NODES = "/api/v1/nodes"

@@ -16,9 +16,10 @@ from msgspec.structs import replace
 from process_kubelet import ProcessKubelet, kubelet_nodes
 
 from refold.core import Event, JobCancelled, RunFailed, RunFinished, RunStarted, RunStopped, StartRun, StopRun
-from refold.engines.kubernetes import gang_run, pod_binding
-from refold.engines.kubernetes.backend import KubernetesBackend, OwnJobs
+from refold.engines.kubernetes import gang_run, run_state
+from refold.engines.kubernetes.backend import KubernetesBackend
 from refold.engines.kubernetes.gangs import GangName
+from refold.engines.kubernetes.job_objects import OwnJobs
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.nodes import map_nodes
 from refold.model import Allocation, Demand, Job, Launch, Plan, Share
@@ -33,10 +34,10 @@ Ending = RunFinished | RunFailed | RunStopped
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
-    for name in ("OWNER_CHECK_PAUSE", "BUDGET_PAUSE", "RETRY_PAUSE"):
-        monkeypatch.setattr(gang_run, name, 0.05)
-    monkeypatch.setattr(pod_binding, "RETRY_PAUSE", 0.05)
-    monkeypatch.setattr("refold.engines.kubernetes.calls.RETRY_PAUSE", 0.05)
+    for name in ("OWNER_CHECK_PAUSE", "BUDGET_PAUSE", "EVICTION_PAUSE"):
+        monkeypatch.setattr(run_state, name, 0.05)
+    monkeypatch.setattr(gang_run, "REPEAT_PAUSE", 0.05)
+    monkeypatch.setattr("refold.engines.kubernetes.api_server.REPEAT_PAUSE", 0.05)
     monkeypatch.setattr("refold.engines.kubernetes.backend.REFUSED_PAUSE", 0.05)
     found = FakeApiServer()
     kubelet = ProcessKubelet(found.api, kubelet_nodes(2), instant=True)
@@ -190,7 +191,7 @@ def test_gangs_are_bound_once_and_as_a_whole_although_bindings_fail(server: Fake
 def test_a_gang_of_which_a_pod_cannot_be_bound_is_ended(
     server: FakeApiServer, monkeypatch: pytest.MonkeyPatch, kind: str, status: int
 ) -> None:
-    monkeypatch.setattr(pod_binding, "BIND_WAIT", 0.2)
+    monkeypatch.setattr(gang_run, "BIND_WAIT", 0.2)
 
     async def test(gangs: Gangs) -> None:
         if kind == "Job":
@@ -495,7 +496,7 @@ def test_gangs_wait_for_resources_that_the_scheduler_does_not_count(server: Fake
 def test_a_gang_that_finds_no_room_fails_and_is_not_bound(
     server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gang_run, "POD_WAIT", 0.2)
+    monkeypatch.setattr(run_state, "POD_WAIT", 0.2)
 
     async def test(gangs: Gangs) -> None:
         gangs.create_job("cramped", pods=2, pod=with_devices())

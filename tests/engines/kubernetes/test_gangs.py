@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from kubernetes_objects import make_pod
 
-from refold.engines.kubernetes.gangs import GangName, gang_name, group_pods, parse_gang_name
+from refold.engines.kubernetes.gangs import GangName, gang_name, parse_gang_name
 from refold.engines.kubernetes.owner_specs import Owner, owner_of_pods, read_owner
+from refold.engines.kubernetes.pod_states import bindable
 from refold.errors import BadValue
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -44,15 +45,11 @@ def test_the_gang_of_a_pod(pod: dict[str, Any], expected: GangName) -> None:
     assert gang_name(make_pod("p", **pod)) == expected
 
 
-def test_pods_are_grouped_by_gang_in_the_order_of_their_indices() -> None:
+def test_pods_that_wait_are_in_the_order_of_their_indices() -> None:
     job = ("Job", "train", "u1")
     pods = [make_pod(f"train-{n}", owner=job, labels={INDEX: str(n)}) for n in (10, 2, 0)]
-    other = make_pod("other", schedulerName="default-scheduler", owner=job)
-    grouped = group_pods([*pods, other, make_pod("single")])
-    assert {str(name): [pod.metadata.name for pod in members] for name, members in grouped.items()} == {
-        "Job default/train": ["train-0", "train-2", "train-10"],
-        "Pod default/single": ["single"],
-    }
+    assert {gang_name(pod) for pod in pods} == {GangName("Job", "default", "train", "u1")}
+    assert [pod.metadata.name for pod in bindable({pod.key: pod for pod in pods})] == ["train-0", "train-2", "train-10"]
 
 
 def test_the_name_of_a_gang_is_read_as_it_was_written() -> None:

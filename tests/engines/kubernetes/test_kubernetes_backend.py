@@ -13,7 +13,8 @@ from process_kubelet import ProcessKubelet, kubelet_nodes
 
 from refold.core import Order
 from refold.engines.kubernetes.api_server import ApiServer
-from refold.engines.kubernetes.backend import KubernetesBackend, OwnJobs
+from refold.engines.kubernetes.backend import KubernetesBackend
+from refold.engines.kubernetes.job_objects import OwnJobs
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.nodes import map_nodes
 from refold.model import Job

@@ -12,7 +12,7 @@ from kubernetes_servers import KubernetesServers
 from process_kubelet import ProcessKubelet, kubelet_nodes
 
 from refold.core import RunStarted, RunStopped, StartRun, StopRun
-from refold.engines.kubernetes.api_server import ApiServer
+from refold.engines.kubernetes.api_server import ApiServer, as_dict
 from refold.engines.kubernetes.gangs import GangName
 from refold.engines.kubernetes.objects import BatchJob
 from refold.model import Allocation, Demand, Job, Launch, Plan, Share
@@ -53,8 +53,8 @@ def test_an_elastic_gang_changes_its_number_of_pods(api: ApiServer) -> None:
         pods = running(api, "elastic")
         assert [pod.spec.node_name for pod in pods] == ["n1", "n1"]
         assert {pod.metadata.annotations["refold.dev/plan"] for pod in pods} == {'{"data":2}'}
-        spec = api.get(f"{JOBS}/elastic", BatchJob).spec
-        assert (spec.parallelism, spec.completions, spec.suspend) == (2, 2, False)
+        spec = as_dict(api.call("GET", f"{JOBS}/elastic"))["spec"]
+        assert (spec["parallelism"], spec["completions"], spec.get("suspend", False)) == (2, 2, False)
 
     play(api, test)
 
@@ -71,7 +71,7 @@ def test_a_preemption_waits_for_the_disruption_budget(api: ApiServer) -> None:
         await runs.backend.carry_out([StopRun("kept", 1, "preempted")], jobs)
         await asyncio.sleep(3.0)  # longer than the pause between two looks at the budget
         assert len(running(api, "kept")) == 2
-        assert not api.get(f"{JOBS}/kept", BatchJob).spec.suspend
+        assert not as_dict(api.call("GET", f"{JOBS}/kept"))["spec"].get("suspend")
         api.delete(f"{BUDGETS}/kept")
         await runs.wait_for(RunStopped("kept", 1))
 

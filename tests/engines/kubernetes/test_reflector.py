@@ -17,8 +17,8 @@ from kubernetes_objects import pod_json
 
 from refold.engines.kubernetes.access import Access, read_kubeconfig
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, WatchEvent, watch_error
+from refold.engines.kubernetes.mirror import Reflector
 from refold.engines.kubernetes.objects import Pod
-from refold.engines.kubernetes.reflector import Reflector
 
 WAIT = 10.0
 

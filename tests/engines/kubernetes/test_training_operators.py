@@ -17,7 +17,7 @@ from process_kubelet import ProcessKubelet, kubelet_nodes
 from training_operators import FOLDERS, JOBSETS, PYTORCHJOBS, TRAINJOBS, TrainingOperators, resource_definition
 
 from refold.core import RunStarted, RunStopped, StartRun, StopRun
-from refold.engines.kubernetes import gang_run
+from refold.engines.kubernetes import run_state
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, as_dict
 from refold.engines.kubernetes.gangs import GangName
 from refold.engines.kubernetes.owners import Owners
@@ -209,7 +209,7 @@ def test_pods_are_evicted_if_suspending_their_object_does_not_end_them(
         await runs.backend.carry_out([StartRun("kept", 1, TWO)], jobs)
         await runs.wait_for(RunStarted("kept", 1))
         if problem == "the controller does nothing":
-            monkeypatch.setattr(gang_run, "SUSPEND_WAIT", 0.1)
+            monkeypatch.setattr(run_state, "SUSPEND_WAIT", 0.1)
             operators.stop()
         else:
             fake.refuse = lambda method, path: Refusal(403) if (method, path[-5:]) == ("PATCH", "/kept") else None

@@ -2,21 +2,18 @@ from .access import (
     Access as Access,
     find_access as find_access,
     own_namespace as own_namespace,
-    read_kubeconfig as read_kubeconfig,
 )
 from .api_server import (
+    CONFLICT as CONFLICT,
+    FORBIDDEN as FORBIDDEN,
+    NOT_FOUND as NOT_FOUND,
     STRATEGIC_PATCH as STRATEGIC_PATCH,
     ApiError as ApiError,
     ApiServer as ApiServer,
     ObjectList as ObjectList,
     as_dict as as_dict,
 )
-from .backend import (
-    KubernetesBackend as KubernetesBackend,
-    OwnJobs as OwnJobs,
-    is_submitted as is_submitted,
-)
-from .calls import CONFLICT as CONFLICT
+from .backend import KubernetesBackend as KubernetesBackend
 from .constraints import (
     selected_labels as selected_labels,
     unsupported_fields as unsupported_fields,
@@ -26,14 +23,17 @@ from .engine import (
     KubernetesEngine as KubernetesEngine,
 )
 from .gangs import (
+    INSTANCE_ANNOTATION as INSTANCE_ANNOTATION,
     SCHEDULER_NAME as SCHEDULER_NAME,
     GangName as GangName,
     controller_of as controller_of,
     gang_name as gang_name,
     is_ours as is_ours,
     parse_gang_name as parse_gang_name,
+    run_of as run_of,
     single_pod as single_pod,
 )
+from .job_objects import OwnJobs as OwnJobs
 from .leadership import (
     Leadership as Leadership,
     LeaseLost as LeaseLost,
@@ -54,6 +54,7 @@ from .nodes import (
     Labels as Labels,
     NodeMap as NodeMap,
     down_reason as down_reason,
+    group_use as group_use,
     is_same_hardware as is_same_hardware,
     map_nodes as map_nodes,
 )
@@ -62,21 +63,17 @@ from .objects import (
     Pod as Pod,
 )
 from .observation import (
-    Observation as Observation,
     observe as observe,
     read_only as read_only,
 )
-from .own_jobs import INSTANCE_ANNOTATION as INSTANCE_ANNOTATION
+from .own_jobs import is_submitted as is_submitted
 from .owner_specs import (
     QUEUE_LABEL as QUEUE_LABEL,
     Owner as Owner,
     read_owner as read_owner,
 )
 from .owners import Owners as Owners
-from .pod_logs import (
-    LogPart as LogPart,
-    read_pod_log as read_pod_log,
-)
+from .pod_logs import read_pod_log as read_pod_log
 from .pod_states import (
     bindable as bindable,
     pod_path as pod_path,
@@ -86,11 +83,8 @@ from .pods import (
     gang_submission as gang_submission,
 )
 from .resources import (
-    FRACTION_ANNOTATION as FRACTION_ANNOTATION,
-    GPU_RESOURCE as GPU_RESOURCE,
-    is_accelerator as is_accelerator,
     largest_need as largest_need,
     parse_amount as parse_amount,
     pod_need as pod_need,
-    pod_requests as pod_requests,
 )
+from .snapshot_events import Observation as Observation

@@ -115,7 +115,6 @@ class _Cluster(msgspec.Struct, rename="kebab"):
     certificate_authority: str = ""
     certificate_authority_data: str = ""
     insecure_skip_tls_verify: bool = False
-    tls_server_name: str = ""
 
 
 class _Context(msgspec.Struct):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
+import logging
 import random
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, TypeVar
 from urllib.parse import urlencode
 
@@ -30,13 +34,18 @@ MAX_PAUSE: Seconds = 5.0
 RETRY_FOR: Seconds = 20.0
 """How long a request is repeated while the API server cannot be reached or is overloaded."""
 
-UNAUTHORIZED = 401
+REPEAT_PAUSE: Seconds = 1.0
+"""Pause between attempts of `Calls.repeat`."""
+
+UNAUTHORIZED, FORBIDDEN, NOT_FOUND, CONFLICT = 401, 403, 404, 409
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_PATCH = "application/strategic-merge-patch+json"
 
 T = TypeVar("T")
+
+log = logging.getLogger("refold")
 
 
 class ApiError(RefoldError):
@@ -221,6 +230,30 @@ class ApiServer:
             connection.close()
             raise ApiError(0, "Unreachable", f"the API server {self.address} does not answer: {error}") from None
         return connection
+
+
+class Calls:
+    """Requests to the API server from threads, for use with `await`."""
+
+    def __init__(self, api: ApiServer, threads: ThreadPoolExecutor) -> None:
+        self.api = api
+        self._threads = threads
+
+    async def run(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Call a function in a thread."""
+        call = partial(function, *arguments, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+    async def repeat(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in a thread, again and again while the API server is not available."""
+        while True:
+            try:
+                return await self.run(function, *arguments)
+            except ApiError as error:
+                if not error.is_transient:
+                    raise
+                log.warning("%s; retrying", error)
+            await asyncio.sleep(REPEAT_PAUSE)
 
 
 class Watch:

@@ -10,26 +10,17 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-import msgspec
-
 from refold.core import JobCancelled, Order, RunFailed, RunStopped, StartRun, StopRun
-from refold.engines.kubernetes.api_server import ApiError, ApiServer, ObjectList
-from refold.engines.kubernetes.calls import CONFLICT, NOT_FOUND, Calls
-from refold.engines.kubernetes.gang_run import GangRun, RunEnd
-from refold.engines.kubernetes.gangs import GangName, gang_name, is_ours, parse_gang_name, single_pod
-from refold.engines.kubernetes.mirror import JOB_ANNOTATION, RUN_ANNOTATION, Mirror, RunKey
+from refold.engines.kubernetes.api_server import ApiError, ApiServer, Calls
+from refold.engines.kubernetes.gang_run import GangRun
+from refold.engines.kubernetes.gangs import GangName, RunKey, gang_name, is_ours, parse_gang_name, single_pod
+from refold.engines.kubernetes.job_objects import OwnJobObjects, OwnJobs
+from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.nodes import NodeMap
-from refold.engines.kubernetes.objects import BatchJob, Pod
-from refold.engines.kubernetes.own_jobs import (
-    SUBMITTED_LABEL,
-    PodSettings,
-    manifest,
-    object_name,
-    pod_shares,
-    service_manifest,
-)
+from refold.engines.kubernetes.own_jobs import pod_shares
 from refold.engines.kubernetes.room import NodeRoom
-from refold.errors import BadInput, RefoldError
+from refold.engines.kubernetes.run_state import RunEnd
+from refold.errors import RefoldError
 from refold.model import Job, Seconds
 from refold.server import Report
 
@@ -38,9 +29,6 @@ THREADS = 16
 
 REFUSED_PAUSE: Seconds = 5.0
 """Pause before a run is followed again after the API server has refused a request for good."""
-
-DELETE_AFTER: Seconds = 90.0
-"""How long the Job of a stopped run is kept. A later daemon deletes Jobs of which the journal knows nothing."""
 
 MAX_REMEMBERED_ENDS = 10_000
 
@@ -58,14 +46,6 @@ class StopRequest(NamedTuple):
 
     grace: Seconds | None = None
     is_preemption: bool = False
-
-
-class OwnJobs(msgspec.Struct, frozen=True):
-    """Where submitted jobs become Jobs of Kubernetes, the image of their containers, and a volume for checkpoints."""
-
-    namespace: str = "default"
-    image: str = ""
-    volume_claim: str = ""
 
 
 class KubernetesBackend:
@@ -87,12 +67,10 @@ class KubernetesBackend:
         self._mirror = mirror
         self._room = NodeRoom(mirror)
         self._nodes = nodes
-        self._own = own
         self._grace = grace
-        self._settings = PodSettings(mirror.daemon, own.image, grace, own.volume_claim)
-        self._has_service = False
         self._threads = ThreadPoolExecutor(THREADS, "refold-kubernetes")
         self._calls = Calls(api, self._threads)
+        self._own_jobs = OwnJobObjects(self._calls, mirror, own, grace)
         self._runs: dict[RunKey, GangRun] = {}
         self._gangs: dict[GangName, RunKey] = {}
         """The run of each gang: a gang has one at most."""
@@ -101,7 +79,6 @@ class KubernetesBackend:
         """Runs that were ordered to stop before their gang was known."""
         self._ends: dict[str, RunEnd] = {}
         """How the last run of each job ended. The order to start it may be repeated until the loop knows its end."""
-        self._deletions: list[asyncio.Task[None]] = []
         self._changes = mirror.follow()
         self._following = asyncio.create_task(self._follow())
 
@@ -143,12 +120,8 @@ class KubernetesBackend:
         wanted = set(runs)
         for key in [key for key in self._tasks if key not in wanted]:
             self._stop(key, StopRequest())
-        path, selector = self._jobs_path(), {"labelSelector": f"{SUBMITTED_LABEL}={self._mirror.daemon}"}
-        found = await self._calls.repeat(self._calls.api.get, path, ObjectList[BatchJob], selector)
-        active = [job for job in found.items if not job.has_ended]  # the output of others is kept
-        strays = [job for job in active if _run_of_job(job) not in wanted | set(self._tasks)]
         await asyncio.gather(
-            *(self._delete_job(job) for job in strays),
+            self._own_jobs.delete_all_except(wanted | set(self._tasks)),
             *(task for key, task in self._tasks.items() if key not in wanted),
         )
 
@@ -170,7 +143,7 @@ class KubernetesBackend:
         """Follow a run, and report its end once."""
         key = (job.id, order.run)
         try:
-            gang = parse_gang_name(job.launch.gang) if job.launch.gang else await self._create_job(job, order)
+            gang = parse_gang_name(job.launch.gang) if job.launch.gang else await self._own_jobs.create(job, order)
             nodes = [self._nodes.kubernetes_name(share.node) for share in pod_shares(job, order.allocation)]
             run = GangRun(job, order, gang, nodes, self._calls, self._mirror, self._room, self._grace)
             self._runs[key], self._gangs[gang] = run, key
@@ -180,7 +153,7 @@ class KubernetesBackend:
             if run.gone and job.launch.gang:
                 self._report(JobCancelled(job.id, f"{gang} {run.gone}"))
             if not job.launch.gang and isinstance(end, RunStopped):
-                self._deletions.append(asyncio.create_task(self._delete_later(f"{self._jobs_path()}/{gang.name}")))
+                self._own_jobs.delete_later(gang)
         except RefoldError as error:
             end = RunFailed(*key, str(error), retry=isinstance(error, ApiError) and error.status not in INVALID)
         except Exception as error:
@@ -232,76 +205,6 @@ class KubernetesBackend:
 
     async def _end(self) -> None:
         self._mirror.unfollow(self._changes)
-        ending = [self._following, *self._deletions]
-        for task in ending:
-            task.cancel()
-        await asyncio.gather(*ending, return_exceptions=True)
+        self._following.cancel()
+        await asyncio.gather(self._following, self._own_jobs.stop(), return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-    # Jobs of our own.
-
-    async def _create_job(self, job: Job, order: StartRun) -> GangName:
-        """Create the Job of a run, unless it exists."""
-        if not self._own.image:
-            raise BadInput("no image for the containers of submitted commands: set kubernetes.image in refold.yaml")
-        body = manifest(job, order.run, order.allocation, self._settings)
-        await self._create_service()
-        try:
-            text = await self._calls.repeat(self._calls.api.create, self._jobs_path(), body)
-            created = msgspec.json.decode(text, type=BatchJob)
-        except ApiError as error:
-            if error.status != CONFLICT:
-                raise
-            path = f"{self._jobs_path()}/{object_name(self._mirror.daemon, job.id, order.run)}"
-            created = await self._calls.repeat(self._calls.api.get, path, BatchJob)
-        return GangName("Job", self._own.namespace, created.metadata.name, created.metadata.uid)
-
-    async def _create_service(self) -> None:
-        """Create the Service by which pods of a gang find each other, unless it exists."""
-        if self._has_service:
-            return
-        path = f"/api/v1/namespaces/{self._own.namespace}/services"
-        try:
-            await self._calls.repeat(self._calls.api.create, path, service_manifest(self._settings))
-        except ApiError as error:
-            if error.status != CONFLICT:
-                raise
-        self._has_service = True
-
-    async def _delete_job(self, job: BatchJob) -> None:
-        """Delete a Job with its pods, and wait until the pods are gone."""
-        gang = GangName("Job", job.metadata.namespace, job.metadata.name, job.metadata.uid)
-        await self._delete_object(f"{self._jobs_path()}/{job.metadata.name}")
-        changes = self._mirror.follow()
-        try:
-            while any(not pod.has_ended and pod.is_bound for pod in self._mirror.pods_of_gang(gang).values()):
-                await changes.get()
-        finally:
-            self._mirror.unfollow(changes)
-
-    async def _delete_later(self, path: str) -> None:
-        """Delete the suspended Job of a run that was stopped, when its end is in the journal: until then it says so."""
-        await asyncio.sleep(DELETE_AFTER)
-        self._deletions = [task for task in self._deletions if not task.done()]
-        await self._delete_object(path)
-
-    async def _delete_object(self, path: str) -> None:
-        try:
-            await self._calls.repeat(self._calls.api.delete, path, {"propagationPolicy": "Background"})
-        except ApiError as error:
-            if error.status != NOT_FOUND:
-                raise
-
-    def _jobs_path(self) -> str:
-        return f"/apis/batch/v1/namespaces/{self._own.namespace}/jobs"
-
-
-def _run_of_job(job: BatchJob) -> RunKey:
-    annotations = job.metadata.annotations
-    number = annotations.get(RUN_ANNOTATION, "")
-    return annotations.get(JOB_ANNOTATION, ""), int(number) if number.isdecimal() else 0
-
-
-def is_submitted(pod: Pod) -> bool:
-    """Whether a pod belongs to a Job that Refold has created."""
-    return SUBMITTED_LABEL in pod.metadata.labels

@@ -10,10 +10,11 @@ from pathlib import Path
 from refold.core import PastJob
 from refold.engines.kubernetes.access import Access
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, as_dict
-from refold.engines.kubernetes.backend import KubernetesBackend, OwnJobs
+from refold.engines.kubernetes.backend import KubernetesBackend
 from refold.engines.kubernetes.constraints import selected_labels
 from refold.engines.kubernetes.gang_queue import CALLER, GangQueue
 from refold.engines.kubernetes.gangs import is_ours
+from refold.engines.kubernetes.job_objects import OwnJobs
 from refold.engines.kubernetes.local_queues import LocalQueues
 from refold.engines.kubernetes.mirror import Changed, Mirror
 from refold.engines.kubernetes.node_reports import NodeReports

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from functools import partial
 from itertools import islice
 
@@ -13,18 +12,30 @@ from msgspec.structs import replace
 from refold.client.api import Caller, Submission
 from refold.core import JobCancelled
 from refold.engines.kubernetes.api_server import ApiError
-from refold.engines.kubernetes.backend import is_submitted
 from refold.engines.kubernetes.constraints import unsupported_fields
 from refold.engines.kubernetes.gangs import GangName, gang_name, is_ours, parse_gang_name, single_pod
 from refold.engines.kubernetes.local_queues import LocalQueues
 from refold.engines.kubernetes.mirror import Changed, Mirror
 from refold.engines.kubernetes.nodes import NodeMap
 from refold.engines.kubernetes.objects import Pod
-from refold.engines.kubernetes.owner_specs import QUEUE_LABEL, Owner
+from refold.engines.kubernetes.own_jobs import is_submitted
+from refold.engines.kubernetes.owner_specs import Owner
 from refold.engines.kubernetes.owners import Owners
 from refold.engines.kubernetes.pod_notes import PodNotes
-from refold.engines.kubernetes.pod_states import bindable
 from refold.engines.kubernetes.pods import accepted_gpu_types, gang_submission
+from refold.engines.kubernetes.queue_state import (
+    GONE_AFTER,
+    CancelJob,
+    FindOwner,
+    FindQueue,
+    GangJob,
+    HoldPods,
+    OwnerFound,
+    QueuedGang,
+    QueueStep,
+    SubmitGang,
+    next_steps,
+)
 from refold.errors import BadInput, RefoldError
 from refold.journal import JobEnded, Submitted
 from refold.model import Job, Seconds
@@ -36,17 +47,11 @@ CALLER = Caller("kubernetes", "owner", "default", "kubernetes")
 SETTLE_SECONDS: Seconds = 0.05
 """How long changes are collected: the pods of a gang are created one by one."""
 
-GONE_AFTER: Seconds = 10.0
-"""How long a waiting gang may have no pods before its owner is asked whether it still exists."""
-
 RETRY_AFTER: Seconds = 10.0
 """Gangs with pods that could not be submitted are examined again after this time: their owner may have changed."""
 
 MAX_RETRIED = 200
 """Gangs that are examined again at a time."""
-
-EXTENDABLE = ("PodGroup", "Workload", "Pods", "JobSet")
-"""Kinds of gangs that may have more pods than must start together, or get some of them while others run."""
 
 log = logging.getLogger("refold")
 
@@ -159,59 +164,53 @@ class GangQueue(Subscriber):
                 log.error("cannot submit %s; trying again", gang, exc_info=problem)
 
     async def _examine(self, gang: GangName) -> None:
-        pods = self._mirror.pods_of_gang(gang)
-        job = self._active.get(gang)
-        waiting = [pod for pod in bindable(pods) if gang_name(pod) == gang and not is_submitted(pod)]
-        if job is not None:
-            await self._check_whether_gone(gang, job, pods)
-            if waiting and gang.kind in EXTENDABLE and self._has_all_pods(job):
-                await self._submit_surplus(gang, waiting)
-        elif waiting:
-            await self._submit(gang, waiting)
+        facts = self._facts(gang)
+        while True:
+            steps = next_steps(facts)
+            match steps:
+                case [FindOwner(pods)]:
+                    found = OwnerFound(await asyncio.to_thread(self._owners.find, gang, pods))
+                    facts = facts._replace(found=found)
+                case [FindQueue(name)]:
+                    is_missing = await asyncio.to_thread(self._queues.is_missing, gang.namespace, name)
+                    facts = facts._replace(is_queue_missing=is_missing)
+                case _:
+                    await asyncio.gather(*(self._carry_out(step, gang) for step in steps))
+                    return
 
-    async def _submit(self, gang: GangName, waiting: list[Pod]) -> None:
-        owner = await asyncio.to_thread(self._owners.find, gang, waiting)
-        if owner is None or owner.ended:
-            self._unsettled[gang] = None
-            self._notes.set(waiting, f"{gang} {'does not exist' if owner is None else 'has ended'}")
-        elif missing := await self._missing_queue(waiting[0], owner):
-            self._unsettled[gang] = None
-            self._notes.set(waiting, f"LocalQueue {missing} not found in namespace {gang.namespace}")
-        elif owner.size is None:
-            await self._accept_each(waiting, owner)
-        elif len(waiting) >= owner.size:
-            await self._accept(gang, waiting[: owner.size], owner)
-        else:
-            self._unsettled[gang] = None
-            self._notes.set(waiting, f"{len(waiting)} of {owner.size} pods of the gang exist")
+    def _facts(self, gang: GangName) -> QueuedGang:
+        pods, id_of_job, now = self._mirror.pods_of_gang(gang), self._active.get(gang), self._state.now()
+        if id_of_job is None:
+            self._vanished.pop(gang, None)
+            return QueuedGang(gang, pods, self._mirror.daemon)
+        job = self._job(id_of_job)
+        if job.instances or any(not pod.is_deleted for pod in pods.values()):
+            self._vanished.pop(gang, None)
+            return QueuedGang(gang, pods, self._mirror.daemon, job)
+        absent = now - self._vanished.setdefault(gang, now)
+        if absent >= GONE_AFTER:
+            self._vanished[gang] = now
+        return QueuedGang(gang, pods, self._mirror.daemon, job, absent)
 
-    async def _missing_queue(self, pod: Pod, owner: Owner) -> str:
-        """Return the LocalQueue that a gang names if it does not exist, else ''."""
-        name = pod.metadata.labels.get(QUEUE_LABEL) or owner.queue
-        if not name:
-            return ""
-        return name if await asyncio.to_thread(self._queues.is_missing, pod.metadata.namespace, name) else ""
-
-    async def _submit_surplus(self, gang: GangName, waiting: list[Pod]) -> None:
-        """Submit the pods of a running gang that it can do without: each starts when it fits."""
-        owner = await asyncio.to_thread(self._owners.find, gang, waiting)
-        is_resized = (
-            gang.kind == "JobSet" and owner is not None and owner.elastic
-        )  # it will delete pods that are too many
-        if owner is not None and not owner.ended and not is_resized:
-            await self._accept_each(waiting, owner._replace(size=None))
-
-    def _has_all_pods(self, job: str) -> bool:
-        """Whether a job runs, and no pod of its run has ended: pods that wait do not replace others."""
-        run = self._state.view.runs.get(job)
-        if run is None or run.stopping:
-            return False
+    def _job(self, job: str) -> GangJob:
+        run, record = self._state.view.runs.get(job), self._state.job_table.records.get(job)
+        has_run = record is not None and record.run > 0
+        if run is None:
+            return GangJob(job, has_run=has_run)
         pods = self._mirror.pods_of_run((job, run.number)).values()
-        return sum(not (pod.has_ended or pod.is_deleted) for pod in pods) >= len(run.allocation.placement)
+        return GangJob(job, len(run.allocation.placement), pods, run.stopping, has_run)
 
-    async def _accept_each(self, pods: list[Pod], owner: Owner) -> None:
-        new = [pod for pod in pods if single_pod(pod) not in self._active]
-        await asyncio.gather(*(self._accept(single_pod(pod), [pod], owner) for pod in new))
+    async def _carry_out(self, step: QueueStep, examined: GangName) -> None:
+        match step:
+            case SubmitGang(gang, pods, owner):
+                if gang not in self._active:
+                    await self._accept(gang, pods, owner)
+            case HoldPods(pods, why):
+                self._unsettled[examined] = None
+                self._notes.set(pods, why)
+            case CancelJob(job, why):
+                self._vanished.pop(examined, None)
+                self._inbox.report(JobCancelled(job, why))
 
     async def _accept(self, gang: GangName, pods: list[Pod], owner: Owner) -> None:
         """Submit a gang, once: it is known by its oldest pod, so that a restart of the daemon does not repeat it."""
@@ -230,34 +229,6 @@ class GangQueue(Subscriber):
             return
         if (ended := self._admission.ended_job(job)) is not None:
             self._notes.set(pods, f"{job} has ended ({ended.state}); create the pods again to run it again")
-
-    async def _check_whether_gone(self, gang: GangName, job: str, pods: Mapping[str, Pod]) -> None:
-        """Cancel a waiting job whose pods are gone, unless something will create them again."""
-        live = [pod for pod in pods.values() if not pod.is_deleted]
-        if live or job in self._state.view.runs:
-            self._vanished.pop(gang, None)
-            if job not in self._state.view.runs and all(self._is_of_others(pod, job) for pod in live):
-                self._inbox.report(JobCancelled(job, "its pods were bound by another scheduler"))
-            return
-        now = self._state.now()
-        if now - self._vanished.setdefault(gang, now) < GONE_AFTER:
-            return
-        self._vanished[gang] = now
-        owner = await asyncio.to_thread(self._owners.find, gang, [])
-        is_suspended = owner is not None and owner.suspended and not self._has_run(job)
-        if owner is None or owner.ended or is_suspended:
-            self._vanished.pop(gang, None)
-            self._inbox.report(JobCancelled(job, f"{gang} was suspended" if is_suspended else "its pods were deleted"))
-
-    def _is_of_others(self, pod: Pod, job: str) -> bool:
-        """Whether a pod runs or has run, and not for this job."""
-        run = self._mirror.run_of(pod)
-        return pod.is_bound and (run is None or run[0] != job)
-
-    def _has_run(self, job: str) -> bool:
-        """Whether a job has run before: then its Job is suspended between its runs."""
-        record = self._state.job_table.records.get(job)
-        return record is not None and record.run > 0
 
 
 def _complete(gang: GangName, gpu_types: tuple[str, ...], _: Submission, job: Job) -> Job:

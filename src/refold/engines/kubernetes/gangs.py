@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from hashlib import sha256
 from typing import Literal, NamedTuple
 
@@ -15,6 +14,13 @@ GANG_LABEL = "refold.dev/gang"
 GANG_SIZE_LABEL = "refold.dev/gang-size"
 """Plain pods with the same `GANG_LABEL` are a gang of `GANG_SIZE_LABEL` pods."""
 
+DAEMON_ANNOTATION = "refold.dev/daemon"
+JOB_ANNOTATION = "refold.dev/job"
+RUN_ANNOTATION = "refold.dev/run"
+"""A pod that Refold has bound names the daemon, the job and the run that it belongs to."""
+
+INSTANCE_ANNOTATION = "refold.dev/instance"
+
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 JOBSET_UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
 KUBEFLOW_LABEL = "training.kubeflow.org/job-name"
@@ -25,6 +31,10 @@ INDEX_LABELS = (
 )
 
 GangKind = Literal["Pod", "Pods", "Job", "JobSet", "PyTorchJob", "PodGroup", "Workload"]
+
+
+RunKey = tuple[str, int]
+"""A job id and a run number."""
 
 
 class GangName(NamedTuple):
@@ -94,13 +104,12 @@ def is_ours(pod: Pod) -> bool:
     return pod.spec.scheduler_name == SCHEDULER_NAME
 
 
-def group_pods(pods: Iterable[Pod]) -> dict[GangName, list[Pod]]:
-    """Return the pods that ask for this scheduler by gang, in the order of their indices and names."""
-    gangs: dict[GangName, list[Pod]] = {}
-    for pod in pods:
-        if is_ours(pod):
-            gangs.setdefault(gang_name(pod), []).append(pod)
-    return {name: sorted(members, key=pod_order) for name, members in gangs.items()}
+def run_of(pod: Pod, daemon: str) -> RunKey | None:
+    """Return the run of a daemon that a pod was bound for."""
+    annotations = pod.metadata.annotations
+    job, number = annotations.get(JOB_ANNOTATION, ""), annotations.get(RUN_ANNOTATION, "")
+    is_run = pod.is_bound and annotations.get(DAEMON_ANNOTATION) == daemon and job and number.isdecimal()
+    return (job, int(number)) if is_run else None
 
 
 def pod_order(pod: Pod) -> tuple[int, str]:

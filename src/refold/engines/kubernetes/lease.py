@@ -20,14 +20,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from refold.engines.kubernetes.api_server import ApiError, ApiServer
+from refold.engines.kubernetes.api_server import CONFLICT, NOT_FOUND, ApiError, ApiServer
 from refold.engines.kubernetes.objects import Metadata
 from refold.model import Seconds
 
 DURATION: Seconds = 15.0
 """Without a renewal for this long, another daemon takes over."""
-
-NOT_FOUND, CONFLICT = 404, 409
 
 log = logging.getLogger("refold")
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from refold.engines.kubernetes.api_server import ApiError, ApiServer, as_dict
+from refold.engines.kubernetes.api_server import FORBIDDEN, NOT_FOUND, ApiError, ApiServer, as_dict
 from refold.engines.kubernetes.owner_specs import Json
 from refold.model import Seconds
 
 GROUP = "/apis/kueue.x-k8s.io"
 KEPT_SECONDS: Seconds = 10.0
 """How long an answer is used again: many gangs name the same queue."""
-
-FORBIDDEN, NOT_FOUND = 403, 404
 
 
 class LocalQueues:

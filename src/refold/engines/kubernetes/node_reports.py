@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from decimal import Decimal
-from math import ceil
 
 from refold.core import Event, NodeDrained, NodeLost, NodeReturned
 from refold.engines.kubernetes.mirror import Mirror
-from refold.engines.kubernetes.nodes import DeviceGroup, NodeMap, down_reason
+from refold.engines.kubernetes.nodes import DeviceGroup, NodeMap, down_reason, group_use
 from refold.engines.kubernetes.objects import Pod
-from refold.engines.kubernetes.resources import (
-    FRACTION_ANNOTATION,
-    GPU_RESOURCE,
-    is_accelerator,
-    parse_amount,
-    pod_requests,
-)
-from refold.errors import BadValue
-from refold.model import WHOLE
+from refold.engines.kubernetes.resources import parse_amount
 from refold.server import Inbox, LiveState, UseByOthers
 
 PREFIX = "kubernetes: "
@@ -56,17 +46,10 @@ class NodeReports:
     def _use(self, index: int, name: str) -> Event | None:
         """Return what others use on a node, if that is not what was reported last."""
         group = self._nodes.groups[index]
-        total: dict[str, Decimal] = {}
-        for pod in self._mirror.pods_on_node(name).values():
-            if not pod.has_ended and not self._is_of_current_run(pod):
-                for resource, amount in used_by(pod).items():
-                    total[resource] = total.get(resource, Decimal(0)) + amount
-        return self._use_by_others.change(
-            index,
-            int(total.get(group.resource, 0)) + self._unhealthy(group, name),
-            ceil(total.get("cpu", 0) * group.share * WHOLE),
-            ceil(total.get("memory", 0) * group.share / 2**20),
-        )
+        pods = self._mirror.pods_on_node(name).values()
+        others = [pod for pod in pods if not pod.has_ended and not self._is_of_current_run(pod)]
+        use = group_use(group, others)
+        return self._use_by_others.change(index, use.gpus + self._unhealthy(group, name), use.cpu_milli, use.memory_mib)
 
     def _is_of_current_run(self, pod: Pod) -> bool:
         key = self._mirror.run_of(pod)
@@ -79,15 +62,3 @@ class NodeReports:
         if node is None or not group.gpus:
             return 0
         return max(0, group.gpus - int(parse_amount(node.status.allocatable.get(group.resource, 0))))
-
-
-def used_by(pod: Pod) -> dict[str, Decimal]:
-    """Return what a pod uses. One with a part of a GPU uses all of it: which GPU it has is not known."""
-    try:
-        requests = pod_requests(pod.spec)
-    except BadValue:  # a pod of another scheduler, with amounts that Refold cannot represent
-        return {}
-    used = {name: amount for name, amount in requests.items() if name in ("cpu", "memory") or is_accelerator(name)}
-    if FRACTION_ANNOTATION in pod.metadata.annotations and not any(map(is_accelerator, used)):
-        used[GPU_RESOURCE] = Decimal(1)
-    return used

@@ -18,8 +18,17 @@ from refold.engines.kubernetes.constraints import (
     constraints_text,
     has_resource,
 )
-from refold.engines.kubernetes.objects import Node, PodSpec
-from refold.engines.kubernetes.resources import GPU_RESOURCE, is_accelerator, parse_amount, to_mib_down
+from refold.engines.kubernetes.objects import Node, Pod, PodSpec
+from refold.engines.kubernetes.resources import (
+    GPU_RESOURCE,
+    add_amounts,
+    is_accelerator,
+    parse_amount,
+    to_mib_down,
+    to_mib_up,
+    to_milli,
+    used_by,
+)
 from refold.errors import BadValue, UnknownName
 from refold.model import (
     MAX_AMOUNT,
@@ -30,6 +39,8 @@ from refold.model import (
     Cluster,
     GpuType,
     Link,
+    MiB,
+    Milli,
     Node as ModelNode,
     Rack,
     Tenant,
@@ -246,6 +257,23 @@ def _racks(groups: Iterable[DeviceGroup]) -> tuple[Rack, ...]:
         if rack and 0 < watts <= MAX_AMOUNT:
             limits[rack] = min(watts, limits.get(rack, watts))
     return tuple(Rack(name, watts) for name, watts in sorted(limits.items()))
+
+
+class GroupUse(NamedTuple):
+    """What pods use of a device group: its GPUs, and its part of the CPUs and the memory of its node."""
+
+    gpus: int
+    cpu_milli: Milli
+    memory_mib: MiB
+
+
+def group_use(group: DeviceGroup, pods: Iterable[Pod]) -> GroupUse:
+    """Return what pods on the node of a device group use of it."""
+    total: dict[str, Decimal] = {}
+    for pod in pods:
+        add_amounts(total, used_by(pod))
+    cpus, memory = total.get("cpu", Decimal(0)) * group.share, total.get("memory", Decimal(0)) * group.share
+    return GroupUse(int(total.get(group.resource, 0)), to_milli(cpus), to_mib_up(memory))
 
 
 def is_same_hardware(node: Node, other: Node) -> bool:

@@ -217,8 +217,6 @@ class PodSpec(_Object, frozen=True):
     resource_claims: list[msgspec.Raw] = []
     scheduling_gates: list[msgspec.Raw] = []
     priority: int = 0
-    active_deadline_seconds: int | None = None
-    termination_grace_period_seconds: int | None = None
     workload_ref: WorkloadReference | None = None
     scheduling_group: SchedulingGroup | None = None
 
@@ -287,17 +285,6 @@ class Pod(_Object, frozen=True):
 # Objects that create pods.
 
 
-class JobSpec(_Object, frozen=True):
-    """Size and limits of a Job."""
-
-    parallelism: int = 1
-    completions: int | None = None
-    completion_mode: str = "NonIndexed"
-    backoff_limit: int = 6
-    suspend: bool = False
-    active_deadline_seconds: int | None = None
-
-
 class JobStatus(_Object, frozen=True):
     """Conditions of a Job: Complete, Failed, Suspended."""
 
@@ -308,7 +295,6 @@ class BatchJob(_Object, frozen=True):
     """A batch/v1 Job."""
 
     metadata: Metadata
-    spec: JobSpec = JobSpec()
     status: JobStatus = JobStatus()
 
     @property

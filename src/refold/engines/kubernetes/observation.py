@@ -6,41 +6,26 @@ succeeded are the history from which run times are predicted. All other pods are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from decimal import Decimal
-from math import ceil
-from typing import NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
-from refold.core import Event, Header, JobSubmitted, NodeDrained, NodeLost, NodeUsed, PastJob, RunAdopted
+from refold.core import PastJob
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, ObjectList
 from refold.engines.kubernetes.constraints import selected_labels
 from refold.engines.kubernetes.gangs import GangName, gang_name
 from refold.engines.kubernetes.mirror import NODES, PODS
-from refold.engines.kubernetes.node_reports import used_by
-from refold.engines.kubernetes.nodes import NodeMap, down_reason, map_nodes
+from refold.engines.kubernetes.nodes import NodeMap, map_nodes
 from refold.engines.kubernetes.objects import Node, Pod
 from refold.engines.kubernetes.owner_specs import Owner, read_owner
 from refold.engines.kubernetes.owners import Owners
-from refold.engines.kubernetes.pods import accepted_gpu_types, gang_submission
-from refold.engines.kubernetes.resources import pod_need
+from refold.engines.kubernetes.snapshot_events import Observation, SnapshotEvents, is_job
 from refold.errors import BadInput, BadValue
-from refold.model import WHOLE, Allocation, Job, Seconds, Share, Tenant
-from refold.server import MAX_PAST_JOBS
+from refold.model import Tenant
 
 JOBS = "/apis/batch/v1/jobs"
-
-
-class Observation(NamedTuple):
-    """The state of a cluster as the events of a snapshot, and notes on what could not be represented."""
-
-    header: Header
-    now: Seconds
-    events: tuple[Event, ...]
-    notes: list[str]
 
 
 def read_only() -> None:
@@ -55,204 +40,38 @@ def observe(api: ApiServer, policy: str, tenants: tuple[Tenant, ...] = ()) -> Ob
         pods = api.get(PODS, ObjectList[Pod]).items
     except ApiError as error:
         raise BadInput(f"the cluster cannot be read: {error}") from None
-    waiting = [pod for pod in pods if not pod.is_bound and not pod.has_ended and _is_job(pod)]
+    waiting = [pod for pod in pods if not pod.is_bound and not pod.has_ended and is_job(pod)]
     try:
         mapped = map_nodes(nodes, selected_labels(pod.spec for pod in waiting), tenants=tenants)
     except BadValue as error:
         raise BadInput(str(error)) from None
-    return _Observer(mapped, nodes, pods, _OwnerTable(api).find, datetime.now(UTC)).observe(policy)
+    return SnapshotEvents(mapped, pods, _read_owners(api, pods), datetime.now(UTC)).observe(policy)
 
 
 def past_gangs(nodes: NodeMap, pods: Sequence[Pod]) -> list[PastJob]:
     """Return the gangs that have succeeded, the latest ones, from which run times are predicted."""
-    return _Observer(nodes, (), pods, lambda _, members: Owner(len(members)), datetime.now(UTC)).past_jobs()
+    return SnapshotEvents(nodes, pods, {}, datetime.now(UTC)).past_jobs()
 
 
-def _is_job(pod: Pod) -> bool:
-    """Whether a pod requests GPUs that Refold can represent."""
+def _read_owners(api: ApiServer, pods: Iterable[Pod]) -> dict[GangName, Owner]:
+    """Return the owners of the gangs of pods, as far as they can be read."""
+    members: dict[GangName, list[Pod]] = {}
+    for pod in filter(is_job, pods):
+        members.setdefault(gang_name(pod), []).append(pod)
+    jobs, owners = _read_jobs(api), Owners(api)
+    found: dict[GangName, Owner] = {}
+    for gang, listed in members.items():
+        with suppress(ApiError, BadValue):
+            owner = jobs.get(gang.uid) if gang.kind == "Job" else owners.find(gang, listed)
+            found |= {gang: owner} if owner is not None else {}
+    return found
+
+
+def _read_jobs(api: ApiServer) -> dict[str, Owner]:
+    """Return the Jobs of a cluster by uid; none if they may not be read."""
     try:
-        return pod_need(pod).gpus > 0
-    except BadValue:
-        return False
-
-
-class _OwnerTable:
-    """The owners of gangs, as far as they may be read."""
-
-    def __init__(self, api: ApiServer) -> None:
-        self._owners = Owners(api)
-        try:
-            found = api.get(JOBS, ObjectList[msgspec.Raw]).items
-        except ApiError:
-            found = []
-        objects = [msgspec.json.decode(item) for item in found]
-        self._jobs = {item["metadata"]["uid"]: read_owner("Job", item) for item in objects}
-
-    def find(self, gang: GangName, pods: Sequence[Pod]) -> Owner:
-        """Return the owner of a gang; one without limits if it cannot be read."""
-        if gang.kind == "Job":
-            return self._jobs.get(gang.uid, Owner(len(pods)))
-        try:
-            return self._owners.find(gang, list(pods)) or Owner(len(pods))
-        except (ApiError, BadValue):
-            return Owner(len(pods))
-
-
-FindOwner = Callable[[GangName, Sequence[Pod]], Owner]
-
-
-class _Gang(NamedTuple):
-    name: GangName
-    pods: list[Pod]
-    submitted: datetime
-
-
-class _Observer:
-    """Builds the events of a snapshot. Times are seconds since the oldest pod was created."""
-
-    def __init__(
-        self, nodes: NodeMap, objects: Iterable[Node], pods: Sequence[Pod], find_owner: FindOwner, now: datetime
-    ) -> None:
-        self._nodes = nodes
-        self._objects = {node.name: node for node in objects}
-        self._pods = pods
-        self._find_owner = find_owner
-        self._now = now
-        created = [_time(pod.metadata.creation_timestamp, now) for pod in pods]
-        self._began = min([*created, now])
-        self._free = [[WHOLE] * group.gpus for group in nodes.groups]
-        self._left = [[node.cpu_milli, node.memory_mib] for node in nodes.cluster.nodes]
-        self._ids: set[str] = set()
-        self._notes: list[str] = []
-        self._unplaced: list[Pod] = []
-
-    def observe(self, policy: str) -> Observation:
-        jobs = [pod for pod in self._pods if _is_job(pod)]
-        running = self._gangs(jobs, lambda pod: pod.is_bound and not pod.has_ended)
-        waiting = self._gangs(jobs, lambda pod: not pod.is_bound and not pod.has_ended and not pod.is_deleted)
-        events = [*self.past_jobs(), *self._started(running), *self._waiting(waiting), *self._node_events()]
-        header = Header(self._nodes.cluster, policy)
-        return Observation(header, self._seconds(self._now), tuple(events), self._notes)
-
-    def past_jobs(self) -> list[PastJob]:
-        """Return the gangs that have succeeded, the latest ones."""
-        finished = self._gangs(filter(_is_job, self._pods), lambda pod: pod.status.phase == "Succeeded")
-        return [event for gang in finished for event in self._past(gang)][-MAX_PAST_JOBS:]
-
-    def _gangs(self, pods: Iterable[Pod], belongs: Callable[[Pod], bool]) -> list[_Gang]:
-        """Return the gangs of some pods, the oldest first."""
-        members: dict[GangName, list[Pod]] = {}
-        for pod in filter(belongs, pods):
-            members.setdefault(gang_name(pod), []).append(pod)
-        gangs = [
-            _Gang(name, found, min(_time(pod.metadata.creation_timestamp, self._now) for pod in found))
-            for name, found in members.items()
-        ]
-        return sorted(gangs, key=lambda gang: (gang.submitted, gang.name))
-
-    def _job(self, gang: _Gang) -> Job | None:
-        """Return the job that a gang is. Gangs of which only a part is bound are two jobs: that part, and the rest."""
-        owner = self._find_owner(gang.name, gang.pods)._replace(size=len(gang.pods))
-        try:
-            submission = gang_submission(gang.name, gang.pods, owner, "")
-            types = accepted_gpu_types(gang.pods, self._nodes)
-        except BadInput as error:
-            self._notes.append(f"{gang.name} is left out: {error}")
-            return None
-        job = submission.to_job(self._unused_id(submission.name), submission.tenant or "default", "", 0.0)
-        submitted = self._seconds(gang.submitted)
-        return replace(job, submitted=submitted, demand=replace(job.demand, gpu_types=types))
-
-    def _unused_id(self, name: str) -> str:
-        numbered = (f"{name}-{number}" for number in range(2, len(self._ids) + 3))
-        found = name if name not in self._ids else next(other for other in numbered if other not in self._ids)
-        self._ids.add(found)
-        return found
-
-    def _started(self, gangs: Iterable[_Gang]) -> list[Event]:
-        submitted: list[Event] = []
-        adopted: list[Event] = []
-        for gang in gangs:
-            placement = self._placement(gang.pods)
-            job = self._job(gang) if placement else None
-            if job is None:
-                self._unplaced += gang.pods
-                continue
-            since = min(_time(pod.status.start_time, self._now) for pod in gang.pods)
-            submitted.append(JobSubmitted(job))
-            adopted.append(RunAdopted(job.id, 1, Allocation(placement), self._seconds(since)))
-        return [*submitted, *adopted]
-
-    def _waiting(self, gangs: Iterable[_Gang]) -> list[Event]:
-        return [JobSubmitted(job) for gang in gangs if (job := self._job(gang)) is not None]
-
-    def _past(self, gang: _Gang) -> list[PastJob]:
-        ended = [
-            entry.state.terminated.finished_at
-            for pod in gang.pods
-            for entry in pod.status.container_statuses
-            if entry.state.terminated is not None and entry.state.terminated.finished_at
-        ]
-        started = [pod.status.start_time for pod in gang.pods if pod.status.start_time]
-        job = self._job(gang) if ended and started else None
-        if job is None:
-            return []
-        seconds = max(_time(end, self._now) for end in ended) - min(_time(start, self._now) for start in started)
-        return [PastJob(job, max(0.0, seconds.total_seconds()))]
-
-    # Nodes.
-
-    def _placement(self, pods: Iterable[Pod]) -> tuple[Share, ...]:
-        """Return where pods are; () if a node is unknown or has fewer GPUs. Which GPUs they have is not known."""
-        shares: list[Share] = []
-        for pod in pods:
-            need = pod_need(pod)
-            index = next(
-                (
-                    index
-                    for index in self._nodes.indices(pod.spec.node_name)
-                    if self._nodes.groups[index].resource == need.resource
-                ),
-                None,
-            )
-            free = [] if index is None else self._free[index]
-            gpus = [gpu for gpu, milli in enumerate(free) if milli >= need.gpu_milli][: need.gpus]
-            if index is None or len(gpus) < need.gpus:
-                return ()
-            for gpu in gpus:
-                free[gpu] -= need.gpu_milli
-            left = self._left[index]
-            cpu, memory = min(need.cpu_milli, left[0]), min(need.memory_mib, left[1])
-            self._left[index] = [left[0] - cpu, left[1] - memory]
-            shares.append(Share(index, tuple(gpus), need.gpu_milli, cpu, memory))
-        return tuple(shares)
-
-    def _node_events(self) -> list[Event]:
-        others = [pod for pod in self._pods if pod.is_bound and not pod.has_ended and self._is_of_others(pod)]
-        by_node: dict[str, list[dict[str, Decimal]]] = {}
-        for pod in others:
-            by_node.setdefault(pod.spec.node_name, []).append(used_by(pod))
-        events: list[Event] = []
-        for index, group in enumerate(self._nodes.groups):
-            used = by_node.get(group.node.name, [])
-            gpus = sum(int(amounts.get(group.resource, 0)) for amounts in used)
-            free = [gpu for gpu, milli in enumerate(self._free[index]) if milli == WHOLE]
-            cpu = ceil(sum(amounts.get("cpu", 0) for amounts in used) * group.share * WHOLE)
-            memory = ceil(sum(amounts.get("memory", 0) for amounts in used) * group.share / 2**20)
-            if used:
-                events.append(NodeUsed(index, tuple(free[len(free) - min(gpus, len(free)) :]), cpu, memory))
-            if why := down_reason(group.node):
-                events.append(NodeLost(index, why))
-            elif group.node.spec.unschedulable:
-                events.append(NodeDrained(index, "cordoned"))
-        return events
-
-    def _is_of_others(self, pod: Pod) -> bool:
-        return not _is_job(pod) or any(other is pod for other in self._unplaced)
-
-    def _seconds(self, moment: datetime) -> Seconds:
-        return (moment - self._began).total_seconds()
-
-
-def _time(text: str | None, default: datetime) -> datetime:
-    return default if not text else datetime.fromisoformat(text)
+        found = api.get(JOBS, ObjectList[msgspec.Raw]).items
+    except ApiError:
+        return {}
+    objects = [msgspec.json.decode(item) for item in found]
+    return {item["metadata"]["uid"]: read_owner("Job", item) for item in objects}

@@ -9,8 +9,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from refold.engines.kubernetes.gangs import SCHEDULER_NAME
-from refold.engines.kubernetes.mirror import DAEMON_ANNOTATION, JOB_ANNOTATION, RUN_ANNOTATION
+from refold.engines.kubernetes.gangs import (
+    DAEMON_ANNOTATION,
+    INSTANCE_ANNOTATION,
+    JOB_ANNOTATION,
+    RUN_ANNOTATION,
+    SCHEDULER_NAME,
+)
+from refold.engines.kubernetes.objects import Pod
 from refold.engines.kubernetes.resources import FRACTION_ANNOTATION, GPU_RESOURCE
 from refold.errors import BadInput
 from refold.model import DAY, WHOLE, Allocation, Job, Plan, Seconds, Share, run_plan
@@ -20,7 +26,6 @@ from refold.planning.plans import LaunchRequest, Workers, launch_settings
 SUBMITTED_LABEL = "refold.dev/submitted"
 """The daemon whose job it is. Pods with this label are not gangs of users."""
 
-INSTANCE_ANNOTATION = "refold.dev/instance"
 INSTANCES_ANNOTATION = "refold.dev/instances"
 PLAN_ANNOTATION = "refold.dev/plan"
 GPUS_ANNOTATION = "refold.dev/gpus"
@@ -36,6 +41,11 @@ MAX_NAME_CHARS = 52
 
 MASTER_PORT = 29500
 """Where instance 0 of a gang is met by the others. Each pod has its own network address, so all gangs use the same."""
+
+
+def is_submitted(pod: Pod) -> bool:
+    """Whether a pod belongs to a Job that Refold has created."""
+    return SUBMITTED_LABEL in pod.metadata.labels
 
 
 def object_name(daemon: str, job_id: str, run: int) -> str:

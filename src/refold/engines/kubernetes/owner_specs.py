@@ -12,6 +12,9 @@ from refold.model import MAX_RETRIES, Seconds
 
 Json = Mapping[str, Any]
 
+SUSPENDABLE = ("Job", "JobSet", "PyTorchJob")
+"""Kinds of gangs that are ended by suspending the object that creates their pods."""
+
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 REPLICATED_JOB_LABEL = "jobset.sigs.k8s.io/replicatedjob-name"
 
@@ -34,6 +37,27 @@ class Owner(NamedTuple):
     ended: bool = False
     elastic: bool = False
     queue: str = ""
+
+
+class OwnerState(NamedTuple):
+    """The state of the object that creates the pods of a gang, of a kind that can be suspended.
+
+    `finished`: the condition with which it has ended; '' if it has not. `ended_run`: the run that was ended by
+    suspending it, and why if it had failed. `pods`: how many it creates, `succeeded` of which are complete and will not
+    be created again.
+    """
+
+    suspended: bool
+    finished: str
+    message: str
+    ended_run: str
+    pods: int
+    succeeded: int = 0
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether all pods have succeeded."""
+        return self.finished in SUCCEEDED
 
 
 def owner_of_pods(pods: list[Pod]) -> Owner:

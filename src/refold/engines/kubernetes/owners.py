@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from refold.engines.kubernetes.api_server import MERGE_PATCH, ApiError, ApiServer, as_dict
+from refold.engines.kubernetes.api_server import CONFLICT, MERGE_PATCH, NOT_FOUND, ApiError, ApiServer, as_dict
 from refold.engines.kubernetes.gangs import JOBSET_LABEL, GangName
 from refold.engines.kubernetes.objects import Pod
 from refold.engines.kubernetes.owner_specs import (
     QUEUE_LABEL,
-    SUCCEEDED,
     Json,
     Owner,
+    OwnerState,
     end_condition,
     is_suspended,
     owner_of_pods,
@@ -24,8 +24,6 @@ from refold.engines.kubernetes.owner_specs import (
 )
 from refold.errors import BadInput
 
-NOT_FOUND, CONFLICT = 404, 409
-
 PATHS: Mapping[str, str] = {
     "Job": "/apis/batch/v1/namespaces/{namespace}/jobs/{name}",
     "JobSet": "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets/{name}",
@@ -33,35 +31,11 @@ PATHS: Mapping[str, str] = {
     "Workload": "/apis/scheduling.k8s.io/v1alpha1/namespaces/{namespace}/workloads/{name}",
     "PodGroup": "/apis/scheduling.k8s.io/{version}/namespaces/{namespace}/podgroups/{name}",
 }
-SUSPENDABLE = ("Job", "JobSet", "PyTorchJob")
-"""Kinds of gangs that are ended by suspending the object that creates their pods."""
-
 ENDED_RUN_ANNOTATION = "refold.dev/ended-run"
 """On a suspended object: the run that was ended by suspending it."""
 
 POD_GROUP_VERSIONS = ("v1beta1", "v1alpha3", "v1alpha2")
 """The versions of the API group that have stand-alone PodGroups, newest first."""
-
-
-class GangState(NamedTuple):
-    """The state of the object that creates the pods of a gang, of a kind that can be suspended.
-
-    `finished`: the condition with which it has ended; '' if it has not. `ended_run`: the run that was ended by
-    suspending it, and why if it had failed. `pods`: how many it creates, `succeeded` of which are complete and will not
-    be created again.
-    """
-
-    suspended: bool
-    finished: str
-    message: str
-    ended_run: str
-    pods: int
-    succeeded: int = 0
-
-    @property
-    def has_succeeded(self) -> bool:
-        """Whether all pods have succeeded."""
-        return self.finished in SUCCEEDED
 
 
 class _Objects(NamedTuple):
@@ -99,13 +73,13 @@ class Owners:
             owner = owner._replace(suspended=is_suspended("TrainJob", above["spec"]), queue=queue)
         return owner
 
-    def state(self, name: GangName) -> GangState | None:
+    def state(self, name: GangName) -> OwnerState | None:
         """Return the state of a gang's object, or None if it does not exist any more or is being deleted. Blocks."""
         objects = self._read(name)
         if objects is None or "deletionTimestamp" in objects.controller["metadata"]:
             return None
         finished = end_condition(objects.controller) or end_condition(objects.found)
-        return GangState(
+        return OwnerState(
             is_suspended(objects.kind, objects.controller["spec"]),
             finished.get("type", ""),
             finished.get("message", ""),

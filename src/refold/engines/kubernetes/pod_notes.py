@@ -10,8 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from refold.client.api import JobStatus
-from refold.engines.kubernetes.api_server import STRATEGIC_PATCH, ApiError, ApiServer
-from refold.engines.kubernetes.calls import CONFLICT
+from refold.engines.kubernetes.api_server import CONFLICT, STRATEGIC_PATCH, ApiError, ApiServer
 from refold.engines.kubernetes.gangs import SCHEDULER_NAME, parse_gang_name
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.objects import Pod

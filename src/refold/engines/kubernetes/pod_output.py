@@ -7,17 +7,17 @@ from contextlib import suppress
 from pathlib import Path
 from weakref import WeakValueDictionary
 
-from refold.engines.kubernetes.api_server import ApiError, ApiServer
+from refold.engines.kubernetes.api_server import FORBIDDEN, NOT_FOUND, ApiError, ApiServer
+from refold.engines.kubernetes.gangs import INSTANCE_ANNOTATION
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.objects import Pod
-from refold.engines.kubernetes.own_jobs import INSTANCE_ANNOTATION
 from refold.engines.kubernetes.pod_logs import read_pod_log
 from refold.errors import NotFound, Refused, Unavailable
 from refold.server import LiveState
 from refold.server.output import append_log, log_path, read_regular, write_atomically
 
-NOT_STARTED, FORBIDDEN, NOT_FOUND = 400, 403, 404
-"""Answers of the API server: the container has no output yet; the daemon may not read it; the pod is gone."""
+NOT_STARTED = 400
+"""The answer of the API server while the container has no output yet."""
 
 
 class PodOutput:

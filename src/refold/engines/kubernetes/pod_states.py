@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from refold.engines.kubernetes.gangs import pod_order
-from refold.engines.kubernetes.objects import Pod
+from refold.engines.kubernetes.nodes import down_reason
+from refold.engines.kubernetes.objects import Node, Pod
 
 _LOST_REASONS = ("Evicted", "NodeLost", "NodeAffinity", "NodeShutdown", "Preempting", "Shutdown", "Terminated")
 _REJECTED_PREFIXES = ("OutOf", "Unexpected")
@@ -66,6 +67,12 @@ def have_started(pods: Collection[Pod], count: int) -> bool:
     return sum(pod.status.phase in ("Running", "Succeeded", "Failed") for pod in pods) >= count
 
 
+def is_over(pod: Pod, nodes: Mapping[str, Node]) -> bool:
+    """Whether a pod has ended, or is to be deleted and its node is down, so that its end is never reported."""
+    node = nodes.get(pod.spec.node_name)
+    return pod.has_ended or (pod.is_deleted and (node is None or bool(down_reason(node))))
+
+
 def bindable(pods: Mapping[str, Pod]) -> list[Pod]:
     """Return the pods of a gang that wait for a node, in the order of their indices."""
     waiting = [
@@ -81,6 +88,14 @@ def pod_path(pod: Pod) -> str:
     return f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
 
 
+class PodTarget(NamedTuple):
+    """A pod, the instance that it becomes, and the node that it is bound to."""
+
+    pod: Pod
+    instance: int
+    node: str
+
+
 def eviction(pod: Pod) -> dict[str, Any]:
     """Return the request that evicts a pod."""
     return {
@@ -91,8 +106,17 @@ def eviction(pod: Pod) -> dict[str, Any]:
     }
 
 
-def as_gone(pod: Pod) -> Pod:
-    """Return a pod that is gone as it was last, marked as deleted unless its end was seen."""
+def remember(seen: dict[str, Pod], present: Mapping[str, Pod]) -> list[Pod]:
+    """Add the pods of a run to those that were seen; return all of them: those that are gone, as they were last."""
+    for key, pod in present.items():
+        before = seen.get(key)
+        if before is None or before.is_deleted or not before.has_ended:  # a pod that has ended may be deleted later
+            seen[key] = pod
+    return [pod if key in present else _as_gone(pod) for key, pod in seen.items()]
+
+
+def _as_gone(pod: Pod) -> Pod:
+    """Mark a pod as deleted, unless its end was seen."""
     if pod.has_ended or pod.is_deleted:
         return pod
     return replace(pod, metadata=replace(pod.metadata, deletion_timestamp="unknown"))

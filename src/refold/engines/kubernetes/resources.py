@@ -115,6 +115,18 @@ def pod_requests(spec: PodSpec) -> dict[str, Decimal]:
     return peak
 
 
+def used_by(pod: Pod) -> dict[str, Decimal]:
+    """Return what a pod uses. One with a part of a GPU uses all of it: which GPU it has is not known."""
+    try:
+        requests = pod_requests(pod.spec)
+    except BadValue:  # a pod of another scheduler, with amounts that Refold cannot represent
+        return {}
+    used = {name: amount for name, amount in requests.items() if name in ("cpu", "memory") or is_accelerator(name)}
+    if FRACTION_ANNOTATION in pod.metadata.annotations and not any(map(is_accelerator, used)):
+        used[GPU_RESOURCE] = Decimal(1)
+    return used
+
+
 def other_requests(spec: PodSpec) -> dict[str, Decimal]:
     """Return what a pod requests besides GPUs, CPUs and memory; nothing if amounts are invalid."""
     try:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from decimal import Decimal
 
-from refold.engines.kubernetes.mirror import Mirror, RunKey
+from refold.engines.kubernetes.gangs import RunKey
+from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.objects import Node, Pod
 from refold.engines.kubernetes.resources import add_amounts, allocatable, other_requests
 
