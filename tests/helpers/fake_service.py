@@ -62,7 +62,7 @@ from refold.server.http.app import Api
 from refold.server.http.asgi import DEFAULT_BODY_LIMITS, BodyLimits
 from refold.server.http.event_stream import EventStream
 from refold.server.http.hosts import AllowedHosts
-from refold.server.http.service import Service
+from refold.server.http.service import ApiService
 from refold.server.http.tokens import StoredToken, TokenAuthenticator, make_token
 from refold.server.planner import Planner, search_plans
 from refold.server.web import WebFiles
@@ -403,7 +403,7 @@ class FakeService:
 def make_app(service: FakeService | None = None, body_limits: BodyLimits = DEFAULT_BODY_LIMITS) -> Api:
     """Return the API over a fake service."""
     service = FakeService() if service is None else service
-    typed: Service = service
+    typed: ApiService = service
     return Api(
         typed,
         TokenAuthenticator(service.stored_tokens),

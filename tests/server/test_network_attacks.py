@@ -79,6 +79,12 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
+def authorised_post(daemon: RealDaemon, header: bytes) -> bytes:
+    """Return the headers of a submission with the owner's token."""
+    lines = [b"Authorization: Bearer " + daemon.startup.token.encode(), b"Content-Type: application/json", header]
+    return b"POST /api/v1/jobs HTTP/1.1\r\nHost: 127.0.0.1\r\n" + b"\r\n".join(lines) + b"\r\n\r\n"
+
+
 def answer_to(daemon: RealDaemon, request: bytes) -> bytes:
     """Send a request; return the first line of the answer."""
     with connections(daemon, 1) as (connection,):
@@ -116,6 +122,38 @@ def test_four_connections_do_not_fill_the_memory(daemon: RealDaemon, kind: str) 
 )
 def test_sizes_of_headers_are_limited(daemon: RealDaemon, request_bytes: bytes, status: bytes) -> None:
     assert answer_to(daemon, request_bytes) == b"HTTP/1.1 " + status
+
+
+@pytest.mark.parametrize("chunk", [b"zz\r\n", b"5\r\nab\r\n\r\n", b"5;" + b"x" * 100_000, b"-1\r\n"])
+def test_bad_chunks_are_answered_at_once(daemon: RealDaemon, chunk: bytes) -> None:
+    """The time limit of the body is 45 s, that of the test's socket is shorter."""
+    assert answer_to(daemon, POST + chunk) == b"HTTP/1.1 400 Bad Request"
+    with connections(daemon, 1, authorised_post(daemon, b"Transfer-Encoding: chunked")) as (connection,):
+        connection.sendall(b"5\r\n12345\r\n")
+        assert daemon.client().info().waiting == 0
+        connection.sendall(chunk)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+
+
+@pytest.mark.parametrize("more", [b"", b"\r\nExpect: 100-continue"])
+def test_a_body_that_is_declared_to_be_too_large_is_rejected_at_once(daemon: RealDaemon, more: bytes) -> None:
+    sent = authorised_post(daemon, b"Content-Length: 100000000" + more)
+    with connections(daemon, 1, sent) as (connection,):
+        answer = b""
+        while not answer.endswith(b"}") and (part := connection.recv(65536)):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"the body has more than 1,048,576 bytes" in answer
+
+
+def test_a_request_hidden_behind_a_body_that_is_too_large_is_not_answered(daemon: RealDaemon) -> None:
+    sent = authorised_post(daemon, b"Content-Length: 3000000") + b" " * 3_000_000 + HEAD + b"\r\n"
+    with connections(daemon, 1, sent) as (connection,):
+        answer = b""
+        with suppress(ConnectionError):
+            while part := connection.recv(65536):
+                answer += part
+    assert answer.count(b"HTTP/1.1 ") == 1
 
 
 def test_sizes_can_be_configured(tmp_path: Path) -> None:

@@ -291,3 +291,33 @@ def test_parameters_beyond_their_limits_are_rejected(kind: type[msgspec.Struct],
 def test_an_error_without_a_place_is_about_the_whole_request() -> None:
     error = field_error(msgspec.ValidationError("Expected `object`, got `array`"), Submission)
     assert (str(error), error.field) == ("Expected object, got array", "")
+
+
+@pytest.mark.parametrize("number", ["2.0", "2e0", "0.2e1"])
+def test_a_whole_number_may_be_written_with_a_fraction_or_an_exponent(number: str) -> None:
+    """In JSON, and so for the schema of the API, all of them are the integer 2."""
+    body = f'{{"name": "a", "command": ["2.0"], "gpus": {number}, "cpus": 0.5}}'
+    assert read_json(DECODER, body.encode()) == Submission("a", ["2.0"], gpus=2, cpus=0.5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error"),
+    [
+        ('"gpus": 2.5', "gpus: expected int, got float"),
+        ('"gpus": 2.0, "gpus": 1', "the key 'gpus' occurs twice in one object, expected once"),
+        ('"gpus": 1e300', "gpus: expected int <= 63488"),
+        ('"gpus": 2.0, "time_limit": 1e999', "gpus: expected int, got float"),
+        ('"gpus": 2.0, "retries": ' + "1" * 5000, "gpus: expected int, got float"),
+        ('"gpus": 2.0, "retries": ', "gpus: expected int, got float"),
+    ],
+)
+def test_other_numbers_are_no_integers(fields: str, error: str) -> None:
+    with pytest.raises(BadField) as raised:
+        read_json(DECODER, f'{{"name": "a", "command": ["x"], {fields}}}'.encode())
+    assert str(raised.value) == error
+
+
+@pytest.mark.parametrize("query", [b"gpu=%203", b"gpu=3+", b"gpu=3%0A", b"move=+true"])
+def test_a_parameter_with_spaces_around_it_is_no_number(query: bytes) -> None:
+    with pytest.raises(BadField, match="got str"):
+        QueryReader(DrainQuery).read(query)

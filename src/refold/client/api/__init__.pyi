@@ -10,6 +10,7 @@ from .calls import (
     MAX_REQUEST_BYTES as MAX_REQUEST_BYTES,
     V1 as V1,
     Call as Call,
+    Service as Service,
 )
 from .field_errors import (
     MAX_QUOTED_CHARS as MAX_QUOTED_CHARS,

@@ -1,8 +1,9 @@
 """The table of REST calls: routes, the OpenAPI description and the client are derived from it."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: `call` reads the annotations when a client starts.
 
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -14,6 +15,7 @@ from refold.client.api.queries import (
     GpuQuery,
     JobsQuery,
     LogsQuery,
+    Query,
     SnapshotQuery,
     TimelineQuery,
 )
@@ -88,6 +90,9 @@ ENDED_STATES: frozenset[JobState] = frozenset({"finished", "failed", "cancelled"
 """Final job states."""
 
 
+Verb = Literal["GET", "POST", "DELETE"]
+
+
 class Call(msgspec.Struct, frozen=True):
     """One call of the API.
 
@@ -96,7 +101,7 @@ class Call(msgspec.Struct, frozen=True):
     """
 
     name: str
-    method: Literal["GET", "POST", "DELETE"]
+    method: Verb
     path: str
     role: Role
     response_type: Any
@@ -113,155 +118,197 @@ V1 = "/api/v1"
 JSON_LINES = "application/jsonl"
 EVENT_STREAM = "text/event-stream"
 
+Method = TypeVar("Method", bound=Callable[..., Any])
+_declared: list[Call] = []
+
+
+def call(verb: Verb, path: str, role: Role, **more: Any) -> Callable[[Method], Method]:
+    """Declare a method of `Service` as a call; `more`: further fields of `Call`.
+
+    Parameters after the caller are those of the path, then the query or the body. The first line of the docstring
+    describes the call.
+    """
+
+    def declare(method: Method) -> Method:
+        types = dict(method.__annotations__)
+        answer = types.pop("return")
+        given = [type_ for name, type_ in types.items() if name != "caller" and f"{{{name}}}" not in path]
+        query = next((type_ for type_ in given if isinstance(type_, type) and issubclass(type_, Query)), None)
+        _declared.append(
+            Call(
+                method.__name__,
+                verb,
+                V1 + path,
+                role,
+                get_args(answer)[0] if get_origin(answer) in (Awaitable, AsyncIterator) else answer,
+                (method.__doc__ or "").partition("\n")[0],
+                request_type=given[0] if given and query is None else None,
+                query=query,
+                **more,
+            )
+        )
+        return method
+
+    return declare
+
+
+class Service(Protocol):
+    """The calls, as the daemon implements them. Each may raise the errors that `HTTP_STATUS` lists.
+
+    A job is named by its id ('train-17'), its number ('17'), or its name if that is unique. The API has already checked
+    the caller's role; the service checks that the caller may access the job's tenant.
+    """
+
+    @call("GET", "/info", "reader")
+    def info(self, caller: Caller) -> DaemonInfo:
+        """Show the daemon's status and the caller's identity."""
+
+    @call("POST", "/jobs", "member", status=201)
+    def submit(self, caller: Caller, submission: Submission) -> Awaitable[JobStatus]:
+        """Submit a job.
+
+        Returns once the job is on disk. A repeated `request` returns the job of the first submission.
+        """
+
+    @call("POST", "/submissions", "member", status=201)
+    def submit_all(self, caller: Caller, submissions: Submissions) -> Awaitable[Jobs]:
+        """Submit several jobs, all or none."""
+
+    @call("POST", "/preview", "reader")
+    def preview(self, caller: Caller, submission: Submission) -> Awaitable[Preview]:
+        """Validate a submission and estimate its start, without submitting it."""
+
+    @call("POST", "/whatif", "reader")
+    def whatif(self, caller: Caller, question: WhatIf) -> Awaitable[WhatIfOutcome]:
+        """Estimate when variants of a job would start and end, and how they would delay others."""
+
+    @call("POST", "/whatif/policies", "reader")
+    def compare_policies(self, caller: Caller, question: PolicyQuestion) -> Awaitable[PolicyComparison]:
+        """Simulate the present jobs under other policies."""
+
+    @call("GET", "/catalogue", "reader")
+    def catalogue(self, caller: Caller) -> Catalogue:
+        """List models, GPUs, frameworks and policies for questions."""
+
+    @call("POST", "/plan", "reader")
+    def plan(self, caller: Caller, question: PlanQuestion) -> Awaitable[PlanAnswer]:
+        """Find the best plans of a model on given GPUs."""
+
+    @call("POST", "/environments", "member", status=201)
+    def create_environment(self, caller: Caller, environment: NewEnvironment) -> Awaitable[StoredEnvironment]:
+        """Store the environment variables that submitted jobs inherit.
+
+        The id can be used by submissions of the same user.
+        """
+
+    @call("GET", "/jobs", "reader")
+    def jobs(self, caller: Caller, query: JobsQuery) -> Awaitable[Jobs]:
+        """List jobs."""
+
+    @call("GET", "/jobs/{job}", "reader")
+    def job(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
+        """Show a job."""
+
+    @call("GET", "/jobs/{job}/why", "reader")
+    def why(self, caller: Caller, job: str) -> Awaitable[JobExplanation]:
+        """Explain why a job is waiting, and show its history."""
+
+    @call("GET", "/jobs/{job}/environment", "reader")
+    def environment(self, caller: Caller, job: str) -> Awaitable[JobEnvironment]:
+        """List the variables that a job inherits from its submitter; values only for the job's user."""
+
+    @call("GET", "/jobs/{job}/logs", "reader")
+    def logs(self, caller: Caller, job: str, query: LogsQuery) -> Awaitable[Logs]:
+        """Read job output.
+
+        For a job without runs: run 0, no text, not ended.
+        """
+
+    @call("POST", "/jobs/{job}/cancel", "member")
+    def cancel(self, caller: Caller, job: str, query: CancelQuery) -> Awaitable[JobStatus]:
+        """Cancel a job; if `now`, without its grace period.
+
+        Raises Conflict if it has ended; no effect if it is being cancelled, except with `now`.
+        """
+
+    @call("POST", "/jobs/{job}/hold", "member")
+    def hold(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
+        """Hold a job: do not start it until released.
+
+        Raises Conflict if it is running or has ended; no effect if it is held.
+        """
+
+    @call("POST", "/jobs/{job}/release", "member")
+    def release(self, caller: Caller, job: str) -> Awaitable[JobStatus]:
+        """Release a held job.
+
+        Raises Conflict if it has ended; no effect if it is not held.
+        """
+
+    @call("GET", "/nodes", "reader")
+    def nodes(self, caller: Caller) -> list[NodeStatus]:
+        """List nodes."""
+
+    @call("POST", "/nodes/{node}/drain", "owner")
+    def drain(self, caller: Caller, node: str, query: DrainQuery) -> Awaitable[NodeStatus]:
+        """Drain a node or one of its GPUs.
+
+        Runs on a node continue unless `move`; runs on a single GPU are always requeued.
+        """
+
+    @call("POST", "/nodes/{node}/resume", "owner")
+    def resume(self, caller: Caller, node: str, query: GpuQuery) -> Awaitable[NodeStatus]:
+        """Return a drained node or GPU to service."""
+
+    @call("GET", "/gpus", "reader")
+    def gpus(self, caller: Caller) -> Awaitable[list[GpuStatus]]:
+        """List GPUs: jobs, memory, utilisation, temperature."""
+
+    @call("GET", "/alerts", "reader")
+    def alerts(self, caller: Caller) -> list[Alert]:
+        """List what needs attention: faults, hangs, late starts."""
+
+    @call("GET", "/timeline", "reader")
+    def timeline(self, caller: Caller, query: TimelineQuery) -> Awaitable[Timeline]:
+        """Show what ran where, and when."""
+
+    @call("GET", "/tenants", "reader")
+    def tenants(self, caller: Caller) -> list[TenantStatus]:
+        """List tenants with quota and usage."""
+
+    @call("GET", "/users", "reader")
+    def users(self, caller: Caller) -> list[UserStatus]:
+        """List users with their jobs and GPU time used."""
+
+    @call("GET", "/tokens", "owner")
+    def tokens(self, caller: Caller) -> Awaitable[list[TokenStatus]]:
+        """List access tokens, without their secrets."""
+
+    @call("POST", "/tokens", "owner", status=201, repeatable=False)
+    def create_token(self, caller: Caller, token: NewToken) -> Awaitable[CreatedToken]:
+        """Create an access token; its text is returned only once.
+
+        Raises Conflict if the name is taken.
+        """
+
+    @call("DELETE", "/tokens/{name}", "owner")
+    def revoke_token(self, caller: Caller, name: str) -> Awaitable[TokenStatus]:
+        """Revoke an access token."""
+
+    @call("GET", "/snapshot", "owner", media=JSON_LINES)
+    def snapshot(self, caller: Caller, query: SnapshotQuery) -> Awaitable[bytes]:
+        """Export the current state as a journal."""
+
+    @call("GET", "/journal", "owner", media=JSON_LINES)
+    def journal(self, caller: Caller) -> AsyncIterator[bytes]:
+        """Export the journal.
+
+        In chunks of whole lines.
+        """
+
+
 CALLS: tuple[Call, ...] = (
-    Call("info", "GET", f"{V1}/info", "reader", DaemonInfo, "Show the daemon's status and the caller's identity."),
-    Call("submit", "POST", f"{V1}/jobs", "member", JobStatus, "Submit a job.", request_type=Submission, status=201),
-    Call(
-        "submit_all",
-        "POST",
-        f"{V1}/submissions",
-        "member",
-        Jobs,
-        "Submit several jobs, all or none.",
-        request_type=Submissions,
-        status=201,
-    ),
-    Call(
-        "preview",
-        "POST",
-        f"{V1}/preview",
-        "reader",
-        Preview,
-        "Validate a submission and estimate its start, without submitting it.",
-        request_type=Submission,
-    ),
-    Call(
-        "whatif",
-        "POST",
-        f"{V1}/whatif",
-        "reader",
-        WhatIfOutcome,
-        "Estimate when variants of a job would start and end, and how they would delay others.",
-        request_type=WhatIf,
-    ),
-    Call(
-        "compare_policies",
-        "POST",
-        f"{V1}/whatif/policies",
-        "reader",
-        PolicyComparison,
-        "Simulate the present jobs under other policies.",
-        request_type=PolicyQuestion,
-    ),
-    Call(
-        "catalogue",
-        "GET",
-        f"{V1}/catalogue",
-        "reader",
-        Catalogue,
-        "List models, GPUs, frameworks and policies for questions.",
-    ),
-    Call(
-        "plan",
-        "POST",
-        f"{V1}/plan",
-        "reader",
-        PlanAnswer,
-        "Find the best plans of a model on given GPUs.",
-        request_type=PlanQuestion,
-    ),
-    Call(
-        "create_environment",
-        "POST",
-        f"{V1}/environments",
-        "member",
-        StoredEnvironment,
-        "Store the environment variables that submitted jobs inherit.",
-        request_type=NewEnvironment,
-        status=201,
-    ),
-    Call("jobs", "GET", f"{V1}/jobs", "reader", Jobs, "List jobs.", query=JobsQuery),
-    Call("job", "GET", f"{V1}/jobs/{{job}}", "reader", JobStatus, "Show a job."),
-    Call(
-        "why",
-        "GET",
-        f"{V1}/jobs/{{job}}/why",
-        "reader",
-        JobExplanation,
-        "Explain why a job is waiting, and show its history.",
-    ),
-    Call(
-        "environment",
-        "GET",
-        f"{V1}/jobs/{{job}}/environment",
-        "reader",
-        JobEnvironment,
-        "List the variables that a job inherits from its submitter; values only for the job's user.",
-    ),
-    Call("logs", "GET", f"{V1}/jobs/{{job}}/logs", "reader", Logs, "Read job output.", query=LogsQuery),
-    Call(
-        "cancel",
-        "POST",
-        f"{V1}/jobs/{{job}}/cancel",
-        "member",
-        JobStatus,
-        "Cancel a job; if `now`, without its grace period.",
-        query=CancelQuery,
-    ),
-    Call("hold", "POST", f"{V1}/jobs/{{job}}/hold", "member", JobStatus, "Hold a job: do not start it until released."),
-    Call("release", "POST", f"{V1}/jobs/{{job}}/release", "member", JobStatus, "Release a held job."),
-    Call("nodes", "GET", f"{V1}/nodes", "reader", list[NodeStatus], "List nodes."),
-    Call(
-        "drain",
-        "POST",
-        f"{V1}/nodes/{{node}}/drain",
-        "owner",
-        NodeStatus,
-        "Drain a node or one of its GPUs.",
-        query=DrainQuery,
-    ),
-    Call(
-        "resume",
-        "POST",
-        f"{V1}/nodes/{{node}}/resume",
-        "owner",
-        NodeStatus,
-        "Return a drained node or GPU to service.",
-        query=GpuQuery,
-    ),
-    Call("gpus", "GET", f"{V1}/gpus", "reader", list[GpuStatus], "List GPUs: jobs, memory, utilisation, temperature."),
-    Call(
-        "alerts", "GET", f"{V1}/alerts", "reader", list[Alert], "List what needs attention: faults, hangs, late starts."
-    ),
-    Call(
-        "timeline", "GET", f"{V1}/timeline", "reader", Timeline, "Show what ran where, and when.", query=TimelineQuery
-    ),
-    Call("tenants", "GET", f"{V1}/tenants", "reader", list[TenantStatus], "List tenants with quota and usage."),
-    Call("users", "GET", f"{V1}/users", "reader", list[UserStatus], "List users with their jobs and GPU time used."),
-    Call("tokens", "GET", f"{V1}/tokens", "owner", list[TokenStatus], "List access tokens, without their secrets."),
-    Call(
-        "create_token",
-        "POST",
-        f"{V1}/tokens",
-        "owner",
-        CreatedToken,
-        "Create an access token; its text is returned only once.",
-        request_type=NewToken,
-        status=201,
-        repeatable=False,
-    ),
-    Call("revoke_token", "DELETE", f"{V1}/tokens/{{name}}", "owner", TokenStatus, "Revoke an access token."),
-    Call(
-        "snapshot",
-        "GET",
-        f"{V1}/snapshot",
-        "owner",
-        bytes,
-        "Export the current state as a journal.",
-        query=SnapshotQuery,
-        media=JSON_LINES,
-    ),
-    Call("journal", "GET", f"{V1}/journal", "owner", bytes, "Export the journal.", media=JSON_LINES),
+    *_declared,
     Call("events", "GET", f"{V1}/events", "reader", Event, "Stream events.", query=EventsQuery, media=EVENT_STREAM),
 )
 

@@ -22,7 +22,11 @@ Name = Annotated[str, Meta(max_length=MAX_NAME_CHARS)]
 Number = Annotated[int, Meta(ge=0, le=MAX_JSON_INTEGER)]
 
 
-class JobsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Query(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query parameters of a call."""
+
+
+class JobsQuery(Query, frozen=True):
     """Select jobs: running, then waiting ones in queue order; with `ended` the ended ones, latest first.
 
     Empty strings do not filter. `match` selects active jobs by pattern ('train-*'), by array ('12', 'train-12') or by
@@ -39,7 +43,7 @@ class JobsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ended: bool = False
 
 
-class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LogsQuery(Query, frozen=True):
     """Select a chunk of job output. `run` defaults to the latest run; a negative `offset` counts from the end."""
 
     run: Annotated[int, Meta(ge=1, le=MAX_JSON_INTEGER)] | None = None
@@ -48,19 +52,19 @@ class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=MAX_LOG_BYTES)] = 64 * 1024
 
 
-class GpuQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GpuQuery(Query, frozen=True):
     """Select one GPU of a node by index; without `gpu`, the whole node."""
 
     gpu: Annotated[int, Meta(ge=0, le=2**16)] | None = None
 
 
-class CancelQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CancelQuery(Query, frozen=True):
     """`now`: kill a running job at once, without its grace period."""
 
     now: bool = False
 
 
-class DrainQuery(GpuQuery, frozen=True, forbid_unknown_fields=True):
+class DrainQuery(GpuQuery, frozen=True):
     """What to drain, and why. `move`: requeue the jobs that run on the node (on a single GPU they always are).
 
     `now`: kill them without their grace period, and requeue them.
@@ -71,26 +75,26 @@ class DrainQuery(GpuQuery, frozen=True, forbid_unknown_fields=True):
     now: bool = False
 
 
-class TimelineQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TimelineQuery(Query, frozen=True):
     """How far to look back, in seconds."""
 
     seconds: Annotated[float, Meta(gt=0, le=31 * 86400)] = 6 * 3600.0
 
 
-class SnapshotQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SnapshotQuery(Query, frozen=True):
     """`whole`: include confidential fields of jobs: commands, environment variables, notification addresses."""
 
     whole: bool = False
 
 
-class IdentityQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class IdentityQuery(Query, frozen=True):
     """Prove to a client that the daemon knows the token with the id `token`, by an HMAC of `nonce`."""
 
     token: str = ""
     nonce: str = ""
 
 
-class EventsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class EventsQuery(Query, frozen=True):
     """Select events: after number `since` (default: from now on), of one job or tenant.
 
     Without `follow` the stream ends after the latest event.

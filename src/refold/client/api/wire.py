@@ -66,14 +66,30 @@ MAX_JOB_NUMBER = 10**15
 _NAME = re.compile(r"[\w.-]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
+# Patterns that only the OpenAPI document has: the checks of `Submission` and `NewEnvironment` explain what is wrong.
+NAME_SCHEMA = Meta(extra_json_schema={"pattern": r"^[\w.-]+$"})
+NO_NUL_SCHEMA = Meta(extra_json_schema={"pattern": r"^[^\u0000]*$"})
+PROGRAM_SCHEMA = Meta(
+    extra_json_schema={"prefixItems": [{"type": "string", "pattern": r"^[^\u0000]*[^\s\u0000][^\u0000]*$"}]}
+)
+VARIABLES_SCHEMA = Meta(extra_json_schema={"propertyNames": {"pattern": r"^[A-Za-z_][A-Za-z0-9_]*$"}})
+DEPENDENCY_SCHEMA = Meta(extra_json_schema={"pattern": r"^(singleton|((afterok|afterany|afternotok):)?[\w.-]+(_\*)?)$"})
+ARRAY_SCHEMA = Meta(
+    extra_json_schema={
+        "pattern": r"^(RANGE(,RANGE)*(%[1-9]\d{0,6})?)?$".replace("RANGE", r"\d{1,7}(-\d{1,7}(:\d{1,7})?)?")
+    }
+)
+
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 PlainName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS, pattern=r"^[A-Za-z0-9._-]+$")]
 Text = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+PlainText = Annotated[Text, NO_NUL_SCHEMA]
+Variables = Annotated[dict[str, PlainText], Meta(max_length=MAX_VARIABLES), VARIABLES_SCHEMA]
 Amount = Annotated[float, Meta(ge=0, le=2**20)]
 Count = Annotated[int, Meta(ge=0, le=MAX_JOB_GPUS)]
 Duration = Annotated[float, Meta(ge=0, le=MAX_TIME_SECONDS)]
 Pattern = Annotated[str, Meta(max_length=512)]
-DependencyText = Annotated[str, Meta(min_length=1, max_length=2 * MAX_NAME_CHARS)]
+DependencyText = Annotated[str, Meta(min_length=1, max_length=2 * MAX_NAME_CHARS), DEPENDENCY_SCHEMA]
 JobState = Literal["held", "waiting", "infeasible", "running", "stopping", "finished", "failed", "cancelled"]
 """The state of a job. `infeasible`: the job does not fit even on the empty cluster."""
 
@@ -100,8 +116,10 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     cluster, for nodes that will be added.
     """
 
-    name: Name
-    command: Annotated[list[str], Meta(min_length=1, max_length=MAX_ARGUMENTS)]
+    name: Annotated[Name, NAME_SCHEMA]
+    command: Annotated[
+        list[Annotated[str, NO_NUL_SCHEMA]], Meta(min_length=1, max_length=MAX_ARGUMENTS), PROGRAM_SCHEMA
+    ]
     instances: Annotated[int, Meta(ge=1, le=MAX_JOB_GPUS)] = 1
     gpus: Count = 1
     gpu_share: Annotated[float, Meta(gt=0, le=1)] = 1.0
@@ -109,7 +127,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     cpus: Amount | Literal["auto"] = 0.0
     memory_gib: Amount | Literal["auto"] = 0.0
     gpu_range: tuple[Count, Count] | None = None
-    tenant: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
+    tenant: Annotated[str, Meta(max_length=MAX_NAME_CHARS, extra_json_schema={"pattern": r"^[\w.-]*$"})] = ""
     job_class: JobClass = "guaranteed"
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
     preemptible: bool | None = None
@@ -124,12 +142,12 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     sequence: Annotated[int, Meta(ge=0, le=MAX_COUNT)] = 0
     engine: LaunchEngine | None = None
     plan: Literal["auto", "off"] | Plan = "off"
-    environment: Annotated[dict[str, Text], Meta(max_length=MAX_VARIABLES)] = {}
-    secrets: Annotated[dict[str, Text], Meta(max_length=MAX_VARIABLES)] = {}
+    environment: Variables = {}
+    secrets: Variables = {}
     exported: Annotated[str, Meta(pattern=r"^([0-9a-f]{64})?$")] = ""
-    folder: Text = ""
-    output: Text = ""
-    error: Text = ""
+    folder: PlainText = ""
+    output: PlainText = ""
+    error: PlainText = ""
     grace: Duration | None = None
     stop_signal: StopSignal = "TERM"
     retries: Annotated[int, Meta(ge=0, le=1000)] = 0
@@ -138,7 +156,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     never_retry: Annotated[list[Pattern], Meta(max_length=MAX_PATTERNS)] = []
     after: Annotated[list[DependencyText], Meta(max_length=256)] = []
     begin: Annotated[float, Meta(ge=0, le=MAX_UNIX_SECONDS)] | None = None
-    array: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)] = ""
+    array: Annotated[Text, ARRAY_SCHEMA] = ""
     notify: Annotated[list[Text], Meta(max_length=16)] = []
     hold: bool = False
     allow_impossible: bool = False
@@ -268,7 +286,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 class NewEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The environment variables of a submitter, for the jobs that name it in `exported`."""
 
-    variables: Annotated[dict[str, str], Meta(max_length=8 * MAX_VARIABLES)]
+    variables: Annotated[dict[str, Annotated[str, NO_NUL_SCHEMA]], Meta(max_length=8 * MAX_VARIABLES), VARIABLES_SCHEMA]
 
     def __post_init__(self) -> None:
         _check_variable_names(self.variables)

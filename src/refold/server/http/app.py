@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import cache, partial
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -12,54 +11,48 @@ from urllib.parse import urlsplit
 import msgspec
 
 from refold.client.api import CALLS, EVENT_STREAM, IDENTITY_PATH, JSON_LINES, Call, EventsQuery, Role
-from refold.errors import BadField, Forbidden, NotFound, RefoldError, TooManyRequests
+from refold.errors import BadField, Forbidden, NotFound, TooManyRequests
 from refold.server.http import asgi
-from refold.server.http.asgi import HttpError, Receive, Reply, Scope, Send, header
+from refold.server.http.asgi import HttpError, Receive, Reply, Request, Scope, Send, UnreadBody, header
 from refold.server.http.authentication import Authenticator, Identity, UserLookup
 from refold.server.http.event_stream import EventFilter
 from refold.server.http.hosts import AllowedHosts
 from refold.server.http.openapi import build_openapi, render_docs_page
 from refold.server.http.requests import QueryReader, read_json
-from refold.server.http.service import Service
-from refold.server.http.session_calls import METHODS as SESSION_METHODS, SessionCalls, check_method
+from refold.server.http.service import ApiService
+from refold.server.http.session_calls import SessionCalls
 from refold.server.http.sessions import Sessions
 from refold.server.http.tokens import TokenAuthenticator
 
 MAX_PATH_PART_CHARS = 128
 """Maximum length of a path parameter, such as a job id, and of request text that error messages quote."""
 
-_LOG = logging.getLogger("refold.server.http")
-
-
-class Route:
-    """A call with its compiled path pattern, query reader and body decoder."""
-
-    def __init__(self, call: Call) -> None:
-        self.call = call
-        self.query = QueryReader(call.query)
-        self.decoder = None if call.request_type is None else msgspec.json.Decoder(call.request_type)
-        self.pattern = re.sub(r"\{\w+\}", rf"([^/]{{1,{MAX_PATH_PART_CHARS}}})", call.path)
+Endpoint = Callable[[Request], Awaitable[Reply | None]]
+"""Answers a request; None if it has sent the answer."""
 
 
 class Routes:
-    """The routing table: path and method to route."""
+    """The routing table: path, whose parts may be parameters, to the endpoint of each method."""
 
-    def __init__(self, calls: Iterable[Call]) -> None:
-        self._exact: dict[str, dict[str, Route]] = {}
-        self._patterns: dict[re.Pattern[str], dict[str, Route]] = {}
-        for route in map(Route, calls):
-            if "{" not in route.call.path:
-                self._exact.setdefault(route.call.path, {})[route.call.method] = route
-            else:
-                self._patterns.setdefault(re.compile(route.pattern), {})[route.call.method] = route
+    def __init__(self) -> None:
+        self._exact: dict[str, dict[str, Endpoint]] = {}
+        self._patterns: dict[re.Pattern[str], dict[str, Endpoint]] = {}
 
-    def find(self, path: str) -> tuple[dict[str, Route], tuple[str, ...]]:
-        """Return the routes of a path by method, and the values of its path parameters."""
+    def add(self, path: str, endpoints: Mapping[str, Endpoint]) -> None:
+        """Add endpoints, by method, to those of a path."""
+        if "{" not in path:
+            self._exact.setdefault(path, {}).update(endpoints)
+            return
+        pattern = re.compile(re.sub(r"\{\w+\}", rf"([^/]{{1,{MAX_PATH_PART_CHARS}}})", path))
+        self._patterns.setdefault(pattern, {}).update(endpoints)
+
+    def find(self, path: str) -> tuple[dict[str, Endpoint], tuple[str, ...]]:
+        """Return the endpoints of a path by method, and the values of its path parameters."""
         if exact := self._exact.get(path):
             return exact, ()
-        for pattern, routes in self._patterns.items():
+        for pattern, endpoints in self._patterns.items():
             if match := pattern.fullmatch(path):
-                return routes, match.groups()
+                return endpoints, match.groups()
         raise NotFound(f"no such path: {path[:MAX_PATH_PART_CHARS]!r}; /docs lists all calls")
 
 
@@ -82,7 +75,7 @@ class Api:
 
     def __init__(
         self,
-        service: Service | None,
+        service: ApiService | None,
         tokens: TokenAuthenticator,
         *,
         hosts: AllowedHosts | None = None,
@@ -101,15 +94,22 @@ class Api:
         self._calls = service
         sessions = Sessions() if sessions is None else sessions
         self._authenticator = Authenticator(tokens, users, sessions)
-        self._session_calls = SessionCalls(sessions, self._authenticator, address)
         self._files = files
         self._body_limits = body_limits
         self._hosts = AllowedHosts() if hosts is None else hosts
-        self._routes = Routes(CALLS if service is not None else ())
-        self._pages = {path: _static_page(reply) for path, reply in public_pages().items()} | dict(pages or {})
+        self._routes = Routes()
+        self._routes.add(IDENTITY_PATH, {"GET": self._authenticator.prove})
+        for path, endpoints in SessionCalls(sessions, self._authenticator, address).endpoints().items():
+            self._routes.add(path, endpoints)
+        for path, reply in public_pages().items():
+            self._routes.add(path, {"GET": partial(_send_page, reply)})
+        for path, page in (pages or {}).items():
+            self._routes.add(path, {"GET": partial(self._render, page)})
+        for call in CALLS if service is not None else ():
+            self._routes.add(call.path, {call.method: self._endpoint(call)})
 
     @property
-    def _service(self) -> Service:
+    def _service(self) -> ApiService:
         assert self._calls is not None, "no call is routed without a service"
         return self._calls
 
@@ -122,10 +122,12 @@ class Api:
             reply = await self._answer(scope, receive, send)
         except ConnectionResetError:
             return  # the client has disconnected
-        except RefoldError as error:
-            reply = asgi.reply_to_error(error) or _internal_error(error)
+        except UnreadBody as error:
+            await asgi.send_reply(send, asgi.reply_to_error(error), is_complete=False)
+            await asgi.discard_body(receive, send, self._body_limits)
+            return
         except Exception as error:
-            reply = _internal_error(error)
+            reply = asgi.reply_to_error(error)
         if reply is not None:
             reply = await asgi.compress(scope, reply)
             await asgi.send_reply(send, reply, without_body=scope["method"] == "HEAD")
@@ -133,28 +135,20 @@ class Api:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> Reply | None:
         """Return the reply, or None if it has been sent as a stream."""
         self._check_host_and_origin(scope)
-        if scope["path"] in SESSION_METHODS:
-            return check_method(scope) or await self._session_calls.answer(scope, receive)
         method = "GET" if scope["method"] == "HEAD" else scope["method"]
         if method == "GET" and self._files is not None and (file := self._files.find(scope)) is not None:
             return file
-        page = self._pages.get(scope["path"])
-        if scope["path"] == IDENTITY_PATH:
-            page = Page(None, partial(self._authenticator.prove, scope))
-        routes, path_values = ({"GET": None}, ()) if page else self._routes.find(scope["path"])
-        allowed = ", ".join([*routes, *(["HEAD"] if "GET" in routes else []), "OPTIONS"])
+        endpoints, path_values = self._routes.find(scope["path"])
+        if method in endpoints:
+            return await endpoints[method](Request(scope, receive, send, path_values))
+        allowed = ", ".join([*endpoints, *(["HEAD"] if "GET" in endpoints else []), "OPTIONS"])
         if method == "OPTIONS":
             return Reply(204, headers={"allow": allowed})
-        if method not in routes:
-            raise HttpError(405, f"method {method[:16]} is not allowed here, expected {allowed}", allow=allowed)
-        route = routes[method]
-        if page is not None:
-            return await self._render(page, scope)
-        return None if route is None else await self._call(route, path_values, scope, receive, send)
+        raise HttpError(405, f"method {method[:16]} is not allowed here, expected {allowed}", allow=allowed)
 
-    async def _render(self, page: Page, scope: Scope) -> Reply:
+    async def _render(self, page: Page, request: Request) -> Reply:
         if page.role is not None:
-            await self._authorise(page.role, scope["path"], scope)
+            await self._authorise(page.role, request.scope["path"], request.scope)
         return await page.render()
 
     async def _authorise(self, role: Role, what: str, scope: Scope) -> Identity:
@@ -164,29 +158,32 @@ class Api:
             raise Forbidden(f"{what} requires the role {role}; {caller.label} has {caller.role}")
         return identity
 
-    async def _call(
-        self, route: Route, path_values: tuple[Any, ...], scope: Scope, receive: Receive, send: Send
-    ) -> Reply | None:
-        """Authorise and parse a request, call the service, and encode its answer."""
-        call = route.call
-        identity = await self._authorise(call.role, call.name, scope)
-        caller = identity.caller
-        query = route.query.read(scope["query_string"])
-        arguments = [*path_values] if query is None else [*path_values, query]
-        if route.decoder is not None:
-            asgi.check_content_type(scope)
-            body = await asgi.read_body(receive, self._body_limits)
-            identity.check_body(body)
-            arguments.append(read_json(route.decoder, body))
-        if call.media == EVENT_STREAM:
-            chunks = await self._subscribe(identity, query, scope)
-            return await _send_stream(scope, receive, send, call.media, chunks)
-        answer = getattr(self._service, call.name)(caller, *arguments)
-        if isinstance(answer, Awaitable):
-            answer = await answer
-        if isinstance(answer, AsyncGenerator):
-            return await _send_stream(scope, receive, send, call.media, answer)
-        return Reply(call.status, answer if call.media == JSON_LINES else msgspec.json.encode(answer), call.media)
+    def _endpoint(self, call: Call) -> Endpoint:
+        """Return the endpoint that authorises and parses a request, calls the service, and encodes its answer."""
+        reader = QueryReader(call.query)
+        decoder = None if call.request_type is None else msgspec.json.Decoder(call.request_type)
+
+        async def answer_call(request: Request) -> Reply | None:
+            identity = await self._authorise(call.role, call.name, request.scope)
+            query = reader.read(request.scope["query_string"])
+            arguments: list[Any] = [*request.path_values] if query is None else [*request.path_values, query]
+            if decoder is not None:
+                asgi.check_content_type(request.scope)
+                body = await asgi.read_body(request, self._body_limits)
+                identity.check_body(body)
+                arguments.append(read_json(decoder, body))
+            if call.media == EVENT_STREAM:
+                return await asgi.send_stream(
+                    request, call.media, await self._subscribe(identity, query, request.scope)
+                )
+            answer = getattr(self._service, call.name)(identity.caller, *arguments)
+            if isinstance(answer, Awaitable):
+                answer = await answer
+            if isinstance(answer, AsyncGenerator):
+                return await asgi.send_stream(request, call.media, answer)
+            return Reply(call.status, answer if call.media == JSON_LINES else msgspec.json.encode(answer), call.media)
+
+        return answer_call
 
     async def _subscribe(self, identity: Identity, query: EventsQuery, scope: Scope) -> AsyncGenerator[bytes, None]:
         """Open an event stream. `Last-Event-ID`, which browsers send on reconnecting, overrides `since`.
@@ -232,11 +229,8 @@ def public_pages() -> dict[str, Reply]:
     }
 
 
-def _static_page(reply: Reply) -> Page:
-    async def render() -> Reply:
-        return reply
-
-    return Page(None, render)
+async def _send_page(reply: Reply, _request: Request) -> Reply:
+    return reply
 
 
 def _host_name(host: str) -> str:
@@ -244,21 +238,3 @@ def _host_name(host: str) -> str:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
         return ""
-
-
-async def _send_stream(
-    scope: Scope, receive: Receive, send: Send, media: str, chunks: AsyncGenerator[bytes, None]
-) -> Reply | None:
-    if scope["method"] == "HEAD":
-        await chunks.aclose()
-        return Reply(200, media=media)
-    await asgi.send_stream(receive, send, media, chunks)
-    return None
-
-
-def _internal_error(error: Exception) -> Reply:
-    """Log the exception and return a 500 reply without details."""
-    _LOG.error("an API call failed with an internal error", exc_info=error)
-    reply = asgi.reply_to_error(HttpError(500, "internal error; see the daemon's log"))
-    assert reply is not None
-    return reply

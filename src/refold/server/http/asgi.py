@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +23,10 @@ LISTENER_TIMEOUT = 60.0
 """Seconds within which the client of a stream has to accept a chunk."""
 
 MAX_DISCARDED_BYTES = MAX_REQUEST_BYTES
-"""Bytes of an oversized body that are read and discarded: a client that is still sending does not read the reply."""
+"""Bytes of an oversized body that are read and discarded."""
+
+
+_LOG = logging.getLogger("refold.server.http")
 
 
 class BodyLimits(NamedTuple):
@@ -47,6 +51,15 @@ class HttpError(RefoldError):
         super().__init__(problem)
         self.status = status
         self.headers = headers
+
+
+class Request(NamedTuple):
+    """A request as an ASGI application gets it, with the values of its path parameters."""
+
+    scope: Scope
+    receive: Receive
+    send: Send
+    path_values: tuple[str, ...] = ()
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -94,51 +107,52 @@ async def compress(scope: Scope, reply: Reply) -> Reply:
     return Reply(reply.status, small, reply.media, headers)
 
 
-async def read_body(receive: Receive, limits: BodyLimits = DEFAULT_BODY_LIMITS) -> bytes:
-    """Read the whole request body."""
-    message = await receive()
-    if not message.get("more_body"):
-        body: bytes = message.get("body", b"")
-        if len(body) > limits.size:
-            raise _too_large(limits.size)
-        return body
+class UnreadBody(TooLarge):
+    """A body is too large, and has not arrived completely."""
+
+
+async def read_body(request: Request, limits: BodyLimits = DEFAULT_BODY_LIMITS) -> bytes:
+    """Read the whole request body, unless it is declared to be too large."""
+    if int(header(request.scope, b"content-length") or 0) > limits.size:
+        raise UnreadBody(_too_large(limits))
+    first = await request.receive()
+    if not first.get("more_body"):  # as nearly always: without the cost of a timer
+        return await _read_chunks(first, request.receive, limits)
     try:
         async with asyncio.timeout(limits.seconds):
-            return await _read_chunks(message, receive, limits.size)
+            return await _read_chunks(first, request.receive, limits)
     except TimeoutError:
         raise HttpError(408, f"the body did not arrive within {limits.seconds:g} s", connection="close") from None
 
 
-async def _read_chunks(message: MutableMapping[str, Any], receive: Receive, size: int) -> bytes:
-    chunks, length = [message.get("body", b"")], len(message.get("body", b""))
-    while message.get("more_body"):
-        message = await receive()
+async def _read_chunks(message: MutableMapping[str, Any], receive: Receive, limits: BodyLimits) -> bytes:
+    body = bytearray()
+    while True:
         if message["type"] == "http.disconnect":
             raise ConnectionResetError
-        chunk = message.get("body", b"")
-        length += len(chunk)
-        if length > MAX_DISCARDED_BYTES:
-            break
-        if length <= size:
-            chunks.append(chunk)
-    if length > size:
-        raise _too_large(size)
-    return b"".join(chunks)
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) > limits.size:
+            raise (UnreadBody if more else TooLarge)(_too_large(limits))
+        if not more:
+            return bytes(body)
+        message = await receive()
 
 
-def _too_large(size: int) -> TooLarge:
-    return TooLarge(f"the body has more than {size:,} bytes")
+def _too_large(limits: BodyLimits) -> str:
+    return f"the body has more than {limits.size:,} bytes"
 
 
-def reply_to_error(error: RefoldError) -> Reply | None:
-    """Return the reply for an error; None for errors that are internal to the daemon."""
+def reply_to_error(error: Exception) -> Reply:
+    """Return the reply for an error. Internal errors are logged, and not disclosed."""
     headers: dict[str, str] = {}
     if isinstance(error, HttpError):
         status, headers = error.status, error.headers
     else:
-        status = next((status for kind, status in HTTP_STATUS.items() if isinstance(error, kind)), 0)
-    if not status:
-        return None
+        status = next((status for kind, status in HTTP_STATUS.items() if isinstance(error, kind)), 500)
+    if status == 500:
+        _LOG.error("an API call failed with an internal error", exc_info=error)
+        return Reply(500, msgspec.json.encode(Problem("internal error; see the daemon's log")))
     if status == 401:
         headers = {"www-authenticate": 'Bearer realm="refold"'}
     if status == 413:
@@ -160,16 +174,35 @@ def response_start(status: int, media: str, length: int | None, headers: dict[st
     return {"type": "http.response.start", "status": status, "headers": lines}
 
 
-async def send_reply(send: Send, reply: Reply, *, without_body: bool = False) -> None:
-    """Send a complete response."""
+async def send_reply(send: Send, reply: Reply, *, without_body: bool = False, is_complete: bool = True) -> None:
+    """Send a complete response; if it is not to be complete, `discard_body` completes it."""
     await send(response_start(reply.status, reply.media, len(reply.body), reply.headers))
-    await send({"type": "http.response.body", "body": b"" if without_body else reply.body})
+    body = b"" if without_body else reply.body
+    await send({"type": "http.response.body", "body": body, "more_body": not is_complete})
 
 
-async def send_stream(receive: Receive, send: Send, media: str, chunks: AsyncGenerator[bytes, None]) -> None:
-    """Send a streamed response until it ends or the client disconnects."""
-    sending = asyncio.create_task(_send_chunks(send, media, chunks))
-    disconnect = asyncio.create_task(_wait_for_disconnect(receive))
+async def discard_body(receive: Receive, send: Send, limits: BodyLimits) -> None:
+    """Read the rest of a body, then complete the response: clients read a reply after they have sent their request.
+
+    The reply to a client whose connection is closed while it is still sending would be lost.
+    """
+    length, more = 0, True
+    with suppress(TimeoutError):
+        async with asyncio.timeout(limits.seconds):
+            while more and length <= MAX_DISCARDED_BYTES:
+                message = await receive()
+                length += len(message.get("body", b""))
+                more = message.get("more_body", False)
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def send_stream(request: Request, media: str, chunks: AsyncGenerator[bytes, None]) -> Reply | None:
+    """Send a streamed response until it ends or the client disconnects. Return the answer to a HEAD request instead."""
+    if request.scope["method"] == "HEAD":
+        await chunks.aclose()
+        return Reply(200, media=media)
+    sending = asyncio.create_task(_send_chunks(request.send, media, chunks))
+    disconnect = asyncio.create_task(_wait_for_disconnect(request.receive))
     try:
         await asyncio.wait((sending, disconnect), return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -179,6 +212,7 @@ async def send_stream(receive: Receive, send: Send, media: str, chunks: AsyncGen
     for result in results:
         if isinstance(result, Exception) and not isinstance(result, OSError):
             raise result
+    return None
 
 
 async def _send_chunks(send: Send, media: str, chunks: AsyncGenerator[bytes, None]) -> None:

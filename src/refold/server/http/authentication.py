@@ -10,7 +10,7 @@ import msgspec
 
 from refold.client.api import NONCE_CHARS, Caller, IdentityQuery, hash_body, prove_server
 from refold.errors import BadField, Unauthenticated
-from refold.server.http.asgi import JSON, Reply, Scope, header
+from refold.server.http.asgi import Reply, Request, Scope, header
 from refold.server.http.requests import QueryReader
 from refold.server.http.sessions import Sessions, read_cookie
 from refold.server.http.tokens import TokenAuthenticator
@@ -99,13 +99,13 @@ class Authenticator:
         """Whether the token of a session has not been revoked. Users are looked up at each request."""
         return not subject.startswith(TOKEN_SUBJECT) or self._tokens.knows_hash(subject.removeprefix(TOKEN_SUBJECT))
 
-    async def prove(self, scope: Scope) -> Reply:
+    async def prove(self, request: Request) -> Reply:
         """Prove to a client that this daemon knows its token."""
-        query = _IDENTITY_QUERY.read(scope["query_string"])
+        query = _IDENTITY_QUERY.read(request.scope["query_string"])
         if len(query.nonce) != NONCE_CHARS or not query.nonce.isalnum():
             raise BadField(f"nonce is invalid, expected {NONCE_CHARS} hexadecimal digits", "nonce")
         proof = prove_server(self._tokens.find(query.token).hash, query.nonce, time())
-        return Reply(200, msgspec.json.encode(proof), JSON)
+        return Reply(200, msgspec.json.encode(proof))
 
 
 def peer_uid(scope: Scope) -> int | None:

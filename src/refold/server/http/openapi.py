@@ -12,22 +12,23 @@ from refold.client.api import CALLS, EVENT_STREAM, JSON_LINES, Call, Problem
 
 REF_TEMPLATE = "#/components/schemas/{name}"
 ERROR_DESCRIPTIONS = {
-    400: "A header occurs twice",
+    400: "The request is malformed, or a header occurs twice",
     401: "The token is missing or unknown",
     403: "The token's role or tenant does not permit the call, or its host name or origin is not allowed",
     404: "No such path, job, node or token",
     405: "The method is not allowed; the Allow header lists the methods",
-    408: "The body did not arrive in time",
+    408: "The headers or the body did not arrive in time",
     409: "The call conflicts with the current state",
     413: "The body is too large",
     415: "The body is not JSON",
-    422: "A field or parameter is invalid or unknown; `field` names it",
+    422: "A field or parameter is invalid or unknown, or two contradict each other; `field` names it",
     429: "Too many requests, jobs or streams",
+    431: "The headers are too large or too many",
     500: "Internal error of the daemon",
     503: "The daemon is temporarily unable to do this: its storage is not writable, or it is shutting down",
 }
-COMMON_ERRORS = (400, 401, 403, 405, 422, 429, 500, 503)
-BODY_ERRORS = (408, 413, 415)
+COMMON_ERRORS = (400, 401, 403, 405, 408, 422, 429, 431, 500, 503)
+BODY_ERRORS = (413, 415)
 
 
 def build_openapi() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -55,13 +56,34 @@ NO_PARAMETERS = QueryReader(None)
 def read_json(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
     """Decode a request body; `BadField` if it is not JSON, has a key twice, or does not match the type."""
     try:
-        decoded = decoder.decode(body)
+        decoded = _decode(decoder, body)
         json.loads(body, object_pairs_hook=_reject_duplicates)  # a proxy that checks requests may read the other value
         return decoded
     except msgspec.ValidationError as error:
         raise field_error(error, decoder.type) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadField(f"the body is not JSON: {error}") from None
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], body: bytes) -> Any:
+    """Decode a body in which integers may be written as 2.0, which is one in JSON."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise
+        try:
+            parsed = json.loads(body, parse_float=_parse_number)
+        except ValueError:
+            raise error from None
+        return decoder.decode(msgspec.json.encode(parsed))
+
+
+def _parse_number(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(text)
+    return int(value) if value.is_integer() else value
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> None:
@@ -72,6 +94,8 @@ def _reject_duplicates(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _split_query(query: bytes) -> list[tuple[str, str]]:
+    if not query:
+        return []
     try:
         return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MAX_PARAMETERS)
     except ValueError:
@@ -80,6 +104,8 @@ def _split_query(query: bytes) -> list[tuple[str, str]]:
 
 def _parse_scalar(text: str) -> Any:
     """Parse a JSON number or boolean; any other text is returned as it is, for type validation to reject."""
+    if text != text.strip():  # JSON may have spaces around it
+        return text
     try:
         value = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):

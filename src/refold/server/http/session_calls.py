@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import msgspec
 
 from refold.client.api import LINK_PATH, SessionStatus, SignIn, SignInLink
 from refold.errors import BadInput, Forbidden, Unauthenticated
 from refold.server.http import asgi
-from refold.server.http.asgi import HttpError, Receive, Reply, Scope, check_content_type
+from refold.server.http.asgi import Reply, Request, check_content_type
 from refold.server.http.authentication import Authenticator
 from refold.server.http.requests import NO_PARAMETERS, read_json
 from refold.server.http.sessions import SessionCookie, Sessions, format_cookie, read_cookie
 
 SESSION_PATH = "/session"
-METHODS = {SESSION_PATH: ("GET", "POST", "DELETE"), LINK_PATH: ("POST",)}
+Handler = Callable[[Request], Awaitable[Reply]]
 
 _SIGN_IN = msgspec.json.Decoder(SignIn)
 
@@ -27,51 +29,46 @@ class SessionCalls:
         self._authenticator = authenticator
         self._address = address
 
-    async def answer(self, scope: Scope, receive: Receive) -> Reply:
-        """Answer a request to one of the paths in `METHODS`."""
-        NO_PARAMETERS.read(scope["query_string"])
-        if scope["path"] == LINK_PATH:
-            return await self._make_link(scope)
-        match scope["method"]:
-            case "POST":
-                return await self._sign_in(scope, receive)
-            case "DELETE":
-                return await self._sign_out(scope)
-            case _:
-                return await self._show(scope)
+    def endpoints(self) -> dict[str, dict[str, Handler]]:
+        """Return what answers the methods of each path."""
+        own = {"GET": self._show, "POST": self._sign_in, "DELETE": self._sign_out}
+        return {
+            SESSION_PATH: {method: _without_parameters(handler) for method, handler in own.items()},
+            LINK_PATH: {"POST": _without_parameters(self._make_link)},
+        }
 
-    async def _make_link(self, scope: Scope) -> Reply:
+    async def _make_link(self, request: Request) -> Reply:
         """Make a link for a caller at the Unix socket or with a token. A session cannot make another one."""
-        identity = await self._authenticator.identify(scope)
+        identity = await self._authenticator.identify(request.scope)
         if identity.is_session:
             raise Forbidden("a session cannot make a link; use `refold open` or a token")
         code, expires = self._sessions.make_link(identity.subject)
         return _json(201, SignInLink(f"{self._address}/#open={code}", expires))
 
-    async def _sign_in(self, scope: Scope, receive: Receive) -> Reply:
-        check_content_type(scope)
-        request = read_json(_SIGN_IN, await asgi.read_body(receive))
-        if bool(request.token) == bool(request.code):
+    async def _sign_in(self, request: Request) -> Reply:
+        check_content_type(request.scope)
+        wanted = read_json(_SIGN_IN, await asgi.read_body(request))
+        if bool(wanted.token) == bool(wanted.code):
             raise BadInput("expected either a token or the code of a one-time link")
-        authenticator, token = self._authenticator, request.token.strip()
-        subject = self._sessions.redeem(request.code) if request.code else authenticator.subject_of_token(token)
+        authenticator, token = self._authenticator, wanted.token.strip()
+        subject = self._sessions.redeem(wanted.code) if wanted.code else authenticator.subject_of_token(token)
         await authenticator.caller_of(subject)  # a token or user that is no longer allowed cannot sign in
-        before = read_cookie(scope)
+        before = read_cookie(request.scope)
         if before is not None:
             await self._sessions.close(before)
         cookie = await self._sessions.open(subject)
-        return _json(201, await self._status(cookie), {"set-cookie": format_cookie(scope, cookie)})
+        return _json(201, await self._status(cookie), {"set-cookie": format_cookie(request.scope, cookie)})
 
-    async def _sign_out(self, scope: Scope) -> Reply:
-        cookie = read_cookie(scope)
+    async def _sign_out(self, request: Request) -> Reply:
+        cookie = read_cookie(request.scope)
         if cookie is not None:
-            cookie.check_request(scope)
+            cookie.check_request(request.scope)
             await self._sessions.close(cookie)
-        return _json(200, SessionStatus(), {"set-cookie": format_cookie(scope, None)})
+        return _json(200, SessionStatus(), {"set-cookie": format_cookie(request.scope, None)})
 
-    async def _show(self, scope: Scope) -> Reply:
+    async def _show(self, request: Request) -> Reply:
         """Return who is signed in. It is not an error if nobody is."""
-        cookie = read_cookie(scope)
+        cookie = read_cookie(request.scope)
         try:
             status = SessionStatus() if cookie is None else await self._status(cookie)
         except (Unauthenticated, Forbidden):
@@ -83,15 +80,12 @@ class SessionCalls:
         return SessionStatus(True, caller.role, caller.tenant, caller.user, caller.own_jobs_only, cookie.csrf_token)
 
 
-def check_method(scope: Scope) -> Reply | None:
-    """Return the answer to OPTIONS; reject methods that the path does not have."""
-    methods = METHODS[scope["path"]]
-    allowed = ", ".join([*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"])
-    if scope["method"] == "OPTIONS":
-        return Reply(204, headers={"allow": allowed})
-    if scope["method"] not in (*methods, *(("HEAD",) if "GET" in methods else ())):
-        raise HttpError(405, f"method {scope['method'][:16]} is not allowed here, expected {allowed}", allow=allowed)
-    return None
+def _without_parameters(handler: Handler) -> Handler:
+    async def answer(request: Request) -> Reply:
+        NO_PARAMETERS.read(request.scope["query_string"])
+        return await handler(request)
+
+    return answer
 
 
 def _json(status: int, answer: object, headers: dict[str, str] | None = None) -> Reply:

@@ -185,8 +185,11 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            self.drop()
-            return
+            if self.pipeline or self._phase != "body" or self.cycle.response_started:
+                self.drop()
+                return
+            self.cycle.disconnected = True  # its answer is this one
+            self.cycle.message_event.set()
         head = f"HTTP/1.1 {status} {REASONS[status]}\r\ncontent-type: application/json\r\nconnection: close\r\n"
         body = msgspec.json.encode(Problem(text))
         self.transport.write(head.encode() + b"content-length: %d\r\n\r\n%b" % (len(body), body))
