@@ -11,6 +11,7 @@ from pathlib import Path
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 sys.path.insert(0, str(Path(__file__).parent / "tools"))
@@ -52,6 +53,8 @@ class BuildKernels(build_ext):
     def run(self) -> None:
         """Compile all that has changed."""
         os.environ.update(compiler_variables())
+        if self.editable_mode:
+            self._build_where_it_lasts()
         annotate = bool(os.environ.get("REFOLD_ANNOTATE"))  # write pages that show which lines call Python
         translated = cythonize(
             self.extensions,
@@ -65,6 +68,12 @@ class BuildKernels(build_ext):
         for extension, in_c in zip(self.extensions, translated, strict=True):
             extension.sources = in_c.sources
         super().run()
+
+    def _build_where_it_lasts(self) -> None:
+        """Use the folders of `build_ext --inplace`, which would compile all again after a build in temporary ones."""
+        usual = build(self.distribution)
+        usual.ensure_finalized()
+        self.build_lib, self.build_temp = usual.build_platlib, usual.build_temp
 
 
 if __name__ == "__main__":

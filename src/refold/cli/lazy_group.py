@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
+from enum import StrEnum
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
@@ -145,7 +147,7 @@ def _convert_lazily(command: Any) -> None:
 
 
 class _LazyConverter:
-    """Converts the value of an option; values that have the right type already are returned as they are."""
+    """Converts the value of an option; the usual values without the converter of typer."""
 
     def __init__(self, build: Callable[[], Any]) -> None:
         self._build = build
@@ -155,11 +157,31 @@ class _LazyConverter:
         expected = param.type_descriptor.annotation
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
-        if type(value) is expected:
+        if type(value) is expected or (expected is Path and isinstance(value, Path)):
             return value
         if expected == list[str] and not isinstance(value, str):
             return list(value)
+        if isinstance(value, str) and (plain := _convert_plain(value, param.type_descriptor)) is not None:
+            return plain
         return self._build().coerce(value, param=param, ctx=ctx)
+
+
+MANY_DIGITS = 19
+"""Python refuses to convert thousands of digits."""
+
+
+def _convert_plain(value: str, expected: Any) -> Any:
+    """Convert a number in digits within its range, the value of an enumeration, or a path; None: ask typer."""
+    kind, about = expected.annotation, expected.parameter_info
+    if kind is int and value.isascii() and value.isdigit() and len(value) < MANY_DIGITS:
+        number = int(value)
+        above, below = about.min is not None and number < about.min, about.max is not None and number > about.max
+        return None if above or below else number
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        return next((member for member in kind if member.value == value), None)
+    if kind is Path and not (about.exists or about.resolve_path):
+        return Path(value)
+    return None
 
 
 def _do_nothing() -> None:

@@ -72,7 +72,7 @@ class PolicyInfo(NamedTuple):
 
 def policy_names() -> list[str]:
     """Return the names of all usable policies."""
-    return [entry.name for entry in list_policies() if not entry.problem]
+    return [*POLICIES, *(described.name for path in _user_files() if not (described := _describe_file(path)).problem)]
 
 
 def default_policies() -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -134,6 +135,7 @@ def serve(
 
     Example: refold serve --slots 4
     """
+    _take_memory_in_small_pages()
     import asyncio
 
     from msgspec.structs import replace
@@ -166,6 +168,16 @@ def serve(
         _serve_ray(asyncio, configuration, folder, new_token)
         return
     _serve_machine(asyncio, configuration, folder, new_token)
+
+
+def _take_memory_in_small_pages() -> None:
+    """Load NumPy without huge pages: of large tables with few used rows, each row would take 2 MB."""
+    name = "NUMPY_MADVISE_HUGEPAGE"
+    if name not in os.environ:
+        os.environ[name] = "0"
+        import numpy as _numpy  # noqa: F401  # it reads the variable, which jobs must not inherit
+
+        del os.environ[name]
 
 
 async def _serve_kubernetes(

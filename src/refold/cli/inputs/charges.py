@@ -111,14 +111,14 @@ def format_charging(charging: Charging, jobs: Sequence[Job], cluster: Cluster) -
 
 def read_knowledge(file: Path | None, fits: Sequence[Path] | None) -> Knowledge | None:
     """Read the files of `--knowledge` and `--fit`; None if neither is given."""
+    if file is None and not fits:
+        return None
     import msgspec
 
     from refold.cli.commands import read_fit
     from refold.errors import BadFile, BadValue
     from refold.planning.plans import CATALOGUE_ONLY, Knowledge
 
-    if file is None and not fits:
-        return None
     known = CATALOGUE_ONLY
     if file is not None:
         try:

@@ -91,7 +91,8 @@ class Plot:
         """Return the SVG path through the points."""
         xs, ys = self.points(x_values, y_values)
         points = zip(xs.tolist(), ys.tolist(), strict=True)
-        return "M" + "L".join(f"{svg.format_number(x)} {svg.format_number(y)}" for x, y in points)
+        text = "".join(f"L{x:.1f} {y:.1f}" for x, y in points).replace(".0L", "L").replace(".0 ", " ")
+        return "M" + text[1:].removesuffix(".0")
 
     def points(self, x_values: Floats, y_values: Floats) -> tuple[Floats, Floats]:
         """Return the coordinates of points."""

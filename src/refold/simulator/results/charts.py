@@ -138,12 +138,14 @@ def _time_mark(plot: Plot, at: float, name: str) -> list[str]:
 
 def _tooltip_data(plot: Plot, lines: Sequence[ChartLine]) -> dict[str, Any]:
     frame, x, y = plot.frame, plot.x_axis, plot.y_axis
+    xs = {id(line.x): line.x for line in lines}  # lines often share one
+    rounded = {key: _round_digits(values) for key, values in xs.items()}
     return {
         "frame": [frame.left, frame.right_edge, frame.width],
         "x": [x.kind, x.low, x.high],
         "y": y.kind,
         "lines": [
-            {"series": line.series, "name": line.name, "x": _round_digits(line.x), "y": _round_digits(line.y)}
+            {"series": line.series, "name": line.name, "x": rounded[id(line.x)], "y": _round_digits(line.y)}
             for line in lines
         ],
     }

@@ -117,7 +117,11 @@ def _adjacent_gpus(share: Share) -> Iterator[tuple[int, int]]:
     if share.gpu_milli < WHOLE:
         yield from ((gpu, gpu) for gpu in share.gpus)
         return
-    for _, group in groupby(enumerate(sorted(share.gpus)), key=lambda pair: pair[1] - pair[0]):
+    gpus = sorted(share.gpus)
+    if gpus and gpus[-1] - gpus[0] == len(gpus) - 1:
+        yield gpus[0], gpus[-1]
+        return
+    for _, group in groupby(enumerate(gpus), key=lambda pair: pair[1] - pair[0]):
         adjacent = [gpu for _, gpu in group]
         yield adjacent[0], adjacent[-1]
 
@@ -131,6 +135,7 @@ def _blocks(
     for run, allocation in enumerate(history.runs.allocations):
         start, end = float(history.runs.start[run]), float(history.run_end[run])
         job = int(history.runs.job[run])
+        fill = f"f{colours.fill_of_job[job]}"
         block = [job, int(history.runs.number[run]), round(start, 1), round(end, 1), int(history.runs.ending[run])]
         left, width = frame.left + (start - axis.low) * scale, max((end - start) * scale, 0.4)
         for share in allocation.placement:
@@ -139,7 +144,7 @@ def _blocks(
                 top = frame.top + (first_rows[share.node] + low + offset) * row_height
                 height = (high - low) * row_height + share_height * row_height
                 d = f"M{left:.1f} {top:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z"
-                yield svg.tag("path", class_=f"f{colours.fill_of_job[job]}", d=d), [*block, share.node, low, high]
+                yield f'<path class="{fill}" d="{d}"/>', [*block, share.node, low, high]
 
 
 def _share_position(share: Share, stacks: _ShareStacks, row: int, start: float, end: float) -> tuple[float, float]:

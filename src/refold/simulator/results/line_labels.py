@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from refold.placement import Floats
 from refold.simulator.results.axes import Frame
@@ -37,11 +38,6 @@ class LabelPlace:
     y: float
     width: float
 
-    def overlaps(self, other: LabelPlace) -> bool:
-        """Return whether two names would be drawn over each other."""
-        close = abs(self.x - other.x) < (self.width + other.width) / 2
-        return close and abs(self.y - other.y) < TEXT_HEIGHT
-
 
 def place_labels(lines: Sequence[DrawnLine], frame: Frame) -> list[LabelPlace | None]:
     """Return a place for each name. Names do not overlap each other; None if there is no room for a name.
@@ -50,36 +46,40 @@ def place_labels(lines: Sequence[DrawnLine], frame: Frame) -> list[LabelPlace | 
     """
     placed: list[LabelPlace | None] = []
     for index, line in enumerate(lines):
-        others = [*lines[:index], *lines[index + 1 :]]
-        candidates = [
-            place
-            for place in _candidates(line, frame)
-            if not any(before is not None and place.overlaps(before) for before in placed)
-        ]
-        placed.append(min(candidates, key=lambda place: _cost(place, line, others), default=None))
+        width = CHARACTER_WIDTH * len(line.name)
+        x, y = _candidates(line, width, frame)
+        free = _free(x, y, width, [place for place in placed if place is not None])
+        x, y = x[free], y[free]
+        best = int(_costs(x, y, width, lines, index).argmin()) if len(x) else None
+        placed.append(None if best is None else LabelPlace(float(x[best]), float(y[best]), width))
     return placed
 
 
-def _candidates(line: DrawnLine, frame: Frame) -> list[LabelPlace]:
+def _candidates(line: DrawnLine, width: float, frame: Frame) -> tuple[Floats, Floats]:
     """Return the places above and below the line that are within the frame."""
-    width = CHARACTER_WIDTH * len(line.name)
     left, right = frame.left + width / 2 + 4, frame.right_edge - width / 2
-    places = [
-        LabelPlace(x, y + offset, width)
-        for x in np.linspace(left, max(left, right), POSITIONS).tolist()
-        for y in [float(np.interp(x, line.x, line.y))]
-        for offset in (-OFFSET, OFFSET)
-        if line.x[0] <= x <= line.x[-1]
-    ]
+    x = np.linspace(left, max(left, right), POSITIONS)
+    x = np.repeat(x[(line.x[0] <= x) & (x <= line.x[-1])], 2)
+    y = np.interp(x, line.x, line.y) + np.tile((-OFFSET, OFFSET), len(x) // 2)
     margin = TEXT_HEIGHT / 2
-    return [place for place in places if frame.top + margin <= place.y <= frame.bottom_edge - margin]
+    inside = (frame.top + margin <= y) & (y <= frame.bottom_edge - margin)
+    return x[inside], y[inside]
 
 
-def _cost(place: LabelPlace, line: DrawnLine, others: Sequence[DrawnLine]) -> float:
-    """Return a cost that rises with the lines through a name, and falls with the distance of the line to the others."""
-    across = np.linspace(place.x - place.width / 2, place.x + place.width / 2, 9)
-    own = np.interp(across, line.x, line.y)
-    heights = [np.interp(across, other.x, other.y) for other in others]
-    crossing = sum(np.abs(height - place.y).min() < TEXT_HEIGHT / 2 for height in (own, *heights))
-    separation = min((float(np.abs(height - own).min()) for height in heights), default=0.0)
-    return TEXT_HEIGHT * float(crossing) - min(separation, 2 * TEXT_HEIGHT)
+def _free(x: Floats, y: Floats, width: float, placed: Sequence[LabelPlace]) -> NDArray[np.bool_]:
+    """Return at which places a name would not be drawn over another."""
+    free = np.ones(len(x), dtype=np.bool_)
+    for other in placed:
+        free &= (np.abs(x - other.x) >= (width + other.width) / 2) | (np.abs(y - other.y) >= TEXT_HEIGHT)
+    return free
+
+
+def _costs(x: Floats, y: Floats, width: float, lines: Sequence[DrawnLine], own: int) -> Floats:
+    """Return costs that rise with the lines through a name, and fall with the distance of its line to the others."""
+    across = x[:, np.newaxis] + np.linspace(-width / 2, width / 2, 9)
+    heights = np.array([np.interp(across, line.x, line.y) for line in lines])
+    crossing = (np.abs(heights - y[:, np.newaxis]).min(axis=2) < TEXT_HEIGHT / 2).sum(axis=0)
+    others = np.delete(heights, own, axis=0)
+    separation = np.abs(others - heights[own]).min(axis=(0, 2), initial=2 * TEXT_HEIGHT)
+    costs: Floats = TEXT_HEIGHT * crossing - separation
+    return costs

@@ -112,7 +112,11 @@ def _shares(history: History) -> tuple[Ints, Ints, Ints, Ints]:
 def power_use(history: History) -> PowerUse | None:
     """Measure power; None if the power of the cluster is unknown or nothing ran for any time."""
     series = rack_power_series(history)
-    if series is None or series.times[-1] <= series.times[0]:
+    return None if series is None else _use_of(series, history)
+
+
+def _use_of(series: RackPowerSeries, history: History) -> PowerUse | None:
+    if series.times[-1] <= series.times[0]:
         return None
     durations = np.diff(series.times)
     racks: list[RackPower] = []
@@ -181,7 +185,8 @@ class RackCurves:
 
 def rack_curves(history: History, edges: Floats, max_racks: int) -> RackCurves | None:
     """Return the peak power of racks per time interval; with more than `max_racks`, only of those closest to limits."""
-    series, use = rack_power_series(history), power_use(history)
+    series = rack_power_series(history)
+    use = None if series is None else _use_of(series, history)
     if series is None or use is None:
         return None
     shown = list(use.racks) if len(use.racks) <= max_racks else sort_by_limit_margin(use.racks)[:RACKS_SHOWN_OF_MANY]

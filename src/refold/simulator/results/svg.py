@@ -120,7 +120,7 @@ def truncate(text: str, max_length: int) -> str:
 
 def _format_attributes(attributes: dict[str, float | str]) -> str:
     return "".join(
-        f' {name.rstrip("_").replace("_", "-")}="{escape(value if isinstance(value, str) else format_number(value))}"'
+        f' {name.rstrip("_").replace("_", "-")}="{escape(value) if isinstance(value, str) else format_number(value)}"'
         for name, value in attributes.items()
     )
 
