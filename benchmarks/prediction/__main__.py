@@ -19,12 +19,12 @@ import numpy as np
 from benchmarks.result_page import FOLDER, page_parser, publish
 from benchmarks.workloads import TRACES
 from refold.model import HOUR, Job
-from refold.predict import Floats
-from refold.simulator.research import (
+from refold.predict import (
     COMPARATORS,
     QUANTILE_LEVELS,
     RECHECK_SECONDS,
     Evaluation,
+    Floats,
     PredictorQuantiles,
     Score,
     evaluate_at_submission,

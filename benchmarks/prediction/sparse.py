@@ -20,7 +20,7 @@ from benchmarks.result_page import FOLDER, page_parser, publish
 from benchmarks.workloads import TRACES
 from refold.model import DAY, Job
 from refold.placement import Ints
-from refold.simulator.research import Evaluation, PredictorQuantiles, Score, evaluate_at_submission, score
+from refold.predict import Evaluation, PredictorQuantiles, Score, evaluate_at_submission, score
 from refold.simulator.traces import read_trace
 
 PAGE = FOLDER / "prediction_sparse.md"

@@ -68,7 +68,6 @@ def test_compare_and_simulate_have_the_same_options_of_an_experiment() -> None:
         "--placements",
         "--processes",
         "--workers",
-        "--gap",
         "--from",
         "--since",
         "--start-estimates",

@@ -91,7 +91,7 @@ def test_every_placement_satisfies_the_contract(policy: str, placement: str) -> 
 
 
 TESTED_WITH_RESHAPABLE_JOBS_HERE = ["fifo", "srtf", "drf", "sia", "synergy", "antman", "tiresias", "optimus", "gavel"]
-"""Policies whose contract classes do not set `reshapes`; `pollux` and `optimal` would take too long."""
+"""Policies whose contract classes do not set `reshapes`; `pollux` would take too long."""
 
 
 @pytest.mark.parametrize("policy", TESTED_WITH_RESHAPABLE_JOBS_HERE)
@@ -111,20 +111,15 @@ def test_policies_satisfy_the_contract_with_reshapable_jobs(policy: str) -> None
     contract.test_reshapable_jobs_are_handled_with_disturbances_and_a_snapshot()
 
 
-RESEARCH = Path(__file__).parents[1] / "research"
-"""Tests of the policies in `refold.simulator.research`."""
-
-
 def contracts() -> Iterator[type[PolicyContract]]:
-    """Yield all contract classes of the tests in this folder and in `RESEARCH`."""
-    for path in sorted([*Path(__file__).parent.glob("test_*.py"), *RESEARCH.glob("test_*.py")]):
+    """Yield all contract classes of the tests in this folder."""
+    for path in sorted(Path(__file__).parent.glob("test_*.py")):
         for found in vars(import_module(path.stem)).values():
             if isinstance(found, type) and issubclass(found, PolicyContract) and found is not PolicyContract:
                 yield found
 
 
-def test_every_policy_has_a_contract_class(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(RESEARCH)
+def test_every_policy_has_a_contract_class() -> None:
     tested = {contract().make_policy().name for contract in contracts()}
     assert set(POLICIES) == tested, "a new policy needs a class that subclasses PolicyContract"
 

@@ -414,8 +414,6 @@ def test_if_there_are_too_many_sets_to_try_a_greedy_one_without_needless_moves_i
 def test_invalid_settings_are_rejected() -> None:
     with pytest.raises(BadValue, match="restart_seconds is -1"):
         make_policy("fifo", {"restart_seconds": -1})
-    with pytest.raises(BadValue, match="max_moves is 0"):
-        make_policy("fifo-skip", {"defragment": True, "max_moves": 0})
 
 
 # Properties.

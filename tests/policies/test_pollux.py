@@ -59,8 +59,9 @@ def test_a_single_job_gets_twice_its_request_and_then_twice_that() -> None:
     assert [gpus for _, _, gpus in started] == [4, 8]
 
 
-def test_growth_limits_the_gpus_of_a_job() -> None:
-    assert gpus_given(pollux(growth=1.0), [bert("a", gpus=2)], A800, until=600.0) == [(0, "a", 2)]
+def test_growth_limits_the_gpus_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refold.policies.published.pollux.GROWTH", 1)
+    assert gpus_given(pollux(), [bert("a", gpus=2)], A800, until=600.0) == [(0, "a", 2)]
 
 
 def test_a_new_job_gets_gpus_of_a_run_in_the_next_round() -> None:
@@ -74,9 +75,10 @@ def test_a_job_that_is_not_scalable_runs_as_requested_and_others_share_the_rest(
     assert started == [(0, "a", 8), (60, "a", 4), (60, "other", 4)]
 
 
-def test_a_job_that_is_not_scalable_starts_between_rounds_if_it_fits() -> None:
+def test_a_job_that_is_not_scalable_starts_between_rounds_if_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refold.policies.published.pollux.GROWTH", 1)
     other = make_job("other", at=10.0, gpus=4, work=100.0)
-    started = gpus_given(pollux(growth=1.0), [bert("a", gpus=4), other], A800, until=59.0)
+    started = gpus_given(pollux(), [bert("a", gpus=4), other], A800, until=59.0)
     assert started == [(0, "a", 4), (10, "other", 4)]
 
 
@@ -220,6 +222,6 @@ def test_random_numbers_are_those_of_the_generator() -> None:
 
 
 def test_invalid_settings_are_rejected() -> None:
-    for settings in ({"population": 1}, {"round_seconds": 0.0}, {"power": 0.0}, {"growth": 0.5}):
+    for settings in ({"population": 1}, {"round_seconds": 0.0}, {"power": 0.0}):
         with pytest.raises(BadValue):
             Pollux(**settings)

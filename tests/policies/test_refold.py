@@ -260,12 +260,15 @@ class TestGuarantees:
         simulation = Simulation([modelled("vit", "long", 8, 0, 400_000), sure])
         assert simulation.starts[:3] == [(0, "long", 8), (1000, "long", 4), (1000, "sure", 4)]
 
-    def test_a_guaranteed_job_starts_in_a_shape_without_safety_margin_if_no_other_fits(self) -> None:
+    def test_a_guaranteed_job_starts_in_a_shape_without_safety_margin_if_no_other_fits(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """With a good plan, two GPUs are as fast as four with the requested plan, but not ten times as fast."""
         poor = Plan(4, zero=2, offload=True, recompute="full")
         jobs = [rigid("busy", 6, 0, 500, preemptible=False)]
         jobs.append(modelled("bert", "sure", 4, 1, 50_000, job_class="guaranteed", plan=poor))
-        assert Simulation(jobs, Refold(safety_factor=10.0)).starts[1] == (1, "sure", 2)
+        monkeypatch.setattr("refold.policies.refold.policy.SAFETY_FACTOR", 10.0)
+        assert Simulation(jobs).starts[1] == (1, "sure", 2)
 
     def test_a_guaranteed_job_does_not_wait_for_a_shorter_best_effort_job(self) -> None:
         sure = modelled("bert", "sure", 8, 10, 200_000, job_class="guaranteed", plan=Plan(8))
@@ -511,7 +514,7 @@ class TestPriority:
 
 
 def test_settings_may_be_zero() -> None:
-    policy = Refold(restart_seconds=0.0, gpu_price=0.0, max_preemptors=0, safety_factor=1.0)
+    policy = Refold(restart_seconds=0.0, gpu_price=0.0, max_preemptors=0)
     assert Simulation([rigid("a", 1, 0, 100)], policy).starts == [(0, "a", 1)]
 
 
@@ -522,7 +525,6 @@ def test_settings_may_be_zero() -> None:
         {"weight_doubling_seconds": 0},
         {"starvation_seconds": 0},
         {"max_preemptors": -1},
-        {"safety_factor": 0.5},
         {"restart_seconds": -1},
         {"wide_weight": -1},
         {"wide_share": 1.1},

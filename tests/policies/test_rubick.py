@@ -37,14 +37,6 @@ class TestRubick(PolicyContract):
         return Rubick()
 
 
-class TestRubickWithoutPayback(PolicyContract):
-    reshapes = True
-    seeds = range(2)
-
-    def make_policy(self) -> Policy:
-        return Rubick(require_payback=False, min_gain_per_gpu=0.0, ageing_seconds=300.0)
-
-
 class TestRubickE(PolicyContract):
     reshapes = True
     seeds = range(3)
@@ -135,9 +127,12 @@ class TestResources:
         assert alone.plan_of("only") == Plan(8, zero=1)
 
     @pytest.mark.parametrize(("min_gain", "gpus"), [(0.01, 8), (0.05, 4)])
-    def test_gpus_below_the_minimum_gain_are_not_taken(self, min_gain: float, gpus: int) -> None:
+    def test_gpus_below_the_minimum_gain_are_not_taken(
+        self, min_gain: float, gpus: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("refold.policies.published.rubick.sensitivity_curves.MIN_GAIN_PER_GPU", min_gain)
         # For ViT with a request of 1 GPU, the fifth to eighth gain (45.0 - 42.2) / 16.8 / 4 = 0.042 each.
-        assert Round({}, modelled("vit", "only", 1), policy=Rubick(min_gain_per_gpu=min_gain)).gpus == {"only": gpus}
+        assert Round({}, modelled("vit", "only", 1)).gpus == {"only": gpus}
 
     def test_identical_jobs_get_equal_shares(self) -> None:
         assert Round({}, bert("a", 4), bert("b", 4)).gpus == {"a": 4, "b": 4}
@@ -301,11 +296,10 @@ class TestPayback:
         assert Round(held, elsewhere).gpus == {"elsewhere": 1, "nearly": 4}
         assert Round({bert("long", 4): 4}, make_job("cpu", gpus=0, cpus=1)).gpus == {"cpu": 0, "long": 8}
 
-    def test_a_run_is_reshaped_if_restarts_are_cheap_or_payback_is_not_required(self) -> None:
+    def test_a_run_is_reshaped_if_restarts_are_cheap(self) -> None:
         cpu = make_job("cpu", gpus=0, cpus=1)
         assert Round({self.NEARLY: 4}, cpu).gpus["nearly"] == 4
         assert Round({self.NEARLY: 4}, cpu, policy=Rubick(restart_seconds=20.0)).gpus["nearly"] == 8
-        assert Round({self.NEARLY: 4}, cpu, policy=Rubick(require_payback=False)).gpus["nearly"] == 8
 
     def test_the_reason_for_growth_names_speedup_and_payback(self) -> None:
         grown = Round({bert("long", 4): 4}, make_job("cpu", gpus=0, cpus=1))
@@ -313,8 +307,9 @@ class TestPayback:
         assert grown.reasons == {"long": "now 8 GPUs: +67% speed, pays back in 3 min 15 s"}
 
 
-def test_the_next_round_is_when_the_first_waiting_job_has_aged() -> None:
-    scheduler = Scheduler(ONE_NODE, Rubick(ageing_seconds=500.0))
+def test_the_next_round_is_when_the_first_waiting_job_has_aged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refold.policies.published.rubick.jobs.AGEING_SECONDS", 500.0)
+    scheduler = Scheduler(ONE_NODE, Rubick())
     scheduler.step(0.0, [JobSubmitted(make_job("busy", gpus=8, preemptible=False))])
     assert scheduler.step(10.0, [JobSubmitted(bert("a", 8, at=10.0))]).wake_at == 510.0
     assert scheduler.step(100.0, [JobSubmitted(bert("b", 8, at=100.0))]).wake_at == 510.0
@@ -322,14 +317,18 @@ def test_the_next_round_is_when_the_first_waiting_job_has_aged() -> None:
     assert scheduler.step(600.0, [Woke()]).wake_at is None
 
 
-def test_an_aged_job_goes_first_and_keeps_its_gpus() -> None:
+def test_an_aged_job_goes_first_and_keeps_its_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gpus_if_aged_after(seconds: float, jobs: list[Job]) -> dict[str, int]:
+        monkeypatch.setattr("refold.policies.published.rubick.jobs.AGEING_SECONDS", seconds)
+        return Round({}, *jobs).gpus
+
     jobs = [bert("old", 8, at=0.0, steps=1), bert("young", 1, at=900.0)]
     assert Round({}, *jobs).gpus == {"young": 8}
-    assert Round({}, *jobs, policy=Rubick(ageing_seconds=500.0)).gpus["old"] == 8
-    assert Round({}, *jobs, policy=Rubick(ageing_seconds=1000.0)).gpus["old"] == 8
-    assert Round({}, *jobs, policy=Rubick(ageing_seconds=1000.1)).gpus == {"young": 8}
+    assert gpus_if_aged_after(500.0, jobs)["old"] == 8
+    assert gpus_if_aged_after(1000.0, jobs)["old"] == 8
+    assert gpus_if_aged_after(1000.1, jobs) == {"young": 8}
     late = [bert("late", 8, at=600.0, steps=1), bert("young", 1, at=900.0)]
-    assert Round({}, *late, policy=Rubick(ageing_seconds=500.0)).gpus == {"young": 8}
+    assert gpus_if_aged_after(500.0, late) == {"young": 8}
 
 
 class TestVariants:
@@ -353,8 +352,8 @@ class TestVariants:
 
 
 def test_settings_may_be_zero() -> None:
-    """With free restarts, and gains of any size, the run grows at once."""
-    policy = Rubick(restart_seconds=0.0, min_gain_per_gpu=0.0)
+    """With free restarts, the run grows at once."""
+    policy = Rubick(restart_seconds=0.0)
     grown = Round({bert("long", 4): 4}, make_job("cpu", gpus=0, cpus=1), policy=policy)
     assert grown.reasons == {"long": "now 8 GPUs: +67% speed, pays back in 0 s"}
 
@@ -363,8 +362,6 @@ def test_invalid_settings_are_rejected() -> None:
     for settings in (
         {"restart_seconds": -1.0},
         {"restart_seconds": inf},
-        {"min_gain_per_gpu": -0.1},
-        {"ageing_seconds": 0.0},
     ):
         with pytest.raises(BadValue):
             Rubick(**settings)  # type: ignore[arg-type]

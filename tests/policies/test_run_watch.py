@@ -23,9 +23,9 @@ from refold.core.events import (
 from refold.core.orders import Order, StartRun, StopRun
 from refold.errors import BadDecision, BadInput, BadValue, UnknownName
 from refold.model import NO_CHANGE, Allocation, Decision, End, Flag, Job, Launch, Reshape, Share, Start, Stop
+from refold.policies import POLICIES
 from refold.policies.common.run_watch import RunWatch, WatchRules
 from refold.policies.registry import make_policy
-from refold.policies.table import POLICIES
 from refold.simulator import Costs, Fault, random_never_ending_jobs, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, seeded_workload
 
@@ -337,10 +337,7 @@ def test_an_end_that_was_rejected_with_its_decision_is_repeated() -> None:
     assert orders(watched, 720.0) == (StopRun("a", 1, "has run for 12 min, beyond its time limit of 2 min"),)
 
 
-POLICIES_TO_WATCH = [name for name in POLICIES if name != "optimal"]
-
-
-@pytest.mark.parametrize("policy", POLICIES_TO_WATCH)
+@pytest.mark.parametrize("policy", POLICIES)
 @hypothesis_settings(max_examples=5)
 @given(seed=st.integers(0, 2**32), report=st.sampled_from([None, 7.0]), stop=st.sampled_from([0.0, 5.0]))
 def test_a_watch_that_ends_nothing_does_not_change_the_orders(

@@ -229,9 +229,6 @@ def test_no_wake_up_is_requested_if_no_allocation_could_change() -> None:
     [
         {"fairness_power": 0.5},
         {"queue_penalty": 1.0},
-        {"growth": 1.0},
-        {"solver_gap": -1.0},
-        {"solver_nodes": 0},
         {"round_seconds": 0},
     ],
 )

@@ -153,7 +153,6 @@ class TestCpus:
     [
         ({"order": "srtf"}, "order"),
         ({"round_seconds": 0}, "round_seconds"),
-        ({"saturation": 1.5}, "saturation"),
         ({"restart_seconds": -1}, "restart_seconds"),
     ],
 )

@@ -97,7 +97,9 @@ def test_with_las_a_nearly_finished_job_is_preempted() -> None:
 
 
 def test_with_the_gittins_index_a_nearly_finished_job_continues() -> None:
-    policy = Tiresias(order="gittins", quantum_gpu_seconds=10, past_gpu_seconds=SHORT_OR_LONG)
+    policy = Tiresias(order="gittins", quantum_gpu_seconds=10)
+    assert policy._gittins is not None
+    policy._gittins.add_ended(SHORT_OR_LONG)
     # The index is (1/2) / 10 for a new job, 0 from 10 to 990 GPU-seconds, and 1 / 10 from 990 on.
     assert starts(policy, NEARLY_DONE, make_cluster(1)) == [
         (0, "long"),

@@ -25,7 +25,7 @@ from refold.simulator.futures import Futures, continue_with_new_policy, continue
 from refold.simulator.state_at import StateAt
 from refold.testing import make_cluster, make_job
 
-SLOW = {"optimal", "sia", "gavel", "pollux"}
+SLOW = {"sia", "gavel", "pollux"}
 """Slow policies, tested with fewer jobs."""
 
 TWO_NODES = make_cluster(8, 8)

@@ -47,10 +47,12 @@ def list_jobs(client: Client, limit: int | None, **filters: Any) -> tuple[list[J
 def format_placement(placement: Iterable[NodeGpus]) -> str:
     """Format the GPUs of a run: 'n0 (GPUs 0, 1), n1 (0.5 of GPU 3)'."""
 
+    from refold.model import plural
+
     def format_node(node: NodeGpus) -> str:
         fraction = "" if node.share == 1 else f"{node.share:g} of "
         numbers = ", ".join(map(str, node.gpus))
-        return f"{node.node} ({fraction}GPU{'s' * (len(node.gpus) != 1)} {numbers})" if node.gpus else node.node
+        return f"{node.node} ({fraction}{plural(len(node.gpus), 'GPU')} {numbers})" if node.gpus else node.node
 
     return ", ".join(map(format_node, placement))
 

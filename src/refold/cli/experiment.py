@@ -12,10 +12,9 @@ from refold.cli.views import Advance, plural, progress
 
 if TYPE_CHECKING:
     from refold.cli.experiment_options import ExperimentOptions, TraceOptions
-    from refold.core import Header, Journal, Policy
+    from refold.core import Header, Journal
     from refold.journal import History
     from refold.simulator import Costs
-    from refold.simulator.research import GapMeter
     from refold.simulator.results import ReportRun
 
 JOURNAL_FILE_NAME = "journal.jsonl"
@@ -51,15 +50,13 @@ def prepare_experiment(
     return inputs.with_never_ending(workload, options.never_ending), selected
 
 
-def run_policy(workload: Workload, policy: SelectedPolicy, journal: Path | None = None, gap: bool = False) -> ReportRun:
-    """Simulate the workload under a policy. Write its journal to a file if given; measure its gap if requested."""
+def run_policy(workload: Workload, policy: SelectedPolicy, journal: Path | None = None) -> ReportRun:
+    """Simulate the workload under a policy. Write its journal to a file if given."""
     with progress(policy.name, len(workload.jobs)) as advance:
-        return simulate_policy(workload, policy, journal, advance, gap)
+        return simulate_policy(workload, policy, journal, advance)
 
 
-def simulate_policy(
-    workload: Workload, selected: SelectedPolicy, path: Path | None, advance: Advance, gap: bool = False
-) -> ReportRun:
+def simulate_policy(workload: Workload, selected: SelectedPolicy, path: Path | None, advance: Advance) -> ReportRun:
     """Simulate the workload under a policy; `advance` is called with the number of jobs that have finished since.
 
     A compiled replay is used if the policy has one with the same result, and if a journal is written, the same journal.
@@ -71,11 +68,10 @@ def simulate_policy(
     from refold.simulator.results import ReportRun, measure
 
     policy = make_guarded_policy(selected.policy, selected.settings)  # checks the settings
-    replayed = _replay(workload, selected, path) if not gap else None
+    replayed = _replay(workload, selected, path)
     if replayed is not None:
         advance(len(workload.jobs))
         return ReportRun(selected.name, replayed, measure(replayed))
-    gap_meter = _make_gap_meter(policy, selected) if gap else None
     finished = 0
 
     def report_progress(now_finished: int) -> None:
@@ -89,7 +85,7 @@ def simulate_policy(
         simulate(
             workload.jobs,
             workload.cluster,
-            gap_meter or policy,
+            policy,
             journal=Journals(recorder, file) if file else recorder,
             charge=workload.charging.charge(workload.cluster),
             costs=workload.costs,
@@ -99,8 +95,6 @@ def simulate_policy(
         )
     report_progress(len(workload.jobs))
     history = recorder.history(workload.cluster)
-    if gap_meter is not None:
-        return gap_meter.report_run(selected.name, history, measure(history))
     return ReportRun(selected.name, history, measure(history))
 
 
@@ -123,13 +117,6 @@ def _replay(workload: Workload, selected: SelectedPolicy, path: Path | None) -> 
     with _journal_file(path, Header(cluster, selected.policy, dict(selected.settings))) as file:
         assert file is not None
         return replayed_history(jobs, cluster, journaled.run(file))
-
-
-def _make_gap_meter(policy: Policy, selected: SelectedPolicy) -> GapMeter:
-    """Wrap the policy to compare each decision with the optimum, computed from the policy's own knowledge of jobs."""
-    from refold.simulator.research import GapMeter
-
-    return GapMeter(policy, selected.settings.get("knowledge", {}))
 
 
 @contextmanager

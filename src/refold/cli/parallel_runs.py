@@ -21,27 +21,24 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def run_policies(
-    workload: Workload, policies: Sequence[SelectedPolicy], processes: int = 1, gap: bool = False
-) -> list[ReportRun]:
+def run_policies(workload: Workload, policies: Sequence[SelectedPolicy], processes: int = 1) -> list[ReportRun]:
     """Simulate the workload under each policy; results are in the given order for any number of processes."""
     if processes == 1 or len(policies) == 1:
-        return [run_policy(workload, policy, gap=gap) for policy in policies]
-    items = [(policy, gap) for policy in policies]
+        return [run_policy(workload, policy) for policy in policies]
     with (
         worker_processes(workload, min(processes, len(policies)), "--processes") as workers,
         progress(f"{len(policies)} policies", len(policies) * len(workload.jobs)) as advance,
     ):
-        found = dict(map_items(workers, _simulate, items, advance))
-    return [found[number] for number in range(len(items))]
+        found = dict(map_items(workers, _simulate, policies, advance))
+    return [found[number] for number in range(len(policies))]
 
 
-def run_policies_on_ray(workload: Workload, policies: Sequence[SelectedPolicy], gap: bool = False) -> list[ReportRun]:
+def run_policies_on_ray(workload: Workload, policies: Sequence[SelectedPolicy]) -> list[ReportRun]:
     """Simulate the workload under each policy on a Ray cluster; results are in the given order."""
     from refold.engines.ray import RayTasks, connected, load_ray
 
     ray = load_ray("--workers ray")
-    items = [(_with_absolute_path(policy), gap) for policy in policies]
+    items = [_with_absolute_path(policy) for policy in policies]
     with connected(ray), progress(f"{len(policies)} policies", len(policies) * len(workload.jobs)) as advance:
         results = RayTasks(ray).map(_simulate_on_ray, workload, items, advance)
     return [_unpack(result) for result in results]
@@ -53,15 +50,14 @@ def _with_absolute_path(policy: SelectedPolicy) -> SelectedPolicy:
     return replace(policy, policy=str(path.resolve())) if path.is_file() else policy
 
 
-def _simulate(workload: Workload, item: tuple[SelectedPolicy, bool], advance: Advance) -> ReportRun:
-    policy, gap = item
-    return simulate_policy(workload, policy, None, advance, gap)
+def _simulate(workload: Workload, policy: SelectedPolicy, advance: Advance) -> ReportRun:
+    return simulate_policy(workload, policy, None, advance)
 
 
 def _simulate_on_ray(
-    workload: Workload, item: tuple[SelectedPolicy, bool], advance: Callable[..., None]
+    workload: Workload, policy: SelectedPolicy, advance: Callable[..., None]
 ) -> ReportRun | _SerialisedError:
-    return _try(_simulate, workload, item, advance)
+    return _try(_simulate, workload, policy, advance)
 
 
 def map_items(

@@ -16,7 +16,7 @@ from refold.journal.changes import NodeChange
 from refold.journal.job_history import JobHistories
 from refold.journal.packed_values import PackedAllocations, PackedJobs
 from refold.journal.records import Ending, JobRecord, RecordState, RunRecord
-from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Seconds, StartEstimate
+from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Seconds, StartEstimate, format_count
 from refold.placement import Floats, FreeResources, Ints
 
 TIME_TOLERANCE_SECONDS: Seconds = 1e-3
@@ -233,7 +233,7 @@ def _run_name(record: JobRecord, run: RunRecord) -> str:
 
 
 def _node_count_text(gpus: list[int]) -> str:
-    return f"{len(gpus):,} node{'s' * (len(gpus) != 1)}, numbered from 0"
+    return f"{format_count(len(gpus), 'node')}, numbered from 0"
 
 
 def job_columns(records: Sequence[JobRecord], code: Mapping[str, int], cluster: Cluster) -> JobColumns:

@@ -108,11 +108,13 @@ from .units import (
     MiB as MiB,
     Milli as Milli,
     Seconds as Seconds,
+    format_count as format_count,
     format_duration as format_duration,
     format_memory as format_memory,
     mib_from_gib as mib_from_gib,
     milli_from_number as milli_from_number,
     parse_duration as parse_duration,
+    plural as plural,
 )
 from .waiting import (
     Reason as Reason,

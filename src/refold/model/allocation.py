@@ -6,7 +6,7 @@ import msgspec
 
 from refold.model.cluster import Cluster
 from refold.model.plan import Plan
-from refold.model.units import WHOLE, MiB, Milli
+from refold.model.units import WHOLE, MiB, Milli, plural
 
 
 class Share(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -65,7 +65,7 @@ def _format_share(node: str, share: Share) -> str:
     if not share.gpus:
         return node
     part = "" if share.gpu_milli == WHOLE else f"{share.gpu_milli / WHOLE:g} of "
-    return f"{node} ({part}GPU{'s' * (len(share.gpus) != 1)} {', '.join(map(str, share.gpus))})"
+    return f"{node} ({part}{plural(len(share.gpus), 'GPU')} {', '.join(map(str, share.gpus))})"
 
 
 def additional_shares(wanted: Placement, held: Placement) -> Placement:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from refold.model.units import WHOLE, format_memory
+from refold.model.units import WHOLE, format_count, format_memory
 
 AutoResource = Literal["cpus", "memory"]
 AUTO: Literal["auto"] = "auto"
@@ -25,10 +25,12 @@ class AutoRequest(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, for
     def text(self, chosen: int) -> str:
         """Describe the choice: 'memory: auto is 5 GiB: 7 earlier runs used 4 GiB at most'."""
         amount = _format(self.resource, chosen) if chosen else "not limited"
-        runs = f"{self.runs:,} earlier run{'s' * (self.runs != 1)} used"
+        runs = f"{format_count(self.runs, 'earlier run')} used"
         why = f"{runs} {_format(self.resource, self.used)} at most" if self.runs else "no earlier run was measured"
         return f"{self.resource}: auto is {amount}: {why}"
 
 
 def _format(resource: AutoResource, amount: int) -> str:
-    return format_memory(amount) if resource == "memory" else f"{amount / WHOLE:g} CPU{'s' * (amount != WHOLE)}"
+    if resource == "memory":
+        return format_memory(amount)
+    return "1 CPU" if amount == WHOLE else f"{amount / WHOLE:g} CPUs"

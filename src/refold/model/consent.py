@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from refold.model.job import ChangeLimit, Job, JobClass
-from refold.model.units import format_duration
+from refold.model.units import format_duration, plural
 
 Preemption = Literal["by-consent", "always"]
 """The owner's rule for jobs that say nothing about preemption: not preemptible, or preemptible."""
@@ -50,6 +50,6 @@ def consent_of(job: Job) -> Consent:
 def _limits(job: Job) -> list[str]:
     limit = job.change_limit or ChangeLimit()
     return [
-        *([f"at most {limit.at_most} time{'s' * (limit.at_most != 1)}"] if limit.at_most is not None else []),
+        *([f"at most {limit.at_most} {plural(limit.at_most, 'time')}"] if limit.at_most is not None else []),
         *([f"{format_duration(limit.every)} apart"] if limit.every else []),
     ]

@@ -55,6 +55,16 @@ def format_duration(seconds: Seconds) -> str:
     return f"{whole} {big_name} {rest} {small_name}" if rest else f"{whole} {big_name}"
 
 
+def format_count(count: int, noun: str) -> str:
+    """Format a count with its noun: '1 job', '2 jobs', '1,500 jobs'."""
+    return f"{count:,} {plural(count, noun)}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return the noun in the singular for a count of 1, else in the plural."""
+    return noun if count == 1 else f"{noun}s"
+
+
 def format_memory(mib: MiB) -> str:
     """Format an amount of memory: '512 MiB', '4 GiB'."""
     return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.4g} GiB"

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from refold.model.job import Demand
-from refold.model.units import WHOLE
+from refold.model.units import WHOLE, format_count
 
 
 class Reason(StrEnum):
@@ -101,7 +101,7 @@ class Wait(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
         """Format the counts: '0 of 12 nodes fit: 12 have fewer than 8 free GPUs', '3 jobs ahead'; '' without any."""
         if self.shortage is not None:
             return self.shortage.text(demand)
-        jobs = f"{self.ahead:,} job{'s' * (self.ahead != 1)}"
+        jobs = format_count(self.ahead, "job")
         if self.reason is Reason.FAIR_SHARE:
             return f"{jobs} started first, of users that have used less of their share"
         return f"{jobs} ahead" if self.ahead else ""

@@ -84,12 +84,5 @@ POLICIES: dict[str, PolicyEntry] = {
     ),
     "tiresias": _published("tiresias", "Tiresias", "Least attained service, K queues or Gittins index (NSDI'19)."),
     "optimus": _published("optimus", "Optimus", "Each GPU to the job whose run time it shortens most (EuroSys'18)."),
-    "optimal": PolicyEntry(
-        "refold.simulator.research.optimal",
-        "Optimal",
-        "Maximum total throughput by integer programming; small clusters only.",
-        preempts=True,
-        compared_by_default=False,
-    ),
 }
 """All built-in policies by name."""

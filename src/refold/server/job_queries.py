@@ -10,6 +10,7 @@ import msgspec
 
 from refold.client.api import ENDED_STATES, Caller, JobExplanation, Jobs, JobsQuery, JobStatus, Logs, LogsQuery
 from refold.errors import BadInput, Conflict, Forbidden, NotFound
+from refold.model import format_count
 from refold.server.live_state import LiveState
 from refold.server.log_copies import RefreshLog, is_up_to_date
 from refold.server.output import LogChunk, log_path, read_log_at
@@ -108,9 +109,7 @@ class JobQueries:
         status = self.readable(caller, job)
         number = status.runs if run is None else run
         if run is not None and run > status.runs:
-            raise NotFound(
-                f"job {status.id!r} has no run {run}; it has had {status.runs} run{'s' * (status.runs != 1)}"
-            )
+            raise NotFound(f"job {status.id!r} has no run {run}; it has had {format_count(status.runs, 'run')}")
         path = log_path(self._logs, status.id, number, instance)
         # Checked before reading: if the run has ended now, the output read below is complete.
         record = self._state.job_table.records.get(status.id)

@@ -27,7 +27,7 @@ from refold.journal import (
     StopOrdered,
     Submitted,
 )
-from refold.model import MINUTE, Allocation, Cluster, Job, Reason, Seconds, format_duration
+from refold.model import MINUTE, Allocation, Cluster, Job, Reason, Seconds, format_count, format_duration
 from refold.placement import FreeResources
 from refold.server.auto_requests import describe_choices
 
@@ -150,7 +150,7 @@ class JobTable:
 
     def _node_notice(self, change: NodeChange) -> Notice:
         name = self._cluster.nodes[change.node].name
-        down = f": {change.why}" * bool(change.why)
+        down = f": {change.why}" if change.why else ""
         if change.gpu is None:
             kind: NoticeKind = "node up" if change.up else "node drained" if change.drained else "node down"
             return Notice(kind, text=name + down)
@@ -174,7 +174,7 @@ class JobTable:
 
 def _backoff_text(failures: int) -> str:
     """Format 'for 4 s, after 2 failures'."""
-    return f"for {format_duration(backoff_seconds(failures))}, after {failures} failure{'s' * (failures != 1)}"
+    return f"for {format_duration(backoff_seconds(failures))}, after {format_count(failures, 'failure')}"
 
 
 def _was_stopped(change: RunEnded) -> bool:

@@ -131,8 +131,9 @@ class JobStates:
                 return f"until {datetime.fromtimestamp(round(self._wall_time(launch.begin))):%Y-%m-%d %H:%M:%S}"
             case Reason.DEPENDENCY:
                 unmet = [text for text in launch.after if text == SINGLETON or self._may_be_unmet(text)]
-                more = f" and {len(unmet) - MAX_LISTED_DEPENDENCIES:,} more" * (len(unmet) > MAX_LISTED_DEPENDENCIES)
-                return ", ".join(unmet[:MAX_LISTED_DEPENDENCIES]) + more
+                listed = ", ".join(unmet[:MAX_LISTED_DEPENDENCIES])
+                more = len(unmet) - MAX_LISTED_DEPENDENCIES
+                return f"{listed} and {more:,} more" if more > 0 else listed
             case Reason.ARRAY_LIMIT if launch.array is not None:
                 return f"at most {launch.array.limit:,} of its tasks at once"
             case _:

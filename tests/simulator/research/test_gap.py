@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from benchmarks.research.__main__ import main
+from benchmarks.research.gap import GapMeter, gap_between, running_after
+from benchmarks.research.optimal import Optimal, normalised_throughput
 
-from refold.cli.typer_app import app
-from refold.core import ListJournal, Scheduler, View
+from refold.core import Scheduler, View
 from refold.core.events import JobSubmitted, RunFinished, RunProgressed, RunStopped
-from refold.journal import History
 from refold.model import NO_CHANGE, Allocation, Decision, Job, Plan, Reshape, Share, Start, Stop
 from refold.planning.plans import Speeds
 from refold.policies.registry import make_policy
 from refold.simulator import Costs, simulate
-from refold.simulator.research.gap import GapMeter, GapRun, gap_between, gap_notes, running_after
-from refold.simulator.research.optimal import Optimal, normalised_throughput
-from refold.simulator.results import measure
 from refold.testing import make_cluster, make_job
 
 GPU = "A800-80GB"
@@ -107,7 +103,7 @@ def test_an_empty_cluster_has_no_gap() -> None:
 
 
 def test_the_optimum_is_computed_once_while_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from refold.simulator.research.optimal import OptimumSearch
+    from benchmarks.research.optimal import OptimumSearch
 
     searches = 0
     find = OptimumSearch.best
@@ -154,63 +150,30 @@ def test_a_cluster_that_is_too_large_makes_the_gap_unavailable_but_the_policy_co
 
 
 @pytest.fixture
-def run_compare(tmp_path: Path) -> Callable[..., str]:
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     trace = tmp_path / "jobs.csv"
     rows = ["wide,0,4,100", "a,1,2,100", "b,1,2,100"]
     trace.write_text("\n".join(["job_id,submit_s,num_gpu,duration_s", *rows, ""]))
 
-    def run_compare(*arguments: str) -> str:
-        out = ("--out", str(tmp_path / "out"))
-        result = CliRunner().invoke(app, ["compare", str(trace), "--cluster", "1x4", *out, *arguments])
-        assert result.exit_code == 0, (result.output, result.exception)
-        return result.output
+    def run(*arguments: str) -> str:
+        main([str(trace), "--cluster", "1x4", *arguments])
+        return capsys.readouterr().out
 
-    return run_compare
+    return run
 
 
-def test_compare_prints_the_gap_on_request(run_compare: Callable[..., str]) -> None:
-    output = run_compare("--policies", "fifo", "--gap")
-    assert "optimum" in output
+def test_the_benchmark_prints_the_gap_of_each_policy(run: Callable[..., str]) -> None:
     # At 0 s the wide job alone is the optimum, at 1 s it is half of it, at 100 s both others run; at 200 s all ended.
-    assert "16.7 %" in output
-    assert "optimum" not in run_compare("--policies", "fifo")
+    assert "| fifo | 16.7 % |\n| las | 16.7 % |" in run("--policies", "fifo,las")
+    assert "| fifo | no gap: no jobs |" in run("--policies", "fifo", "--limit", "0")
 
 
-def test_compare_includes_the_gap_in_json(run_compare: Callable[..., str]) -> None:
-    runs = json.loads(run_compare("--policies", "fifo,las", "--gap", "--json", "--processes", "2"))["runs"]
-    assert [run["gap"] for run in runs] == [pytest.approx(1 / 6), pytest.approx(1 / 6)]
-    assert "gap" not in json.loads(run_compare("--policies", "fifo", "--json"))["runs"][0]
-
-
-def test_compare_prints_why_the_gap_is_unavailable(
-    run_compare: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+def test_the_benchmark_prints_why_the_gap_is_unavailable(
+    run: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("refold.simulator.research.optimal.MAX_CHOICES", 2)
-    output = run_compare("--policies", "fifo", "--gap")
+    monkeypatch.setattr("benchmarks.research.optimal.MAX_CHOICES", 2)
+    output = run("--policies", "fifo")
     assert "no gap: cluster too large for the optimum: 3 jobs on 1 nodes have 3 choices" in output
-
-
-def make_gap_run(unavailable: str = "", gap: float | None = None) -> GapRun:
-    cluster, journal = make_cluster(1), ListJournal()
-    simulate([make_job("a")], cluster, make_policy("fifo"), journal=journal)
-    history = History.from_entries(cluster, journal.entries)
-    return GapRun("fifo", history, measure(history), gap, unavailable)
-
-
-def test_each_reason_for_a_missing_gap_is_noted_once() -> None:
-    runs = [make_gap_run("too large"), make_gap_run("too large"), make_gap_run(gap=0.5), make_gap_run("no jobs")]
-    assert gap_notes(runs) == ["no gap: too large", "no gap: no jobs"]
-    assert gap_notes([]) == []
-
-
-def test_the_results_of_a_run_include_its_gap() -> None:
-    meter = GapMeter(make_policy("fifo"))
-    cluster, journal = make_cluster(2), ListJournal()
-    simulate([make_job("wide", gpus=2), make_job("a", at=1.0)], cluster, meter, journal=journal)
-    history = History.from_entries(cluster, journal.entries)
-    found = meter.report_run("fifo", history, measure(history))
-    assert (found.name, found.gap, found.unavailable) == ("fifo", meter.gap, "")
-    assert meter.name == "fifo"
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.research.optimal import (
+    Optimal,
+    Optimum,
+    OptimumSearch,
+    shapes_of,
+    throughput_of,
+)
 
 from refold.core import ListJournal, Policy, Scheduler, View
 from refold.core.events import JobSubmitted, NodeLost, NodeReturned, RunFailed, RunFinished, RunStopped
@@ -20,7 +27,6 @@ from refold.placement import FreeResources
 from refold.planning.plans import Layout, Speed, Speeds
 from refold.policies.common import Draft, QuotaAdmission
 from refold.simulator import Costs, simulate
-from refold.simulator.research.optimal import Optimal, Optimum, OptimumSearch, shapes_of, throughput_of
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 
 GPU = "A800-80GB"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from refold.errors import BadRow
-from refold.model import Demand
+from refold.model import Demand, format_count
 from refold.simulator.traces import summarise
 from refold.simulator.traces.summary import Portion, Summary, size_name
 from refold.simulator.traces.text_source import BadCell
 from refold.simulator.traces.timestamps import parse_time, parse_time_or_none, shift_to_first_submission
-from refold.simulator.traces.trace import Trace, format_count, make_trace
+from refold.simulator.traces.trace import Trace, make_trace
 from refold.testing import make_job
 
 HOUR = 3600.0

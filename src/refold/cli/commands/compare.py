@@ -21,11 +21,11 @@ from refold.cli import (
     parse_settings,
     with_option_groups,
 )
-from refold.cli.views import AsJson, Column, Table, print_json, print_line, print_notes, print_tables
+from refold.cli.views import AsJson, print_json, print_line, print_notes, print_tables
 
 if TYPE_CHECKING:
     from refold.cli.inputs import SelectedPolicy, Workload
-    from refold.simulator.results import MeasureRow, ReportRun
+    from refold.simulator.results import ReportRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,6 @@ class _OutputOptions:
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Write report.html to this folder.")] = Path(
         "refold-compare"
     )
-    gap: Annotated[
-        bool, typer.Option("--gap", help="Also measure the gap of each policy's decisions to the optimum.")
-    ] = False
     as_json: AsJson = False
 
     def run(self, workload: Workload, policies: list[SelectedPolicy]) -> list[ReportRun]:
@@ -109,10 +106,10 @@ class _OutputOptions:
 
         if self.workers is None:
             with stoppable("no report is written"):
-                return run_policies(workload, policies, self.processes, self.gap)
+                return run_policies(workload, policies, self.processes)
         if self.processes != 1:
             raise BadInput("--processes is the number of processes of this machine; --workers ray uses all CPUs of Ray")
-        return run_policies_on_ray(workload, policies, self.gap)
+        return run_policies_on_ray(workload, policies)
 
 
 @with_option_groups
@@ -143,20 +140,20 @@ def compare(
     )
     from refold.cli.inputs import DEMO, power_limit_notes
 
-    out, gap = output.out, output.gap
+    out = output.out
     reader = source.reader(None if trace == DEMO else trace)
     workload, selected = prepare_experiment(trace, cluster, policies.select(experiment.watch), experiment, reader)
     with output_folder(out):
         runs = output.run(workload, selected)
-        notes = collect_notes(workload, runs) + power_limit_notes(selected, runs) + (_gap_notes(runs) if gap else [])
+        notes = collect_notes(workload, runs) + power_limit_notes(selected, runs)
         title = f"{len(runs)} policies on {workload.name}"
         shown = [*([workload.recorded] if workload.recorded else []), *runs]
         report = try_write_report(out, shown, title, describe_conditions(workload, runs), trace_notes(workload))
     if output.as_json:
-        print_json(_document(workload, selected, runs, notes, report, gap))
+        print_json(_document(workload, selected, runs, notes, report))
         return
     print_notes(notes)
-    _print_table(workload, selected, shown, gap)
+    _print_table(workload, selected, shown)
     if report:
         print_line(f"report: {report}")
 
@@ -176,7 +173,6 @@ def _document(
     runs: list[ReportRun],
     notes: list[str],
     report: Path | None,
-    gap: bool,
 ) -> object:
     from refold.cli import count_node_faults
 
@@ -191,7 +187,6 @@ def _document(
                 "settings": choice.settings,
                 "node_faults": count_node_faults(run.history),
                 "measures": run.measures,
-                **({"gap": _gap_of(run)} if gap else {}),
             }
             for choice, run in zip(selected, runs, strict=True)
         ],
@@ -200,7 +195,7 @@ def _document(
     }
 
 
-def _print_table(workload: Workload, selected: list[SelectedPolicy], runs: list[ReportRun], gap: bool) -> None:
+def _print_table(workload: Workload, selected: list[SelectedPolicy], runs: list[ReportRun]) -> None:
     from refold.cli import format_node_faults
     from refold.cli.inputs import spreads_power
     from refold.cli.views import comparison_table, start_estimate_tables
@@ -208,26 +203,4 @@ def _print_table(workload: Workload, selected: list[SelectedPolicy], runs: list[
     oracles = {choice.name for choice in selected if choice.oracle}
     power = any(spreads_power(choice) for choice in selected)
     table = comparison_table(str(workload), runs, oracles, format_node_faults(runs), power)
-    print_tables(_with_gaps(table, runs) if gap else table, *start_estimate_tables(runs))
-
-
-def _with_gaps(table: Table, runs: list[ReportRun]) -> Table:
-    """Return the table with a column of gaps."""
-
-    from refold.simulator.results import format_value
-
-    gaps = {run.name: format_value(_gap_of(run), "%") for run in runs}
-    gap: Column[MeasureRow] = Column("mean gap to optimum", lambda row: gaps[row.name], number=True)
-    return table._replace(columns=[*table.columns, gap])
-
-
-def _gap_of(run: ReportRun) -> float | None:
-    from refold.simulator.research import GapRun
-
-    return run.gap if isinstance(run, GapRun) else None
-
-
-def _gap_notes(runs: list[ReportRun]) -> list[str]:
-    from refold.simulator.research import gap_notes
-
-    return gap_notes(runs)
+    print_tables(table, *start_estimate_tables(runs))

@@ -26,7 +26,7 @@ from refold.cli.views import (
 
 if TYPE_CHECKING:
     from refold.model import Job
-    from refold.simulator.research import Evaluation, Score
+    from refold.predict import Evaluation, Score
     from refold.simulator.traces import Trace
 
 Row = TypeVar("Row")
@@ -126,7 +126,7 @@ def _evaluate_methods(jobs: Sequence[Job]) -> tuple[list[_Method], Evaluation]:
     """Evaluate every method on the same jobs; return also our own evaluation. Limits only if jobs have them."""
     from time import process_time
 
-    from refold.simulator.research import COMPARATORS, PredictorQuantiles, evaluate_at_submission
+    from refold.predict import COMPARATORS, PredictorQuantiles, evaluate_at_submission
 
     limited = any(job.time_limit is not None for job in jobs)
     others = {name: make for name, make in COMPARATORS.items() if limited or not name.startswith("limit")}
@@ -141,7 +141,7 @@ def _evaluate_methods(jobs: Sequence[Job]) -> tuple[list[_Method], Evaluation]:
 
 
 def _score_method(name: str, evaluation: Evaluation) -> _Method:
-    from refold.simulator.research import score
+    from refold.predict import score
 
     half = len(evaluation.durations) // 2
     return _Method(
@@ -156,7 +156,7 @@ def _score_method(name: str, evaluation: Evaluation) -> _Method:
 def _evaluate_while_running(jobs: Sequence[Job]) -> dict[str, Score]:
     """Score predictions of the total run time of running jobs, by their elapsed time; without empty groups."""
     from refold.model import format_duration
-    from refold.simulator.research import RECHECK_SECONDS, evaluate_while_running, score
+    from refold.predict import RECHECK_SECONDS, evaluate_while_running, score
 
     evaluations = {format_duration(elapsed): evaluate_while_running(jobs, elapsed) for elapsed in RECHECK_SECONDS}
     return {elapsed: score(one.durations, one.quantiles) for elapsed, one in evaluations.items() if len(one.durations)}
@@ -217,7 +217,7 @@ def _write_predictions(folder: Path, jobs: Sequence[Job], evaluation: Evaluation
     import csv
 
     from refold.errors import BadFile
-    from refold.simulator.research import QUANTILE_LEVELS
+    from refold.predict import QUANTILE_LEVELS
 
     path = folder / "predictions.csv"
     try:

@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from refold.cli import DependencyOption, TenantOption, format_placement, format_reason, make_client
+from refold.cli import DependencyOption, TenantOption, format_placement, format_reason, make_client, with_option_groups
 from refold.cli.inputs import ClassName, LaunchEngineName, parse_job_class, parse_launch_engine
 from refold.cli.views import (
     AsJson,
@@ -28,6 +29,7 @@ from refold.cli.views import (
 )
 
 if TYPE_CHECKING:
+    from refold.cli.inputs import SubmitOptions
     from refold.client import Client, ExportedVariables
     from refold.client.api import JobStatus, Preview, Submission
 
@@ -60,43 +62,45 @@ COMMAND_CLASSES = {"submit": CommandAfterDashes}
 """Command classes by command name, for `lazy_group`."""
 
 
-def submit(
-    context: typer.Context,
-    file: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="FILE | -- COMMAND…", help="Job file (YAML), script with #SBATCH lines, manifest; or a command."
-        ),
-    ] = None,
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """What the job needs."""
+
     name: Annotated[
         str | None,
         typer.Option(
             "--name", metavar="NAME", help="Job name; run times are predicted from earlier jobs of the same name."
         ),
-    ] = None,
+    ] = None
     gpus: Annotated[
         str | None,
         typer.Option("--gpus", metavar="N", help="Total GPUs: a number, a share (0.5) or a range (2..8) (default: 1)."),
-    ] = None,
+    ] = None
     gpu_type: Annotated[
         str | None, typer.Option("--gpu-type", metavar="NAME,…", help="Accepted GPU types (default: any).")
-    ] = None,
+    ] = None
     instances: Annotated[
         int | None,
         typer.Option("--instances", metavar="N", min=1, help="Number of processes, started as a gang (default: 1)."),
-    ] = None,
+    ] = None
     cpus: Annotated[
         str | None, typer.Option("--cpus", metavar="N", help="CPUs per instance, or auto (default: none requested).")
-    ] = None,
+    ] = None
     memory: Annotated[
         str | None,
         typer.Option("--memory", metavar="SIZE", help="Memory per instance: 32 (GiB), 32GB, 512MB or auto."),
-    ] = None,
-    tenant: TenantOption = None,
-    job_class: ClassName = None,
+    ] = None
+    tenant: TenantOption = None
+    job_class: ClassName = None
     priority: Annotated[
         int | None, typer.Option("--priority", metavar="N", help="Priority, for policies that use it (default: 0).")
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Changes:
+    """Whether and how often the job may be stopped or reshaped."""
+
     preemptible: Annotated[
         bool | None,
         typer.Option(
@@ -105,20 +109,26 @@ def submit(
             "a range of GPUs).",
             show_default=False,
         ),
-    ] = None,
+    ] = None
     reshape_at_most: Annotated[
         int | None,
         typer.Option("--reshape-at-most", metavar="N", min=0, help="Stop or reshape the job at most N times."),
-    ] = None,
+    ] = None
     reshape_every: Annotated[
         str | None,
         typer.Option("--reshape-every", metavar="TIME", help="Least time between two such changes, such as 10m."),
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option("--time", metavar="TIME", help="Time limit, such as 90m, 12h or 2d.")
-    ] = None,
-    estimate: Annotated[str | None, typer.Option("--estimate", metavar="TIME", help="Estimated run time.")] = None,
-    steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=0, help="Number of training steps.")] = None,
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """How long the job runs, and how it computes."""
+
+    time: Annotated[str | None, typer.Option("--time", metavar="TIME", help="Time limit, such as 90m, 12h or 2d.")] = (
+        None
+    )
+    estimate: Annotated[str | None, typer.Option("--estimate", metavar="TIME", help="Estimated run time.")] = None
+    steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=0, help="Number of training steps.")] = None
     plan: Annotated[
         str | None,
         typer.Option(
@@ -126,15 +136,21 @@ def submit(
             metavar="PLAN",
             help="'auto' (chosen by the scheduler), 'off', or a plan: 'dp4 tp2' (default: off).",
         ),
-    ] = None,
-    engine: LaunchEngineName = None,
+    ] = None
+    engine: LaunchEngineName = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """The variables and files of the job's processes."""
+
     env: Annotated[
         list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable; repeatable.")
-    ] = None,
+    ] = None
     secret: Annotated[
         list[str] | None,
         typer.Option("--secret", metavar="NAME", help="Pass this environment variable as a secret; repeatable."),
-    ] = None,
+    ] = None
     export: Annotated[
         str | None,
         typer.Option(
@@ -143,11 +159,11 @@ def submit(
             help="Variables of this environment that the job inherits; with NONE, it inherits the daemon's. "
             "Variables that look like secrets are passed only if named (default: ALL).",
         ),
-    ] = None,
+    ] = None
     workdir: Annotated[
         Path | None,
         typer.Option("--workdir", metavar="DIR", help="Working directory (default: that of the file, or this one)."),
-    ] = None,
+    ] = None
     output: Annotated[
         str | None,
         typer.Option(
@@ -156,20 +172,26 @@ def submit(
             metavar="FILE",
             help="Copy the output to this file, such as logs/%x-%j.out; 'refold logs' shows it in any case.",
         ),
-    ] = None,
+    ] = None
     error: Annotated[
         str | None,
         typer.Option("--error", "-e", metavar="FILE", help="Copy standard error to this file instead."),
-    ] = None,
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Conditions:
+    """When the job starts, how often, and who is told."""
+
     retries: Annotated[
         int | None,
         typer.Option("--retries", metavar="N", min=0, max=1000, help="Number of retries after failures (default: 0)."),
-    ] = None,
-    after: DependencyOption = None,
+    ] = None
+    after: DependencyOption = None
     begin: Annotated[
         str | None,
         typer.Option("--begin", metavar="TIME", help="Do not start before: now+10m, 16:00 or 2026-12-31T08:00."),
-    ] = None,
+    ] = None
     array: Annotated[
         str | None,
         typer.Option(
@@ -177,21 +199,45 @@ def submit(
             metavar="TASKS",
             help="One job per task number, such as 0-9, 0-9:3 or 1,3,5-7; 0-9%2 runs at most 2 at once.",
         ),
-    ] = None,
+    ] = None
     notify: Annotated[
         list[str] | None,
         typer.Option("--notify", metavar="URL", help="Notification target as an apprise URL; repeatable."),
-    ] = None,
-    hold: Annotated[bool, typer.Option("--hold", help="Hold the job until 'refold release'.")] = False,
+    ] = None
+    hold: Annotated[bool, typer.Option("--hold", help="Hold the job until 'refold release'.")] = False
     allow_impossible: Annotated[
         bool,
         typer.Option(
             "--allow-impossible", help="Accept a job that does not fit this cluster, for nodes that will be added."
         ),
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the expected outcome without submitting.")] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends; exit with its exit status.")] = False,
-    as_json: AsJson = False,
+    ] = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Mode:
+    """What the command does with the job."""
+
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the expected outcome without submitting.")] = False
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends; exit with its exit status.")] = False
+    as_json: AsJson = False
+
+
+@with_option_groups
+def submit(
+    *,
+    context: typer.Context,
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FILE | -- COMMAND…", help="Job file (YAML), script with #SBATCH lines, manifest; or a command."
+        ),
+    ] = None,
+    request: _Request,
+    changes: _Changes,
+    training: _Training,
+    surroundings: _Surroundings,
+    conditions: _Conditions,
+    mode: _Mode,
 ) -> None:
     """Submit a job: a YAML file, a script, a manifest, or a command after --.
 
@@ -201,54 +247,63 @@ def submit(
     Examples: refold submit job.yaml · refold submit train.sbatch --array 0-9%2 ·
     refold submit --gpus 2 -- python train.py
     """
-    from refold.cli.inputs import SubmitOptions, read_submissions
+    from refold.cli.inputs import read_submissions
     from refold.client import EXPORT_ALL, choose_exported
 
-    fields = {
-        "name": name,
-        "instances": instances,
-        "cpus": cpus,
-        "tenant": tenant,
-        "job_class": None if job_class is None else parse_job_class(job_class),
-        "priority": priority,
-        "preemptible": preemptible,
-        "reshape_at_most": reshape_at_most,
-        "steps": steps,
-        "engine": None if engine is None else parse_launch_engine(engine),
-        "retries": retries,
-        "notify": notify or None,
-        "hold": hold or None,
-        "array": array,
-        "output": output,
-        "error": error,
-        "allow_impossible": allow_impossible or None,
-    }
-    options = SubmitOptions(
-        fields,
-        gpus,
-        gpu_type,
-        memory,
-        time,
-        estimate,
-        reshape_every,
-        begin,
-        plan,
-        workdir,
-        env or (),
-        secret or (),
-        after or (),
-    )
+    options = _options(request, changes, training, surroundings, conditions)
     jobs, notes, script_export = read_submissions(file, context.meta.get(COMMAND_KEY, ()), options)
     print_notes(notes)
-    exported = choose_exported(os.environ, export or script_export or EXPORT_ALL)
+    exported = choose_exported(os.environ, surroundings.export or script_export or EXPORT_ALL)
     client = make_client()
     if exported is not None:
         jobs = _with_environment(client, jobs, exported)
-    if dry_run:
+    if mode.dry_run:
         preview = client.preview(jobs[0])
-        _print_preview(client, jobs, preview, as_json)
+        _print_preview(client, jobs, preview, mode.as_json)
         raise typer.Exit(0 if _is_accepted(jobs[0], preview) else 2)
-    _submit(client, jobs, wait, as_json)
+    _submit(client, jobs, mode.wait, mode.as_json)
+
+
+def _options(
+    request: _Request, changes: _Changes, training: _Training, surroundings: _Surroundings, conditions: _Conditions
+) -> SubmitOptions:
+    """Return the options as fields of a submission, and those that must be parsed first."""
+    from refold.cli.inputs import SubmitOptions
+
+    fields = {
+        "name": request.name,
+        "instances": request.instances,
+        "cpus": request.cpus,
+        "tenant": request.tenant,
+        "job_class": None if request.job_class is None else parse_job_class(request.job_class),
+        "priority": request.priority,
+        "preemptible": changes.preemptible,
+        "reshape_at_most": changes.reshape_at_most,
+        "steps": training.steps,
+        "engine": None if training.engine is None else parse_launch_engine(training.engine),
+        "retries": conditions.retries,
+        "notify": conditions.notify or None,
+        "hold": conditions.hold or None,
+        "array": conditions.array,
+        "output": surroundings.output,
+        "error": surroundings.error,
+        "allow_impossible": conditions.allow_impossible or None,
+    }
+    return SubmitOptions(
+        fields,
+        gpus=request.gpus,
+        gpu_types=request.gpu_type,
+        memory=request.memory,
+        time_limit=training.time,
+        estimate=training.estimate,
+        reshape_every=changes.reshape_every,
+        begin=conditions.begin,
+        plan=training.plan,
+        workdir=surroundings.workdir,
+        environment=surroundings.env or (),
+        secrets=surroundings.secret or (),
+        after=conditions.after or (),
+    )
 
 
 def _with_environment(client: Client, jobs: Sequence[Submission], exported: ExportedVariables) -> list[Submission]:

@@ -173,7 +173,8 @@ def _shape(jobs: int, like: str | None, gpus_per_instance: int) -> WorkloadShape
 
 
 def _write(trace: Trace, out: Path, as_json: bool) -> None:
-    from refold.simulator.traces import format_count, write_trace
+    from refold.model import format_count
+    from refold.simulator.traces import write_trace
 
     write_trace(trace, out)
     if as_json:

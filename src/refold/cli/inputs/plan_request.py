@@ -209,6 +209,7 @@ class TrainingOptions:
     def resolve_sizes(self, shape: ModelShape) -> tuple[int, int, list[str]]:
         """Return the batch size and sequence length with the model's defaults filled in, and notes on these."""
         from refold.errors import BadInput
+        from refold.model import plural
 
         batch, sequence = self.batch, self.seq
         if shape.opaque and sequence is not None:
@@ -220,7 +221,7 @@ class TrainingOptions:
             assumed.append(f"--seq {shape.sequence}")
         notes = []
         if assumed:
-            notes.append(f"assuming {' '.join(assumed)}, the default{'s' * (len(assumed) > 1)} for {shape.name}")
+            notes.append(f"assuming {' '.join(assumed)}, the {plural(len(assumed), 'default')} for {shape.name}")
         if sequence is not None and 0 < shape.positions < sequence:
             notes.append(
                 f"{shape.name} has position embeddings for {shape.positions:,} tokens, but --seq is {sequence:,}"

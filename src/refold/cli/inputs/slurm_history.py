@@ -33,7 +33,8 @@ def read_slurm_workload(
 
     from refold.engines.slurm import Programs, SlurmError, map_nodes, read_history, read_nodes
     from refold.errors import BadInput, BadValue
-    from refold.simulator.traces import format_count, read_cluster
+    from refold.model import format_count
+    from refold.simulator.traces import read_cluster
 
     run = Programs().run
     try:

@@ -36,7 +36,7 @@ class Workload:
     recorded: ReportRun | None = None
 
     def __str__(self) -> str:
-        from refold.simulator.traces import format_count
+        from refold.model import format_count
 
         cluster = f"{format_count(len(self.cluster.nodes), 'node')} with {format_count(self.cluster.gpus, 'GPU')}"
         return f"{self.name}: {format_count(len(self.jobs), 'job')} on {cluster}"

@@ -50,7 +50,7 @@ def _with_work(trace: Trace, skip_bad: bool) -> Trace:
     from dataclasses import replace
 
     from refold.errors import BadInput
-    from refold.simulator.traces import format_count
+    from refold.model import format_count
 
     known = tuple(job for job in trace.jobs if job.work is not None)
     unknown = len(trace.jobs) - len(known)
@@ -73,7 +73,7 @@ def _with_work(trace: Trace, skip_bad: bool) -> Trace:
 
 def _no_durations_error(trace: Trace) -> str:
     """Return the error for a trace without durations: what it has instead, and what to do."""
-    from refold.simulator.traces import format_count
+    from refold.model import format_count
 
     steps = sum(job.steps is not None for job in trace.jobs)
     instead = f"; it has the steps of {format_count(steps, 'job')}, but not the time per step" if steps else ""

@@ -59,7 +59,7 @@ def print_notes(notes: Sequence[str]) -> None:
 
 def plural(number: int, noun: str) -> str:
     """Format a count with its noun: '1 job', '1,500 jobs'."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def output_width() -> int:

@@ -12,8 +12,8 @@ import msgspec
 from refold.engines.slurm.cluster import SlurmCluster
 from refold.engines.slurm.programs import Run
 from refold.errors import BadInput
-from refold.model import Job, Seconds
-from refold.simulator.traces import Trace, format_count, parse_sacct
+from refold.model import Job, Seconds, format_count
+from refold.simulator.traces import Trace, parse_sacct
 
 COLUMNS = (
     "JobID",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,150 +72,123 @@ def load_yaml_documents(text: str, where: str, limits: Limits = LIMITS) -> list[
         raise BadFile(where, f"has {len(text):,} characters, expected at most {limits.max_bytes:,}")
     if text.lstrip().startswith(("{", "[")):
         text = _SURROGATES.sub(lambda pair: str(json.loads(f'"{pair[0]}"')), text)
-    tree = _Tree(where, limits)
     language = "JSON" if where.endswith(".json") else "YAML"
-    line, last_line = 1, len(_LINE_BREAK.findall(text)) + 1
+    events = yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    tree = _Tree(events, where, limits, len(_LINE_BREAK.findall(text)) + 1)
     try:
-        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-            if event.start_mark is not None:  # an empty document may begin after the last line
-                line = min(event.start_mark.line + 1, last_line)
-            tree.add(event, line)
+        return list(tree.documents())
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        raise BadLine(
-            where, mark.line + 1 if mark else line, f"is not {language}: {error.problem or error.context}"
-        ) from None
+        line = mark.line + 1 if mark else tree.line
+        raise BadLine(where, line, f"is not {language}: {error.problem or error.context}") from None
     except (yaml.YAMLError, UnicodeError) as error:
-        raise BadLine(where, line, f"is not {language}: {shorten(' '.join(str(error).split()))}") from None
-    return tree.documents
-
-
-@dataclass(slots=True)
-class _OpenPart:
-    """A list or mapping that is not complete yet: its anchor, and the key (with its line) that has no value yet."""
-
-    part: Part
-    anchor: str | None
-    key: str | None = None
-    line: int = 0
+        raise BadLine(where, tree.line, f"is not {language}: {shorten(' '.join(str(error).split()))}") from None
 
 
 class _Tree:
-    """Builds the documents from parser events, without recursion: deep nesting must not exhaust the stack."""
+    """Builds the documents from parser events. The depth is limited, so recursion cannot exhaust the stack."""
 
-    def __init__(self, where: str, limits: Limits) -> None:
-        self.documents: list[Part] = []
-        self._limits = limits
-        self._where = where
-        self._open: list[_OpenPart] = []
+    def __init__(self, events: Iterator[Any], where: str, limits: Limits, last_line: int) -> None:
+        self.line = 1
+        self._events, self._where, self._limits, self._last_line = events, where, limits, last_line
         self._anchors: dict[str, Part | None] = {}
         self._part_count = 0
 
-    def add(self, event: Any, line: int) -> None:
-        """Process the next parser event."""
-        match event:
-            case yaml.DocumentStartEvent():
+    def documents(self) -> Iterator[Part]:
+        """Yield the documents."""
+        for event in iter(self._next, None):
+            if isinstance(event, yaml.DocumentStartEvent):
                 self._anchors.clear()
-            case yaml.MappingEndEvent() | yaml.SequenceEndEvent():
-                self._close()
-            case yaml.ScalarEvent() | yaml.AliasEvent() | yaml.CollectionStartEvent():
-                if self._expects_key():
-                    self._add_key(event, line)
-                else:
-                    self._add_value(event, line)
+                yield self._part(self._next(), None, "", 0)
 
-    def _expects_key(self) -> bool:
-        return bool(self._open) and isinstance(self._open[-1].part.value, dict) and self._open[-1].key is None
+    def _next(self) -> Any:
+        """Return the next event, None at the end, and note its line."""
+        event = next(self._events, None)
+        if event is not None and event.start_mark is not None:  # an empty document may begin after the last line
+            self.line = min(event.start_mark.line + 1, self._last_line)
+        return event
 
-    def _add_key(self, event: Any, line: int) -> None:
-        if not isinstance(event, yaml.ScalarEvent):
-            raise BadLine(self._where, line, "a key is a list, a mapping or an alias, expected text")
-        holder = self._open[-1]
-        if event.value in holder.part.fields():
-            raise BadLine(self._where, line, f"duplicate key {shorten(event.value)!r}")
-        holder.key, holder.line = self._check_unicode(event.value, line), line
+    def _error(self, problem: str) -> BadLine:
+        return BadLine(self._where, self.line, problem)
 
-    def _add_value(self, event: Any, line: int) -> None:
-        match event:
-            case yaml.ScalarEvent():
-                written = self._check_unicode(event.value, line)
-                self._append(self._scalar(event, written, line), line, written, event.anchor)
-            case yaml.AliasEvent():
-                self._add_alias(str(event.anchor), line)
-            case _:
-                self._open_collection(event, line)
+    def _part(self, event: Any, parent: Part | None, key: str | int, depth: int, line: int = 0) -> Part:
+        """Return the part that begins with an event. `line`: that of its key, if it has one."""
+        line = line or self.line
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(str(event.anchor), parent, key, depth, line)
+        if isinstance(event, yaml.ScalarEvent):
+            written = self._checked_unicode(event.value)
+            value = self._scalar(event, written)
+        else:
+            self._check_collection(event, depth + 1)
+            written, value = "", {} if isinstance(event, yaml.MappingStartEvent) else []
+        self._count_parts(1)
+        part = Part(self._where, line, value, written, parent, key)
+        if event.anchor:
+            self._anchors[event.anchor] = None  # until it is complete: it must not contain itself
+        self._add_inner(part, depth + 1)
+        if event.anchor:
+            self._anchors[event.anchor] = part
+        return part
 
-    def _scalar(self, event: Any, written: str, line: int) -> Value:
+    def _add_inner(self, part: Part, depth: int) -> None:
+        """Add what is below a list or a mapping; `depth`: number of levels down to it."""
+        if isinstance(part.value, list):
+            while not isinstance(event := self._next(), yaml.SequenceEndEvent):
+                part.value.append(self._part(event, part, len(part.value), depth))
+        elif isinstance(part.value, dict):
+            self._add_entries(part, part.value, depth)
+
+    def _add_entries(self, part: Part, inner: dict[str, Part], depth: int) -> None:
+        while not isinstance(event := self._next(), yaml.MappingEndEvent):
+            if not isinstance(event, yaml.ScalarEvent):
+                raise self._error("a key is a list, a mapping or an alias, expected text")
+            key, line = self._checked_unicode(event.value), self.line
+            if key in inner:
+                raise self._error(f"duplicate key {shorten(key)!r}")
+            inner[key] = self._part(self._next(), part, key, depth, line)
+        if _MERGE in inner:
+            _merge(part, inner.pop(_MERGE))
+
+    def _scalar(self, event: Any, written: str) -> Value:
         tag = str(event.tag or "!").removeprefix(_TAG)
         if tag not in ("!", "str", "int", "float", "bool", "null"):
-            raise BadLine(self._where, line, f"the tag {shorten(tag)!r} is not supported")
+            raise self._error(f"the tag {shorten(tag)!r} is not supported")
         if tag == "str" or (tag == "!" and not event.implicit[0]):
             return written
         if _INTEGER.fullmatch(written) and len(written) > MAX_DIGITS:
-            raise BadLine(self._where, line, f"a number has {len(written):,} digits, expected at most {MAX_DIGITS}")
+            raise self._error(f"a number has {len(written):,} digits, expected at most {MAX_DIGITS}")
         return _resolve_scalar(written)
 
-    def _open_collection(self, event: Any, line: int) -> None:
+    def _check_collection(self, event: Any, depth: int) -> None:
         if event.tag not in (None, "!", f"{_TAG}map", f"{_TAG}seq"):
-            raise BadLine(self._where, line, f"the tag {shorten(event.tag)!r} is not supported")
-        self._check_depth(len(self._open) + 1, line)
-        part = self._append({} if isinstance(event, yaml.MappingStartEvent) else [], line)
-        if event.anchor:
-            self._anchors[event.anchor] = None
-        self._open.append(_OpenPart(part, event.anchor))
+            raise self._error(f"the tag {shorten(event.tag)!r} is not supported")
+        self._check_depth(depth)
 
-    def _close(self) -> None:
-        closed = self._open.pop()
-        if isinstance(closed.part.value, dict) and _MERGE in closed.part.value:
-            _merge(closed.part, closed.part.value.pop(_MERGE))
-        if closed.anchor:
-            self._anchors[closed.anchor] = closed.part
-
-    def _add_alias(self, name: str, line: int) -> None:
+    def _alias(self, name: str, parent: Part | None, key: str | int, depth: int, line: int) -> Part:
         known = self._anchors.get(name)
         if known is None:
             problem = "contains itself" if name in self._anchors else "has no anchor before it"
-            raise BadLine(self._where, line, f"the alias {shorten(name)!r} {problem}")
-        size, depth = _size_and_depth(known)
-        self._count_parts(size - 1, line)
-        self._check_depth(len(self._open) + depth, line)
-        _copy_children(self._append(_empty_copy(known), known.line, known.written), known)
+            raise self._error(f"the alias {shorten(name)!r} {problem}")
+        size, levels = _size_and_depth(known)
+        self._count_parts(size)
+        self._check_depth(depth + levels)
+        return _copy(known, parent, key, line if isinstance(key, str) and parent is not None else known.line)
 
-    def _append(self, value: Value, line: int, written: str = "", anchor: str | None = None) -> Part:
-        """Add a part to the innermost open collection. A value in a mapping gets the line of its key."""
-        self._count_parts(1, line)
-        holder = self._open[-1] if self._open else None
-        if holder is None:
-            part = Part(self._where, line, value, written)
-            self.documents.append(part)
-        elif isinstance(holder.part.value, list):
-            part = Part(self._where, line, value, written, holder.part, len(holder.part.value))
-            holder.part.value.append(part)
-        else:
-            assert holder.key is not None
-            part = Part(self._where, holder.line, value, written, holder.part, holder.key)
-            holder.part.fields()[holder.key] = part
-            holder.key = None
-        if anchor:
-            self._anchors[anchor] = part
-        return part
-
-    def _count_parts(self, more: int, line: int) -> None:
+    def _count_parts(self, more: int) -> None:
         self._part_count += more
         if self._part_count > self._limits.max_parts:
-            raise BadLine(
-                self._where, line, f"has more than {self._limits.max_parts:,} parts, counting each alias as a copy"
-            )
+            raise self._error(f"has more than {self._limits.max_parts:,} parts, counting each alias as a copy")
 
-    def _check_depth(self, depth: int, line: int) -> None:
+    def _check_depth(self, depth: int) -> None:
         if depth > self._limits.max_depth:
-            raise BadLine(self._where, line, f"is nested too deeply, expected at most {self._limits.max_depth} levels")
+            raise self._error(f"is nested too deeply, expected at most {self._limits.max_depth} levels")
 
-    def _check_unicode(self, text: str, line: int) -> str:
+    def _checked_unicode(self, text: str) -> str:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise BadLine(self._where, line, "has an unpaired surrogate, which is not a character") from None
+            raise self._error("has an unpaired surrogate, which is not a character") from None
         return text
 
 
@@ -235,37 +209,27 @@ def _resolve_scalar(written: str) -> Value:
     return written
 
 
-def _children(part: Part) -> list[Part]:
-    if isinstance(part.value, dict):
-        return list(part.value.values())
-    return part.value if isinstance(part.value, list) else []
-
-
 def _size_and_depth(part: Part) -> tuple[int, int]:
     """Return the number of parts, and the number of nested levels."""
-    size, depth, level = 0, 0, [part]
-    while level:
-        size += len(level)
-        depth += any(isinstance(node.value, dict | list) for node in level)
-        level = [inner for node in level for inner in _children(node)]
-    return size, depth
+    if not part.is_container:
+        return 1, 0
+    inner = [
+        _size_and_depth(one) for one in (part.fields().values() if isinstance(part.value, dict) else part.entries())
+    ]
+    return 1 + sum(size for size, _ in inner), 1 + max((depth for _, depth in inner), default=0)
 
 
-def _empty_copy(part: Part) -> Value:
-    return {} if isinstance(part.value, dict) else [] if isinstance(part.value, list) else part.value
-
-
-def _copy_children(part: Part, source: Part) -> None:
-    """Copy what is below `source` to `part`. The copies have their own path, and the line of the original."""
-    if isinstance(part.value, list):
-        part.value.extend(_copy_part(part, inner) for inner in source.entries())
-    elif isinstance(part.value, dict):
-        part.value.update((key, _copy_part(part, inner)) for key, inner in source.fields().items())
-
-
-def _copy_part(holder: Part, inner: Part) -> Part:
-    copy = replace(inner, parent=holder, value=_empty_copy(inner))
-    _copy_children(copy, inner)
+def _copy(part: Part, parent: Part | None, key: str | int, line: int) -> Part:
+    """Return a copy for another place. It has its own path; what is below it has the lines of the original."""
+    match part.value:
+        case dict():
+            copy = replace(part, parent=parent, key=key, line=line, value={})
+            copy.fields().update((name, _copy(inner, copy, name, inner.line)) for name, inner in part.value.items())
+        case list():
+            copy = replace(part, parent=parent, key=key, line=line, value=[])
+            copy.entries().extend(_copy(inner, copy, number, inner.line) for number, inner in enumerate(part.value))
+        case _:
+            copy = replace(part, parent=parent, key=key, line=line)
     return copy
 
 
@@ -275,4 +239,4 @@ def _merge(into: Part, merged: Part) -> None:
     for mapping in merged.entries() if isinstance(merged.value, list) else [merged]:
         for key, part in mapping.fields(expected="a mapping to merge, or a list of mappings").items():
             if key not in own:
-                own[key] = _copy_part(into, part)
+                own[key] = _copy(part, into, key, part.line)

@@ -22,6 +22,9 @@ from refold.model import Allocation, Demand, Job, Placement, Reshape, Seconds, S
 from refold.placement import CPU_FREE, MEMORY_FREE, UP, FreeResources, Placer
 from refold.policies.common.moves import Moves, find_moves
 
+MAX_MOVES = 8
+"""Limit of runs being moved at once, so that a decision disturbs a small part of the cluster."""
+
 MIN_STAY_FACTOR = 10
 """A run is not moved until it has been in place for this many times the cost of a move. It therefore never loses more
 than a tenth of its time to moves, a run that has just started is left alone, and no run is moved back and forth."""
@@ -53,16 +56,13 @@ class _WaitState:
 class Defragment:
     """Moves runs to make waiting jobs fit. Keeps track of planned starts and of how long each job has waited."""
 
-    def __init__(self, restart_seconds: Seconds = 78.0, max_moves: int = 8, retry_seconds: Seconds = 60.0) -> None:
-        """`max_moves`: limit of runs being moved at once. `retry_seconds`: pause between searches for one job."""
+    def __init__(self, restart_seconds: Seconds = 78.0, retry_seconds: Seconds = 60.0) -> None:
+        """`retry_seconds`: pause between searches for one job."""
         if not 0 <= restart_seconds < inf:
             raise BadValue(f"restart_seconds is {restart_seconds}, expected seconds ≥ 0")
-        if max_moves < 1:
-            raise BadValue(f"max_moves is {max_moves}, expected ≥ 1")
         if not 0 < retry_seconds < inf:
             raise BadValue(f"retry_seconds is {retry_seconds}, expected seconds > 0")
         self._restart_seconds = restart_seconds
-        self._max_moves = max_moves
         self._retry_seconds = retry_seconds
         self._planned: list[_PlannedStart] = []
         self._waits: dict[str, _WaitState] = {}
@@ -124,7 +124,7 @@ class Defragment:
         wait = self._waits.get(job.id)
         if wait is None:
             wait = self._waits[job.id] = _WaitState(job.submitted)
-        moves_left = self._max_moves - sum(len(plan.awaited) for plan in self._planned)
+        moves_left = MAX_MOVES - sum(len(plan.awaited) for plan in self._planned)
         if view.now < wait.retry_at or moves_left < 1 or not _enough_in_total(view.trial().free, job.demand):
             return False
         if self._just_moved:

@@ -39,6 +39,9 @@ TIE_BREAKER_WEIGHT = 1e-3
 UNSERVED_PRIORITY = 1e9
 """Priority per unit of X for a job that has received no time on a type (from Gavel's code)."""
 
+RESET_SECONDS: Seconds = 1920.0
+"""Minimum time over which received time is counted: shares are approached over several rounds."""
+
 EPSILON = 1e-9
 """Time fractions and GPUs up to this count as zero: rounding error of the solver."""
 
@@ -55,7 +58,6 @@ class Gavel:
         self,
         objective: str = "max-min",
         round_seconds: Seconds = 360.0,
-        reset_seconds: Seconds = 1920.0,
         restart_seconds: Seconds = 30.0,
         placement: str = "best-fit",
         seed: int = 0,
@@ -63,16 +65,14 @@ class Gavel:
     ) -> None:
         if objective not in OBJECTIVES:
             raise UnknownName("objective", objective, OBJECTIVES)
-        if not (0 < round_seconds < inf and reset_seconds >= 0):
-            raise BadValue(
-                f"round_seconds is {round_seconds}, reset_seconds is {reset_seconds}, expected a number > 0 and one ≥ 0"
-            )
+        if not 0 < round_seconds < inf:
+            raise BadValue(f"round_seconds is {round_seconds}, expected a number > 0")
         self._objective = objective
         self._round_seconds, self._restart_seconds = round_seconds, restart_seconds
         self._knowledge = Knowledge.from_settings(knowledge)
         self._placer = Placer(placement, seed)
         self._transition, self._reasons = Transition(), Reasons()
-        self._time_shares = TimeShares(reset_seconds)
+        self._time_shares = TimeShares()
         self._estimator: ProgressEstimator | None = None
         self._next_round: Seconds = -inf
         self._order: dict[str, int] = {}
@@ -249,11 +249,10 @@ class TimeShares:
     """Time that each job has received on each GPU type, compared with its X.
 
     Time is counted from the last reset. Counts are reset when the set of jobs changes, but at most every
-    `reset_seconds`; deficits are carried over.
+    `RESET_SECONDS`; deficits are carried over.
     """
 
-    def __init__(self, reset_seconds: Seconds) -> None:
-        self._reset_seconds = reset_seconds
+    def __init__(self) -> None:
         self._last_update: Seconds = -inf
         self._reset_at: Seconds = -inf
         self._members: frozenset[str] = frozenset()
@@ -275,7 +274,7 @@ class TimeShares:
     def begin_round(self, now: Seconds, shares: Mapping[Pair, float], lp_jobs: Mapping[str, LpJob]) -> None:
         """Set the time fractions of the new round, and reset the counts if due."""
         members = frozenset(lp_jobs)
-        if members != self._members and now - self._reset_at >= self._reset_seconds:
+        if members != self._members and now - self._reset_at >= RESET_SECONDS:
             self._reset_counts(now, lp_jobs)
             self._members, self._reset_at = members, now
         self._shares = shares

@@ -42,11 +42,9 @@ class Optimus:
         seed: int = 0,
         round_seconds: Seconds = 60.0,
         restart_seconds: Seconds = 78.0,
-        powers_of_two: bool = False,
     ) -> None:
         self._knowledge = Knowledge.from_settings(knowledge)
         self._restart_seconds = restart_seconds
-        self._powers_of_two = powers_of_two
         self._rounds = Rounds(round_seconds, Placer(placement, seed))
         self._estimator: ProgressEstimator | None = None
         self._replicas: Replicas | None = None
@@ -55,7 +53,7 @@ class Optimus:
         """Divide the GPUs once per round."""
         if self._estimator is None or self._replicas is None:
             self._estimator = ProgressEstimator(view, self._knowledge, self._restart_seconds)
-            self._replicas = Replicas(self._estimator.speeds, self._knowledge, powers_of_two=self._powers_of_two)
+            self._replicas = Replicas(self._estimator.speeds, self._knowledge, powers_of_two=False)
         if self._estimator.learn(view):
             self._replicas.clear()
         return self._rounds.decide(view, self, self._estimator)

@@ -25,6 +25,12 @@ from refold.planning.plans import CATALOGUE_ONLY, Knowledge, Speeds, WorkloadKin
 from refold.policies.common import Draft, Reasons, Transition, allowed_gpu_range
 from refold.policies.published.pollux_kernels import AllocationProblem, evolve
 
+GROWTH = 2
+"""Largest ratio of a job's GPUs to the most it has requested or had: beyond, scaling has not been observed."""
+
+MIN_SPEEDUP = 0.01
+"""Speedup assumed for a job without GPUs, since a harmonic mean with 0 would be 0."""
+
 MAX_NODES_PER_JOB = 64
 """Speeds on more nodes would be extrapolations, and the tables must stay small."""
 
@@ -41,30 +47,22 @@ class Pollux:
         round_seconds: Seconds = 60.0,
         restart_seconds: Seconds = 30.0,
         power: float = -1.0,
-        growth: float = 2.0,
-        min_speedup: float = 0.01,
         placement: str = "best-fit",
         seed: int = 0,
         knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
     ) -> None:
-        """Create the policy.
-
-        `power`: exponent of the power mean over speedups; -1 is the harmonic mean. `growth`: largest ratio of a job's
-        GPUs to the most it has requested or had so far. `min_speedup`: speedup assumed for a job without GPUs.
-        """
+        """Create the policy; `power`: exponent of the power mean over speedups; -1 is the harmonic mean."""
         if population < 2 or generations < 0:
             raise BadValue(f"population is {population}, generations is {generations}, expected ≥ 2 and ≥ 0")
         if not (0 < round_seconds < inf and 0 <= restart_seconds < inf):
             raise BadValue(
                 f"round_seconds is {round_seconds}, restart_seconds is {restart_seconds}, expected > 0 and ≥ 0"
             )
-        if power == 0 or growth < 1 or not min_speedup > 0:
-            raise BadValue(
-                f"power is {power}, growth is {growth}, min_speedup is {min_speedup}, expected ≠ 0, ≥ 1 and > 0"
-            )
+        if power == 0:
+            raise BadValue("power is 0, expected a number ≠ 0")
         self._population, self._generations, self._seed = population, generations, seed
         self._round_seconds, self._restart_seconds = round_seconds, restart_seconds
-        self._power, self._growth, self._min_speedup = power, growth, min_speedup
+        self._power = power
         self._knowledge = Knowledge.from_settings(knowledge)
         self._placer = Placer(placement, seed)
         self._transition, self._reasons = Transition(), Reasons()
@@ -198,14 +196,14 @@ class Pollux:
                     for job in jobs
                 ]
             ),
-            min_speedup=float(self._min_speedup),
+            min_speedup=MIN_SPEEDUP,
             power=float(self._power),
         )
 
     def _max_gpus(self, cluster: Cluster, job: Job, profile: Profile) -> int:
-        """Return `growth` times the GPUs requested or held so far: beyond that, scaling has not been observed."""
+        """Return `GROWTH` times the GPUs requested or held so far: beyond that, scaling has not been observed."""
         known = max(job.demand.instances * job.demand.gpus, self._max_gpus_held.get(job.id, 0), profile.sizes[0])
-        return min(int(known * self._growth), int(profile.speed.shape[-1]) - 1, allowed_gpu_range(job, cluster)[1])
+        return min(known * GROWTH, int(profile.speed.shape[-1]) - 1, allowed_gpu_range(job, cluster)[1])
 
     def _apply(
         self,

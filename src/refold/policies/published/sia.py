@@ -38,6 +38,12 @@ from refold.policies.published.replicas import Replicas
 
 Floats = NDArray[np.float64]
 
+GROWTH = 2
+"""Largest ratio of a job's GPUs to the most it has had so far: the scale-up rule of the paper."""
+
+SOLVER_LIMITS = {"mip_rel_gap": 1e-4, "node_limit": 2000}
+"""Relative gap and branch-and-bound nodes at which the solver stops; counts, not seconds, so that a replay is equal."""
+
 MAX_COST = 3000.0
 """Upper bound of a configuration's cost, which is infinite where the restart factor is 0."""
 
@@ -70,27 +76,15 @@ class Sia:
         restart_seconds: Seconds = 78.0,
         fairness_power: float = -0.5,
         queue_penalty: float = 1.1,
-        growth: float = 2.0,
-        solver_gap: float = 1e-4,
-        solver_nodes: int = 2000,
     ) -> None:
-        """Create the policy.
-
-        `fairness_power`: p. `queue_penalty`: λ. `growth`: largest ratio of a job's GPUs to the most it has had so far.
-        `solver_gap`, `solver_nodes`: relative gap and branch-and-bound nodes at which the solver stops.
-        """
+        """Create the policy; `fairness_power`: p; `queue_penalty`: λ."""
         if not -inf < fairness_power < 0:
             raise BadValue(f"fairness_power is {fairness_power}, expected a number < 0")
         if not 1 < queue_penalty < MAX_COST:
             raise BadValue(f"queue_penalty is {queue_penalty}, expected a number > 1; otherwise no job would start")
-        if not growth > 1:
-            raise BadValue(f"growth is {growth}, expected a number > 1")
-        if not solver_gap >= 0 or solver_nodes < 1:
-            raise BadValue(f"solver_gap is {solver_gap} and solver_nodes is {solver_nodes}, expected ≥ 0 and ≥ 1")
         self._knowledge = Knowledge.from_settings(knowledge)
         self._restart_seconds = restart_seconds
-        self._power, self._penalty, self._growth = fairness_power, queue_penalty, growth
-        self._limits = {"mip_rel_gap": solver_gap, "node_limit": solver_nodes}
+        self._power, self._penalty = fairness_power, queue_penalty
         self._rounds = Rounds(round_seconds, Placer(placement, seed))
         self._max_gpus_held: dict[str, float] = {}
         self._estimator: ProgressEstimator | None = None
@@ -107,15 +101,15 @@ class Sia:
         return self._rounds.decide(view, self, self._estimator)
 
     def options(self, job: Job) -> Sequence[Option]:
-        """Return a job's options up to `growth` times the most GPUs it has had; a new job has its smallest only."""
+        """Return a job's options up to `GROWTH` times the most GPUs it has had; a new job has its smallest only."""
         assert self._replicas is not None
-        return self._replicas.for_job(job, int(self._growth * self._max_gpus_held.get(job.id, 0)))
+        return self._replicas.for_job(job, int(GROWTH * self._max_gpus_held.get(job.id, 0)))
 
     def allocate_gpus(self, view: View, jobs: Mapping[str, Job], budget: Budget) -> PreferredOptions:
         """Solve the program; for each job, return the chosen option, then smaller ones in case it does not fit."""
         in_order = sorted(jobs.values(), key=lambda job: (job.id not in view.runs, job.submitted, job.id))
         rows = [self._row(view, job) for job in in_order]
-        chosen = solve(rows, budget, self._power, self._penalty, self._limits)
+        chosen = solve(rows, budget, self._power, self._penalty, SOLVER_LIMITS)
         return {
             job.id: row.options[choice::-1]
             for job, row, choice in zip(in_order, rows, chosen, strict=True)

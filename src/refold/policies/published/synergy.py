@@ -22,6 +22,9 @@ from refold.policies.common import Draft, Reasons, Transition
 
 OrderName = Literal["fifo", "las"]
 
+SATURATION = 0.95
+"""A job's best CPU demand is the smallest that reaches this fraction of its speed with all CPUs of its nodes."""
+
 
 class Synergy:
     """GPUs as requested, CPUs tuned: jobs get more than their proportional share while no other job needs it."""
@@ -35,21 +38,18 @@ class Synergy:
         order: OrderName = "fifo",
         round_seconds: Seconds = 300.0,
         start_at_once: bool = False,
-        saturation: float = 0.95,
         restart_seconds: Seconds = 78.0,
         knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
     ) -> None:
         """Create the policy.
 
-        `start_at_once`: start waiting jobs that fit between rounds, instead of at the next round. `saturation`: a job's
-        best CPU demand is the smallest that reaches this fraction of its speed with all CPUs of its nodes.
+        `start_at_once`: start waiting jobs that fit between rounds, instead of at the next round.
         `restart_seconds`: cost of giving a run more CPUs, which must be recovered within a round.
         """
-        _check(order, round_seconds, saturation, restart_seconds)
+        _check(order, round_seconds, restart_seconds)
         self._placer = Placer(placement, seed)
         self._by_attained_service = order == "las"
         self._start_at_once = start_at_once
-        self._saturation = saturation
         self._min_speedup = 1 + restart_seconds / round_seconds
         self._knowledge = Knowledge.from_settings(knowledge)
         self._tuning: Tuning | None = None
@@ -61,7 +61,7 @@ class Synergy:
     def decide(self, view: View) -> Decision:
         """Place all jobs again if a round is due; otherwise continue the last round."""
         if self._tuning is None:
-            self._tuning = Tuning(Speeds(view.cluster, self._knowledge), self._saturation)
+            self._tuning = Tuning(Speeds(view.cluster, self._knowledge))
         self._placer.observe(view)
         changes = view.changes
         is_round = self._round_times.is_due(view)
@@ -285,9 +285,8 @@ class Tuned(NamedTuple):
 class Tuning:
     """CPU demands of jobs, derived from their speed as a function of CPUs."""
 
-    def __init__(self, speeds: Speeds, saturation: float) -> None:
+    def __init__(self, speeds: Speeds) -> None:
         self._speeds = speeds
-        self._saturation = saturation
         self._cache: dict[tuple[WorkloadKind, Demand, Plan | None], Tuned] = {}
 
     def can_tune(self, job: Job) -> bool:
@@ -325,7 +324,7 @@ class Tuning:
         per_gpu = [WHOLE * cpus for cpus in range(1, most // WHOLE + 1)]
         speeds = [self.speed(job, each * demand.gpus * demand.instances) for each in per_gpu]
         at_share = self.speed(job, share * demand.gpus * demand.instances)
-        enough = max(at_share, self._saturation * speeds[-1])
+        enough = max(at_share, SATURATION * speeds[-1])
         return next((each for each, speed in zip(per_gpu, speeds, strict=True) if speed >= enough), share) * demand.gpus
 
     def _proportional_share(self, job: Job) -> Milli:
@@ -350,12 +349,10 @@ def _with_cpus(held: Allocation, cpu_milli: Milli, choose: Callable[[Milli, Mill
     return Allocation(placement, held.plan)
 
 
-def _check(order: str, round_seconds: Seconds, saturation: float, restart_seconds: Seconds) -> None:
+def _check(order: str, round_seconds: Seconds, restart_seconds: Seconds) -> None:
     if order not in get_args(OrderName):
         raise BadValue(f"order is {order!r}, expected 'fifo' or 'las'")
     if not (isfinite(round_seconds) and round_seconds > 0):
         raise BadValue(f"round_seconds is {round_seconds}, expected a number > 0")
-    if not 0 < saturation <= 1:
-        raise BadValue(f"saturation is {saturation}, expected a number > 0 and ≤ 1")
     if not 0 <= restart_seconds < inf:
         raise BadValue(f"restart_seconds is {restart_seconds}, expected a number ≥ 0")

@@ -56,17 +56,15 @@ class Tiresias:
         promote_knob: float = 0.0,
         order: OrderName = "las",
         quantum_gpu_seconds: float = 3_250.0,
-        past_gpu_seconds: Sequence[float] = (),
     ) -> None:
         """Create the policy.
 
         `promote_knob`: a job that has waited this many times its run time is promoted to the first queue; 0: never.
-        `past_gpu_seconds`: attained service of past jobs for the Gittins index, which is updated as jobs end.
         """
         _check(thresholds_gpu_seconds, promote_knob, order, quantum_gpu_seconds)
         self._thresholds = tuple(thresholds_gpu_seconds)
         self._knob = promote_knob
-        self._gittins = _GittinsIndex(past_gpu_seconds, quantum_gpu_seconds) if order == "gittins" else None
+        self._gittins = _GittinsIndex(quantum_gpu_seconds) if order == "gittins" else None
         self._service = _Service()
         self._queue = PreemptingQueue(self.name, Placer(placement, seed), self._order, self._rank)
         self._demotions: list[_QueueChange] = []
@@ -224,13 +222,12 @@ class _GittinsIndex:
     runs does not change continuously.
     """
 
-    def __init__(self, ended: Sequence[float], quantum: float) -> None:
+    def __init__(self, quantum: float) -> None:
         self._quantum = quantum
-        self._services = list(ended)
+        self._services: list[float] = []
         self._sorted: list[float] = []
         self._sums: list[float] = [0.0]
         self._next_update_at = MIN_ENDED_JOBS
-        self.add_ended(())
 
     @property
     def is_ready(self) -> bool:

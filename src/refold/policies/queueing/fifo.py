@@ -13,7 +13,7 @@ class Fifo:
     """Strict order of arrival: while the first job in the queue does not fit, no other job starts.
 
     Jobs of higher priority come first. With `defragment`, running jobs are moved if that lets the first job start. Each
-    move is assumed to cost `restart_seconds`; at most `max_moves` runs are being moved at the same time.
+    move is assumed to cost `restart_seconds`.
     """
 
     name = "fifo"
@@ -25,9 +25,8 @@ class Fifo:
         seed: int = 0,
         defragment: bool = False,
         restart_seconds: float = 78.0,
-        max_moves: int = 8,
     ) -> None:
-        defragmentation = Defragment(restart_seconds, max_moves)
+        defragmentation = Defragment(restart_seconds)
         self._queue = Queue(
             Placer(placement, seed),
             key=arrival_order,

@@ -29,10 +29,9 @@ class Sjf:
         seed: int = 0,
         defragment: bool = False,
         restart_seconds: float = 78.0,
-        max_moves: int = 8,
         durations: DurationSourceName = "known",
     ) -> None:
-        defragmentation = Defragment(restart_seconds, max_moves)
+        defragmentation = Defragment(restart_seconds)
         self._durations, self._known = DurationSource(durations), durations == "known"
         self._view: View | None = None
         self._queue = Queue(

@@ -59,6 +59,12 @@ from refold.policies.refold.throughput import maximise_throughput
 GOALS = ("time", "throughput")
 """The objective: early completion, or the sum of speeds, each relative to the speed of the job's request."""
 
+SAFETY_FACTOR = 1.1
+"""How many times the guaranteed speed a shape must be estimated to reach before it is preferred.
+
+The margin keeps small errors of the model from missing a guarantee.
+"""
+
 REVIEW_SECONDS: Seconds = 120.0
 """Time until the next round while jobs of unknown length wait: predictions change with the age of runs."""
 
@@ -93,7 +99,6 @@ class Refold:
         wide_share: float = 0.55,
         preemption_margin: float = 3.0,
         max_restarts: int = 10,
-        safety_factor: float = 1.1,
         max_preemptors: int = 64,
         fair_share: float = 0.0,
         fair_share_half_life: float = 7 * 24 * 3600.0,
@@ -112,8 +117,8 @@ class Refold:
         least weight of preemptible jobs of unknown length with eight or more GPUs, as long as they use at most
         `wide_share` of the GPUs. `preemption_margin`: how
         many times the weighted remaining work of a job of unknown length a run must have to be preempted for it.
-        `max_restarts`: how often a job of unknown length is preempted. `safety_factor`: how many times the guaranteed
-        speed a shape must be estimated to reach before it is preferred. `max_preemptors`: number of jobs per round that
+        `max_restarts`: how often a job of unknown length is preempted.
+        `max_preemptors`: number of jobs per round that
         may preempt; guaranteed jobs always may. `fair_share`: how much the weight of a job depends on what its user and
         tenant have used, 0 (not at all) to 1; `fair_share_half_life`: GPU time used this long ago counts half.
         `trust_steps`: take the number of steps that jobs declare as exact. `placement`: rule by which jobs are placed;
@@ -136,7 +141,7 @@ class Refold:
         self._goal = goal
         self._fair_share = FairShare(fair_share, fair_share_half_life)
         self._placer = Placer(placement, seed)
-        self._safety_factor, self._trust_steps = safety_factor, trust_steps
+        self._trust_steps = trust_steps
         self._knowledge = Knowledge.from_settings(knowledge)
         self._transition = Transition(self._placer)
         self._reasons = Reasons(self._placer)
@@ -194,7 +199,7 @@ class Refold:
                 view, self._knowledge, restart_seconds, trust_steps=self._trust_steps, expected_service=service
             )
             options = OptionCache(estimator.speeds)
-            guarantees = GuaranteeRules(estimator, options, self._safety_factor)
+            guarantees = GuaranteeRules(estimator, options, SAFETY_FACTOR)
             self._sources = JobSources(estimator, options, guarantees, service, self._fair_share)
         self._placer.observe(view)
         self._sources.expected_service.observe(view)

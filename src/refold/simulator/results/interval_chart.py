@@ -51,7 +51,9 @@ class IntervalChart:
         """Return the chart as a self-contained SVG file."""
         height = TOP + ROW_HEIGHT * len(self.rows) + 48
         parts = [
-            svg.label_text(svg.truncate(row.name, 24), LEFT - 12, self._y(number), f"name{' chosen' * row.chosen}")
+            svg.label_text(
+                svg.truncate(row.name, 24), LEFT - 12, self._y(number), "name chosen" if row.chosen else "name"
+            )
             for number, row in enumerate(self.rows)
         ]
         for column in range(len(self.panels)):

@@ -15,7 +15,7 @@ import numpy as np
 from refold import __version__
 from refold.errors import BadFile, BadValue, MissingExtra
 from refold.journal import History, Outcome
-from refold.model import Cluster, format_duration
+from refold.model import Cluster, format_count, format_duration
 from refold.placement import Floats
 from refold.policies import POLICIES
 from refold.simulator.results import gantt, power, svg, tables, time_series
@@ -189,7 +189,7 @@ def _facts(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
     window = measures.submission_window
     return [
         ("cluster", " · ".join(dict.fromkeys(_describe_cluster(run.history.cluster) for run in runs))),
-        ("jobs", f"{measures.jobs:,} of {len(history.tenants):,} tenant{'s' * (len(history.tenants) != 1)}"),
+        ("jobs", f"{measures.jobs:,} of {format_count(len(history.tenants), 'tenant')}"),
         ("submitted over", format_duration(window[1] - window[0]) if window else "0 s"),
         ("GPU-hours", f"{hours:,.0f}"),
     ]
@@ -214,11 +214,8 @@ def _marked(name: str) -> str:
 
 
 def _describe_cluster(cluster: Cluster) -> str:
-    types = ", ".join(cluster.type_names)
-    nodes = len(cluster.nodes)
-    return f"{cluster.gpus:,} GPU{'s' * (cluster.gpus != 1)} on {nodes:,} node{'s' * (nodes != 1)}" + (
-        f" ({types})" if types else ""
-    )
+    size = f"{format_count(cluster.gpus, 'GPU')} on {format_count(len(cluster.nodes), 'node')}"
+    return f"{size} ({', '.join(cluster.type_names)})" if cluster.type_names else size
 
 
 def _cards(measured: Sequence[tuple[str, Measures]]) -> list[Card]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from refold.journal import History, Outcome
-from refold.model import Cluster, Job
+from refold.model import Cluster, Job, format_count
 
 _REASONS = {
     Outcome.FAILED: "failed",
@@ -26,7 +26,7 @@ def describe_unfinished(history: History) -> str:
         return ""
     never_started = int((unfinished & np.isnan(jobs.first_start)).sum())
     started = f" ({never_started:,} never started)" if never_started else ""
-    summary = f"{count:,} of {len(jobs):,} job{'s' * (len(jobs) != 1)} did not finish{started}"
+    summary = f"{count:,} of {format_count(len(jobs), 'job')} did not finish{started}"
     return f"{summary}: {' · '.join(_reasons(history))}"
 
 

@@ -40,7 +40,4 @@ from .synthetic import (
     generate as generate,
 )
 from .text_source import BadCell as BadCell
-from .trace import (
-    Trace as Trace,
-    format_count as format_count,
-)
+from .trace import Trace as Trace

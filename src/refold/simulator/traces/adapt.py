@@ -11,12 +11,12 @@ from pathlib import Path
 import msgspec
 
 from refold.errors import UnknownName
-from refold.model import WHOLE, Cluster, Demand, Job
+from refold.model import WHOLE, Cluster, Demand, Job, format_count
 from refold.model.documents import load_yaml, read_text
 from refold.placement import FreeResources
 from refold.planning.catalogue import matching_gpu_names
 from refold.simulator.traces.clusters import UNKNOWN_GPU_TYPE
-from refold.simulator.traces.trace import Trace, format_count
+from refold.simulator.traces.trace import Trace
 
 MAX_TYPES_LISTED = 4
 """GPU types that a note lists by name; the others are only counted."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from refold.errors import BadRow
-from refold.model import Demand, Job
+from refold.model import Demand, Job, format_count
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 REPLACEMENT = "\ufffd"
@@ -34,11 +34,6 @@ class Trace:
     def gpu_seconds(self) -> float:
         """Total work in GPU-seconds; jobs of unknown duration count as 0."""
         return sum(job.demand.total_gpus * (job.work or 0.0) for job in self.jobs)
-
-
-def format_count(count: int, noun: str) -> str:
-    """Format a count and a noun: '1 job', '2 jobs', '1,500 jobs'."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def whole_file_note(count: int, noun: str, what: str) -> str:

@@ -7,7 +7,7 @@ from html import escape
 
 from refold.simulator.results import IntervalChart, IntervalRow, Ratio, html_page
 from refold.simulator.tuning.bootstrap import Interval
-from refold.simulator.tuning.report import ReportPolicy, ReportRow, TuningReport, format_setting
+from refold.simulator.tuning.report import ReportRow, TuningReport, format_setting
 from refold.simulator.tuning.trade_off import MEASURES
 
 TITLES = {
@@ -59,7 +59,3 @@ def _settings_table(report: TuningReport) -> str:
         for point in points
     )
     return f"<table><tr>{head}</tr>\n{lines}</table>" if points else ""
-
-
-def _setting(point: ReportPolicy, name: str) -> str:
-    return format_setting(point.settings.get(name, ""))

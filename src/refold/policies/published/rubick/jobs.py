@@ -4,38 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
-from typing import NamedTuple
 
 from refold.core import View
 from refold.model import Allocation, Job, Milli, Plan, Seconds
 from refold.planning.plans import Speed
 from refold.policies.common import Option, ProgressEstimator
 from refold.policies.published.rubick.ledger import Ledger, NodeShare
-from refold.policies.published.rubick.sensitivity_curves import GpuCurve, SensitivityCurves
+from refold.policies.published.rubick.sensitivity_curves import MIN_GAIN_PER_GPU, GpuCurve, SensitivityCurves
+
+AGEING_SECONDS: Seconds = 200_000.0
+"""Jobs that have waited this long go first: the value of the paper's artifact."""
 
 
-class RubickSettings(NamedTuple):
-    """The settings of the policy that a round uses."""
-
-    restart_seconds: Seconds
-    min_gain_per_gpu: float
-    require_payback: bool
-    ageing_seconds: Seconds
-    resources: bool
-    """Whether jobs may get other amounts of resources than they requested."""
+def ages_at(job: Job) -> Seconds:
+    """Return when a job that still waits goes first."""
+    return job.submitted + AGEING_SECONDS
 
 
 class RubickJobs:
     """All waiting and running jobs at the time of a view: curves, guarantees and age."""
 
-    def __init__(
-        self, view: View, estimator: ProgressEstimator, curves: SensitivityCurves, settings: RubickSettings
-    ) -> None:
-        self.view, self.settings = view, settings
+    def __init__(self, view: View, estimator: ProgressEstimator, curves: SensitivityCurves, resources: bool) -> None:
+        """`resources`: whether jobs may get other amounts of resources than they requested."""
+        self.view, self.resources = view, resources
         self._estimator, self._curves = estimator, curves
         self.by_id: dict[str, Job] = {**view.waiting, **view.active}
         self.guaranteed = curves.guarantees.guaranteed_jobs(view)
-        self.aged = {job.id for job in view.waiting.values() if view.now - job.submitted >= settings.ageing_seconds}
+        self.aged = {job.id for job in view.waiting.values() if view.now - job.submitted >= AGEING_SECONDS}
 
     def can_model(self, job_id: str) -> bool:
         """Return whether the speed of a job is known."""
@@ -112,7 +107,7 @@ class Sensitivity:
 
     def can_lose(self, job_id: str) -> bool:
         """Whether a job has more than its minimum resource demand."""
-        return self._jobs.settings.resources and self._ledger.gpus(job_id) > self._jobs.minimum(job_id)
+        return self._jobs.resources and self._ledger.gpus(job_id) > self._jobs.minimum(job_id)
 
     def is_below_minimum(self, job_id: str) -> bool:
         """Return whether a job has less than its minimum resource demand."""
@@ -126,8 +121,8 @@ class Sensitivity:
 
     def cpu_gain(self, job_id: str) -> float:
         """Return the gain from one more CPU, normalised by the speed of the request; 0 if it is too small to count."""
-        settings, plan = self._jobs.settings, self._plans.get(job_id)
-        if not settings.resources or (plan is not None and not plan.offload):
+        plan = self._plans.get(job_id)
+        if not self._jobs.resources or (plan is not None and not plan.offload):
             return 0.0
         layout, cpus = self._ledger.layout(job_id), self._ledger.cpus(job_id)
         if not layout or not cpus:
@@ -136,7 +131,7 @@ class Sensitivity:
         if now is None or then is None or not then.plan.offload:
             return 0.0
         gain = self._jobs.gain_of(job_id, now, then)
-        return gain if gain >= settings.min_gain_per_gpu / 10 else 0.0
+        return gain if gain >= MIN_GAIN_PER_GPU / 10 else 0.0
 
     def spare_cpu_milli(self, job_id: str, node: int) -> Milli:
         """Return the CPUs of a job on a node beyond those requested per GPU."""

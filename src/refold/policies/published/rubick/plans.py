@@ -80,12 +80,12 @@ class PlanChooser:
 
     def _is_worthwhile(self, job_id: str, before: float, after: float, savepoint: int) -> bool:
         """Whether a run saves more time than its own restart and those of its victims cost; True for waiting jobs."""
-        runs, settings = self._jobs.view.runs, self._jobs.settings
+        runs = self._jobs.view.runs
         if not before:
             return True
         if after <= before or job_id not in self._ledger.changed_since(savepoint):
             return False
-        if not settings.require_payback or job_id not in runs:
+        if job_id not in runs:
             return True
         remaining = self._jobs.remaining_work(job_id)
         changed = [other for other in self._ledger.changed_since(savepoint) if other in runs]

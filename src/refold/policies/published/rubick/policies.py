@@ -12,9 +12,8 @@ the victim's loss is below the job's gain, or the job is below its own minimum. 
 choose the best plan for the resources gathered, and allocate host memory for it. If the job has not reached its
 minimum, or no plan fits, roll everything back.
 
-The paper leaves three rules open; they are settings, described in docs/policies/rubick.md: the smallest gain for which
-a job takes more GPUs (`min_gain_per_gpu`), the reconfiguration penalty (`require_payback`), and ageing
-(`ageing_seconds`).
+The paper leaves three rules open, described in docs/policies/rubick.md: the smallest gain for which a job takes more
+GPUs (`MIN_GAIN_PER_GPU`), the reconfiguration penalty, and ageing (`AGEING_SECONDS`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from refold.model import NO_CHANGE, Decision, Seconds
 from refold.placement import Placer
 from refold.planning.plans import CATALOGUE_ONLY, Knowledge
 from refold.policies.common import OptionCache, ProgressEstimator, Reasons, Transition, ended_jobs, has_external_changes
-from refold.policies.published.rubick.jobs import RubickJobs, RubickSettings
+from refold.policies.published.rubick.jobs import RubickJobs, ages_at
 from refold.policies.published.rubick.round import RubickRound
 from refold.policies.published.rubick.sensitivity_curves import SensitivityCurves
 
@@ -46,26 +45,12 @@ class Rubick:
     def __init__(
         self,
         restart_seconds: float = 78.0,
-        min_gain_per_gpu: float = 0.01,
-        require_payback: bool = True,
-        ageing_seconds: float = 200_000.0,
         knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
     ) -> None:
-        """Create the policy.
-
-        `restart_seconds`: assumed cost of reshaping a run. `min_gain_per_gpu`: smallest gain per additional GPU that
-        counts, as a fraction of the speed of the job's request. `require_payback`: reshape a run only if that saves
-        more time than the restarts cost. `ageing_seconds`: jobs that have waited this long go first.
-        """
-        if not (0 <= restart_seconds < inf and min_gain_per_gpu >= 0):
-            raise BadValue(
-                f"restart_seconds is {restart_seconds}, min_gain_per_gpu is {min_gain_per_gpu}, expected numbers ≥ 0"
-            )
-        if not ageing_seconds > 0:
-            raise BadValue(f"ageing_seconds is {ageing_seconds}, expected a number > 0")
-        self._settings = RubickSettings(
-            restart_seconds, min_gain_per_gpu, require_payback, ageing_seconds, self.resources
-        )
+        """Create the policy; `restart_seconds`: assumed cost of reshaping a run."""
+        if not 0 <= restart_seconds < inf:
+            raise BadValue(f"restart_seconds is {restart_seconds}, expected a number ≥ 0")
+        self._restart_seconds = restart_seconds
         self._placer = Placer("best-fit")
         self._knowledge = Knowledge.from_settings(knowledge)
         self._transition = Transition()
@@ -77,9 +62,9 @@ class Rubick:
     def decide(self, view: View) -> Decision:
         """Run a round if anything relevant has changed; otherwise continue the transition under way."""
         if self._estimator is None:
-            self._estimator = ProgressEstimator(view, self._knowledge, self._settings.restart_seconds)
+            self._estimator = ProgressEstimator(view, self._knowledge, self._restart_seconds)
             options = OptionCache(self._estimator.speeds, self.plans, self.resources)
-            self._curves = SensitivityCurves(self._estimator, options, self._settings.min_gain_per_gpu)
+            self._curves = SensitivityCurves(self._estimator, options)
         for job_id in ended_jobs(view):
             self._curves.forget(job_id)
         corrected = self._estimator.learn(view)
@@ -91,7 +76,7 @@ class Rubick:
         if not (has_external_changes(view) or corrected or requeued) and view.now < self._wake_at:
             return self._with_reasons(view, NO_CHANGE) if view.changes.requeued else NO_CHANGE
         self._last_round, self._wake_at = view.now, self._next_ageing(view)
-        round_ = RubickRound(RubickJobs(view, self._estimator, self._curves, self._settings), self._placer)
+        round_ = RubickRound(RubickJobs(view, self._estimator, self._curves, self.resources), self._placer)
         round_.schedule_all()
         return self._with_reasons(view, self._transition.step_towards(view, round_.draft.target()))
 
@@ -104,8 +89,8 @@ class Rubick:
         return msgspec.structs.replace(decision, waits=waits, wake_at=wake_at)
 
     def _next_ageing(self, view: View) -> Seconds:
-        """Return when the next waiting job reaches `ageing_seconds`."""
-        ends = (job.submitted + self._settings.ageing_seconds for job in view.waiting.values())
+        """Return when the next waiting job has aged."""
+        ends = (ages_at(job) for job in view.waiting.values())
         return min((end for end in ends if end > view.now), default=inf)
 
 

@@ -11,6 +11,9 @@ from refold.model import Job
 from refold.planning.plans import Curve, CurvePoint, Speed, requested_layout
 from refold.policies.common import GuaranteeRules, OptionCache, ProgressEstimator
 
+MIN_GAIN_PER_GPU = 0.01
+"""Smallest gain per additional GPU that counts, as a fraction of the requested speed: less is not worth a GPU."""
+
 
 class GpuCurve(NamedTuple):
     """GPU sensitivity curve of a job on one GPU type: gain from one more GPU and loss from one fewer, by GPU count.
@@ -49,14 +52,14 @@ class GpuCurve(NamedTuple):
 class SensitivityCurves:
     """Resource sensitivity curves, normalised by the speed of the request, cached by job and by kind of job."""
 
-    def __init__(self, estimator: ProgressEstimator, options: OptionCache, min_gain_per_gpu: float) -> None:
-        self._estimator, self.options, self._min_gain_per_gpu = estimator, options, min_gain_per_gpu
+    def __init__(self, estimator: ProgressEstimator, options: OptionCache) -> None:
+        self._estimator, self.options = estimator, options
         self.guarantees = GuaranteeRules(estimator, options)
         self._by_kind: dict[tuple[object, ...], GpuCurve] = {}
         self._by_job: dict[str, GpuCurve] = {}
 
     def for_job(self, job: Job) -> GpuCurve:
-        """Return the curve on the job's fastest GPU type, without points that gain less than `min_gain_per_gpu`."""
+        """Return the curve on the job's fastest GPU type, without points that gain less than `MIN_GAIN_PER_GPU`."""
         curve = self._by_job.get(job.id)
         if curve is None:
             curve = self._by_job[job.id] = self._find_curve(job)
@@ -89,7 +92,7 @@ class SensitivityCurves:
                 gain = speed - points[-1].samples_per_second if points else inf
                 more = option.gpus - points[-1].amount if points else 1
                 same_type = option.demand.gpu_types == best.demand.gpu_types
-                if same_type and gain > 0 and gain >= self._min_gain_per_gpu * more:
+                if same_type and gain > 0 and gain >= MIN_GAIN_PER_GPU * more:
                     points.append(CurvePoint(option.gpus, speed, option.plan or speeds.own_plan(job)))
             self._by_kind[key] = GpuCurve.from_points(points, gpu_type)
         return self._by_kind[key]

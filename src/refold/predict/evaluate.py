@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from refold.model import HOUR, MINUTE, Job, Seconds
-from refold.predict import Floats
-from refold.simulator.research.comparators import QUANTILE_LEVELS, PredictorQuantiles, QuantilePredictor
+from refold.predict.comparators import QUANTILE_LEVELS, PredictorQuantiles, QuantilePredictor
+from refold.predict.layout import Floats
 
 Clock = Callable[[], Seconds]
 """Returns the process time, for measuring the cost of predictions."""

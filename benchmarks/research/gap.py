@@ -1,32 +1,21 @@
 """Optimality gap of a policy, decision by decision, on clusters small enough to compute the optimum.
 
-After each decision, the total normalised throughput of the running jobs (see `optimal`) is compared
+After each decision, the total normalised throughput of the running jobs (see `benchmarks.research.optimal`) is compared
 with the largest total that the same jobs can reach on the same nodes. The gap is the missing fraction. The optimum does
 not look ahead, so a policy that holds back now to gain later has a gap for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.research.optimal import OptimumSearch, throughput_of
 from refold.core import Policy, View
 from refold.errors import BadInput
-from refold.journal import History
 from refold.model import Allocation, Decision, Seconds
 from refold.planning.plans import CATALOGUE_ONLY, Knowledge, Speeds
 from refold.policies.common import Draft
-from refold.simulator.research.optimal import OptimumSearch, throughput_of
-from refold.simulator.results import Measures, ReportRun
-
-
-@dataclass(frozen=True, slots=True)
-class GapRun(ReportRun):
-    """A simulated run with its mean gap, 0 to 1; None if it is unavailable, with the reason."""
-
-    gap: float | None = None
-    unavailable: str = ""
 
 
 def running_after(view: View, decision: Decision) -> dict[str, Allocation]:
@@ -71,10 +60,6 @@ class GapMeter:
             return None
         return sum(self._gaps.values()) / len(self._gaps)
 
-    def report_run(self, name: str, history: History, measures: Measures) -> GapRun:
-        """Return the results of a simulation with its gap."""
-        return GapRun(name, history, measures, self.gap, self.unavailable)
-
     def decide(self, view: View) -> Decision:
         """Return the policy's decision. The optimum is computed first, since policies modify the view's trial state."""
         best = self._find_best(view)
@@ -109,10 +94,3 @@ def _cache_key(view: View) -> object:
         if not view.is_preemptible(job_id) or not free.is_placement_up(allocation.placement)
     }
     return frozenset((*view.waiting, *view.active)), frozenset(fixed.items()), free.down_nodes, free.down_gpus
-
-
-def gap_notes(runs: Sequence[ReportRun]) -> list[str]:
-    """Return the reasons why gaps are unavailable, each once."""
-    return list(
-        dict.fromkeys(f"no gap: {run.unavailable}" for run in runs if isinstance(run, GapRun) and run.unavailable)
-    )

@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 
 from refold.model import Job
 from refold.predict import Floats
-from refold.simulator.research.comparators import (
+from refold.predict.comparators import (
     COMPARATORS,
     QUANTILE_LEVELS,
     GroupHistory,
@@ -19,7 +19,7 @@ from refold.simulator.research.comparators import (
     PredictorQuantiles,
     TimeLimit,
 )
-from refold.simulator.research.evaluate import (
+from refold.predict.evaluate import (
     evaluate_at_submission,
     evaluate_while_running,
     pinball_loss,

@@ -12,7 +12,9 @@ from typing import Protocol
 import numpy as np
 
 from refold.model import Job, Seconds
-from refold.predict import Floats, Predictor, quantiles
+from refold.predict.layout import Floats
+from refold.predict.predictor import Predictor
+from refold.predict.survival import quantiles
 
 QUANTILE_LEVELS = (0.025, *(percent / 100 for percent in range(5, 96, 5)), 0.975)
 """Quantile levels that every predictor is evaluated at: 5 % to 95 % in steps of 5 %, and the 95 % interval's ends."""
