@@ -30,19 +30,22 @@ kernels: $(VENV)/installed.test  ## compile the kernels that have changed; `make
 check: kernels  ## before a commit: lint, check types, run the fast tests of what has changed
 	@$(BIN)/python tools/check.py -- $(PARALLEL) -m '$(NO_ENGINE)'
 
+# While mypy uses one core, pytest compiles the tests: with an empty cache, each of its workers would do that.
 test: kernels  ## lint, check types, run all tests that need no engine; prints the time of each part
 	@failed=0; \
 	part() { \
 		started=$$(date +%s); "$$@" || failed=1; \
 		echo "$$(( $$(date +%s) - started )) s: $$*"; \
 	}; \
+	$(BIN)/pytest --collect-only --quiet >/dev/null 2>&1 & compiled=$$!; \
 	part $(BIN)/ruff check .; \
 	part $(BIN)/ruff format --check .; \
 	part $(BIN)/mypy; \
+	wait $$compiled || true; \
 	part $(RUN_TESTS)/test.xml $(PARALLEL) --durations 25 -m '$(NO_ENGINE)'; \
 	exit $$failed
 
-test-long: kernels  ## run the property-based tests with ten times as many examples, of a random seed
+test-long: kernels  ## run the property-based tests with ten times as many examples, of a random seed, and tests on further seeds
 	@$(RUN_TESTS)/test-long.xml --long $(PARALLEL) --durations 25 -m '$(NO_ENGINE)'
 
 test-install: $(VENV)/installed.test  ## build the package, install it into an empty environment, and use it there

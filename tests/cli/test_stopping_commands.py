@@ -121,9 +121,8 @@ def test_tune_ends_with_its_workers_and_keeps_its_results(
     wait_at_gate(tmp_path, 2)
     command.process.send_signal(number)
     found, err = command.wait_until_ended()
-    assert found == status
-    if number != signal.SIGKILL:
-        assert err == f"stopped; the same command continues with what is in {study}\n"
+    printed = "" if number == signal.SIGKILL else f"stopped; the same command continues with what is in {study}\n"
+    assert (found, "" if number == signal.SIGKILL else err) == (status, printed)
     assert len(lines_of(study)) == 2
 
 

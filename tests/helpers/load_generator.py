@@ -17,7 +17,10 @@ from refold.client.api.wire import Submission
 
 
 class Load(msgspec.Struct, frozen=True):
-    """The load of one process: number of clients, total submissions per second, and duration."""
+    """The load of one process: number of clients, total submissions per second, and duration.
+
+    `at_least`: submissions of each client, however long they take.
+    """
 
     address: str
     token: str
@@ -26,6 +29,7 @@ class Load(msgspec.Struct, frozen=True):
     seconds: float
     name: str
     hold: bool = False
+    at_least: int = 0
 
 
 class LoadResult(msgspec.Struct, frozen=True):
@@ -71,9 +75,10 @@ class _Client:
         interval = self._load.clients / self._load.per_second
         due = self._start + interval * self._number / self._load.clients
         count = 0
-        while due < self._start + self._load.seconds:
+        end = self._start + self._load.seconds
+        while due < end or count < self._load.at_least:
             time.sleep(max(0.0, due - time.monotonic()))
-            if time.monotonic() > self._start + self._load.seconds:
+            if time.monotonic() > end and count >= self._load.at_least:
                 return
             self._submit(f"{self._load.name}-{self._number}-{count}")
             count += 1

@@ -1,4 +1,7 @@
-"""Options of pytest: `--fast` leaves out tests that were measured to be slow, `--long` looks for more examples."""
+"""Options of pytest: `--fast` leaves out tests that were measured to be slow, `--long` looks for more examples.
+
+Cases with the marker `long` repeat a test on further seeds or combinations; they run with `--long` only.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("refold")
     group.addoption("--fast", action="store_true", help="leave out the tests in tests/slow_tests.txt")
-    group.addoption("--long", action="store_true", help=f"only property-based tests, with {LONG_FACTOR} x the examples")
+    group.addoption(
+        "--long", action="store_true", help=f"long cases, and property-based tests with {LONG_FACTOR} x the examples"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -26,9 +31,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = set(SLOW_TESTS.read_text().splitlines()) if SLOW_TESTS.exists() else set()
         _keep(config, items, [item for item in items if _name(item) not in slow])
     if config.getoption("--long"):
-        _keep(config, items, [item for item in items if is_hypothesis_test(getattr(item, "obj", None))])
-        for item in items:
+        properties = [item for item in items if is_hypothesis_test(getattr(item, "obj", None))]
+        for item in properties:
             _look_for_more_examples(getattr(item, "obj", None))
+        _keep(config, items, [item for item in items if item in set(properties) or _is_long(item)])
+    else:
+        _keep(config, items, [item for item in items if not _is_long(item)])
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:

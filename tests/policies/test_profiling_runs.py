@@ -41,7 +41,8 @@ STEP_SECONDS = {"DP4": 1.0, "DP1 TP4": 0.5, "DP2 TP2": 0.8}
 
 class TestContract(PolicyContract):
     reshapes = True
-    reshaping_seeds = range(2)
+    seeds = range(2)
+    reshaping_seeds = range(1)
 
     def make_policy(self) -> Policy:
         return make_policy("refold", {"profile": {"share": 1.0}})

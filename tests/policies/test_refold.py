@@ -39,7 +39,6 @@ COSTS = Costs(restart=78.0, report_every=60.0)
 
 class TestContract(PolicyContract):
     reshapes = True
-    reshaping_seeds = range(4)
 
     def make_policy(self) -> Policy:
         return Refold()
@@ -48,6 +47,7 @@ class TestContract(PolicyContract):
 class TestContractWithoutTrust(PolicyContract):
     reshapes = True
     seeds = range(2)
+    reshaping_seeds = range(1)
 
     def make_policy(self) -> Policy:
         return Refold(
@@ -357,11 +357,11 @@ class TestGuarantees:
         jobs = [rigid("short", 8, 0, 50), make_job("sure", tenant=tenant, gpus=gpus, at=20, work=100)]
         assert Simulation(jobs, cluster=cluster).starts[1] == (starts, "sure", gpus)
 
-    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
     def test_no_guarantee_is_broken_if_the_performance_model_is_exact(self, seed: int) -> None:
         self._check_guarantees(*reshapable_workload(seed))
 
-    @pytest.mark.parametrize("seed", [5, 9, 14, 19])
+    @pytest.mark.parametrize("seed", [5, 9, *(pytest.param(seed, marks=pytest.mark.long) for seed in (14, 19))])
     def test_no_guarantee_is_broken_on_a_crowded_cluster(self, seed: int) -> None:
         """The quota is the whole cluster, so guaranteed jobs often fit only if others are shrunk or moved."""
         rng, jobs = Random(seed), []
@@ -569,7 +569,7 @@ class CheckedTable(Refold):
 def test_what_is_kept_of_jobs_between_rounds_is_up_to_date(cluster: Cluster) -> None:
     jobs = [
         rigid(f"job-{number}", 1 + number % 8, 3 * number, 60 + number % 500, preemptible=number % 5 > 0)
-        for number in range(200)
+        for number in range(100)
     ]
     classes = ("guaranteed", "best-effort")
     for number in range(20):
@@ -604,7 +604,7 @@ def test_decisions_do_not_depend_on_how_many_runs_are_ranked_at_first(
     random = Random(3)
     jobs = [
         rigid(f"job-{number:03}", random.choice([1, 2, 4, 8]), 20 * number, random.choice([60, 600, 6000, 60_000]))
-        for number in range(120)
+        for number in range(80)
     ]
 
     def entries(ranked: int) -> list[Entry]:
@@ -615,4 +615,4 @@ def test_decisions_do_not_depend_on_how_many_runs_are_ranked_at_first(
 
     all_ranked = entries(1000)
     assert sum(isinstance(order, StopRun) for entry in all_ranked for order in entry.orders) > 15
-    assert entries(1) == entries(3) == all_ranked
+    assert entries(2) == all_ranked

@@ -30,8 +30,10 @@ def stream(daemon: RealDaemon) -> socket.socket:
 def test_acknowledged_jobs_of_many_clients_survive_a_crash(tmp_path: Path) -> None:
     state = tmp_path / "state"
     first = RealDaemon(state, slots=1)
-    blocker = first.client().submit(name="long", command=["sleep", "60"])
-    load = Load(first.startup.address, first.startup.token, clients=10, per_second=200.0, seconds=1.5, name="one")
+    blocker = first.client().submit(name="long", command=["sleep", "600"])
+    load = Load(
+        first.startup.address, first.startup.token, clients=10, per_second=200.0, seconds=1.5, name="one", at_least=6
+    )
     results = submit_load([load, replace(load, name="two")])
     first.kill()
     ids = [job for one in results for job in one.ids]
@@ -44,7 +46,7 @@ def test_acknowledged_jobs_of_many_clients_survive_a_crash(tmp_path: Path) -> No
 def test_the_pages_of_a_long_queue_are_complete(tmp_path: Path) -> None:
     with RealDaemon(tmp_path / "state", slots=1) as daemon:
         client = daemon.client(timeout=60)
-        client.submit(name="long", command=["sleep", "60"])
+        client.submit(name="long", command=["sleep", "600"])
         ids = [
             job.id
             for _ in range(3)
@@ -58,7 +60,7 @@ def test_the_pages_of_a_long_queue_are_complete(tmp_path: Path) -> None:
 def test_slow_or_vanished_listeners_block_nothing(tmp_path: Path) -> None:
     with RealDaemon(tmp_path / "state", slots=1) as daemon, stream(daemon):
         client = daemon.client()
-        client.submit(name="long", command=["sleep", "60"])
+        client.submit(name="long", command=["sleep", "600"])
         for _ in range(20):
             stream(daemon).close()
         for _ in range(5):

@@ -24,11 +24,14 @@ PATHS = {
     "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
 }
 
+CHART = pytest.param("chart", marks=pytest.mark.kubernetes)  # without Helm, a Go program is compiled to render it
+
 
 def by_name(objects: list[Json]) -> dict[str, Json]:
     return {f"{body['kind']} {body['metadata']['name']}": body for body in objects}
 
 
+@pytest.mark.kubernetes
 def test_the_chart_has_the_objects_of_the_kustomization() -> None:
     plain, chart = by_name(kustomized()), by_name(charted())
     del plain["Namespace refold"]  # Helm creates it with --create-namespace
@@ -38,7 +41,7 @@ def test_the_chart_has_the_objects_of_the_kustomization() -> None:
     assert config[0] == config[1]
 
 
-@pytest.mark.parametrize("source", ["kustomize", "chart"])
+@pytest.mark.parametrize("source", ["kustomize", CHART])
 def test_the_configuration_is_one_that_the_daemon_accepts(source: str) -> None:
     found = by_name(kustomized() if source == "kustomize" else charted())["ConfigMap refold"]
     config = parse_config(found["data"]["refold.yaml"], "refold.yaml")
@@ -46,6 +49,7 @@ def test_the_configuration_is_one_that_the_daemon_accepts(source: str) -> None:
     assert "refold.refold.svc" in config.serve.allowed_hosts
 
 
+@pytest.mark.kubernetes
 def test_values_of_the_chart() -> None:
     values = {"replicas": 1, "accessMode": "ReadWriteOnce", "storageClass": "fast", "image": "mine:1"}
     chart = by_name(charted({**values, "config": {"policy": {"name": "refold"}}}, namespace="gpu"))

@@ -45,7 +45,7 @@ def test_the_page_shows_the_errors_of_fits_to_seven_samples() -> None:
 
 
 @published
-@pytest.mark.parametrize("benchmark", [rubick, rubick_all], ids=lambda benchmark: benchmark.__name__)
+@pytest.mark.parametrize("benchmark", [rubick, pytest.param(rubick_all, marks=pytest.mark.long)])
 def test_the_committed_rubick_tables_equal_the_output_of_the_command(benchmark: ModuleType) -> None:
     committed = COMMITTED.parent / f"{benchmark.__name__.rpartition('.')[2]}.md"
     assert_same_figures(committed.read_text(encoding="utf-8"), benchmark.report() + "\n")
