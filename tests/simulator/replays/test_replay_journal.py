@@ -95,7 +95,7 @@ def test_what_has_no_journaled_replay() -> None:
     assert has_replay("fifo", jobs)
     assert has_replay("fifo-skip", jobs)
     assert has_replay("easy", jobs, durations="known", start_estimates=False)
-    assert not has_replay("easy", jobs, durations="known")  # it makes start estimates
+    assert not has_replay("easy", jobs, durations="known", start_estimates=True)  # it makes start estimates
     assert not has_replay("easy", jobs, start_estimates=False)  # it predicts run times
     assert not has_replay("easy", too_large, durations="known", start_estimates=False)
     assert not has_replay("fifo", jobs, placement="genetic")
