@@ -20,7 +20,7 @@ from benchmarks.kubernetes.processes import Process, run_process
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, ObjectList
 from refold.engines.kubernetes.mirror import Reflector
 from refold.engines.kubernetes.nodes import down_reason
-from refold.engines.kubernetes.objects import Node, Pod
+from refold.engines.kubernetes.objects import ApiNode, Pod
 from refold.engines.kubernetes.pod_states import pod_path
 
 SECONDS_ANNOTATION = "refold.dev/benchmark-duration"
@@ -79,7 +79,7 @@ def wait_until_ready(api: ApiServer, process: Process) -> None:
     """Wait until all nodes are ready, or KWOK has ended."""
     deadline = time.monotonic() + READY_SECONDS
     while process.poll() is None and any(
-        down_reason(node) for node in api.get("/api/v1/nodes", ObjectList[Node]).items
+        down_reason(node) for node in api.get("/api/v1/nodes", ObjectList[ApiNode]).items
     ):
         if time.monotonic() > deadline:
             raise RuntimeError(f"some nodes are not ready after {READY_SECONDS:g} s")

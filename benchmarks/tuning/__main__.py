@@ -12,7 +12,7 @@ from benchmarks.tuning.page import GainRow, SearchRow, render
 from benchmarks.tuning.searches import HALVING, RANDOM, TPE, has_optuna, run_search
 from benchmarks.workloads import missing
 from refold.policies import POLICIES
-from refold.simulator.tuning import OBJECTIVES, Budget, Goal, ReportPolicy
+from refold.simulator.tuning import OBJECTIVES, Goal, ReportPolicy, TrialBudget
 
 PAGE = FOLDER / "tuning.md"
 STUDIES = REPOSITORY / "build" / "tuning"
@@ -45,7 +45,7 @@ def measure_gain(history: str, policy: str, workers: int) -> GainRow:
         if name != policy
     )
     with tuner_of(workload, STUDIES, workers) as tuner:
-        result = tuner.tune(tuned_policy(policy), Goal(OBJECTIVE, others), Budget(TRIALS[policy]))
+        result = tuner.tune(tuned_policy(policy), Goal(OBJECTIVE, others), TrialBudget(TRIALS[policy]))
     print(f"{history} {policy}: {result.report.gains}", file=sys.stderr, flush=True)
     return GainRow(history, policy, result)
 

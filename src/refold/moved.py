@@ -47,4 +47,4 @@ class MovedFolders:
 
 def find_moved_folders() -> None:
     """Let the earlier names be imported. The finder comes last: it is asked for nothing that exists."""
-    sys.meta_path.append(MovedFolders())  # type: ignore[arg-type]  # its base class takes long to import
+    sys.meta_path.append(MovedFolders())

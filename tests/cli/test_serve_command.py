@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from refold.cli.commands.serve import _print_ready
-from refold.server import Ready
+from refold.server import DaemonReady
 
 
 @pytest.mark.parametrize("home", ["state", "elsewhere"])
@@ -17,7 +17,7 @@ def test_commands_of_another_terminal_need_refold_home_only_if_the_state_folder_
 ) -> None:
     monkeypatch.setenv("REFOLD_HOME", str(tmp_path / home))
     monkeypatch.chdir(tmp_path)
-    _print_ready(Ready("http://127.0.0.1:7170", "rf_x", 0, 0, []), Path("state"))
+    _print_ready(DaemonReady("http://127.0.0.1:7170", "rf_x", 0, 0, []), Path("state"))
     hint = f"  export REFOLD_HOME={tmp_path}/state\n" if home == "elsewhere" else ""
     assert capsys.readouterr().out.endswith(
         "next, in another terminal:\n"

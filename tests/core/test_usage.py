@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, strategies as st
 from scripted_policy import ScriptedPolicy, on
 
-from refold.core import Account, Scheduler, decayed_gpu_seconds
+from refold.core import Scheduler, TenantUser, decayed_gpu_seconds
 from refold.core.events import JobSubmitted, RunFinished
 from refold.core.usage import FINEST, MAX_AGE, MAX_AMOUNTS, Usage
 from refold.model import DAY, HOUR, Decision, Start
 from refold.testing import make_cluster, make_job
 
-ANN, BOB = Account("vision", "ann"), Account("vision", "bob")
+ANN, BOB = TenantUser("vision", "ann"), TenantUser("vision", "bob")
 
 
 def test_gpu_time_counts_half_after_one_half_life() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from refold.engines.kubernetes.objects import Node, Pod
+from refold.engines.kubernetes.objects import ApiNode, Pod
 
 Json = dict[str, Any]
 
@@ -58,9 +58,9 @@ def pod_json(name: str, gpus: int = 1, **fields: Any) -> Json:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 
 
-def make_node(name: str, gpus: int = 8, **fields: Any) -> Node:
+def make_node(name: str, gpus: int = 8, **fields: Any) -> ApiNode:
     """Return a decoded node."""
-    return msgspec.json.decode(msgspec.json.encode(node_json(name, gpus, **fields)), type=Node)
+    return msgspec.json.decode(msgspec.json.encode(node_json(name, gpus, **fields)), type=ApiNode)
 
 
 def make_pod(name: str, gpus: int = 1, **fields: Any) -> Pod:

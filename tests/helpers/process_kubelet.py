@@ -21,7 +21,7 @@ from kubernetes_objects import Json, node_json
 from refold.engines.kubernetes.api_server import ApiError, ApiServer
 from refold.engines.kubernetes.mirror import Reflector
 from refold.engines.kubernetes.nodes import down_reason
-from refold.engines.kubernetes.objects import Metadata, Node
+from refold.engines.kubernetes.objects import ApiNode, Metadata
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 HEARTBEAT_SECONDS = 2.0
@@ -106,7 +106,7 @@ class ProcessKubelet:
 
     def _report_ready(self, name: str) -> None:
         """Set the status of a node again if it was declared lost, as after a long restart of the API server."""
-        found = self._api.get(f"/api/v1/nodes/{name}", Node)
+        found = self._api.get(f"/api/v1/nodes/{name}", ApiNode)
         if down_reason(found):
             self._api.patch(f"/api/v1/nodes/{name}/status", {"status": self._nodes[name]["status"]})
 

@@ -270,7 +270,7 @@ def _serve(options: DaemonOptions, folder: Path) -> None:
     from refold.engines.local.process_host import OwnProcesses
     from refold.server.config.reader import parse_config
     from refold.server.config.settings import ClusterConfig, Config, PolicyConfig, ServeConfig
-    from refold.server.daemon import Daemon, Ready
+    from refold.server.daemon import Daemon, DaemonReady
     from refold.server.monitor.machine import build_layout, open_machine
     from refold.server.signals import TERMINATION_SIGNALS
 
@@ -299,7 +299,7 @@ def _serve(options: DaemonOptions, folder: Path) -> None:
     )
     machine = open_machine(config.cluster)
 
-    def ready(ready: Ready) -> None:
+    def ready(ready: DaemonReady) -> None:
         from refold.client.address import read_address
 
         left = read_address(folder)

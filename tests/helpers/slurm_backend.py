@@ -10,7 +10,7 @@ from slurm_servers import SlurmServers
 
 from refold.engines.slurm.backend import SlurmBackend
 from refold.engines.slurm.cluster import SlurmCluster, map_nodes
-from refold.engines.slurm.held_pool import Pool
+from refold.engines.slurm.held_pool import HeldPool
 from refold.engines.slurm.node_records import read_nodes
 from refold.engines.slurm.pool import PoolSettings
 from refold.engines.slurm.programs import Programs
@@ -38,7 +38,9 @@ class OnSlurm(BackendContract):
             report, programs, nodes, folder / "out", daemon, settings, pool=pool, grace=grace, poll=POLL_SECONDS
         )
 
-    def make_pool(self, programs: Programs, daemon: str, settings: SlurmSettings, nodes: SlurmCluster) -> Pool | None:
+    def make_pool(
+        self, programs: Programs, daemon: str, settings: SlurmSettings, nodes: SlurmCluster
+    ) -> HeldPool | None:
         """Return None: each run is a job."""
         del programs, daemon, settings, nodes
         return None
@@ -49,9 +51,9 @@ class InPool(OnSlurm):
 
     time_limit: float | None = None
 
-    def make_pool(self, programs: Programs, daemon: str, settings: SlurmSettings, nodes: SlurmCluster) -> Pool:
+    def make_pool(self, programs: Programs, daemon: str, settings: SlurmSettings, nodes: SlurmCluster) -> HeldPool:
         """Return a pool that has all nodes."""
-        pool = Pool(programs, daemon, settings, PoolSettings(len(nodes.groups), self.time_limit))
+        pool = HeldPool(programs, daemon, settings, PoolSettings(len(nodes.groups), self.time_limit))
 
         def is_complete() -> bool:
             pool.read(time.time())

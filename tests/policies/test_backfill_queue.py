@@ -11,7 +11,7 @@ from refold.core import Scheduler, View
 from refold.model import Demand, Share
 from refold.placement import Placer
 from refold.policies.backfill.bookings import Bookings
-from refold.policies.backfill.queue import LAST_POSITION, BackfillQueue, Gaps, QueuedJob, Request
+from refold.policies.backfill.queue import LAST_POSITION, BackfillQueue, Gaps, QueuedJob, QueuedRequest
 from refold.policies.backfill.sizing import JobSize
 from refold.testing import make_cluster, make_job
 
@@ -24,7 +24,7 @@ def queued(
 ) -> QueuedJob:
     """Return a job at the position (key, number)."""
     job = make_job(name, gpus=SECOND_LANE_GPUS if lane else gpus, at=at)
-    return QueuedJob(Request(job, ((key,), number), duration, duration), JobSize(job.demand, None, 1.0))
+    return QueuedJob(QueuedRequest(job, ((key,), number), duration, duration), JobSize(job.demand, None, 1.0))
 
 
 def make_queue(*jobs: QueuedJob, max_overtaken: int = 0, max_wait: float = inf) -> BackfillQueue:
@@ -213,7 +213,7 @@ class TestGaps:
 
     def test_a_gang_is_reopened_whichever_node_was_released(self) -> None:
         job = make_job("gang", instances=2)
-        gang = QueuedJob(Request(job, ((0,), 1), 5.0, 5.0), JobSize(job.demand, None, 1.0))
+        gang = QueuedJob(QueuedRequest(job, ((0,), 1), 5.0, 5.0), JobSize(job.demand, None, 1.0))
         gaps = self.make(gang)
         gaps.close(job.demand)
         bookings = empty_bookings(1, 1)
@@ -238,5 +238,5 @@ class TestGaps:
 
     def test_durations_are_those_at_the_chosen_size(self) -> None:
         job = make_job("a")
-        twice_as_fast = QueuedJob(Request(job, ((0,), 1), 60.0, 80.0), JobSize(Demand(gpus=2), None, 2.0))
+        twice_as_fast = QueuedJob(QueuedRequest(job, ((0,), 1), 60.0, 80.0), JobSize(Demand(gpus=2), None, 2.0))
         assert (twice_as_fast.duration, twice_as_fast.backfill_duration, twice_as_fast.gpus) == (30.0, 40.0, 2)

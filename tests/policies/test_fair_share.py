@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from scripted_policy import ScriptedPolicy
 
-from refold.core import Account, ListJournal, Scheduler
+from refold.core import ListJournal, Scheduler, TenantUser
 from refold.core.events import JobSubmitted, UsageRecorded
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadValue
@@ -19,13 +19,13 @@ from refold.simulator.modelled_speeds import ModelledSpeeds
 from refold.testing import make_cluster, make_job
 
 GPU_DAYS = 24 * 3600.0
-ANN, BOB, EVA = Account("vision", "ann"), Account("vision", "bob"), Account("speech", "eva")
+ANN, BOB, EVA = TenantUser("vision", "ann"), TenantUser("vision", "bob"), TenantUser("speech", "eva")
 HALF_LIFE = 7 * DAY
 
 
 def shares(
-    cluster: Cluster, gpu_days: dict[Account, float], accounts: list[Account], strength: float = 1.0
-) -> dict[Account, AccountShare]:
+    cluster: Cluster, gpu_days: dict[TenantUser, float], accounts: list[TenantUser], strength: float = 1.0
+) -> dict[TenantUser, AccountShare]:
     """Return the shares of accounts that have jobs, after some have used GPUs just now."""
     scheduler = Scheduler(cluster, ScriptedPolicy())
     used = [UsageRecorded(*account, ((0.0, days * GPU_DAYS),)) for account, days in gpu_days.items()]
@@ -34,7 +34,7 @@ def shares(
     return FairShare(strength, HALF_LIFE).shares(scheduler.view, jobs)
 
 
-def weights(*args: object) -> dict[Account, float]:
+def weights(*args: object) -> dict[TenantUser, float]:
     return {account: round(found.weight, 2) for account, found in shares(*args).items()}  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ from refold.core.orders import StartRun
 from refold.errors import BadValue
 from refold.model import Cluster, Demand, Job
 from refold.policies.common.options import Option
-from refold.policies.common.rounds import Budget
+from refold.policies.common.rounds import GpuBudget
 from refold.policies.published.optimus import Optimus, UnallocatedGpus, grow_by_marginal_gain
 from refold.simulator import simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
@@ -61,7 +61,7 @@ def test_the_job_that_saves_the_most_time_per_gpu_gets_its_next_size(gpus_left: 
     first = {"short": SCALES[0], "long": SCALES[0]}
     options = {"short": SCALES, "long": SCALES}
     granted = grow_by_marginal_gain(
-        first, options, {"short": 100.0, "long": 1000.0}, UnallocatedGpus(Budget({"A100": gpus_left * 1000}))
+        first, options, {"short": 100.0, "long": 1000.0}, UnallocatedGpus(GpuBudget({"A100": gpus_left * 1000}))
     )
     assert {job: option.gpus for job, option in granted.items()} == expected
 
@@ -69,7 +69,7 @@ def test_the_job_that_saves_the_most_time_per_gpu_gets_its_next_size(gpus_left: 
 def test_equal_gains_are_granted_in_order() -> None:
     first = {"b": SCALES[0], "a": SCALES[0]}
     granted = grow_by_marginal_gain(
-        first, {"a": SCALES, "b": SCALES}, {"a": 9.0, "b": 9.0}, UnallocatedGpus(Budget({"A100": 1000}))
+        first, {"a": SCALES, "b": SCALES}, {"a": 9.0, "b": 9.0}, UnallocatedGpus(GpuBudget({"A100": 1000}))
     )
     assert {job: option.gpus for job, option in granted.items()} == {"b": 2, "a": 1}
 
@@ -77,7 +77,7 @@ def test_equal_gains_are_granted_in_order() -> None:
 def test_a_job_does_not_grow_to_a_slower_size() -> None:
     slower = (option(1, 1.0), option(2, 0.9))
     granted = grow_by_marginal_gain(
-        {"job": slower[0]}, {"job": slower}, {"job": 100.0}, UnallocatedGpus(Budget({"A100": 8000}))
+        {"job": slower[0]}, {"job": slower}, {"job": 100.0}, UnallocatedGpus(GpuBudget({"A100": 8000}))
     )
     assert granted == {"job": slower[0]}
 
@@ -85,13 +85,13 @@ def test_a_job_does_not_grow_to_a_slower_size() -> None:
 def test_a_job_grows_on_its_own_gpu_type() -> None:
     both = (option(1, 1.0, "A100"), option(2, 9.0, "H100"), option(2, 1.8, "A100"))
     granted = grow_by_marginal_gain(
-        {"job": both[0]}, {"job": both}, {"job": 100.0}, UnallocatedGpus(Budget({"A100": 1000, "H100": 0}))
+        {"job": both[0]}, {"job": both}, {"job": 100.0}, UnallocatedGpus(GpuBudget({"A100": 1000, "H100": 0}))
     )
     assert granted == {"job": both[2]}
 
 
 def test_gpus_of_several_types_are_taken_together() -> None:
-    pool = UnallocatedGpus(Budget({"A100": 1000, "H100": 2000}))
+    pool = UnallocatedGpus(GpuBudget({"A100": 1000, "H100": 2000}))
     assert pool.take(option(2, 1.0, "A100", "H100"), 2000)
     assert not pool.take(option(1, 1.0, "H100"), 1000)  # both GPUs came from the type with the most left
     assert pool.take(option(1, 1.0, "A100"), 1000)

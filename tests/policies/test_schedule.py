@@ -10,7 +10,7 @@ from refold.core.events import Event, NodeLost
 from refold.model import Placement
 from refold.placement import Placer
 from refold.policies.backfill.bookings import Reservation
-from refold.policies.backfill.queue import BackfillQueue, Gaps, QueuedJob, Request
+from refold.policies.backfill.queue import BackfillQueue, Gaps, QueuedJob, QueuedRequest
 from refold.policies.backfill.schedule import Schedule
 from refold.policies.backfill.sizing import JobSize
 from refold.testing import make_cluster, make_job
@@ -29,7 +29,7 @@ def make_schedule() -> Schedule:
 
 def queued(name: str, number: int, gpus: int = 1, duration: float = 10.0) -> QueuedJob:
     job = make_job(name, gpus=gpus)
-    return QueuedJob(Request(job, ((0,), number), duration, duration), JobSize(job.demand, None, 1.0))
+    return QueuedJob(QueuedRequest(job, ((0,), number), duration, duration), JobSize(job.demand, None, 1.0))
 
 
 def add(schedule: Schedule, *jobs: QueuedJob) -> None:

@@ -10,7 +10,7 @@ from refold.errors import BadValue
 from refold.model import Cluster, Demand, Job, Plan
 from refold.planning.plans.speeds import CATALOGUE_ONLY, Knowledge, Speeds
 from refold.policies.common.options import Option
-from refold.policies.common.rounds import Budget
+from refold.policies.common.rounds import GpuBudget
 from refold.policies.published import sia
 from refold.policies.published.replicas import Replicas
 from refold.policies.published.sia import JobRow, Sia
@@ -89,25 +89,25 @@ def test_the_restart_factor_reduces_the_goodput_of_other_options() -> None:
     ],
 )
 def test_the_program_minimises_the_cost(rows: list[JobRow], gpus: int, expected: list[int]) -> None:
-    assert sia.solve(rows, Budget({"A100": gpus * 1000}), -0.5, 1.1, LIMITS) == expected
+    assert sia.solve(rows, GpuBudget({"A100": gpus * 1000}), -0.5, 1.1, LIMITS) == expected
 
 
 def test_the_faster_type_goes_to_the_job_that_gains_more() -> None:
     hardly = JobRow((option(1, 1.0, "A100"), option(1, 1.1, "H100")), -1, 1.0)
     much = JobRow((option(1, 1.0, "A100"), option(1, 4.0, "H100")), -1, 1.0)
-    assert sia.solve([hardly, much], Budget({"A100": 1000, "H100": 1000}), -0.5, 1.1, LIMITS) == [0, 1]
+    assert sia.solve([hardly, much], GpuBudget({"A100": 1000, "H100": 1000}), -0.5, 1.1, LIMITS) == [0, 1]
 
 
 def test_an_option_of_several_types_counts_against_the_total() -> None:
     either = JobRow((option(2, 1.0, "A100", "H100"),), -1, 1.0)
-    assert sia.solve([either], Budget({"A100": 1000, "H100": 1000}), -0.5, 1.1, LIMITS) == [0]
-    assert sia.solve([either], Budget({"A100": 1000, "H100": 0}), -0.5, 1.1, LIMITS) == [-1]
+    assert sia.solve([either], GpuBudget({"A100": 1000, "H100": 1000}), -0.5, 1.1, LIMITS) == [0]
+    assert sia.solve([either], GpuBudget({"A100": 1000, "H100": 0}), -0.5, 1.1, LIMITS) == [-1]
 
 
 def test_all_jobs_keep_their_options_if_the_solver_finds_no_solution(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("scipy.optimize.milp", lambda *_, **__: SimpleNamespace(x=None))
     rows = [JobRow(SCALES, 1, 1.0), JobRow(SCALES, -1, 1.0)]
-    assert sia.solve(rows, Budget({"A100": 4000}), -0.5, 1.1, LIMITS) == [1, -1]
+    assert sia.solve(rows, GpuBudget({"A100": 4000}), -0.5, 1.1, LIMITS) == [1, -1]
 
 
 # Options.

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from refold.train.channel import connect
-from refold.train.messages import Change, Entered, Finished, Left, Progress, Ready, Saved, Stop, ToRank
+from refold.train.messages import Change, Entered, Finished, Left, Progress, Ready, Saved, StopTraining, ToRank
 
 CHECKPOINT_EVERY = 5
 STEP_SECONDS = 0.01
@@ -44,7 +44,7 @@ def lead(change: Change, step: int) -> Change | None:
             Path(message.state).write_text(str(step))
             write(folder / f"state-{message.generation}", "written")
             return message
-        if isinstance(message, Stop):
+        if isinstance(message, StopTraining):
             write(folder / "checkpoint", str(step))
             channel.send(Left(rank, step))
             break

@@ -12,7 +12,7 @@ import pytest
 from refold.errors import Disconnected, WaitTimeout
 from refold.model import Plan
 from refold.train.channel import AGENT_VARIABLE, AgentChannel, Listener, RankChannel, connect
-from refold.train.messages import Change, Finished, Progress, Ready, Stop
+from refold.train.messages import Change, Finished, Progress, Ready, StopTraining
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +37,9 @@ def ends(tmp_path: Path) -> Iterator[tuple[AgentChannel, RankChannel]]:
 def test_messages_arrive_in_order(ends: tuple[AgentChannel, RankChannel]) -> None:
     agent, rank = ends
     change = Change(Plan(tensor=2), ranks=2, generation=3, state="/dev/shm/x", resume=True)
-    for order in (change, Stop(5.0)):
+    for order in (change, StopTraining(5.0)):
         agent.send(order)
-    assert [rank.wait(), rank.poll(), rank.poll()] == [change, Stop(5.0), None]
+    assert [rank.wait(), rank.poll(), rank.poll()] == [change, StopTraining(5.0), None]
     rank.send(Ready(1, state_bytes=10))
     rank.send(Progress(step=2, loss=0.5, samples_per_second=8.0))
     assert [agent.wait(), agent.wait()] == [Ready(1, 10), Progress(2, 0.5, 8.0)]

@@ -10,8 +10,8 @@ import pytest
 from refold.errors import BadFile
 from refold.model import ChangeAnswer, ChangeRequest, Plan
 from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, Send, Signal, StartRank
-from refold.train.messages import Change, Entered, Finished, Left, NotEntered, Progress, Ready, Saved, Stop
-from refold.train.shape import Gang
+from refold.train.messages import Change, Entered, Finished, Left, NotEntered, Progress, Ready, Saved, StopTraining
+from refold.train.shape import AgentRanks
 from refold.train.supervisor import ENTER_SECONDS, JOIN_SECONDS, LEAVE_SECONDS, Supervisor
 
 ONE, TWO, THREE = Plan(), Plan(data=2), Plan(data=3)
@@ -139,7 +139,10 @@ def test_a_stop_after_a_change_that_was_not_possible_is_sent_to_rank_0(machine: 
     supervisor = training(machine)
     supervisor.request(ChangeRequest(7, ONE))
     assert supervisor.stop(30.0, SIGTERM) == []
-    assert supervisor.received(1, NotEntered(2, "full")) == [Answer(ChangeAnswer(7, error="full")), Send(1, Stop(30.0))]
+    assert supervisor.received(1, NotEntered(2, "full")) == [
+        Answer(ChangeAnswer(7, error="full")),
+        Send(1, StopTraining(30.0)),
+    ]
 
 
 def test_a_change_needs_space_for_the_state(machine: FakeMachine) -> None:
@@ -314,7 +317,7 @@ def test_stop_is_sent_to_rank_0(machine: FakeMachine) -> None:
     assert supervisor.stop(30.0, SIGTERM) == [
         Answer(ChangeAnswer(7, error="the run is stopping")),
         Signal(3, SIGKILL),
-        Send(1, Stop(30.0)),
+        Send(1, StopTraining(30.0)),
     ]
     assert supervisor.request(ChangeRequest(8, ONE)) == [Answer(ChangeAnswer(8, error="the run is ending"))]
     assert supervisor.received(1, Left(0, 4)) == [Report(4)]
@@ -327,7 +330,7 @@ def test_stop_waits_for_a_change_that_has_begun(machine: FakeMachine) -> None:
     supervisor.request(ChangeRequest(7, ONE))
     assert supervisor.stop(30.0, SIGTERM) == []
     machine.time = 10.0
-    assert supervisor.received(1, Entered(2, ONE, 4, {})) == [Send(1, Stop(20.0))]
+    assert supervisor.received(1, Entered(2, ONE, 4, {})) == [Send(1, StopTraining(20.0))]
     assert supervisor.exited(2, 0) == [Answer(ChangeAnswer(7, ONE, 4, {}))]
 
 
@@ -376,7 +379,7 @@ def test_a_change_that_hangs_restarts_all_with_the_new_plan(machine: FakeMachine
 
 
 def test_an_agent_among_several_starts_its_own_ranks_and_does_not_change(machine: FakeMachine) -> None:
-    supervisor = Supervisor(Plan(data=4), None, machine, Gang(first_rank=2, instances=2))
+    supervisor = Supervisor(Plan(data=4), None, machine, AgentRanks(first_rank=2, instances=2))
     assert supervisor.start() == [StartRank(1, 2, 4, None), StartRank(2, 3, 4, None)]
     ready(supervisor, p1=2, p2=3)
     refusal = "a run with several instances cannot change live"

@@ -17,7 +17,7 @@ from refold.cli.worker_processes import WorkerProcesses, worker_processes
 
 if TYPE_CHECKING:
     from refold.simulator.results import JobMeasures
-    from refold.simulator.tuning import Part, PartRun, Study, StudyInputs
+    from refold.simulator.tuning import HistoryPart, PartRun, Study, StudyInputs
 
 
 class TuningRuns:
@@ -68,7 +68,7 @@ def simulate_part(workload: Workload, run: PartRun, advance: Advance) -> JobMeas
     return measure_jobs(history).of(np.array(measured))
 
 
-def workload_of_part(workload: Workload, part: Part) -> Workload:
+def workload_of_part(workload: Workload, part: HistoryPart) -> Workload:
     """Return the simulated jobs of a part, with the faults of their time."""
     jobs = workload.jobs[part.first : part.last]
     ids = {job.id for job in jobs}

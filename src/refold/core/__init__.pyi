@@ -48,7 +48,7 @@ from .scheduler import (
     Scheduler as Scheduler,
 )
 from .usage import (
-    Account as Account,
+    TenantUser as TenantUser,
     decayed_gpu_seconds as decayed_gpu_seconds,
 )
 from .view import View as View

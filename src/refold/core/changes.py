@@ -7,7 +7,7 @@ from math import inf
 from refold.model import ChangeWay, Job, Run, Seconds
 
 
-class Progress:
+class JobProgress:
     """The progress of a job: number of runs, work (seconds) and steps done, GPU-seconds of the ended runs."""
 
     __slots__ = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from refold.core.changes import Changes
-from refold.core.limits import TenantLimits
+from refold.core.limits import TenantAdmission
 from refold.model import Cluster, Decision, Job, MiB, Reason, StartEstimate, Wait
 from refold.placement import FreeResources
 
@@ -22,7 +22,7 @@ class JobQueue:
         self.infeasible: dict[str, Job] = {}
         self.reasons: dict[str, Wait] = {}
         self.start_estimates: dict[str, StartEstimate] = {}
-        self.limits = TenantLimits(cluster)
+        self.limits = TenantAdmission(cluster)
         self._free = free
         self._changes = changes
 

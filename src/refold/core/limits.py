@@ -18,7 +18,7 @@ _Position = tuple[int, int]
 _QueueEntry = tuple[_Position, Job]
 
 
-class TenantLimits:
+class TenantAdmission:
     """Admits the jobs of tenants that have a limit; the jobs of other tenants are always admitted."""
 
     def __init__(self, cluster: Cluster) -> None:

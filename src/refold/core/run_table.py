@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from math import inf
 
-from refold.core.changes import Changes, Progress
+from refold.core.changes import Changes, JobProgress
 from refold.core.events import ChangeMeasured, JobContinued, RunAdopted, RunFailed, RunProgressed, RunStopped
 from refold.core.measurements import Measurements
 from refold.core.orders import StartRun, StopRun
-from refold.core.usage import Account, Usage
+from refold.core.usage import TenantUser, Usage
 from refold.model import (
     WHOLE,
     Allocation,
@@ -31,7 +31,7 @@ class RunTable:
     def __init__(self, cluster: Cluster, free: FreeResources, changes: Changes) -> None:
         self.jobs: dict[str, Job] = {}
         self.runs: dict[str, Run] = {}
-        self.progress: dict[str, Progress] = {}
+        self.progress: dict[str, JobProgress] = {}
         self.stopping: dict[str, None] = {}
         """Jobs whose runs have been ordered to stop; a dictionary, to keep their order."""
         self.cancelled: set[str] = set()
@@ -151,7 +151,7 @@ class RunTable:
         gpu_seconds = (now - run.since) * gpus
         progress.gpu_seconds += gpu_seconds
         self.measurements.used_gpu_seconds += gpu_seconds
-        self.usage.add_run(Account(job.tenant, job.user), gpus, run.since, now)
+        self.usage.add_run(TenantUser(job.tenant, job.user), gpus, run.since, now)
         if run.profiling > now - run.since:
             self._charge_profiling(job, run.allocation, now - run.since - run.profiling)
         self._changes.ended.append(run)
@@ -167,7 +167,7 @@ class RunTable:
         del self.progress[job_id]
         return self.jobs.pop(job_id)
 
-    # Progress.
+    # JobProgress.
 
     def note_started(self, job_id: str, now: Seconds) -> bool:
         """Note that the current run computes; return whether that is new."""
@@ -243,7 +243,7 @@ class RunTable:
         progress.record_steps(event.steps or None, now)
         return True
 
-    def _resume_computing(self, progress: Progress, run: Run, now: Seconds) -> None:
+    def _resume_computing(self, progress: JobProgress, run: Run, now: Seconds) -> None:
         """Count work from now on, unless the run is stopping."""
         if not run.stopping:
             progress.computing_since = now

@@ -6,7 +6,7 @@ from collections import Counter
 from math import inf
 
 from refold.core.availability import Availability
-from refold.core.changes import Changes, Progress
+from refold.core.changes import Changes, JobProgress
 from refold.core.events import (
     ChangeMeasured,
     Event,
@@ -38,7 +38,7 @@ from refold.core.events import (
 from refold.core.job_queue import JobQueue
 from refold.core.orders import Order
 from refold.core.run_table import RunTable
-from refold.core.usage import Account
+from refold.core.usage import TenantUser
 from refold.model import Allocation, Cluster, Job, Reason, Seconds
 from refold.placement import FreeResources
 
@@ -114,7 +114,7 @@ class State:
                 self.running.measurements.used_gpu_seconds = event.gpu_seconds
                 self.running.measurements.profiling_gpu_seconds = event.profiling
             case UsageRecorded():
-                self.running.usage.restore(Account(event.tenant, event.user), event.amounts)
+                self.running.usage.restore(TenantUser(event.tenant, event.user), event.amounts)
             case ModelProfiled():
                 self.running.measurements.profiling_seconds[event.workload, event.gpu_type] = event.seconds
             case PastJob():
@@ -152,7 +152,7 @@ class State:
         if job.id in self.running.progress:
             self.late["JobSubmitted"] += 1
             return
-        self.running.progress[job.id] = Progress()
+        self.running.progress[job.id] = JobProgress()
         self.queue.add(job)
 
     def _hold(self, event: JobHeld) -> Order | None:

@@ -20,7 +20,7 @@ FINEST: Seconds = 15 * MINUTE
 """Amounts are merged if both are younger than this, or between once and twice as old, twice and four times, …"""
 
 
-class Account(NamedTuple):
+class TenantUser(NamedTuple):
     """A user of a tenant."""
 
     tenant: str
@@ -38,10 +38,10 @@ class Usage:
     """GPU time of the runs of each account that have ended."""
 
     def __init__(self) -> None:
-        self._amounts: dict[Account, list[tuple[Seconds, float]]] = {}
+        self._amounts: dict[TenantUser, list[tuple[Seconds, float]]] = {}
         """Time and GPU-seconds, as in `GpuTime`; plain tuples, because they are made for every run."""
 
-    def add_run(self, account: Account, gpus: float, since: Seconds, now: Seconds) -> None:
+    def add_run(self, account: TenantUser, gpus: float, since: Seconds, now: Seconds) -> None:
         """Add a run that ends now, in parts: the longer ago, the longer a part."""
         amounts = self._amounts.setdefault(account, [])
         until, length = now, FINEST
@@ -52,18 +52,18 @@ class Usage:
         if len(amounts) > MAX_AMOUNTS:
             self._amounts[account] = [*_merge(amounts, now)]
 
-    def restore(self, account: Account, amounts: Sequence[tuple[Seconds, float]]) -> None:
+    def restore(self, account: TenantUser, amounts: Sequence[tuple[Seconds, float]]) -> None:
         """Restore what was used before the journal began."""
         self._amounts[account] = [(at, gpu_seconds) for at, gpu_seconds in amounts]
 
-    def merged(self, now: Seconds) -> Iterator[tuple[Account, list[GpuTime]]]:
+    def merged(self, now: Seconds) -> Iterator[tuple[TenantUser, list[GpuTime]]]:
         """Yield each account with its amounts, those of about the same age merged."""
         for account, amounts in self._amounts.items():
             merged = _merge(amounts, now)
             if merged:
                 yield account, merged
 
-    def decayed(self, now: Seconds, half_life: Seconds) -> dict[Account, float]:
+    def decayed(self, now: Seconds, half_life: Seconds) -> dict[TenantUser, float]:
         """Return the GPU-seconds of each account; those used one half-life ago count half."""
         return {
             account: sum(gpu_seconds * exp2((at - now) / half_life) for at, gpu_seconds in amounts)

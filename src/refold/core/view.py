@@ -9,7 +9,7 @@ from types import MappingProxyType
 from refold.core.changes import Changes
 from refold.core.events import NodeUsed
 from refold.core.state import State
-from refold.core.usage import Account, decayed_gpu_seconds
+from refold.core.usage import TenantUser, decayed_gpu_seconds
 from refold.model import (
     WHOLE,
     Allocation,
@@ -214,12 +214,12 @@ class View:
         current = sum((self.now - run.since) * run.allocation.gpu_milli for run in self.runs.values())
         return self._state.running.measurements.used_gpu_seconds + current / WHOLE
 
-    def decayed_usage(self, half_life: Seconds) -> dict[Account, float]:
+    def decayed_usage(self, half_life: Seconds) -> dict[TenantUser, float]:
         """Return the GPU-seconds of all runs up to now by user; those used one half-life ago count half."""
         used = self._state.running.usage.decayed(self.now, half_life)
         for job_id, run in self.runs.items():
             job = self.active[job_id]
-            account = Account(job.tenant, job.user)
+            account = TenantUser(job.tenant, job.user)
             current = decayed_gpu_seconds(run.allocation.gpu_milli / WHOLE, self.now - run.since, half_life)
             used[account] = used.get(account, 0.0) + current
         return used

@@ -9,8 +9,8 @@ from .changes import (
     Placed as Placed,
     PlanReplaced as PlanReplaced,
     Released as Released,
+    RunBegan as RunBegan,
     RunEnded as RunEnded,
-    Started as Started,
     StopOrdered as StopOrdered,
     Submitted as Submitted,
 )

@@ -43,7 +43,7 @@ class Placed(msgspec.Struct, frozen=True):
     run: RunRecord
 
 
-class Started(msgspec.Struct, frozen=True):
+class RunBegan(msgspec.Struct, frozen=True):
     """A run reported that it computes."""
 
     record: JobRecord
@@ -110,7 +110,7 @@ JobChange = (
     | Released
     | Cancelled
     | Placed
-    | Started
+    | RunBegan
     | PlanReplaced
     | StopOrdered
     | Flagged

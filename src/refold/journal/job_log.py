@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from refold.core import Entry, RunFinished, RunStarted, StopRun
-from refold.journal.changes import Change, Flagged, JobEnded, NodeChange, Placed, RunEnded, Started, StopOrdered
+from refold.journal.changes import Change, Flagged, JobEnded, NodeChange, Placed, RunBegan, RunEnded, StopOrdered
 from refold.journal.records import Ending, JobRecord, RecordState, RunRecord
 from refold.model import Flag, Seconds, StartEstimate
 
@@ -67,7 +67,7 @@ class JobLog:
         if record.first_started is None:
             record.first_started = self.now
         if self._changes is not None:
-            self._changes.append(Started(record, run))
+            self._changes.append(RunBegan(record, run))
 
     def _finish(self, record: JobRecord, event: RunFinished) -> None:
         run = record.last

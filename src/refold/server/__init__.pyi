@@ -21,7 +21,7 @@ from .batch import (
 from .clock import WallClock as WallClock
 from .daemon import (
     Daemon as Daemon,
-    Ready as Ready,
+    DaemonReady as DaemonReady,
 )
 from .descriptors import (
     job_descriptor_limit as job_descriptor_limit,

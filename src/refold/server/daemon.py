@@ -36,10 +36,10 @@ from refold.server.http import (
     BodyLimits,
     EventStream,
     Page,
-    Session,
     Sessions,
     StoredToken,
     TokenAuthenticator,
+    WebSession,
 )
 from refold.server.inbox import Inbox
 from refold.server.job_limits import JobLimits
@@ -95,7 +95,7 @@ PROGRESS_INTERVAL: Seconds = 5.0
 log = logging.getLogger("refold")
 
 
-class Ready(msgspec.Struct, frozen=True):
+class DaemonReady(msgspec.Struct, frozen=True):
     """Start-up report, made once the API answers. `token` is set only if it is new; `notes` are for the operator.
 
     `socket`: the path of the Unix socket, if there is one.
@@ -139,7 +139,7 @@ class Daemon:
         """Shut down. Runs continue."""
         self._ended.set()
 
-    async def serve(self, ready: Callable[[Ready], None]) -> None:
+    async def serve(self, ready: Callable[[DaemonReady], None]) -> None:
         """Serve until `end` is called; call `ready` once the API answers."""
         gc.disable()  # until the jobs of the last daemon are restored: there may be many, and they stay
         try:
@@ -148,7 +148,7 @@ class Daemon:
         finally:
             gc.enable()
 
-    async def _serve(self, store: Store, listeners: Listeners, ready: Callable[[Ready], None]) -> None:
+    async def _serve(self, store: Store, listeners: Listeners, ready: Callable[[DaemonReady], None]) -> None:
         config, layout, logs = self._config, self._layout, self._folder / LOGS_FOLDER
 
         # The state, the input, and where steps are written.
@@ -337,8 +337,8 @@ def _make_scheduler(header: Header) -> Scheduler:
     return Scheduler(header.cluster, _make_policy(header), on_rejection=log_rejection)
 
 
-def _make_ready(address: str, path: Path | None, token: str, state: LiveState, notes: Sequence[str]) -> Ready:
-    return Ready(address, token, len(state.view.active), len(state.view.waiting), [*filter(None, notes)], path)
+def _make_ready(address: str, path: Path | None, token: str, state: LiveState, notes: Sequence[str]) -> DaemonReady:
+    return DaemonReady(address, token, len(state.view.active), len(state.view.waiting), [*filter(None, notes)], path)
 
 
 def _make_clock(store: Store, last: Seconds) -> WallClock:
@@ -359,10 +359,10 @@ def _restore_event_stream(store: Store) -> EventStream:
 def _restore_sessions(store: Store, writer: Writer) -> Sessions:
     """Return the sessions of the web UI, so that nobody has to sign in again after a restart."""
 
-    async def save(sessions: dict[str, Session]) -> None:
+    async def save(sessions: dict[str, WebSession]) -> None:
         await writer.write(lambda: store.write_meta(SESSIONS_KEY, sessions))
 
-    return Sessions(store.reader.read_meta(SESSIONS_KEY, dict[str, Session]), save)
+    return Sessions(store.reader.read_meta(SESSIONS_KEY, dict[str, WebSession]), save)
 
 
 def _load_tokens(store: Store, renew: bool) -> tuple[dict[str, StoredToken], str]:

@@ -21,9 +21,9 @@ from refold.journal import (
     Placed,
     PlanReplaced,
     Released,
+    RunBegan,
     RunEnded,
     RunRecord,
-    Started,
     StopOrdered,
     Submitted,
 )
@@ -128,7 +128,7 @@ class JobTable:
             case Placed(record, RunRecord(number, allocation, adopted=None)):
                 kind: NoticeKind = "reshaped" if record.job.id in stopped else "placed"
                 yield Notice(kind, record.job, number, self._format(allocation))
-            case Started(record, run):
+            case RunBegan(record, run):
                 yield Notice("started", record.job, run.number)
             case PlanReplaced(record, run, ordered):
                 text = f"uses {run.allocation.plan}, since it cannot use {ordered}; its output says why"

@@ -1,6 +1,6 @@
 """The present queue under other policies: simulated in a process of its own, which cannot delay the scheduler.
 
-Run as a module, it is that process: it reads a `_Task` from its standard input and writes an `_Answer`.
+Run as a module, it is that process: it reads a `_Task` from its standard input and writes an `_SimulatedAnswer`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class _Simulated(msgspec.Struct, frozen=True):
     ends: dict[str, float]
 
 
-class _Answer(msgspec.Struct, frozen=True):
+class _SimulatedAnswer(msgspec.Struct, frozen=True):
     error: str = ""
     simulated: list[_Simulated] = []
     knows_run_times: bool = True
@@ -102,7 +102,7 @@ class PolicyComparer:
         return _summarise(task, answer, state.wall_time)
 
 
-async def _run_process(task: _Task, limit: Seconds) -> _Answer:
+async def _run_process(task: _Task, limit: Seconds) -> _SimulatedAnswer:
     encoded = await asyncio.to_thread(msgspec.json.encode, task)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
@@ -119,13 +119,13 @@ async def _run_process(task: _Task, limit: Seconds) -> _Answer:
         await process.wait()
     if not output:
         raise Unavailable("the simulation has failed; the daemon's log says why")
-    answer = msgspec.json.decode(output, type=_Answer)
+    answer = msgspec.json.decode(output, type=_SimulatedAnswer)
     if answer.error:
         raise BadInput(answer.error)
     return answer
 
 
-def _summarise(task: _Task, answer: _Answer, wall_time: Callable[[Seconds], float]) -> PolicyComparison:
+def _summarise(task: _Task, answer: _SimulatedAnswer, wall_time: Callable[[Seconds], float]) -> PolicyComparison:
     """Compare the jobs that start, and those that end, under every policy."""
     present, now = answer.simulated[0], task.state.now
     started = [job for job in present.starts if all(job in one.starts for one in answer.simulated)]
@@ -173,7 +173,7 @@ def _mean(values: Sequence[float]) -> float | None:
 # The process.
 
 
-def simulate_policies(task: _Task, seconds: Seconds = SIMULATION_SECONDS) -> _Answer:
+def simulate_policies(task: _Task, seconds: Seconds = SIMULATION_SECONDS) -> _SimulatedAnswer:
     """Simulate the present policy and the others in the same futures, as many as fit into the time."""
     header = task.header
     state = StateAt.from_entries(header.cluster, [task.state])
@@ -194,7 +194,7 @@ def simulate_policies(task: _Task, seconds: Seconds = SIMULATION_SECONDS) -> _An
         )
         simulated.append((name, futures))
     fewest = min(futures.count for _, futures in simulated)
-    return _Answer("", [_average(name, futures, fewest) for name, futures in simulated], state.knows_run_times)
+    return _SimulatedAnswer("", [_average(name, futures, fewest) for name, futures in simulated], state.knows_run_times)
 
 
 def _average(name: str, futures: Futures, count: int) -> _Simulated:
@@ -219,7 +219,7 @@ def main() -> None:
     try:
         answer = simulate_policies(task)
     except RefoldError as error:
-        answer = _Answer(str(error))
+        answer = _SimulatedAnswer(str(error))
     sys.stdout.buffer.write(msgspec.json.encode(answer))
 
 

@@ -30,7 +30,7 @@ from refold.core import (
 from refold.errors import BadDecision
 from refold.model import Cluster, Seconds
 from refold.server.job_table import JobTable, Notice
-from refold.server.store import Epoch, JournalReader, StoreReader
+from refold.server.store import JournalReader, StoredEpoch, StoreReader
 from refold.simulator import RecordedDecisions
 
 MAX_REPLAYED_ENTRIES = 5_000
@@ -158,7 +158,7 @@ def _move_to_cluster(event: Event, new_index: Mapping[int, int | None], cluster:
     return event
 
 
-def _reason_for_new_epoch(epoch: Epoch, header: Header, last: int, jobs: int) -> str:
+def _reason_for_new_epoch(epoch: StoredEpoch, header: Header, last: int, jobs: int) -> str:
     if epoch.header.cluster != header.cluster:
         return "the cluster changed"
     if (epoch.header.policy, epoch.header.settings) != (header.policy, header.settings):
@@ -171,7 +171,7 @@ def _reason_for_new_epoch(epoch: Epoch, header: Header, last: int, jobs: int) ->
     return ""
 
 
-def _replay(journal: JournalReader, epoch: Epoch, scheduler: Scheduler) -> RecoveredState | None:
+def _replay(journal: JournalReader, epoch: StoredEpoch, scheduler: Scheduler) -> RecoveredState | None:
     """Replay the epoch with the policy; None if it now decides differently."""
     after_first = journal.checkpoint(at_most=epoch.first_entry)
     assert after_first is not None, "every epoch begins with a checkpoint"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from refold.client.api import UserStatus
-from refold.core import Account, Header, View
+from refold.core import Header, TenantUser, View
 from refold.model import DAY, HOUR, WHOLE
 from refold.policies import default_settings
 from refold.policies.common import FairShare
@@ -17,13 +17,13 @@ def user_statuses(view: View, header: Header) -> list[UserStatus]:
     settings = {**default_settings(header.policy), **header.settings}
     half_life = settings.get("fair_share_half_life", HALF_LIFE)
     strength = settings.get("fair_share", 0.0)
-    running: dict[Account, list[float]] = {}
-    waiting: dict[Account, list[float]] = {}
+    running: dict[TenantUser, list[float]] = {}
+    waiting: dict[TenantUser, list[float]] = {}
     for run in view.runs.values():
         job = view.active[run.job]
-        running.setdefault(Account(job.tenant, job.user), []).append(run.allocation.gpu_milli / WHOLE)
+        running.setdefault(TenantUser(job.tenant, job.user), []).append(run.allocation.gpu_milli / WHOLE)
     for job in (*view.waiting.values(), *view.held.values()):
-        waiting.setdefault(Account(job.tenant, job.user), []).append(job.demand.total_gpus)
+        waiting.setdefault(TenantUser(job.tenant, job.user), []).append(job.demand.total_gpus)
     used = view.decayed_usage(half_life)
     shares = FairShare(strength, half_life).shares(view, (*view.active.values(), *view.waiting.values()))
     return [

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from refold.train.layout import Layout
+from refold.train.layout import RankMesh
 from refold.train.micro_batches import Batch
 from refold.train.samples import SampleOrder
 
@@ -31,7 +31,7 @@ class BatchReader:
         self._data = data
         self._order = order
 
-    def read(self, step: int, layout: Layout) -> Batch:
+    def read(self, step: int, layout: RankMesh) -> Batch:
         """Return this rank's part of the batch of a step, on its device."""
         samples = self._order.of_step(step, layout.position.data, layout.plan.data)
         return _to_device(default_collate([self._data[sample] for sample in samples]), layout.device)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from refold.model import Seconds
 from refold.train import progress
 from refold.train.channel import RankChannel
-from refold.train.messages import Change, Stop
+from refold.train.messages import Change, StopTraining
 
 ASK_EVERY: Seconds = 0.1
 """Time between two questions, so that short steps are not slowed down."""
@@ -21,7 +21,7 @@ ASK_EVERY: Seconds = 0.1
 _MAX_STEPS_BETWEEN = 1000
 
 
-class Request(IntEnum):
+class BoundaryRequest(IntEnum):
     """What was requested."""
 
     NOTHING = 0
@@ -54,10 +54,10 @@ class Boundary:
         """Ask at this step: after ranks have joined, all of them must begin at the same one."""
         self._asked_step = self._next_step = step
 
-    def ask(self, step: int) -> Request:
+    def ask(self, step: int) -> BoundaryRequest:
         """Return what is requested at this step. Collective from time to time."""
         if step < self._next_step:
-            return Request.NOTHING
+            return BoundaryRequest.NOTHING
         if self.preparation is not None:
             return self._await_preparation(step, self.preparation)
         ranks = dist.get_world_size()
@@ -67,8 +67,8 @@ class Boundary:
             answer[1] = step + self._interval(step)
         if ranks > 1:
             dist.broadcast(answer, 0)
-        request, self._next_step = Request(int(answer[0])), int(answer[1])
-        if request in (Request.PREPARE, Request.CHANGE) and self.change is None:
+        request, self._next_step = BoundaryRequest(int(answer[0])), int(answer[1])
+        if request in (BoundaryRequest.PREPARE, BoundaryRequest.CHANGE) and self.change is None:
             self._await_change()
         return request
 
@@ -78,24 +78,24 @@ class Boundary:
         change, self.change, self.preparation = self.change, None, None
         return change
 
-    def _await_preparation(self, step: int, preparation: Future[Any]) -> Request:
+    def _await_preparation(self, step: int, preparation: Future[Any]) -> BoundaryRequest:
         """Return CHANGE when the requested change is prepared on all ranks."""
         prepared = torch.tensor(int(preparation.done()))
         dist.all_reduce(prepared, dist.ReduceOp.MIN)
         self._next_step = step + 1
-        return Request.CHANGE if prepared.item() else Request.NOTHING
+        return BoundaryRequest.CHANGE if prepared.item() else BoundaryRequest.NOTHING
 
-    def _request(self) -> Request:
+    def _request(self) -> BoundaryRequest:
         message = None if self._channel is None else self._channel.poll()
         match message:
             case Change():
                 self.change = message
-                return Request.PREPARE
-            case Stop():
-                return Request.STOP
+                return BoundaryRequest.PREPARE
+            case StopTraining():
+                return BoundaryRequest.STOP
         if self._channel is None and progress.checkpoint_requested():
-            return Request.STOP
-        return Request.SAVE if monotonic() - self._saved_at >= self._save_every else Request.NOTHING
+            return BoundaryRequest.STOP
+        return BoundaryRequest.SAVE if monotonic() - self._saved_at >= self._save_every else BoundaryRequest.NOTHING
 
     def _await_change(self) -> None:
         assert self._channel is not None

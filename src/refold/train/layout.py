@@ -53,7 +53,7 @@ class Meshes:
         return f"{dimension}_{self.number}"
 
 
-class Layout:
+class RankMesh:
     """The mesh of a plan, from the point of view of one rank.
 
     Data-parallel ranks are `replica` × `shard`: with ZeRO, the plan says how many replicas of the shards there are. If

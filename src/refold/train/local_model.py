@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from refold.errors import BadInput
 from refold.model import Plan, Recompute
-from refold.train.layout import PIPELINE, REPLICA, SHARD, TENSOR, Layout
+from refold.train.layout import PIPELINE, REPLICA, SHARD, TENSOR, RankMesh
 from refold.train.pipeline_stages import PipelineRule, check_stages, find_difference, find_rule, keep_stage
 from refold.train.template import Template, allocate
 from refold.train.tensor_rules import Split, check_splits, find_splits, is_inner, split_layers
@@ -68,7 +68,7 @@ class SplittableModel:
         """Return how the model is divided into stages."""
         return self._rule or find_rule(self.template.model)
 
-    def build(self, layout: Layout) -> LocalModel:
+    def build(self, layout: RankMesh) -> LocalModel:
         """Return the part of the model that a rank has, whose parameters have no storage yet. Collective."""
         plan = layout.plan
         chunks = [self._chunk(layout, number) for number in range(plan.interleave)]
@@ -100,7 +100,7 @@ class SplittableModel:
             name for alias, name in self.template.aliases.items() if name.startswith(before) and alias.startswith(after)
         }
 
-    def _chunk(self, layout: Layout, number: int) -> Chunk:
+    def _chunk(self, layout: RankMesh, number: int) -> Chunk:
         plan = layout.plan
         stage, stages = number * plan.pipeline + layout.position.stage, plan.pipeline * plan.interleave
         model = self.template.build()
@@ -168,7 +168,7 @@ class SharedParameters(NamedTuple):
 class LocalModel:
     """The chunks of the model that one rank has."""
 
-    def __init__(self, chunks: list[Chunk], shared: SharedParameters, layout: Layout) -> None:
+    def __init__(self, chunks: list[Chunk], shared: SharedParameters, layout: RankMesh) -> None:
         self.chunks = chunks
         self.layout = layout
         self._shared = shared

@@ -9,7 +9,7 @@ from refold.model import Seconds
 from refold.train.owned_files import AgentFolder
 
 
-class Machine(Protocol):
+class SupervisedMachine(Protocol):
     """What the supervisor needs to know of the machine."""
 
     def now(self) -> Seconds:

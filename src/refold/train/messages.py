@@ -24,13 +24,13 @@ class Change(msgspec.Struct, frozen=True, tag=True):
     resume: bool
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+class StopTraining(msgspec.Struct, frozen=True, tag=True):
     """To rank 0: write a checkpoint at the next step boundary, within `seconds`, and exit."""
 
     seconds: Seconds
 
 
-ToRank = Change | Stop
+ToRank = Change | StopTraining
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -75,7 +75,7 @@ class Saved(msgspec.Struct, frozen=True, tag=True):
 
 
 class Left(msgspec.Struct, frozen=True, tag=True):
-    """From a rank that exits because the new generation does not need it, or because of `Stop`.
+    """From a rank that exits because the new generation does not need it, or because of `StopTraining`.
 
     `restart`: the script has a training loop of its own, which saves a checkpoint and exits for a `Change`. When all
     ranks have exited, start new ones with the new plan. `phases`: seconds without training so far, by phase.

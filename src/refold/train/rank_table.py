@@ -9,7 +9,7 @@ from enum import Enum, auto
 
 from refold.train.actions import Action, Send, Signal, StartRank
 from refold.train.messages import ToRank
-from refold.train.shape import Gang, Shape
+from refold.train.shape import AgentRanks, Shape
 
 
 class Role(Enum):
@@ -39,7 +39,7 @@ class RankProcess:
 class RankTable:
     """The processes of a run, numbered in the order in which they were started. It appends to `actions`."""
 
-    def __init__(self, gang: Gang, actions: list[Action]) -> None:
+    def __init__(self, gang: AgentRanks, actions: list[Action]) -> None:
         self._actions = actions
         self._gang = gang
         self._ranks: dict[int, RankProcess] = {}

@@ -15,7 +15,7 @@ from refold.errors import BadInput
 from refold.model import Plan, Seconds
 from refold.train import process_group
 from refold.train.checkpoints import Checkpoints
-from refold.train.layout import Layout, Meshes, check_batch, fallback_plan
+from refold.train.layout import Meshes, RankMesh, check_batch, fallback_plan
 from refold.train.local_model import LocalModel
 from refold.train.phases import PhaseTimer
 from refold.train.process_group import Rendezvous
@@ -132,10 +132,10 @@ class Reshaper:
         self.plan = plan
         self.state.enter(self._make_layout(plan))
 
-    def _make_layout(self, plan: Plan) -> Layout:
+    def _make_layout(self, plan: Plan) -> RankMesh:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)  # each thread has its own
-        return Layout(plan, dist.get_rank(), self._device, self._shard_group, self._meshes)
+        return RankMesh(plan, dist.get_rank(), self._device, self._shard_group, self._meshes)
 
     def _join(self, rendezvous: Rendezvous) -> None:
         process_group.join(rendezvous, self._device)

@@ -10,7 +10,7 @@ import msgspec
 
 from refold.errors import BadInput
 from refold.model import Plan, Seconds
-from refold.train.shape import Gang
+from refold.train.shape import AgentRanks
 
 CHANGE_VARIABLE = "REFOLD_CHANGE"
 LOOPBACK_ADDRESS = "127.0.0.1"
@@ -22,7 +22,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     """What an agent reads from its environment."""
 
     plan: Plan
-    gang: Gang
+    gang: AgentRanks
     address: str
     port: int | None
     grace: Seconds
@@ -47,7 +47,7 @@ def read_settings(environment: Mapping[str, str], plan: Plan | None = None) -> R
     progress, change = environment.get("REFOLD_PROGRESS"), environment.get(CHANGE_VARIABLE)
     return RunSettings(
         plan=plan,
-        gang=Gang(_integer(environment, "REFOLD_INSTANCE", default="0") * local, instances),
+        gang=AgentRanks(_integer(environment, "REFOLD_INSTANCE", default="0") * local, instances),
         address=environment.get("MASTER_ADDR", LOOPBACK_ADDRESS) if is_gang else LOOPBACK_ADDRESS,
         port=_integer(environment, "MASTER_PORT", at_least=1) if is_gang else None,
         grace=_read_grace(environment),

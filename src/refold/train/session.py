@@ -21,7 +21,7 @@ from refold.errors import BadInput, StateNotMoved
 from refold.model import Plan, Seconds
 from refold.train import process_group
 from refold.train.batches import BatchReader, Data, first_tensor
-from refold.train.boundary import Boundary, Request
+from refold.train.boundary import Boundary, BoundaryRequest
 from refold.train.channel import RankChannel
 from refold.train.checkpoints import Checkpoints
 from refold.train.messages import Change
@@ -103,7 +103,7 @@ class Session:
         if self._batches is None:
             raise BadInput("pass data=… to refold.train.start, or call session.step with batches of your own")
         while self.steps_done < self._options.steps:
-            while self._follow(self._boundary.ask(self.steps_done)) is not Request.NOTHING:
+            while self._follow(self._boundary.ask(self.steps_done)) is not BoundaryRequest.NOTHING:
                 pass  # ranks that have joined ask at their first step, so the others do as well
             self._has_batch = True
             yield self._batches.read(self.steps_done, self._reshaper.model.layout)
@@ -172,11 +172,11 @@ class Session:
         After a change of the plan, the script is started again. Checkpoints that are due are written here.
         """
         match self._boundary.ask(self.steps_done):
-            case Request.PREPARE | Request.CHANGE:
+            case BoundaryRequest.PREPARE | BoundaryRequest.CHANGE:
                 self._boundary.take_change()
                 self._reports.left(self.steps_done, {}, restart=True)
                 return True
-            case Request.STOP:
+            case BoundaryRequest.STOP:
                 return True
             case request:
                 self._follow(request)
@@ -236,20 +236,20 @@ class Session:
             self.begin(plan, rendezvous)
         self._report_entered(change, why)
 
-    def _follow(self, request: Request) -> Request:
+    def _follow(self, request: BoundaryRequest) -> BoundaryRequest:
         """Do what was requested at a step boundary, and return it."""
         match request:
-            case Request.SAVE:
+            case BoundaryRequest.SAVE:
                 self._save_if_possible(wait=False)
-            case Request.STOP:
+            case BoundaryRequest.STOP:
                 self._save_if_possible(wait=True)
                 self._leave()
-            case Request.PREPARE:
+            case BoundaryRequest.PREPARE:
                 change = self._boundary.change
                 assert change is not None
                 plan, ranks, _ = self._target(change)
                 self._boundary.preparation = self._reshaper.prepare(plan, ranks, Path(change.state))
-            case Request.CHANGE:
+            case BoundaryRequest.CHANGE:
                 self._follow_change(self._boundary.take_change())
         self._checkpoints.finish(wait=False)
         return request

@@ -9,14 +9,14 @@ import msgspec
 from refold.model import ChangeRequest, Plan
 
 
-class Gang(msgspec.Struct, frozen=True):
+class AgentRanks(msgspec.Struct, frozen=True):
     """The ranks of this agent among those of all instances of the run."""
 
     first_rank: int = 0
     instances: int = 1
 
 
-SINGLE = Gang()
+SINGLE = AgentRanks()
 
 
 class Shape(msgspec.Struct, frozen=True):

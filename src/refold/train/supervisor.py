@@ -22,10 +22,21 @@ from refold.model import ChangeRequest, ChangeWay, Plan, Seconds
 from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, Signal
 from refold.train.change_requests import ChangeRequests, refusal
 from refold.train.failures import MAX_FAILURES, RestartLimit, describe_exit, exit_code
-from refold.train.machine import Machine
-from refold.train.messages import Change, Entered, Finished, Left, NotEntered, Progress, Ready, Saved, Stop, ToAgent
+from refold.train.machine import SupervisedMachine
+from refold.train.messages import (
+    Change,
+    Entered,
+    Finished,
+    Left,
+    NotEntered,
+    Progress,
+    Ready,
+    Saved,
+    StopTraining,
+    ToAgent,
+)
 from refold.train.rank_table import RankProcess, RankTable, Role
-from refold.train.shape import SINGLE, Gang, make_shape, shape_after
+from refold.train.shape import SINGLE, AgentRanks, make_shape, shape_after
 
 JOIN_SECONDS: Seconds = 300.0
 """Time limit for starting the ranks that join in a change."""
@@ -60,7 +71,7 @@ class Pause(NamedTuple):
 class Supervisor:
     """Supervises the ranks of a run on one machine. Every method returns what is to be done, in order."""
 
-    def __init__(self, plan: Plan, devices: str | None, machine: Machine, gang: Gang = SINGLE) -> None:
+    def __init__(self, plan: Plan, devices: str | None, machine: SupervisedMachine, gang: AgentRanks = SINGLE) -> None:
         self._shape = self._target = make_shape(plan, devices)
         self._machine = machine
         self._gang = gang
@@ -285,7 +296,7 @@ class Supervisor:
         self._phase = _Phase.ENDING
         self._deadline = self._stop_at
         first = [rank for rank in self._ranks.having(Role.MEMBER) if rank.rank == 0]
-        self._ranks.send(first, Stop(max(0.0, self._stop_at - self._machine.now())))
+        self._ranks.send(first, StopTraining(max(0.0, self._stop_at - self._machine.now())))
 
     def _stop_starting(self, stop_signal: int) -> None:
         """End ranks that do not train, among them those of a script that does not use `refold.train`."""

@@ -20,7 +20,7 @@ from refold.train.checkpoints import Checkpoints
 from refold.train.descriptions import Description, empty_tensor
 from refold.train.fused_layers import Replacement
 from refold.train.handover import Handover, Regions
-from refold.train.layout import Layout
+from refold.train.layout import RankMesh
 from refold.train.local_model import LocalModel, SplittableModel, local_part
 from refold.train.local_optimizer import LocalOptimizer, Slots
 from refold.train.shared_state import ALIGNMENT, SharedMemory, SharedState, make_index, reserve, stored_bytes
@@ -82,7 +82,7 @@ class TrainingState:
         assert self._boxes is not None, "no layout yet"
         return self._boxes
 
-    def enter(self, layout: Layout) -> None:
+    def enter(self, layout: RankMesh) -> None:
         """Build the local part of the model in a layout. Its values, and the state of the optimizer, are not set."""
         self._free()
         self._enter(self.splittable.build(layout))
@@ -118,7 +118,7 @@ class TrainingState:
         self.model.layout.plan = plan
 
     def prepare(
-        self, plan: Plan, shared: Path | None = None, make_layout: Callable[[], Layout] | None = None
+        self, plan: Plan, shared: Path | None = None, make_layout: Callable[[], RankMesh] | None = None
     ) -> Future[None]:
         """Prepare a change in the background: its memory, and the model in its layout if that can be made already.
 

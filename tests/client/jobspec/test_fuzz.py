@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from refold.client.api.wire import Submission
-from refold.client.jobspec.job_fields import UNSUPPORTED, JobFields, Resources
+from refold.client.jobspec.job_fields import UNSUPPORTED, JobFields, RequestedResources
 from refold.client.jobspec.reader import SpecFile, parse_spec
 from refold.client.jobspec.sbatch import READERS
 from refold.client.jobspec.sbatch_tasks import SIZE_OPTIONS
@@ -80,7 +80,7 @@ words = st.sampled_from(
 scalars = st.none() | st.booleans() | numbers | words | st.text(max_size=20)
 FIELDS = [field.encode_name for field in msgspec.structs.fields(JobFields)]
 keys = st.sampled_from(
-    [*FIELDS, *Resources.__struct_fields__, *UNSUPPORTED, "min", "max", "limit", "dp", "path"]
+    [*FIELDS, *RequestedResources.__struct_fields__, *UNSUPPORTED, "min", "max", "limit", "dp", "path"]
 ) | st.text(max_size=6)
 trees = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=6), max_leaves=12

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from refold.client.api.wire import Submission
-from refold.client.jobspec.job_fields import UNSUPPORTED, UNSUPPORTED_RESOURCES, JobFields, Resources
+from refold.client.jobspec.job_fields import UNSUPPORTED, UNSUPPORTED_RESOURCES, JobFields, RequestedResources
 from refold.client.jobspec.reader import SpecFile, parse_spec, read_spec
 from refold.client.jobspec.submission import submission_from_command
 from refold.errors import BadFile, BadInput, BadLine, BadRow, RefoldError
@@ -591,7 +591,7 @@ def test_invalid_start_conditions_are_rejected(field: str, problem: str) -> None
 
 def test_the_job_documentation_lists_every_field() -> None:
     page = (ROOT / "docs" / "jobs.md").read_text(encoding="utf-8")
-    inside = (f"resources.{key}" for key in (*Resources.__struct_fields__, *UNSUPPORTED_RESOURCES))
+    inside = (f"resources.{key}" for key in (*RequestedResources.__struct_fields__, *UNSUPPORTED_RESOURCES))
     fields = [field.encode_name for field in msgspec.structs.fields(JobFields)]
     missing = [key for key in (*fields, *UNSUPPORTED, *inside) if f"`{key}" not in page]
     assert missing == []

@@ -8,16 +8,16 @@ import msgspec
 import pytest
 from kubernetes_objects import make_pod
 
-from refold.engines.kubernetes.budgets import Budget, blocking_budget
+from refold.engines.kubernetes.budgets import DisruptionBudget, blocking_budget
 
 
-def budget(selector: dict[str, Any] | None, allowed: int) -> Budget:
+def budget(selector: dict[str, Any] | None, allowed: int) -> DisruptionBudget:
     fields = {
         "metadata": {"name": "keep"},
         "spec": {} if selector is None else {"selector": selector},
         "status": {"disruptionsAllowed": allowed},
     }
-    return msgspec.convert(fields, Budget)
+    return msgspec.convert(fields, DisruptionBudget)
 
 
 GANG = [make_pod("a-0", labels={"app": "a"}), make_pod("a-1", labels={"app": "a"})]

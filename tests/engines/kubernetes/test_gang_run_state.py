@@ -9,7 +9,7 @@ from kubernetes_objects import make_node, make_pod
 from msgspec.structs import replace
 
 from refold.core import RunFailed, RunFinished, RunStopped
-from refold.engines.kubernetes.budgets import Budget, BudgetSpec, LabelSelector
+from refold.engines.kubernetes.budgets import BudgetSpec, DisruptionBudget, LabelSelector
 from refold.engines.kubernetes.gangs import GangName
 from refold.engines.kubernetes.objects import Metadata, Pod
 from refold.engines.kubernetes.owner_specs import OwnerState
@@ -217,7 +217,7 @@ def test_pods_of_a_suspended_object_are_left_to_its_controller(gang: GangName, s
 
 
 def test_a_preemption_waits_until_budgets_allow_it_for_the_whole_gang() -> None:
-    budget = Budget(Metadata(name="one"), BudgetSpec(LabelSelector()))
+    budget = DisruptionBudget(Metadata(name="one"), BudgetSpec(LabelSelector()))
     play = Play(PODS).start()
     play.state.stop(None, is_preemption=True)
     assert play.next(*RUN) == [AskBudgets()]

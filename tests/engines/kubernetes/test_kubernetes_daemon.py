@@ -20,7 +20,7 @@ from process_kubelet import ProcessKubelet, kubelet_nodes
 from refold.engines.kubernetes.access import read_kubeconfig
 from refold.engines.kubernetes.api_server import ApiError, ApiServer
 from refold.engines.kubernetes.nodes import down_reason
-from refold.engines.kubernetes.objects import BatchJob, Node
+from refold.engines.kubernetes.objects import ApiNode, BatchJob
 
 
 @pytest.fixture(scope="module")
@@ -345,7 +345,7 @@ def test_a_gang_moves_when_one_of_its_nodes_is_lost(daemon: KubernetesDaemon, se
         daemon.wait_for_state("strays", "running")
         lost = wait_for(lambda: daemon.nodes_of("strays")[0], "all pods are bound")
         kubelet.lose(lost)
-        wait_for(lambda: down_reason(daemon.api.get(f"/api/v1/nodes/{lost}", Node)), "the node is NotReady")
+        wait_for(lambda: down_reason(daemon.api.get(f"/api/v1/nodes/{lost}", ApiNode)), "the node is NotReady")
         (pod,) = [pod for pod in daemon.pods("strays") if pod.spec.node_name == lost]
         daemon.api.delete(f"{PODS}/{pod.metadata.name}")  # as Kubernetes does some time later
         daemon.wait_for_state("strays", "finished")

@@ -9,7 +9,7 @@ from kubernetes_objects import make_node, make_pod, node_json
 
 from refold.engines.kubernetes.constraints import ANY_VALUE, admits, selected_labels, unsupported_fields
 from refold.engines.kubernetes.nodes import NodeMap, down_reason, map_nodes
-from refold.engines.kubernetes.objects import Node, Pod, PodSpec
+from refold.engines.kubernetes.objects import ApiNode, Pod, PodSpec
 from refold.errors import BadValue
 from refold.model import Rack
 
@@ -194,7 +194,7 @@ def test_unknown_fields_of_objects_are_skipped() -> None:
     import msgspec
 
     text = msgspec.json.encode({**node_json("a"), "unknown": {"deep": [1, 2]}})
-    assert msgspec.json.decode(text, type=Node).name == "a"
+    assert msgspec.json.decode(text, type=ApiNode).name == "a"
     assert msgspec.json.decode(b'{"metadata":{"name":"p","creationTimestamp":null}}', type=Pod).metadata.name == "p"
 
 
@@ -202,7 +202,7 @@ def test_pods_with_the_same_constraints_are_compared_with_the_nodes_once(monkeyp
     """With thousands of nodes and many gangs, comparing each pod with each node would take most of the time."""
     compared: list[str] = []
 
-    def admits_all(_: PodSpec, node: Node) -> bool:
+    def admits_all(_: PodSpec, node: ApiNode) -> bool:
         compared.append(node.name)
         return True
 
@@ -220,7 +220,7 @@ def disk(amount: str) -> list[dict[str, Any]]:
     return [{"name": "c", "resources": {"limits": {GPU: "1"}, "requests": {"ephemeral-storage": amount}}}]
 
 
-def with_disk(name: str, amount: str) -> Node:
+def with_disk(name: str, amount: str) -> ApiNode:
     return make_node(name, allocatable={"cpu": "64", "memory": "512Gi", GPU: "8", "ephemeral-storage": amount})
 
 

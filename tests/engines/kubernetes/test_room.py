@@ -7,13 +7,13 @@ from typing import Any, cast
 
 from kubernetes_objects import make_node, make_pod
 
-from refold.engines.kubernetes.objects import Node, Pod
+from refold.engines.kubernetes.objects import ApiNode, Pod
 from refold.engines.kubernetes.room import NodeRoom
 
 GPU = "nvidia.com/gpu"
 
 
-def make_room(*bound: Pod, node: Node | None = None, **allocatable: str) -> NodeRoom:
+def make_room(*bound: Pod, node: ApiNode | None = None, **allocatable: str) -> NodeRoom:
     """Return the room of a node n0 with these resources and pods."""
     amounts = {name.replace("_", "-"): amount for name, amount in allocatable.items()}
     pods = {pod.key: pod for pod in bound}

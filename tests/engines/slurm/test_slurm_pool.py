@@ -16,7 +16,7 @@ from slurm_servers import SlurmServers
 from refold.core import RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.engines.slurm import SlurmEngine
 from refold.engines.slurm.cluster import map_nodes
-from refold.engines.slurm.held_pool import JOB_NAME, Pool
+from refold.engines.slurm.held_pool import JOB_NAME, HeldPool
 from refold.engines.slurm.node_records import read_nodes
 from refold.engines.slurm.pool import (
     PoolChange,
@@ -265,7 +265,7 @@ def test_a_step_that_does_not_fit_is_not_started_and_can_be_stopped(slurm: Slurm
 def test_an_existing_allocation_is_used_with_what_it_has(slurm: SlurmServers, tmp_path: Path) -> None:
     words = ("--gres=gpu:2", "--cpus-per-task=4", "--mem=1000M", "--nodelist=n2", "--output=/dev/null")
     number = int(slurm.run("sbatch", "--parsable", *words, "--wrap", "sleep 1000"))
-    pool = Pool(Programs(slurm.environment), "id", SlurmSettings(), PoolSettings(jobs=(number,)))
+    pool = HeldPool(Programs(slurm.environment), "id", SlurmSettings(), PoolSettings(jobs=(number,)))
 
     def is_held() -> bool:
         pool.read(time.time())

@@ -29,9 +29,9 @@ from refold.engines.slurm.run_state import (
     Ended,
     Facts,
     GiveUp,
+    ReportStarted,
     RunState,
-    Signal,
-    Started,
+    SignalRun,
     Step,
     Submit,
 )
@@ -69,29 +69,35 @@ def steps(
         (steps(RunJob("5", "PENDING")), []),
         (steps(RunJob("5", "PENDING"), stop=True), [Cancel("5")]),
         (steps(RunJob("5", "RUNNING")), []),
-        (steps(RunJob("5", "RUNNING"), claim="5"), [Started()]),
-        (steps(RunJob("5", "RUNNING"), claim="5", stop=True), [Signal("5", kill=False)]),
-        (steps(RunJob("5", "COMPLETING"), claim="5", status=0), [Started()]),
-        (steps(RunJob("5", "COMPLETED"), claim="5", status=0), [Started(), FINISHED]),
+        (steps(RunJob("5", "RUNNING"), claim="5"), [ReportStarted()]),
+        (steps(RunJob("5", "RUNNING"), claim="5", stop=True), [SignalRun("5", kill=False)]),
+        (steps(RunJob("5", "COMPLETING"), claim="5", status=0), [ReportStarted()]),
+        (steps(RunJob("5", "COMPLETED"), claim="5", status=0), [ReportStarted(), FINISHED]),
         (steps(RunJob("5", "COMPLETED"), claim="5"), []),
         (steps(RunJob("5", "COMPLETED")), []),
-        (steps(claim="5", status=0, stop=True), [Started(), FINISHED]),
+        (steps(claim="5", status=0, stop=True), [ReportStarted(), FINISHED]),
         (steps(claim="5", status=143, stop=True), [STOPPED]),
-        (steps(claim="5", status=3), [Started(), failed(exit_code=3)]),
-        (steps(claim="5", status=98), [Started(), failed("Slurm could not run its step on all nodes", retry=True)]),
-        (steps(RunJob("5", "FAILED", 4), claim="5", status=3), [Started(), failed(exit_code=3)]),
+        (steps(claim="5", status=3), [ReportStarted(), failed(exit_code=3)]),
+        (
+            steps(claim="5", status=98),
+            [ReportStarted(), failed("Slurm could not run its step on all nodes", retry=True)],
+        ),
+        (steps(RunJob("5", "FAILED", 4), claim="5", status=3), [ReportStarted(), failed(exit_code=3)]),
         (steps(RunJob("5", "FAILED", 4), claim="5"), []),
-        (steps(RunJob("5", "NODE_FAIL"), claim="5"), [Started(), lost("a node failed (Slurm: NODE_FAIL)")]),
-        (steps(RunJob("5", "PREEMPTED"), claim="5"), [Started(), lost("preempted by Slurm for another job")]),
+        (steps(RunJob("5", "NODE_FAIL"), claim="5"), [ReportStarted(), lost("a node failed (Slurm: NODE_FAIL)")]),
+        (steps(RunJob("5", "PREEMPTED"), claim="5"), [ReportStarted(), lost("preempted by Slurm for another job")]),
         (steps(RunJob("5", "BOOT_FAIL"), stop=True), [STOPPED]),
-        (steps(RunJob("5", "TIMEOUT"), claim="5"), [Started(), failed("exceeded the time limit in Slurm")]),
-        (steps(RunJob("5", "OUT_OF_MEMORY", 137), claim="5"), [Started(), failed("out of memory")]),
+        (steps(RunJob("5", "TIMEOUT"), claim="5"), [ReportStarted(), failed("exceeded the time limit in Slurm")]),
+        (steps(RunJob("5", "OUT_OF_MEMORY", 137), claim="5"), [ReportStarted(), failed("out of memory")]),
         (steps(RunJob("5", "CANCELLED"), claim="5"), [Ended(RunStopped(*KEY), "cancelled in Slurm")]),
         (steps(RunJob("5", "CANCELLED"), claim="5", stop=True), [STOPPED]),
-        (steps(RunJob("5", "CANCELLED", restarts=1), claim="5"), [Started(), failed("requeued in Slurm", retry=True)]),
+        (
+            steps(RunJob("5", "CANCELLED", restarts=1), claim="5"),
+            [ReportStarted(), failed("requeued in Slurm", retry=True)],
+        ),
         (
             steps(RunJob("5", "FAILED", 97, restarts=1), claim="5"),
-            [Started(), failed("requeued in Slurm", retry=True)],
+            [ReportStarted(), failed("requeued in Slurm", retry=True)],
         ),
         (
             steps(RunJob("5", "FAILED", 97)),
@@ -112,15 +118,15 @@ def test_a_requeued_job_is_cancelled_but_not_one_that_has_just_begun() -> None:
 
 def test_of_several_jobs_the_one_with_the_claim_stays_or_else_the_first() -> None:
     pending, running = RunJob("5", "PENDING"), RunJob("7", "RUNNING")
-    assert steps(running, pending, claim="7") == [Cancel("5"), Started()]
+    assert steps(running, pending, claim="7") == [Cancel("5"), ReportStarted()]
     assert steps(running, pending) == [Cancel("7")]
-    assert steps(RunJob("5", "COMPLETING"), running, claim="7") == [Started()]
+    assert steps(RunJob("5", "COMPLETING"), running, claim="7") == [ReportStarted()]
 
 
 def test_a_started_run_that_slurm_does_not_know_is_lost_after_some_time() -> None:
     state = RunState(KEY, 10.0)
     assert state.next_steps(Facts((), "5", None, 0.0)) == []
-    assert state.next_steps(Facts((RunJob("5", "RUNNING"),), "5", None, SETTLE_SECONDS)) == [Started()]
+    assert state.next_steps(Facts((RunJob("5", "RUNNING"),), "5", None, SETTLE_SECONDS)) == [ReportStarted()]
     assert state.next_steps(Facts((), "5", None, SETTLE_SECONDS + 1)) == []
     (end,) = state.next_steps(Facts((), "5", None, 2 * SETTLE_SECONDS + 1))
     assert end == failed("lost: Slurm has no record of its job, which has left no exit status", retry=True)
@@ -146,9 +152,9 @@ def test_a_run_continues_when_a_controller_with_an_old_state_lets_its_job_wait()
     state, cancelled = RunState(KEY, 10.0), (RunJob("5", "CANCELLED", had_nodes=False),)
     assert state.next_steps(Facts((RunJob("5", "PENDING", had_nodes=False),), "5", None, 0.0, True)) == [Cancel("5")]
     assert state.next_steps(Facts(cancelled, "5", None, 1.0)) == []
-    assert state.next_steps(Facts(cancelled, "5", 0, 2.0)) == [Started(), FINISHED]
+    assert state.next_steps(Facts(cancelled, "5", 0, 2.0)) == [ReportStarted(), FINISHED]
     why = "a controller of Slurm with an old state has ended it"
-    assert RunState(KEY, 10.0).next_steps(Facts(cancelled, "5", 143, 2.0)) == [Started(), lost(why)]
+    assert RunState(KEY, 10.0).next_steps(Facts(cancelled, "5", 143, 2.0)) == [ReportStarted(), lost(why)]
     (end,) = state.next_steps(Facts(cancelled, "5", None, 1.0 + SETTLE_SECONDS))
     assert end == lost("lost: Slurm has no record of its job, which has left no exit status")
 
@@ -157,7 +163,7 @@ def test_a_step_that_slurm_keeps_after_its_end_is_not_waited_for() -> None:
     """A controller with an old state has steps that ended while it was dead."""
     ghost, wait = (RunJob("5.0", "RUNNING"),), GHOST_SECONDS + 10.0
     state = RunState(KEY, 10.0)
-    assert state.next_steps(Facts(ghost, "5.0", 0, 0.0)) == [Started()]
+    assert state.next_steps(Facts(ghost, "5.0", 0, 0.0)) == [ReportStarted()]
     assert state.next_steps(Facts(ghost, "5.0", 0, wait - 1)) == []
     assert state.next_steps(Facts(ghost, "5.0", 0, wait)) == [Abandon("5.0"), FINISHED]
     job = RunState(KEY, 10.0)
@@ -168,7 +174,7 @@ def test_a_step_that_slurm_keeps_after_its_end_is_not_waited_for() -> None:
 def test_a_step_that_cannot_be_cancelled_is_not_waited_for() -> None:
     ghost, wait = (RunJob("5.0", "RUNNING"),), GHOST_SECONDS + 10.0
     state = RunState(KEY, 10.0, stop=True, kill=True)
-    assert state.next_steps(Facts(ghost, "5.0", None, 1.0)) == [Signal("5.0", kill=True)]
+    assert state.next_steps(Facts(ghost, "5.0", None, 1.0)) == [SignalRun("5.0", kill=True)]
     assert state.next_steps(Facts(ghost, "5.0", None, 1.0 + REPEAT_SECONDS)) == [Cancel("5.0")]
     assert state.next_steps(Facts(ghost, "5.0", None, 2.0 + REPEAT_SECONDS)) == []
     assert state.next_steps(Facts(ghost, "5.0", None, 2.0 + REPEAT_SECONDS + wait)) == [Abandon("5.0"), STOPPED]
@@ -197,23 +203,23 @@ def test_a_stop_is_signalled_once_and_slurm_ends_what_does_not_end() -> None:
     state, jobs = RunState(KEY, 10.0, stop=True), (RunJob("5", "RUNNING"),)
     moments = (0.0, 1.0, 10.0 + REPEAT_SECONDS, 11.0 + REPEAT_SECONDS)
     found = [state.next_steps(Facts(jobs, "5", None, now)) for now in moments]
-    assert found == [[Signal("5", kill=False)], [], [Cancel("5")], []]
+    assert found == [[SignalRun("5", kill=False)], [], [Cancel("5")], []]
 
 
 def test_slurm_ends_a_stopped_job_only_after_its_grace_period() -> None:
     state, jobs = RunState(KEY, 300.0, stop=True), (RunJob("5", "RUNNING"),)
     moments = (0.0, REPEAT_SECONDS, 299.0 + REPEAT_SECONDS, 300.0 + REPEAT_SECONDS)
     found = [state.next_steps(Facts(jobs, "5", None, now)) for now in moments]
-    assert found == [[Signal("5", kill=False)], [], [], [Cancel("5")]]
+    assert found == [[SignalRun("5", kill=False)], [], [], [Cancel("5")]]
 
 
 def test_a_kill_does_not_wait_for_the_grace_period_of_an_earlier_stop() -> None:
     state, jobs = RunState(KEY, 10.0, stop=True), (RunJob("5", "RUNNING"),)
-    assert state.next_steps(Facts(jobs, "5", None, 1.0)) == [Signal("5", kill=False)]
+    assert state.next_steps(Facts(jobs, "5", None, 1.0)) == [SignalRun("5", kill=False)]
     state.kill = True
-    assert state.next_steps(Facts(jobs, "5", None, 2.0)) == [Signal("5", kill=True)]
+    assert state.next_steps(Facts(jobs, "5", None, 2.0)) == [SignalRun("5", kill=True)]
     state.ask_again()
-    assert state.next_steps(Facts(jobs, "5", None, 3.0)) == [Signal("5", kill=True)]
+    assert state.next_steps(Facts(jobs, "5", None, 3.0)) == [SignalRun("5", kill=True)]
     assert state.next_steps(Facts(jobs, "5", None, 4.0)) == []
 
 

@@ -17,9 +17,9 @@ from refold.server.http.sessions import (
     LINK_SECONDS,
     MAX_SESSIONS_PER_SUBJECT,
     SESSION_SECONDS,
-    Session,
     SessionCookie,
     Sessions,
+    WebSession,
 )
 from refold.server.http.tokens import TokenAuthenticator
 
@@ -201,9 +201,9 @@ def test_sessions_and_links_expire() -> None:
 
 
 def test_sessions_are_stored_without_their_secrets_and_restored() -> None:
-    stored: dict[str, Session] = {}
+    stored: dict[str, WebSession] = {}
 
-    async def save(sessions: dict[str, Session]) -> None:
+    async def save(sessions: dict[str, WebSession]) -> None:
         stored.clear()
         stored.update(sessions)
 

@@ -9,7 +9,7 @@ import pytest
 
 from refold.policies import Choices, Range, range_by_default
 from refold.simulator.results import JobMeasures
-from refold.simulator.tuning.search import BATCH, Search, Settings, Space, Trial, expected_slices
+from refold.simulator.tuning.search import BATCH, Search, Settings, SettingTrial, Space, expected_slices
 from refold.simulator.tuning.trade_off import OBJECTIVES
 
 SLICES = 8
@@ -22,13 +22,13 @@ class Simulator:
     """Delays are least at a price of 5 with lanes; counts the simulated slices."""
 
     def __init__(self) -> None:
-        self.trials: list[Trial] = []
+        self.trials: list[SettingTrial] = []
 
-    def __call__(self, trials: Sequence[Trial]) -> Sequence[JobMeasures]:
+    def __call__(self, trials: Sequence[SettingTrial]) -> Sequence[JobMeasures]:
         self.trials += trials
         return [self.measure(trial) for trial in trials]
 
-    def measure(self, trial: Trial) -> JobMeasures:
+    def measure(self, trial: SettingTrial) -> JobMeasures:
         settings = {**DEFAULTS, **trial.settings}
         distance = abs(np.log(settings["price"] / 5.0)) + (not settings["lanes"])
         busy = 100.0 * (trial.slice + 1)

@@ -15,18 +15,18 @@ from refold.policies import Range
 from refold.simulator.results import JobMeasures
 from refold.simulator.tuning import (
     OBJECTIVES,
-    Budget,
     CountedJobs,
     Evaluated,
     Goal,
+    HistoryPart,
     Objective,
-    Part,
     PartRun,
     ReportPart,
     ReportPolicy,
     Space,
     Study,
     StudyInputs,
+    TrialBudget,
     TunedPolicy,
     Tuner,
     find_front,
@@ -63,7 +63,7 @@ def test_the_report_part_begins_after_the_tuning_part() -> None:
     slices, report = split_history([float(number) for number in range(1000)], 0.4)
     assert [part.measured for part in slices] == [0, 75, 150, 225, 300, 375, 450, 525]
     assert max(part.last for part in slices) == report.measured == 600
-    assert report == Part(500, 600, 1000)
+    assert report == HistoryPart(500, 600, 1000)
 
 
 def test_jobs_that_are_submitted_at_once_are_in_one_part() -> None:
@@ -229,14 +229,14 @@ TUNED = TunedPolicy("las", Space({"x": Range(1.0, 100.0)}, {}, lambda _: True), 
 
 def test_settings_are_recommended_only_if_they_are_better_on_the_part_that_was_not_seen() -> None:
     for delay_on_report, recommended in ((50.0, True), (100.0, False), (150.0, False)):
-        result = tuner(delay_on_report)[0].tune(TUNED, Goal(DELAY), Budget(16))
+        result = tuner(delay_on_report)[0].tune(TUNED, Goal(DELAY), TrialBudget(16))
         assert result.report.chosen is not None
         assert result.report.is_recommended is recommended
 
 
 def test_the_search_sees_no_job_of_the_report_part() -> None:
     tuning, runs = tuner(50.0)
-    tuning.tune(TUNED, Goal(DELAY), Budget(16))
+    tuning.tune(TUNED, Goal(DELAY), TrialBudget(16))
     parts = [run.part for run in runs]
     first_report = next(number for number, part in enumerate(parts) if part.last > 100)
     assert all(part.last <= 100 for part in parts[:first_report])
@@ -244,14 +244,14 @@ def test_the_search_sees_no_job_of_the_report_part() -> None:
 
 
 def test_a_point_can_be_picked_by_its_number() -> None:
-    assert tuner(50.0)[0].tune(TUNED, Goal(DELAY, pick=1), Budget(16)).report.chosen == 1
+    assert tuner(50.0)[0].tune(TUNED, Goal(DELAY, pick=1), TrialBudget(16)).report.chosen == 1
     with pytest.raises(BadInput, match="--pick 99: the trade-off has the points 1 to"):
-        tuner(50.0)[0].tune(TUNED, Goal(DELAY, pick=99), Budget(16))
+        tuner(50.0)[0].tune(TUNED, Goal(DELAY, pick=99), TrialBudget(16))
 
 
 # Studies.
 
-RUN = PartRun("las", {"x": 1.5}, Part(0, 0, 3))
+RUN = PartRun("las", {"x": 1.5}, HistoryPart(0, 0, 3))
 INPUTS = StudyInputs({"jobs": "a", "cluster": "b"})
 
 

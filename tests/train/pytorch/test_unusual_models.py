@@ -23,7 +23,7 @@ from refold.errors import BadInput, StateNotMoved
 from refold.model import Plan, parse_plan
 from refold.train import progress
 from refold.train.checkpoints import Checkpoints
-from refold.train.layout import Layout
+from refold.train.layout import RankMesh
 from refold.train.local_model import SplittableModel
 from refold.train.local_optimizer import LocalOptimizer
 from refold.train.plain_values import plain, restored
@@ -358,7 +358,7 @@ def test_without_an_agent_a_batch_that_the_ranks_cannot_divide_is_an_error() -> 
 
 def number_of_shards(shard_group: int | None, replicate: int = 1) -> int:
     plan = Plan(data=4, zero=3, replicate=replicate)
-    return Layout(plan, torch.distributed.get_rank(), torch.device("cpu"), shard_group).sizes["shard"]
+    return RankMesh(plan, torch.distributed.get_rank(), torch.device("cpu"), shard_group).sizes["shard"]
 
 
 @pytest.mark.parametrize("shard_group", [None, 4])

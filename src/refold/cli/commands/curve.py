@@ -90,7 +90,7 @@ def curve(
             help="Also show how throughput scales with CPUs, on this number of GPUs.",
         ),
     ] = None,
-    training: plan_request.TrainingOptions,
+    training: plan_request.BatchOptions,
     network: plan_request.NetworkRate = None,
     limits: plan_request.PlanLimitOptions,
     out: Annotated[

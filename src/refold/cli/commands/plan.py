@@ -26,7 +26,7 @@ def plan(
     *,
     model: plan_request.ModelName,
     hardware: plan_request.MachineOptions,
-    training: plan_request.TrainingOptions,
+    training: plan_request.BatchOptions,
     tuned: plan_request.TuningOptions,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, max=1000, help="Number of plans to show.")] = 10,
     fit: Annotated[

@@ -161,10 +161,10 @@ class _ProgressPrinter:
         self.print(f"interrupted: runs have {grace:g} s to stop; interrupt again to kill them now")
 
     def _change_lines(self, now: float, change: Change) -> list[str]:
-        from refold.journal import RunEnded, Started, StopOrdered
+        from refold.journal import RunBegan, RunEnded, StopOrdered
 
         match change:
-            case Started(record, run):
+            case RunBegan(record, run):
                 number = f", run {run.number}" if run.number > 1 else ""
                 return [self._format(now, record.job, f"started on {_format_slots(run.allocation)}{number}")]
             case StopOrdered(record, _, why):

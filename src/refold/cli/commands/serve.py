@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from refold.engines.kubernetes import KubernetesEngine
     from refold.engines.local import ProcessHost
-    from refold.server import ClusterEngine, Daemon, Ready
+    from refold.server import ClusterEngine, Daemon, DaemonReady
     from refold.server.config import Config, SlurmConfig
     from refold.server.monitor import Machine
 
@@ -33,7 +33,7 @@ END_SECONDS = 5.0
 """How long a daemon on a cluster may take to end in an orderly way."""
 
 
-class Engine(StrEnum):
+class EngineName(StrEnum):
     """What the daemon schedules."""
 
     LOCAL = "local"
@@ -106,9 +106,9 @@ def serve(
         typer.Option("--port", metavar="N", min=0, max=65535, help="Port; 0 chooses a free one (default: 7170)."),
     ] = None,
     on: Annotated[
-        Engine,
+        EngineName,
         typer.Option("--on", metavar="ENGINE", help="What to schedule: local, kubernetes, slurm or ray."),
-    ] = Engine.LOCAL,
+    ] = EngineName.LOCAL,
     kubeconfig: Annotated[
         Path | None,
         typer.Option("--kubeconfig", metavar="FILE", help="How to reach the cluster (default: as kubectl)."),
@@ -153,18 +153,18 @@ def serve(
     configuration = _override(_read_config(config), slots, policy, settings, placement, host, port)
     configuration = replace(configuration, slurm=pool.override(configuration.slurm))
     folder = (state or (PRIVILEGED_STATE if configuration.serve.user else state_folder())).expanduser()
-    if pool.are_given and on is not Engine.SLURM:
+    if pool.are_given and on is not EngineName.SLURM:
         raise BadInput("--pool, --pool-time and --pool-job need --on slurm")
-    if configuration.serve.user and (on not in (Engine.LOCAL, Engine.SLURM) or kubeconfig is not None):
+    if configuration.serve.user and (on not in (EngineName.LOCAL, EngineName.SLURM) or kubeconfig is not None):
         raise BadInput("serve.user, by which jobs run as their users, needs --on local or --on slurm")
-    if on is Engine.KUBERNETES or kubeconfig is not None:
+    if on is EngineName.KUBERNETES or kubeconfig is not None:
         _fastest_loop(asyncio)(_serve_kubernetes(configuration, folder, kubeconfig, new_token, standby))
         return
-    if on is Engine.SLURM:
+    if on is EngineName.SLURM:
         processes = _split_without_cgroups(configuration, folder.absolute()) if configuration.serve.user else None
         _fastest_loop(asyncio)(_serve_slurm(configuration, folder, new_token, processes))
         return
-    if on is Engine.RAY:
+    if on is EngineName.RAY:
         _serve_ray(asyncio, configuration, folder, new_token)
         return
     _serve_machine(asyncio, configuration, folder, new_token)
@@ -296,7 +296,7 @@ async def _serve_epochs(
 
     port = config.serve.port
 
-    def show(ready: Ready) -> None:
+    def show(ready: DaemonReady) -> None:
         nonlocal port
         port = urlsplit(ready.address).port or port
         _print_ready(ready, folder)
@@ -400,7 +400,7 @@ def _open_machine(config: Config) -> tuple[Config, Machine]:
     return config, open_machine(config.cluster)
 
 
-def _print_ready(ready: Ready, folder: Path) -> None:
+def _print_ready(ready: DaemonReady, folder: Path) -> None:
     import shlex
 
     from refold.client import read_address, state_folder

@@ -252,12 +252,12 @@ def _run(
 
     from refold.cli import start_tuning_runs, stoppable, study_inputs
     from refold.cli.views import progress
-    from refold.simulator.tuning import Budget, Study, Tuner, expected_slices
+    from refold.simulator.tuning import Study, TrialBudget, Tuner, expected_slices
 
     submitted = np.array([job.submitted for job in workload.jobs])
     study = Study(out / STUDY_FILE, study_inputs(workload, [policy.name, *(one.policy for one in goal.baselines)]))
     ends = monotonic() + parse_duration_option("--time", search.time) if search.time else inf
-    budget = Budget(search.trials, lambda: monotonic() < ends)
+    budget = TrialBudget(search.trials, lambda: monotonic() < ends)
     slice_jobs = sum(part.simulated for part in split.slices) / len(split.slices)
     jobs = expected_slices(search.trials, len(split.slices)) * slice_jobs
     jobs += (len(goal.baselines) + EXPECTED_POINTS) * split.report.simulated

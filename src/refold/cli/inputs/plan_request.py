@@ -166,7 +166,7 @@ class MachineOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingOptions:
+class BatchOptions:
     """The batch and the framework of a training."""
 
     batch: Annotated[

@@ -105,7 +105,7 @@ class JobTimeline:
                 self._add(at, "submitted", _format_request(record.job))
             case journal.Placed(_, run):
                 self._add_start(now, run)
-            case journal.Started(_, run):
+            case journal.RunBegan(_, run):
                 self._add(now, "running", f"after {format_elapsed(now - run.start)} of start-up", run=run.number)
             case journal.PlanReplaced(_, run, ordered):
                 self._add(now, "plan replaced", f"{run.allocation.plan}; the job cannot use {ordered}", run=run.number)

@@ -19,6 +19,7 @@ from refold.client.api.queries import (
     SnapshotQuery,
     TimelineQuery,
 )
+from refold.client.api.roles import Caller
 from refold.client.api.wire import (
     Alert,
     Catalogue,

@@ -135,7 +135,7 @@ Patterns = Annotated[list[str], ReadBy(lambda part: _read_texts(part, MAX_PATTER
 Addresses = Annotated[list[str], ReadBy(lambda part: _read_texts(part, MAX_TEXT_CHARS))]
 
 
-class Resources(msgspec.Struct, frozen=True):
+class RequestedResources(msgspec.Struct, frozen=True):
     """Resources per node, as in SkyPilot. `UNSUPPORTED_RESOURCES` are ignored."""
 
     accelerators: Request = NO_GPU_REQUEST
@@ -185,7 +185,7 @@ class JobFields(msgspec.Struct, frozen=True):
     num_nodes: PositiveCount | None = None
     gpus: Request = NO_GPU_REQUEST
     gpus_per_node: Annotated[int, Meta(ge=0, le=MAX_JOB_GPUS, description="a whole number ≥ 0")] | None = None
-    resources: Resources = Resources()
+    resources: RequestedResources = RequestedResources()
     elastic: Annotated[Elastic, Meta(description="min and max, such as {min: 2, max: 8}")] | None = None
     plan: Annotated[PlanChoice, ReadBy(read_plan_choice)] = "off"
     workload: Annotated[str, Meta(min_length=1, max_length=256)] = ""

@@ -59,7 +59,7 @@ from .nodes import (
     map_nodes as map_nodes,
 )
 from .objects import (
-    Node as Node,
+    ApiNode as ApiNode,
     Pod as Pod,
 )
 from .observation import (

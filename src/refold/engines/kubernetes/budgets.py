@@ -40,7 +40,7 @@ class BudgetStatus(_Object, frozen=True):
     disruptions_allowed: int = 0
 
 
-class Budget(_Object, frozen=True):
+class DisruptionBudget(_Object, frozen=True):
     """A PodDisruptionBudget."""
 
     metadata: Metadata
@@ -53,7 +53,7 @@ class Budget(_Object, frozen=True):
         return selector is not None and selector.matches(pod.metadata.labels)
 
 
-def blocking_budget(budgets: Collection[Budget], pods: Collection[Pod]) -> str:
+def blocking_budget(budgets: Collection[DisruptionBudget], pods: Collection[Pod]) -> str:
     """Return the name of a budget that forbids to evict all of these pods, which are in its namespace; '' if none does.
 
     A gang is evicted as a whole: a part of it would be of no use, and would keep its GPUs.

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import msgspec
 
-from refold.engines.kubernetes.objects import Node, Pod, PodSpec, SelectorTerm, Taint
+from refold.engines.kubernetes.objects import ApiNode, Pod, PodSpec, SelectorTerm, Taint
 from refold.engines.kubernetes.resources import allocatable, other_requests
 
 LIFECYCLE_TAINT_PREFIX = "node.kubernetes.io/"
@@ -22,7 +22,7 @@ ANY_VALUE = "*"
 """Stands for every value of a label. No label has this value."""
 
 
-def blocking_taints(node: Node) -> list[Taint]:
+def blocking_taints(node: ApiNode) -> list[Taint]:
     """Return the taints that keep pods off a node, except those of its life cycle."""
     return [
         taint
@@ -31,7 +31,7 @@ def blocking_taints(node: Node) -> list[Taint]:
     ]
 
 
-def admits(spec: PodSpec, node: Node) -> bool:
+def admits(spec: PodSpec, node: ApiNode) -> bool:
     """Whether a pod may be on a node."""
     return (
         all(node.metadata.labels.get(key) == value for key, value in spec.node_selector.items())
@@ -41,7 +41,7 @@ def admits(spec: PodSpec, node: Node) -> bool:
     )
 
 
-def has_resource(node: Node, name: str, amount: Decimal) -> bool:
+def has_resource(node: ApiNode, name: str, amount: Decimal) -> bool:
     """Whether a node has this much of a resource for all of its pods."""
     return allocatable(node, name) >= amount
 
@@ -91,7 +91,7 @@ def _terms(spec: PodSpec) -> list[SelectorTerm]:
     return required.node_selector_terms if required is not None else []
 
 
-def _matches_affinity(spec: PodSpec, node: Node) -> bool:
+def _matches_affinity(spec: PodSpec, node: ApiNode) -> bool:
     """Whether one of the terms matches; a pod without required node affinity matches every node."""
     if spec.affinity.node_affinity.required is None:
         return True

@@ -19,7 +19,7 @@ from refold.engines.kubernetes.local_queues import LocalQueues
 from refold.engines.kubernetes.mirror import Changed, Mirror
 from refold.engines.kubernetes.node_reports import NodeReports
 from refold.engines.kubernetes.nodes import Labels, NodeMap, is_same_hardware, map_nodes
-from refold.engines.kubernetes.objects import Node
+from refold.engines.kubernetes.objects import ApiNode
 from refold.engines.kubernetes.observation import past_gangs
 from refold.engines.kubernetes.owners import Owners
 from refold.engines.kubernetes.pod_notes import PodNotes
@@ -58,7 +58,7 @@ class KubernetesEngine(ClusterEngine):
         self._tenants = tenants
         self._mirror = Mirror(self._api, daemon)
         self._labels: Labels = {}
-        self._known: dict[str, Node] = {}
+        self._known: dict[str, ApiNode] = {}
         """The nodes of the cluster, as they were when it was last compared with Kubernetes."""
         self._nodes: NodeMap | None = None
 

@@ -18,7 +18,7 @@ from refold.engines.kubernetes.api_server import (
     Calls,
     ObjectList,
 )
-from refold.engines.kubernetes.budgets import PATH as BUDGETS, Budget
+from refold.engines.kubernetes.budgets import PATH as BUDGETS, DisruptionBudget
 from refold.engines.kubernetes.gangs import GangName, RunKey
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.objects import Pod
@@ -175,10 +175,10 @@ class GangRun:
             self.changed.clear()
             await self.changed.wait()
 
-    async def _read_budgets(self) -> list[Budget]:
+    async def _read_budgets(self) -> list[DisruptionBudget]:
         path = BUDGETS.format(namespace=self.gang.namespace)
         try:
-            found = await self._calls.repeat(self._calls.api.get, path, ObjectList[Budget])
+            found = await self._calls.repeat(self._calls.api.get, path, ObjectList[DisruptionBudget])
         except ApiError as error:
             log.warning("cannot read the PodDisruptionBudgets of %s: %s", self.gang.namespace, error)
             return []

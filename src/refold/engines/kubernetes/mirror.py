@@ -15,7 +15,7 @@ import msgspec
 
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, ObjectList, Watch, WatchEvent, watch_error
 from refold.engines.kubernetes.gangs import GangName, RunKey, gang_name, is_ours, run_of
-from refold.engines.kubernetes.objects import Metadata, Node, Pod
+from refold.engines.kubernetes.objects import ApiNode, Metadata, Pod
 from refold.model import Seconds
 
 NODES = "/api/v1/nodes"
@@ -57,7 +57,7 @@ class Mirror:
 
     def __init__(self, api: ApiServer, daemon: str) -> None:
         self.daemon = daemon
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, ApiNode] = {}
         self.pods: dict[str, Pod] = {}
         self._gangs: dict[GangName, dict[str, Pod]] = {}
         self._runs: dict[RunKey, dict[str, Pod]] = {}
@@ -69,7 +69,7 @@ class Mirror:
         self._changed_pods: list[Pod] = []
         self._listed = (asyncio.Event(), asyncio.Event())
         self._reflectors = (
-            Reflector(api, NODES, Node, self._posts(self._replace_nodes), self._posts(self._change_node)),
+            Reflector(api, NODES, ApiNode, self._posts(self._replace_nodes), self._posts(self._change_node)),
             Reflector(api, PODS, Pod, self._posts(self._replace_pods), self._posts(self._change_pod)),
         )
 
@@ -146,14 +146,14 @@ class Mirror:
         for queue in self._followers:
             queue.put_nowait(changed)
 
-    def _replace_nodes(self, nodes: Sequence[Node]) -> None:
+    def _replace_nodes(self, nodes: Sequence[ApiNode]) -> None:
         self._changed_nodes |= self.nodes.keys()
         self.nodes.clear()
         for node in nodes:
             self._change_node(node, False)
         self._listed[0].set()
 
-    def _change_node(self, node: Node, deleted: bool) -> None:
+    def _change_node(self, node: ApiNode, deleted: bool) -> None:
         self._changed_nodes.add(node.name)
         if deleted:
             self.nodes.pop(node.name, None)

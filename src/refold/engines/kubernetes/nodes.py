@@ -18,7 +18,7 @@ from refold.engines.kubernetes.constraints import (
     constraints_text,
     has_resource,
 )
-from refold.engines.kubernetes.objects import Node, Pod, PodSpec
+from refold.engines.kubernetes.objects import ApiNode, Pod, PodSpec
 from refold.engines.kubernetes.resources import (
     GPU_RESOURCE,
     add_amounts,
@@ -41,7 +41,7 @@ from refold.model import (
     Link,
     MiB,
     Milli,
-    Node as ModelNode,
+    Node,
     Rack,
     Tenant,
 )
@@ -76,7 +76,7 @@ MIG_PREFIX = "nvidia.com/mig-"
 class DeviceGroup(NamedTuple):
     """The accelerators of one kind on one node, or a node without any: a node of the scheduler."""
 
-    node: Node
+    node: ApiNode
     resource: str
     gpus: int
     share: Decimal
@@ -134,7 +134,7 @@ class NodeMap:
 
 
 def map_nodes(
-    nodes: Iterable[Node], labels: Labels, name: str = "kubernetes", tenants: tuple[Tenant, ...] = ()
+    nodes: Iterable[ApiNode], labels: Labels, name: str = "kubernetes", tenants: tuple[Tenant, ...] = ()
 ) -> NodeMap:
     """Return the cluster of some nodes. `labels`: what pods select nodes by."""
     groups = [group for node in sorted(nodes, key=lambda node: node.name) for group in _device_groups(node)]
@@ -151,7 +151,7 @@ def map_nodes(
     return NodeMap(cluster, tuple(named))
 
 
-def _device_groups(node: Node) -> list[DeviceGroup]:
+def _device_groups(node: ApiNode) -> list[DeviceGroup]:
     """Return the accelerators of a node by kind. CPUs and memory are divided among them by number of devices."""
     amounts = {key: int(parse_amount(amount)) for key, amount in node.status.capacity.items() if is_accelerator(key)}
     counts = {key: min(count, MAX_GPUS_PER_NODE) for key, count in sorted(amounts.items()) if count > 0}
@@ -163,7 +163,7 @@ def _device_groups(node: Node) -> list[DeviceGroup]:
     ]
 
 
-def _base_type(node: Node, resource: str) -> str:
+def _base_type(node: ApiNode, resource: str) -> str:
     product = next((node.metadata.labels[label] for label in PRODUCT_LABELS if label in node.metadata.labels), "")
     gpu = gpu_type_name(product) if product else UNKNOWN_GPU
     return f"{gpu}-MIG-{resource.removeprefix(MIG_PREFIX)}" if resource.startswith(MIG_PREFIX) else gpu
@@ -197,7 +197,7 @@ def _distinguish(groups: Sequence[DeviceGroup], labels: Labels) -> list[DeviceGr
     return named
 
 
-def _traits(node: Node, labels: Labels) -> frozenset[str]:
+def _traits(node: ApiNode, labels: Labels) -> frozenset[str]:
     """Return the taints of a node, and its labels and resources that pods select nodes by, as text."""
     taints = {f"!{taint.key}={taint.value}:{taint.effect}" for taint in blocking_taints(node)}
     found: set[str] = set()
@@ -214,15 +214,13 @@ def _traits(node: Node, labels: Labels) -> frozenset[str]:
     return frozenset(taints | found)
 
 
-def _model_node(group: DeviceGroup) -> ModelNode:
+def _model_node(group: DeviceGroup) -> Node:
     allocatable, labels = group.node.status.allocatable, group.node.metadata.labels
     cpus = parse_amount(allocatable.get("cpu", 0)) * group.share
     memory = parse_amount(allocatable.get("memory", 0)) * group.share
     rack = next((labels[label] for label in RACK_LABELS if label in labels), "")
     cpu_milli = min(int(cpus * WHOLE), MAX_AMOUNT)
-    return ModelNode(
-        group.name, group.gpus, group.gpu_type, cpu_milli, to_mib_down(memory), rack, _link(group.gpu_type)
-    )
+    return Node(group.name, group.gpus, group.gpu_type, cpu_milli, to_mib_down(memory), rack, _link(group.gpu_type))
 
 
 def _link(gpu_type: str) -> Link:
@@ -276,7 +274,7 @@ def group_use(group: DeviceGroup, pods: Iterable[Pod]) -> GroupUse:
     return GroupUse(int(total.get(group.resource, 0)), to_milli(cpus), to_mib_up(memory))
 
 
-def is_same_hardware(node: Node, other: Node) -> bool:
+def is_same_hardware(node: ApiNode, other: ApiNode) -> bool:
     """Whether two states of a node make no difference for the cluster."""
     if node is other:
         return True
@@ -288,12 +286,12 @@ def is_same_hardware(node: Node, other: Node) -> bool:
     )
 
 
-def _amounts(node: Node) -> tuple[object, ...]:
+def _amounts(node: ApiNode) -> tuple[object, ...]:
     allocatable = {name: amount for name, amount in node.status.allocatable.items() if not is_accelerator(name)}
     return allocatable, node.metadata.annotations.get(RACK_WATTS_ANNOTATION)
 
 
-def down_reason(node: Node) -> str:
+def down_reason(node: ApiNode) -> str:
     """Return why a node accepts no pods, or ''."""
     ready = next((condition for condition in node.status.conditions if condition.type == "Ready"), None)
     if node.metadata.deletion_timestamp is not None:

@@ -65,7 +65,7 @@ class NodeSpec(_Object, frozen=True):
     taints: list[Taint] = []
 
 
-class NodeStatus(_Object, frozen=True):
+class ApiNodeStatus(_Object, frozen=True):
     """Resources and conditions. `allocatable` lacks what is unhealthy or reserved for the system."""
 
     capacity: Amounts = {}
@@ -73,12 +73,12 @@ class NodeStatus(_Object, frozen=True):
     conditions: list[Condition] = []
 
 
-class Node(_Object, frozen=True):
+class ApiNode(_Object, frozen=True):
     """A machine."""
 
     metadata: Metadata
     spec: NodeSpec = NodeSpec()
-    status: NodeStatus = NodeStatus()
+    status: ApiNodeStatus = ApiNodeStatus()
 
     @property
     def name(self) -> str:
@@ -171,7 +171,7 @@ class SpreadConstraint(_Object, frozen=True):
     when_unsatisfiable: str = ""
 
 
-class Resources(_Object, frozen=True):
+class ContainerResources(_Object, frozen=True):
     """What a container requests, and what it may use at most."""
 
     requests: Amounts = {}
@@ -185,7 +185,7 @@ class Container(_Object, frozen=True):
     image: str = ""
     command: list[str] = []
     args: list[str] = []
-    resources: Resources = Resources()
+    resources: ContainerResources = ContainerResources()
     restart_policy: str = ""
 
 
@@ -221,7 +221,7 @@ class PodSpec(_Object, frozen=True):
     scheduling_group: SchedulingGroup | None = None
 
 
-class Terminated(_Object, frozen=True):
+class TerminatedState(_Object, frozen=True):
     """How a container ended."""
 
     exit_code: int = 0
@@ -233,7 +233,7 @@ class Terminated(_Object, frozen=True):
 class ContainerState(_Object, frozen=True):
     """State of a container."""
 
-    terminated: Terminated | None = None
+    terminated: TerminatedState | None = None
 
 
 class ContainerStatus(_Object, frozen=True):
@@ -285,7 +285,7 @@ class Pod(_Object, frozen=True):
 # Objects that create pods.
 
 
-class JobStatus(_Object, frozen=True):
+class ApiJobStatus(_Object, frozen=True):
     """Conditions of a Job: Complete, Failed, Suspended."""
 
     conditions: list[Condition] = []
@@ -295,7 +295,7 @@ class BatchJob(_Object, frozen=True):
     """A batch/v1 Job."""
 
     metadata: Metadata
-    status: JobStatus = JobStatus()
+    status: ApiJobStatus = ApiJobStatus()
 
     @property
     def has_ended(self) -> bool:

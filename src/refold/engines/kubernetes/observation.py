@@ -18,7 +18,7 @@ from refold.engines.kubernetes.constraints import selected_labels
 from refold.engines.kubernetes.gangs import GangName, gang_name
 from refold.engines.kubernetes.mirror import NODES, PODS
 from refold.engines.kubernetes.nodes import NodeMap, map_nodes
-from refold.engines.kubernetes.objects import Node, Pod
+from refold.engines.kubernetes.objects import ApiNode, Pod
 from refold.engines.kubernetes.owner_specs import Owner, read_owner
 from refold.engines.kubernetes.owners import Owners
 from refold.engines.kubernetes.snapshot_events import Observation, SnapshotEvents, is_job
@@ -36,7 +36,7 @@ def read_only() -> None:
 def observe(api: ApiServer, policy: str, tenants: tuple[Tenant, ...] = ()) -> Observation:
     """Read the state of a cluster. Needs the right to list nodes and pods; with that to read Jobs, limits are known."""
     try:
-        nodes = api.get(NODES, ObjectList[Node]).items
+        nodes = api.get(NODES, ObjectList[ApiNode]).items
         pods = api.get(PODS, ObjectList[Pod]).items
     except ApiError as error:
         raise BadInput(f"the cluster cannot be read: {error}") from None

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from refold.engines.kubernetes.gangs import pod_order
 from refold.engines.kubernetes.nodes import down_reason
-from refold.engines.kubernetes.objects import Node, Pod
+from refold.engines.kubernetes.objects import ApiNode, Pod
 
 _LOST_REASONS = ("Evicted", "NodeLost", "NodeAffinity", "NodeShutdown", "Preempting", "Shutdown", "Terminated")
 _REJECTED_PREFIXES = ("OutOf", "Unexpected")
@@ -67,7 +67,7 @@ def have_started(pods: Collection[Pod], count: int) -> bool:
     return sum(pod.status.phase in ("Running", "Succeeded", "Failed") for pod in pods) >= count
 
 
-def is_over(pod: Pod, nodes: Mapping[str, Node]) -> bool:
+def is_over(pod: Pod, nodes: Mapping[str, ApiNode]) -> bool:
     """Whether a pod has ended, or is to be deleted and its node is down, so that its end is never reported."""
     node = nodes.get(pod.spec.node_name)
     return pod.has_ended or (pod.is_deleted and (node is None or bool(down_reason(node))))

@@ -8,7 +8,7 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
-from refold.engines.kubernetes.objects import Amounts, Container, Node, Pod, PodSpec
+from refold.engines.kubernetes.objects import Amounts, ApiNode, Container, Pod, PodSpec
 from refold.errors import BadValue
 from refold.model import MAX_AMOUNT, WHOLE, MiB, Milli
 
@@ -44,7 +44,7 @@ def parse_amount(text: str | int | float) -> Decimal:
     return amount
 
 
-def allocatable(node: Node, resource: str) -> Decimal:
+def allocatable(node: ApiNode, resource: str) -> Decimal:
     """Return how much of a resource a node has for its pods; 0 if it does not say so in a valid way."""
     try:
         return parse_amount(node.status.allocatable.get(resource, 0))

@@ -11,7 +11,7 @@ from decimal import Decimal
 
 from refold.engines.kubernetes.gangs import RunKey
 from refold.engines.kubernetes.mirror import Mirror
-from refold.engines.kubernetes.objects import Node, Pod
+from refold.engines.kubernetes.objects import ApiNode, Pod
 from refold.engines.kubernetes.resources import add_amounts, allocatable, other_requests
 
 PODS = "pods"
@@ -44,7 +44,7 @@ class NodeRoom:
         """Give up the claim of a run: its pods are bound, or will not be."""
         self._claims.pop(run, None)
 
-    def _missing(self, node: Node, wanted: Amounts) -> str:
+    def _missing(self, node: ApiNode, wanted: Amounts) -> str:
         used: Amounts = {}
         for pod in self._mirror.pods_on_node(node.name).values():
             if not pod.has_ended:

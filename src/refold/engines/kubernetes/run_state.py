@@ -8,9 +8,9 @@ from math import inf
 from typing import NamedTuple
 
 from refold.core import RunFailed, RunFinished, RunStopped
-from refold.engines.kubernetes.budgets import Budget, blocking_budget
+from refold.engines.kubernetes.budgets import DisruptionBudget, blocking_budget
 from refold.engines.kubernetes.gangs import INSTANCE_ANNOTATION, GangName, RunKey, controller_of
-from refold.engines.kubernetes.objects import Node, Pod
+from refold.engines.kubernetes.objects import ApiNode, Pod
 from refold.engines.kubernetes.owner_specs import SUSPENDABLE, OwnerState
 from refold.engines.kubernetes.pod_states import (
     PodFailure,
@@ -120,7 +120,7 @@ class NoRoom(NamedTuple):
 class BudgetsRead(NamedTuple):
     """The PodDisruptionBudgets of the namespace."""
 
-    budgets: Sequence[Budget]
+    budgets: Sequence[DisruptionBudget]
 
 
 class OwnerSuspended(NamedTuple):
@@ -148,7 +148,7 @@ class GangFacts(NamedTuple):
 
     pods: Mapping[str, Pod]
     gang_pods: Mapping[str, Pod]
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, ApiNode]
     now: Seconds
     answer: GangAnswer | None = None
 

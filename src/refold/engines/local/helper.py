@@ -21,6 +21,7 @@ from refold.engines.local.cgroups import Cgroups
 from refold.engines.local.helper_messages import (
     Check,
     GroupRequest,
+    HelperReply,
     KillRun,
     LimitInstance,
     ListProcesses,
@@ -28,7 +29,6 @@ from refold.engines.local.helper_messages import (
     Prepare,
     ReadRun,
     RemoveRun,
-    Reply,
     Request,
     Signal,
     Start,
@@ -89,7 +89,7 @@ class Helper:
             except OSError:
                 return
 
-    def _answer(self, request: Request, descriptors: list[int]) -> Reply:
+    def _answer(self, request: Request, descriptors: list[int]) -> HelperReply:
         try:
             match request:
                 case Prepare():
@@ -100,38 +100,38 @@ class Helper:
                     return self._start(request, descriptors)
                 case ListProcesses():
                     found = list_processes(MARK_VARIABLE)
-                    return Reply(
+                    return HelperReply(
                         processes=[(one.pid, one.group, one.session, one.started, one.alive, one.mark) for one in found]
                     )
                 case Signal():
                     return self._signal(request)
                 case _:
-                    return Reply() if self._cgroups is None else _answer_about_groups(request, self._cgroups)
+                    return HelperReply() if self._cgroups is None else _answer_about_groups(request, self._cgroups)
         except ResourceShortage as error:
-            return Reply(str(error), errno.EMFILE)
+            return HelperReply(str(error), errno.EMFILE)
         except OSError as error:
-            return Reply(error.strerror or str(error), error.errno or 0)
+            return HelperReply(error.strerror or str(error), error.errno or 0)
         except Exception as error:  # the helper must not end because of one request
-            return Reply(str(error))
+            return HelperReply(str(error))
 
-    def _prepare(self, request: Prepare) -> Reply:
+    def _prepare(self, request: Prepare) -> HelperReply:
         account = find_job_account(request.user, self._daemon.uid)
         if "/" in request.name or request.name in ("", ".", ".."):
             raise BadInput(f"{request.name!r} is not the name of a job's folder")
         with ExitStack() as stack:
             job = _make_folder(stack, self._out, request.name, account.uid, self._daemon.gid, JOB_FOLDER_MODE)
             _make_folder(stack, job, "checkpoint", account.uid, account.gid, 0o700)
-        return Reply()
+        return HelperReply()
 
-    def _check(self, request: Check) -> Reply:
+    def _check(self, request: Check) -> HelperReply:
         account = find_job_account(request.user, self._daemon.uid)
         copies = [OutputCopy("output", Path(file)) for file in request.files]
         folder = Path(request.folder)
-        return Reply(
+        return HelperReply(
             text=_as_user(account, lambda: find_start_problem(request.program, folder, request.environment, copies))
         )
 
-    def _start(self, request: Start, descriptors: list[int]) -> Reply:
+    def _start(self, request: Start, descriptors: list[int]) -> HelperReply:
         account = find_job_account(request.user, self._daemon.uid)
         if len(descriptors) != 1 or request.words[:1] != [SHELL]:
             raise BadInput("expected one descriptor, and a shim")
@@ -151,16 +151,16 @@ class Helper:
         )
         process.returncode = 0  # reaped by `_reap`
         self._started.add(process.pid)
-        return Reply(pid=process.pid)
+        return HelperReply(pid=process.pid)
 
-    def _signal(self, request: Signal) -> Reply:
+    def _signal(self, request: Signal) -> HelperReply:
         number = signal.Signals(request.number)
         wanted = {group for group in request.groups if group > 1}
         allowed = {one.group for one in list_processes(MARK_VARIABLE) if one.group in wanted and self._is_job(one.pid)}
         for group in allowed:
             with suppress(*NO_SUCH_GROUP):
                 os.killpg(group, number)
-        return Reply()
+        return HelperReply()
 
     def _reap(self) -> None:
         """Let the kernel forget shims that have ended. Their exit status is in a file."""
@@ -176,19 +176,19 @@ class Helper:
         return False
 
 
-def _answer_about_groups(request: GroupRequest, cgroups: Cgroups) -> Reply:
+def _answer_about_groups(request: GroupRequest, cgroups: Cgroups) -> HelperReply:
     match request:
         case KillRun(run):
             cgroups.kill(run)
         case LimitInstance(place):
             cgroups.limit(place)
         case ReadRun(run, usage):
-            return Reply(pids=cgroups.members(run), usage=list(cgroups.usage(run)) if usage else [])
+            return HelperReply(pids=cgroups.members(run), usage=list(cgroups.usage(run)) if usage else [])
         case RemoveRun(run):
             cgroups.remove(run)
         case ListRuns():
-            return Reply(runs=cgroups.runs())
-    return Reply()
+            return HelperReply(runs=cgroups.runs())
+    return HelperReply()
 
 
 def _make_folder(stack: ExitStack, parent: int, name: str, uid: int, gid: int, mode: int) -> int:

@@ -89,7 +89,7 @@ GroupRequest = KillRun | LimitInstance | ReadRun | RemoveRun | ListRuns
 Request = Prepare | Check | Start | ListProcesses | Signal | GroupRequest
 
 
-class Reply(msgspec.Struct, frozen=True):
+class HelperReply(msgspec.Struct, frozen=True):
     """The answer to a request. `error` and `errno`: why it was refused or failed; else what the request asks for."""
 
     error: str = ""
@@ -121,9 +121,9 @@ def receive_request(connection: socket.socket) -> tuple[Request, list[int]]:
     return request, descriptors
 
 
-def receive_reply(connection: socket.socket) -> Reply:
+def receive_reply(connection: socket.socket) -> HelperReply:
     """Receive a reply. Raises EOFError at the end of the connection."""
-    return msgspec.json.decode(_receive(connection)[0], type=Reply)
+    return msgspec.json.decode(_receive(connection)[0], type=HelperReply)
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:

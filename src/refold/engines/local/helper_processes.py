@@ -12,6 +12,7 @@ from pathlib import Path
 from refold.engines.local.cgroups import Cgroups
 from refold.engines.local.helper_messages import (
     Check,
+    HelperReply,
     KillRun,
     LimitInstance,
     ListProcesses,
@@ -19,7 +20,6 @@ from refold.engines.local.helper_messages import (
     Prepare,
     ReadRun,
     RemoveRun,
-    Reply,
     Request,
     Signal,
     Start,
@@ -84,7 +84,7 @@ class HelperProcesses:
         if wanted := list(groups):
             self._ask(Signal(wanted, int(number)))
 
-    def _ask(self, request: Request, *descriptors: int) -> Reply:
+    def _ask(self, request: Request, *descriptors: int) -> HelperReply:
         with self._lock:
             try:
                 send(self._connection, request, *descriptors)
@@ -103,7 +103,7 @@ class HelperGroups:
 
     usable = True
 
-    def __init__(self, ask: Callable[[Request], Reply], enforced: frozenset[str]) -> None:
+    def __init__(self, ask: Callable[[Request], HelperReply], enforced: frozenset[str]) -> None:
         self._ask = ask
         self.enforced = enforced
 

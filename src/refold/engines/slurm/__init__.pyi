@@ -9,7 +9,7 @@ from .engine import (
     DAEMON_KEY as DAEMON_KEY,
     SlurmEngine as SlurmEngine,
 )
-from .held_pool import Pool as Pool
+from .held_pool import HeldPool as HeldPool
 from .history import (
     RecordedStart as RecordedStart,
     SlurmHistory as SlurmHistory,

@@ -15,7 +15,7 @@ from time import monotonic, time
 from refold.core import JobCancelled, Order, RunFailed, RunStarted, RunStopped, StartRun, StopRun
 from refold.engines.local import no_exported_environment, no_secrets
 from refold.engines.slurm.cluster import SlurmCluster
-from refold.engines.slurm.held_pool import Pool
+from refold.engines.slurm.held_pool import HeldPool
 from refold.engines.slurm.job_owners import DaemonOwner, JobOwners, Uid
 from refold.engines.slurm.programs import Programs, SlurmError
 from refold.engines.slurm.requests import DEFAULT_SETTINGS, SlurmSettings
@@ -28,9 +28,9 @@ from refold.engines.slurm.run_state import (
     Ending,
     Facts,
     GiveUp,
+    ReportStarted,
     RunState,
-    Signal,
-    Started,
+    SignalRun,
     Step,
     Submit,
 )
@@ -73,7 +73,7 @@ class SlurmBackend:
         daemon: str,
         settings: SlurmSettings = DEFAULT_SETTINGS,
         *,
-        pool: Pool | None = None,
+        pool: HeldPool | None = None,
         owners: JobOwners | None = None,
         grace: Seconds = 10.0,
         exported: ExportedOf = no_exported_environment,
@@ -261,7 +261,7 @@ class SlurmBackend:
         match step:
             case Submit():
                 self._submit(run)
-            case Signal(number, kill):
+            case SignalRun(number, kill):
                 await self._signal(run, number, KILL_SIGNAL if kill else STOP_SIGNAL)
             case Cancel(number):
                 await self._cancel(run.owner, number)
@@ -271,7 +271,7 @@ class SlurmBackend:
             case Abandon(number):
                 assert self._pool is not None, "only a pool has steps"
                 self._pool.abandon(number)
-            case Started():
+            case ReportStarted():
                 self._report_of(run, RunStarted(*key))
             case Ended(end, cancelled):
                 if isinstance(end, RunFailed):

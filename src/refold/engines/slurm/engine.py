@@ -14,7 +14,7 @@ from refold.core import PastJob
 from refold.engines.local import ProcessHost
 from refold.engines.slurm.backend import SlurmBackend
 from refold.engines.slurm.cluster import SlurmCluster, map_nodes
-from refold.engines.slurm.held_pool import Pool
+from refold.engines.slurm.held_pool import HeldPool
 from refold.engines.slurm.history import read_history
 from refold.engines.slurm.job_owners import DaemonOwner, JobOwners, SubmitterOwners
 from refold.engines.slurm.node_records import SlurmNode, read_nodes
@@ -76,7 +76,7 @@ class SlurmEngine(ClusterEngine):
         self._owners: JobOwners = DaemonOwner(programs) if host is None else SubmitterOwners(programs, host)
         self._daemon = daemon
         self._settings = settings
-        self._pool = Pool(programs, daemon, settings, pool)
+        self._pool = HeldPool(programs, daemon, settings, pool)
         self._tenants = tenants
         self._known: dict[str, SlurmNode] = {}
         self._nodes: SlurmCluster | None = None

@@ -35,7 +35,7 @@ JOB_NAME = "refold-pool"
 log = logging.getLogger("refold")
 
 
-class Pool:
+class HeldPool:
     """The allocations of a daemon, as they were last read. `settings`: options of sbatch."""
 
     def __init__(self, programs: Programs, daemon: str, settings: SlurmSettings, pool: PoolSettings) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from refold.core import Event, NodeDrained, NodeLost, NodeReturned
 from refold.engines.slurm.cluster import GpuGroup, SlurmCluster
-from refold.engines.slurm.held_pool import Pool
+from refold.engines.slurm.held_pool import HeldPool
 from refold.engines.slurm.node_records import SlurmNode
 from refold.model import WHOLE, Allocation
 from refold.server import Inbox, LiveState, UseByOthers
@@ -18,7 +18,7 @@ PREFIX = "slurm: "
 class SlurmNodeReports:
     """Reports the state and the use of nodes. `pool`: what is held; without one, all nodes can be used."""
 
-    def __init__(self, state: LiveState, inbox: Inbox, nodes: SlurmCluster, pool: Pool | None = None) -> None:
+    def __init__(self, state: LiveState, inbox: Inbox, nodes: SlurmCluster, pool: HeldPool | None = None) -> None:
         self._state = state
         self._inbox = inbox
         self._nodes = nodes

@@ -83,11 +83,11 @@ def observe_slurm(run: Run, policy: str, history: Seconds, *, priorities: bool =
         past = ()
     running = {job.id for job in records.jobs if job.is_running or job.is_waiting}
     events = [PastJob(job, job.work or 0.0) for job in past if job.id not in running]
-    observer = _Observer(cluster, now, notes, priorities)
+    observer = _QueueObserver(cluster, now, notes, priorities)
     return observer.observe(policy, records.jobs, waiting, events)
 
 
-class _Observer:
+class _QueueObserver:
     """Builds the events of a snapshot."""
 
     def __init__(self, cluster: SlurmCluster, now: Seconds, notes: list[str], priorities: bool) -> None:

@@ -71,7 +71,7 @@ class Submit(NamedTuple):
     """Submit a job for the run."""
 
 
-class Signal(NamedTuple):
+class SignalRun(NamedTuple):
     """Ask the agent of a job to end the run, with the grace period or without."""
 
     job: SlurmId
@@ -97,7 +97,7 @@ class Abandon(NamedTuple):
     step: SlurmId
 
 
-class Started(NamedTuple):
+class ReportStarted(NamedTuple):
     """Report that the run has started."""
 
 
@@ -108,7 +108,7 @@ class Ended(NamedTuple):
     cancelled: str = ""
 
 
-Step = Submit | Signal | Cancel | GiveUp | Abandon | Started | Ended
+Step = Submit | SignalRun | Cancel | GiveUp | Abandon | ReportStarted | Ended
 
 
 @dataclass(slots=True)
@@ -169,7 +169,7 @@ class RunState:
             self._ask_again_at = 0.0
         first = self._ask_again_at == 0.0
         pause = REPEAT_SECONDS + (0.0 if self.kill else self.grace)
-        asked = self._ask(facts.now, [Signal(job.id, self.kill) if first else Cancel(job.id)], pause)
+        asked = self._ask(facts.now, [SignalRun(job.id, self.kill) if first else Cancel(job.id)], pause)
         self._was_cancelled |= bool(asked) and (self.kill or not first)
         return asked
 
@@ -194,7 +194,7 @@ class RunState:
         if self.started:
             return []
         self.started = True
-        return [Started()]
+        return [ReportStarted()]
 
     # The end.
 

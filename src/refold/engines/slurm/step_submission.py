@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from refold.engines.slurm.cluster import SlurmCluster
 from refold.engines.slurm.detached_process import DetachedProcess
-from refold.engines.slurm.held_pool import Pool
+from refold.engines.slurm.held_pool import HeldPool
 from refold.engines.slurm.pool import PoolNode, narrowed
 from refold.engines.slurm.programs import Programs, SlurmError, program_message
 from refold.engines.slurm.requests import NodeRequest, is_part, node_requests, resource_arguments
@@ -66,7 +66,7 @@ class StepSubmitter:
     """Starts each run as a step; one on several nodes as a step that launches others."""
 
     def __init__(
-        self, programs: Programs, nodes: SlurmCluster, daemon: str, pool: Pool, instances: InstanceWriter
+        self, programs: Programs, nodes: SlurmCluster, daemon: str, pool: HeldPool, instances: InstanceWriter
     ) -> None:
         self._environment = programs.without_user_environment().environment
         self._nodes = nodes

@@ -23,7 +23,7 @@ from refold.policies.backfill.bookings import Reservation
 from refold.policies.backfill.forecast import SizeChoice
 from refold.policies.backfill.ordering import Ordering, OrderName
 from refold.policies.backfill.preemption import Preempt, Preemption
-from refold.policies.backfill.queue import BackfillQueue, Gaps, QueuedJob, Request
+from refold.policies.backfill.queue import BackfillQueue, Gaps, QueuedJob, QueuedRequest
 from refold.policies.backfill.schedule import Schedule
 from refold.policies.common import DurationSource, DurationSourceName, Reasons
 
@@ -159,7 +159,7 @@ class Backfill:
             backfill_duration = max(remaining.quantile(self._confidence), duration)
             self._arrivals += 1
             position = self._ordering.key(view, job, duration), self._arrivals
-            schedule.add(self._sizes.best(view, schedule, Request(job, position, duration, backfill_duration)))
+            schedule.add(self._sizes.best(view, schedule, QueuedRequest(job, position, duration, backfill_duration)))
 
     # Reservations that are due.
 

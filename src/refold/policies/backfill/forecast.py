@@ -9,7 +9,7 @@ from math import inf
 from refold.core import View
 from refold.model import DAY, Seconds
 from refold.planning.plans import Knowledge
-from refold.policies.backfill.queue import QueuedJob, Request
+from refold.policies.backfill.queue import QueuedJob, QueuedRequest
 from refold.policies.backfill.schedule import Schedule
 from refold.policies.backfill.sizing import Sizes
 
@@ -52,7 +52,7 @@ class SizeChoice:
     def __init__(self, view: View, knowledge: Knowledge) -> None:
         self._sizes = Sizes(view.cluster, knowledge)
 
-    def best(self, view: View, schedule: Schedule, request: Request) -> QueuedJob:
+    def best(self, view: View, schedule: Schedule, request: QueuedRequest) -> QueuedJob:
         """Return the job with the size at which it would end first."""
         candidates = [QueuedJob(request, size) for size in self._sizes.for_job(request.job)]
         if len(candidates) == 1:
@@ -67,7 +67,7 @@ class SizeChoice:
         if queued.job.gpu_range is None:
             return queued
         duration, backfill_duration = queued.duration * queued.speedup, queued.backfill_duration * queued.speedup
-        other = self.best(view, schedule, Request(queued.job, queued.position, duration, backfill_duration))
+        other = self.best(view, schedule, QueuedRequest(queued.job, queued.position, duration, backfill_duration))
         if other.demand == queued.demand:
             return queued
         schedule.replace(queued, other)

@@ -22,7 +22,7 @@ MAX_SORTED_SHARE = 0.1
 """If fewer than this share of all jobs are selected, sorting them is faster than filtering the whole queue."""
 
 
-class Request(NamedTuple):
+class QueuedRequest(NamedTuple):
     """A job in the queue, with its durations on what it requested."""
 
     job: Job
@@ -49,7 +49,7 @@ class QueuedJob:
         "speedup",
     )
 
-    def __init__(self, request: Request, size: JobSize) -> None:
+    def __init__(self, request: QueuedRequest, size: JobSize) -> None:
         self.job = request.job
         self.demand, self.plan, self.speedup = size
         self.gpus = size.demand.total_gpus

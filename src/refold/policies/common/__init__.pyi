@@ -37,7 +37,7 @@ from .queue_by_demand import (
 )
 from .reasons import Reasons as Reasons
 from .rounds import (
-    Budget as Budget,
+    GpuBudget as GpuBudget,
     PreferredOptions as PreferredOptions,
     Rounds as Rounds,
     feasible_options as feasible_options,

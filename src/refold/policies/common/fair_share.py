@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from math import log
 from typing import NamedTuple
 
-from refold.core import Account, View
+from refold.core import TenantUser, View
 from refold.errors import BadValue
 from refold.model import Job, Seconds
 
@@ -53,15 +53,15 @@ class FairShare:
             )
         self._strength, self._half_life = strength, half_life
 
-    def weights(self, view: View, jobs: Iterable[Job]) -> Mapping[Account, float]:
+    def weights(self, view: View, jobs: Iterable[Job]) -> Mapping[TenantUser, float]:
         """Return the weights of the accounts of these jobs, except those that are 1."""
         if not self._strength:
             return {}
         return {account: found.weight for account, found in self.shares(view, jobs).items()}
 
-    def shares(self, view: View, jobs: Iterable[Job]) -> dict[Account, AccountShare]:
+    def shares(self, view: View, jobs: Iterable[Job]) -> dict[TenantUser, AccountShare]:
         """Return the usage, share and weight of the accounts of these jobs."""
-        competing = sorted({Account(job.tenant, job.user) for job in jobs})
+        competing = sorted({TenantUser(job.tenant, job.user) for job in jobs})
         usage = view.decayed_usage(self._half_life)
         used = {account: usage.get(account, 0.0) for account in competing}
         share = _shares(view, competing)
@@ -82,9 +82,9 @@ class FairShare:
         return found
 
 
-def _shares(view: View, accounts: Iterable[Account]) -> dict[Account, float]:
+def _shares(view: View, accounts: Iterable[TenantUser]) -> dict[TenantUser, float]:
     """Return the share of each account; their sum is 1."""
-    users_of: dict[str, list[Account]] = {}
+    users_of: dict[str, list[TenantUser]] = {}
     for account in accounts:
         users_of.setdefault(account.tenant, []).append(account)
     has_quotas = any(tenant.quota_gpus for tenant in view.cluster.tenants)
@@ -98,7 +98,7 @@ def _shares(view: View, accounts: Iterable[Account]) -> dict[Account, float]:
     }
 
 
-def _by_tenant(amounts: Mapping[Account, float]) -> dict[str, float]:
+def _by_tenant(amounts: Mapping[TenantUser, float]) -> dict[str, float]:
     sums: dict[str, float] = {}
     for account, amount in amounts.items():
         sums[account.tenant] = sums.get(account.tenant, 0.0) + amount

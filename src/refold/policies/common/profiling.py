@@ -63,7 +63,7 @@ class ProfilingLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ) from None
 
 
-class _Step(NamedTuple):
+class _ProfilingStep(NamedTuple):
     """The next step: a reshape, if it is due, and otherwise when to look again."""
 
     reshape: Reshape | None = None
@@ -119,7 +119,9 @@ class Profiling:
                 self._tried.add((_shape(view, view.active[run.job], run), run.allocation.plan))
         return self._estimator
 
-    def _next_step(self, view: View, decision: Decision, profiled: Run | None, estimator: ProgressEstimator) -> _Step:
+    def _next_step(
+        self, view: View, decision: Decision, profiled: Run | None, estimator: ProgressEstimator
+    ) -> _ProfilingStep:
         changes: tuple[Stop | Reshape | End, ...] = (*decision.stops, *decision.reshapes, *decision.ends)
         changing = {change.job for change in changes}
         if profiled is None:
@@ -129,20 +131,20 @@ class Profiling:
                 if run.job not in changing and not run.stopping and view.measured_seconds(run.job) >= MIN_MEASURED
             ]
             due = (step for step in steps if step.reshape is not None)
-            return next(due, _Step(wake_at=min((step.wake_at for step in steps), default=inf)))
+            return next(due, _ProfilingStep(wake_at=min((step.wake_at for step in steps), default=inf)))
         if profiled.job in changing or profiled.stopping:
-            return _Step()
+            return _ProfilingStep()
         if not self._is_finished(view, profiled, estimator):
-            return _Step(wake_at=self._deadline(view, profiled, estimator))
+            return _ProfilingStep(wake_at=self._deadline(view, profiled, estimator))
         following = self._continue(view, profiled, estimator)
-        return following if following.reshape else _Step(wake_at=profiled.since + profiled.profiling)
+        return following if following.reshape else _ProfilingStep(wake_at=profiled.since + profiled.profiling)
 
-    def _continue(self, view: View, run: Run, estimator: ProgressEstimator) -> _Step:
+    def _continue(self, view: View, run: Run, estimator: ProgressEstimator) -> _ProfilingStep:
         """Return what follows a profiling run: the next one, else the fastest plan."""
         following = self._begin(view, run, estimator)
         if following.reshape is not None:
             return following
-        return _Step(self._fastest(view, run, estimator), following.wake_at)
+        return _ProfilingStep(self._fastest(view, run, estimator), following.wake_at)
 
     def _is_finished(self, view: View, run: Run, estimator: ProgressEstimator) -> bool:
         """Return whether a profiling run has measured its speed, or has no time left."""
@@ -153,26 +155,26 @@ class Profiling:
         """Return when a profiling run must be changed, so that its time is sufficient for the change as well."""
         return run.since + run.profiling - estimator.restart_cost(view, view.active[run.job])
 
-    def _begin(self, view: View, run: Run, estimator: ProgressEstimator) -> _Step:
+    def _begin(self, view: View, run: Run, estimator: ProgressEstimator) -> _ProfilingStep:
         """Return the next profiling run of a job; nothing if there is none, or if it is too expensive."""
         job = view.active[run.job]
         if not _can_profile(view, job, run) or not estimator.speeds.can_model(job):
-            return _Step()
+            return _ProfilingStep()
         plan = self._next_plan(view, job, run, estimator)
         if plan is None:
-            return _Step()
+            return _ProfilingStep()
         seconds = MAX_MEASURING + 2 * estimator.restart_cost(view, job)
         spent = view.profiling_seconds(job.workload, _gpu_type(view, run))
         remaining = estimator.remaining_work(view, job) / estimator.speed(job, run.allocation)
         if spent + seconds > self._limits.seconds or remaining < MIN_REMAINING * seconds:
-            return _Step()
+            return _ProfilingStep()
         gpu_seconds = view.profiling_gpu_seconds + seconds * run.allocation.gpu_milli / WHOLE
         missing = gpu_seconds - self._limits.share * view.used_gpu_seconds
         if missing > 0:
             rate = self._limits.share * sum(other.allocation.gpu_milli for other in view.runs.values()) / WHOLE
-            return _Step(wake_at=view.now + missing / rate if rate else inf)
+            return _ProfilingStep(wake_at=view.now + missing / rate if rate else inf)
         why = f"profiling of {job.workload}: measure {plan}"
-        return _Step(Reshape(job.id, Allocation(run.allocation.placement, plan), why, seconds))
+        return _ProfilingStep(Reshape(job.id, Allocation(run.allocation.placement, plan), why, seconds))
 
     def _next_plan(self, view: View, job: Job, run: Run, estimator: ProgressEstimator) -> Plan | None:
         """Return the next plan to measure on the GPUs of a run."""

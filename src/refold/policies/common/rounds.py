@@ -26,7 +26,7 @@ PreferredOptions = Mapping[str, Sequence[Option]]
 """Job -> options in order of preference, for each job that should run; later ones are for when earlier do not fit."""
 
 
-class Budget(NamedTuple):
+class GpuBudget(NamedTuple):
     """GPU capacity to allocate, per GPU type, in thousandths of a GPU."""
 
     by_type: Mapping[str, Milli]
@@ -37,7 +37,7 @@ class Budget(NamedTuple):
         return sum(self.by_type.values())
 
 
-def remaining_budget(view: View, draft: Draft, fixed: Collection[str]) -> Budget:
+def remaining_budget(view: View, draft: Draft, fixed: Collection[str]) -> GpuBudget:
     """Return the GPUs that are up, less those of the `fixed` jobs, which keep what they have."""
     nodes = view.cluster.nodes
     by_type = dict.fromkeys(view.cluster.type_names, 0)
@@ -50,7 +50,7 @@ def remaining_budget(view: View, draft: Draft, fixed: Collection[str]) -> Budget
             if share.gpus and view.is_up(share.node):
                 gpus = sum(view.is_gpu_up(share.node, gpu) for gpu in share.gpus)
                 by_type[nodes[share.node].gpu_type] -= gpus * share.gpu_milli
-    return Budget(by_type)
+    return GpuBudget(by_type)
 
 
 class RoundPolicy(Protocol):
@@ -59,7 +59,7 @@ class RoundPolicy(Protocol):
     def options(self, job: Job) -> Sequence[Option]:
         """Return what a job could have now, by increasing number of GPUs."""
 
-    def allocate_gpus(self, view: View, jobs: Mapping[str, Job], budget: Budget) -> PreferredOptions:
+    def allocate_gpus(self, view: View, jobs: Mapping[str, Job], budget: GpuBudget) -> PreferredOptions:
         """Decide which of `jobs`, waiting or running, get which options."""
 
 

@@ -16,7 +16,7 @@ from refold.model import Decision, Job, Seconds
 from refold.placement import Placer
 from refold.planning.plans import CATALOGUE_ONLY, Knowledge
 from refold.policies.common import (
-    Budget,
+    GpuBudget,
     Option,
     PreferredOptions,
     ProgressEstimator,
@@ -63,7 +63,7 @@ class Optimus:
         assert self._replicas is not None
         return self._replicas.for_job(job, UNLIMITED_GPUS)
 
-    def allocate_gpus(self, view: View, jobs: Mapping[str, Job], budget: Budget) -> PreferredOptions:
+    def allocate_gpus(self, view: View, jobs: Mapping[str, Job], budget: GpuBudget) -> PreferredOptions:
         """Grant smallest sizes in order of arrival, then grow by marginal gain; small gains do not reshape a run."""
         assert self._estimator is not None
         pool = UnallocatedGpus(budget)
@@ -97,7 +97,7 @@ class Optimus:
 class UnallocatedGpus:
     """Pool of GPUs by type that have not been granted yet."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: GpuBudget) -> None:
         self._of_type = dict(budget.by_type)
 
     def take_smallest(self, options: Sequence[Option]) -> Option | None:

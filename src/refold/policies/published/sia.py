@@ -26,7 +26,7 @@ from refold.model import WHOLE, Decision, Job, Seconds
 from refold.placement import Placer
 from refold.planning.plans import CATALOGUE_ONLY, Knowledge
 from refold.policies.common import (
-    Budget,
+    GpuBudget,
     Option,
     PreferredOptions,
     ProgressEstimator,
@@ -105,7 +105,7 @@ class Sia:
         assert self._replicas is not None
         return self._replicas.for_job(job, int(GROWTH * self._max_gpus_held.get(job.id, 0)))
 
-    def allocate_gpus(self, view: View, jobs: Mapping[str, Job], budget: Budget) -> PreferredOptions:
+    def allocate_gpus(self, view: View, jobs: Mapping[str, Job], budget: GpuBudget) -> PreferredOptions:
         """Solve the program; for each job, return the chosen option, then smaller ones in case it does not fit."""
         in_order = sorted(jobs.values(), key=lambda job: (job.id not in view.runs, job.submitted, job.id))
         rows = [self._row(view, job) for job in in_order]
@@ -139,7 +139,7 @@ class Sia:
 
 
 def solve(
-    rows: Sequence[JobRow], budget: Budget, power: float, penalty: float, limits: Mapping[str, float]
+    rows: Sequence[JobRow], budget: GpuBudget, power: float, penalty: float, limits: Mapping[str, float]
 ) -> Sequence[int]:
     """Return the index of each job's option; -1 for none.
 
@@ -184,7 +184,7 @@ def _row_costs(row: JobRow, power: float) -> Floats:
         return np.asarray(np.minimum(np.round(goodput**power, 2), MAX_COST))
 
 
-def constraints(rows: Sequence[JobRow], job_of: NDArray[np.intp], budget: Budget) -> Any:
+def constraints(rows: Sequence[JobRow], job_of: NDArray[np.intp], budget: GpuBudget) -> Any:
     """Return the constraints: at most one option per job; GPUs per type and in total within the budget."""
     from scipy.optimize import LinearConstraint
     from scipy.sparse import csr_array, vstack

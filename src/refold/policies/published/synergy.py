@@ -52,7 +52,7 @@ class Synergy:
         self._start_at_once = start_at_once
         self._min_speedup = 1 + restart_seconds / round_seconds
         self._knowledge = Knowledge.from_settings(knowledge)
-        self._tuning: Tuning | None = None
+        self._tuning: CpuTuning | None = None
         self._round_times = _RoundTimes(round_seconds)
         self._transition = Transition()
         self._reasons = Reasons()
@@ -61,7 +61,7 @@ class Synergy:
     def decide(self, view: View) -> Decision:
         """Place all jobs again if a round is due; otherwise continue the last round."""
         if self._tuning is None:
-            self._tuning = Tuning(Speeds(view.cluster, self._knowledge))
+            self._tuning = CpuTuning(Speeds(view.cluster, self._knowledge))
         self._placer.observe(view)
         changes = view.changes
         is_round = self._round_times.is_due(view)
@@ -72,14 +72,14 @@ class Synergy:
             decision = self._between_rounds(view, self._tuning)
         return self._with_reasons(view, decision, considered=is_round or self._start_at_once)
 
-    def _run_round(self, view: View, tuning: Tuning) -> Decision:
+    def _run_round(self, view: View, tuning: CpuTuning) -> Decision:
         placements = _Placements(view, self._placer, tuning)
         queue = self._sorted(view, [*view.active.values(), *view.waiting.values()])
         placements.place_all(queue)
         self._short_of_cpus = placements.add_cpus(queue, self._min_speedup)
         return self._transition.step_towards(view, placements.draft.target())
 
-    def _between_rounds(self, view: View, tuning: Tuning) -> Decision:
+    def _between_rounds(self, view: View, tuning: CpuTuning) -> Decision:
         placements = _Placements(view, self._placer, tuning)
         placements.apply_pending(self._transition.pending)
         if self._start_at_once:
@@ -135,7 +135,7 @@ class _RoundTimes:
 class _Placements:
     """Placements of one decision, on a draft."""
 
-    def __init__(self, view: View, placer: Placer, tuning: Tuning) -> None:
+    def __init__(self, view: View, placer: Placer, tuning: CpuTuning) -> None:
         self.draft = Draft(view)
         self._view = view
         self._placer = placer
@@ -282,7 +282,7 @@ class Tuned(NamedTuple):
     proportional: Demand
 
 
-class Tuning:
+class CpuTuning:
     """CPU demands of jobs, derived from their speed as a function of CPUs."""
 
     def __init__(self, speeds: Speeds) -> None:

@@ -33,7 +33,7 @@ class PreemptingQueue:
         self._order = order
         self._view: View | None = None
         self._waiting = QueueByDemand(self._key)
-        self._ranking = _Ranking(rank)
+        self._ranking = _VictimRanking(rank)
         self._claimers: list[Job] = []
         self._reasons = Reasons(self._placer)
 
@@ -98,7 +98,7 @@ class PreemptingQueue:
         return self._order(self._view, job)
 
 
-class _Ranking:
+class _VictimRanking:
     """Runs, most urgent first."""
 
     def __init__(self, rank: Callable[[View, Run], Any]) -> None:
@@ -141,7 +141,7 @@ class _PreemptionRound:
     and not claimed once all stopping runs have stopped. The first two are the same until a job claims something.
     """
 
-    def __init__(self, view: View, placer: Placer, order: Order, ranking: _Ranking) -> None:
+    def __init__(self, view: View, placer: Placer, order: Order, ranking: _VictimRanking) -> None:
         self.starts: list[Start] = []
         self.stops: dict[str, str] = {}
         """Preempted job -> job that it is preempted for."""

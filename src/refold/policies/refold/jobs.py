@@ -10,7 +10,7 @@ from math import inf
 import msgspec
 import numpy as np
 
-from refold.core import Account, View
+from refold.core import TenantUser, View
 from refold.errors import BadValue
 from refold.model import Allocation, Seconds
 from refold.placement import Floats, Ints
@@ -160,7 +160,7 @@ class RoundJobs:
 
     def _fair_weight(self, job_id: str) -> float:
         job = self.by_id[job_id]
-        return self._fair_weights.get(Account(job.tenant, job.user), 1.0)
+        return self._fair_weights.get(TenantUser(job.tenant, job.user), 1.0)
 
     def knows_work(self, job_id: str) -> bool:
         """Return whether the remaining work of a job is known, not predicted."""

@@ -51,7 +51,7 @@ from refold.policies.common import (
 from refold.policies.refold.arrivals import Arrivals
 from refold.policies.refold.growth import Growth
 from refold.policies.refold.jobs import RefoldSettings, RoundJobs
-from refold.policies.refold.reservation import Reservation
+from refold.policies.refold.reservation import NodeReservation
 from refold.policies.refold.sources import JobSources
 from refold.policies.refold.starts import Starter
 from refold.policies.refold.throughput import maximise_throughput
@@ -149,7 +149,7 @@ class Refold:
         self._wake_at: Seconds = inf
         self._last_round: Seconds = -inf
         self._sources: JobSources | None = None
-        self._reservation: Reservation | None = None
+        self._reservation: NodeReservation | None = None
         """The nodes that are reserved for the first starving job that cannot start."""
         self._overtaken: dict[str, int] = {}
         """How many jobs were started in the last round before each waiting job by fair share alone."""

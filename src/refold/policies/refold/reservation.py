@@ -22,7 +22,7 @@ END_QUANTILE = 0.97
 """Probability with which a job must end before that time, so that it may start on reserved nodes."""
 
 
-class Reservation(NamedTuple):
+class NodeReservation(NamedTuple):
     """The nodes that are reserved for a job, and when they are expected to be free."""
 
     job: str
@@ -30,7 +30,7 @@ class Reservation(NamedTuple):
     free_at: Seconds
 
 
-def reserve_nodes(jobs: RoundJobs, draft: Draft, job_id: str, before: Reservation | None) -> Reservation | None:
+def reserve_nodes(jobs: RoundJobs, draft: Draft, job_id: str, before: NodeReservation | None) -> NodeReservation | None:
     """Reserve nodes for the smallest shape of a job: those it had `before`, or else those that will be free soonest.
 
     Returns None if it needs no whole GPUs, or there are not enough nodes.
@@ -48,7 +48,7 @@ def reserve_nodes(jobs: RoundJobs, draft: Draft, job_id: str, before: Reservatio
     wait = max(map(chances.seconds_until_free, chosen), default=inf)
     if len(chosen) < demand.instances or wait == inf:
         return None
-    return Reservation(job_id, chosen, jobs.view.now + wait)
+    return NodeReservation(job_id, chosen, jobs.view.now + wait)
 
 
 class _NodeChances:

@@ -14,7 +14,7 @@ from refold.placement import Ints, Placer
 from refold.policies.common import Draft, Options, Sharing
 from refold.policies.refold.jobs import RoundJobs
 from refold.policies.refold.preemption import Preemptor
-from refold.policies.refold.reservation import END_QUANTILE, Reservation, reserve_nodes
+from refold.policies.refold.reservation import END_QUANTILE, NodeReservation, reserve_nodes
 
 
 class Starter:
@@ -26,7 +26,7 @@ class Starter:
         draft: Draft,
         placer: Placer,
         max_preemptors: int,
-        reservation: Reservation | None = None,
+        reservation: NodeReservation | None = None,
     ) -> None:
         """`max_preemptors`: number of jobs that may preempt others, apart from guaranteed jobs.
 
@@ -42,7 +42,7 @@ class Starter:
         self._unplaceable_on_reserved: set[Options] = set()
         self._starving = self._choose_starving()
         self._last_reservation = reservation
-        self.reservation: Reservation | None = None
+        self.reservation: NodeReservation | None = None
         self.queue: list[str] = []
         """The waiting jobs in the order in which they were tried."""
 
@@ -172,7 +172,7 @@ class Starter:
         if self.reservation is not None:
             self._draft.close_nodes(self.reservation.nodes)
 
-    def _start_on_reserved(self, job_id: str, reservation: Reservation) -> bool:
+    def _start_on_reserved(self, job_id: str, reservation: NodeReservation) -> bool:
         """Place a job on reserved nodes if it will almost certainly have ended when they are free."""
         jobs, options = self._jobs, self._jobs.options_of(job_id)
         left = reservation.free_at - jobs.view.now

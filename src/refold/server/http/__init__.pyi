@@ -22,8 +22,8 @@ from .hosts import (
 )
 from .session_calls import SESSION_PATH as SESSION_PATH
 from .sessions import (
-    Session as Session,
     Sessions as Sessions,
+    WebSession as WebSession,
 )
 from .tokens import (
     StoredToken as StoredToken,

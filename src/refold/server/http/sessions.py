@@ -32,7 +32,7 @@ CSRF_HEADER = b"x-csrf-token"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
-class Session(msgspec.Struct, frozen=True):
+class WebSession(msgspec.Struct, frozen=True):
     """A session. `subject`: the token (by its hash) or the user of this machine (by uid) that it stands for."""
 
     subject: str
@@ -59,20 +59,20 @@ class SessionCookie(NamedTuple):
             raise Forbidden("the request has no valid CSRF token; reload the page")
 
 
-Save = Callable[[dict[str, Session]], Awaitable[None]]
+Save = Callable[[dict[str, WebSession]], Awaitable[None]]
 
 
 class Sessions:
     """Sessions and one-time links, both by the hash of their secret. Sessions survive a restart; links do not."""
 
     def __init__(
-        self, saved: Mapping[str, Session] | None = None, save: Save | None = None, clock: Callable[[], float] = time
+        self, saved: Mapping[str, WebSession] | None = None, save: Save | None = None, clock: Callable[[], float] = time
     ) -> None:
         """`saved`: sessions of an earlier daemon; `save`: stores them."""
         self._sessions = dict(saved or {})
         self._save = save
         self._clock = clock
-        self._links: dict[str, Session] = {}
+        self._links: dict[str, WebSession] = {}
 
     async def open(self, subject: str) -> SessionCookie:
         """Begin a session; return its cookie."""
@@ -83,7 +83,7 @@ class Sessions:
             del self._sessions[key]
         while len(self._sessions) >= MAX_SESSIONS:
             del self._sessions[next(iter(self._sessions))]
-        self._sessions[_hash(secret)] = Session(subject, now, now + SESSION_SECONDS)
+        self._sessions[_hash(secret)] = WebSession(subject, now, now + SESSION_SECONDS)
         await self._store()
         return SessionCookie(secret)
 
@@ -108,7 +108,7 @@ class Sessions:
         code, now = secrets.token_urlsafe(SECRET_BYTES), self._clock()
         while len(self._links) >= MAX_LINKS:
             del self._links[next(iter(self._links))]
-        self._links[_hash(code)] = link = Session(subject, now, now + LINK_SECONDS)
+        self._links[_hash(code)] = link = WebSession(subject, now, now + LINK_SECONDS)
         return code, link.expires
 
     def redeem(self, code: str) -> str:

@@ -8,7 +8,7 @@ from typing import Protocol
 from refold.server.network.limits import ConnectionLimits
 
 
-class Connection(Protocol):
+class OpenConnection(Protocol):
     """A connection."""
 
     @property
@@ -26,15 +26,15 @@ class ConnectionTable:
         self.refused = 0
         self.dropped = 0
         self._limits = limits
-        self._open: dict[Connection, str] = {}
-        self._idle: dict[Connection, None] = {}
+        self._open: dict[OpenConnection, str] = {}
+        self._idle: dict[OpenConnection, None] = {}
         """In the order in which they became idle."""
         self._by_address: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: OpenConnection) -> bool:
         """Add a connection. If there are too many, drop the one that idles longest; False if none idles."""
         address = connection.address
         if address and self._by_address[address] >= self._limits.per_address and not self._drop_idle(address):
@@ -48,16 +48,16 @@ class ConnectionTable:
         self._idle[connection] = None
         return True
 
-    def mark_busy(self, connection: Connection) -> None:
+    def mark_busy(self, connection: OpenConnection) -> None:
         """Record that a request is in progress."""
         self._idle.pop(connection, None)
 
-    def mark_idle(self, connection: Connection) -> None:
+    def mark_idle(self, connection: OpenConnection) -> None:
         """Record that no request is in progress."""
         if connection in self._open:
             self._idle.setdefault(connection)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: OpenConnection) -> None:
         """Remove a connection that was closed; no effect if it was not admitted."""
         address = self._open.pop(connection, None)
         self._idle.pop(connection, None)

@@ -8,8 +8,8 @@ from .backups import (
 )
 from .journal_reader import (
     Checkpoint as Checkpoint,
-    Epoch as Epoch,
     JournalReader as JournalReader,
+    StoredEpoch as StoredEpoch,
 )
 from .reader import (
     ACTIVE as ACTIVE,

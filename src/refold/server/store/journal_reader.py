@@ -25,7 +25,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     records: tuple[JobRecord, ...]
 
 
-class Epoch(msgspec.Struct, frozen=True):
+class StoredEpoch(msgspec.Struct, frozen=True):
     """A part of the journal that replays on its own, starting at `first_entry`."""
 
     number: int
@@ -40,17 +40,17 @@ class JournalReader:
         self._fast = connections.fast
         self._query_slow = connections.query_slow
 
-    def last_epoch(self) -> Epoch | None:
+    def last_epoch(self) -> StoredEpoch | None:
         """Return the current epoch, or None if the store is empty."""
         row = self._fast.execute(
             "SELECT number, header, first_entry FROM epochs ORDER BY number DESC LIMIT 1"
         ).fetchone()
-        return None if row is None else Epoch(row[0], msgspec.json.decode(row[1], type=Header), row[2])
+        return None if row is None else StoredEpoch(row[0], msgspec.json.decode(row[1], type=Header), row[2])
 
-    def epochs(self) -> list[Epoch]:
+    def epochs(self) -> list[StoredEpoch]:
         """Return all epochs, in order. Call this in a thread."""
         (rows,) = self._query_slow(("SELECT number, header, first_entry FROM epochs ORDER BY number", ()))
-        return [Epoch(number, msgspec.json.decode(header, type=Header), first) for number, header, first in rows]
+        return [StoredEpoch(number, msgspec.json.decode(header, type=Header), first) for number, header, first in rows]
 
     def header_at(self, entry: int) -> Header:
         """Return the header (cluster and policy) of the epoch that an entry belongs to."""

@@ -6,7 +6,7 @@ from .bootstrap import (
 )
 from .front import find_front as find_front
 from .parts import (
-    Part as Part,
+    HistoryPart as HistoryPart,
     Split as Split,
     split_history as split_history,
 )
@@ -25,8 +25,8 @@ from .search import (
     Evaluate as Evaluate,
     Evaluated as Evaluated,
     Search as Search,
+    SettingTrial as SettingTrial,
     Space as Space,
-    Trial as Trial,
     expected_slices as expected_slices,
 )
 from .study import (
@@ -40,9 +40,9 @@ from .trade_off import (
     Objective as Objective,
 )
 from .tuner import (
-    Budget as Budget,
     Goal as Goal,
     PartRun as PartRun,
+    TrialBudget as TrialBudget,
     TunedPolicy as TunedPolicy,
     Tuner as Tuner,
     TuningResult as TuningResult,

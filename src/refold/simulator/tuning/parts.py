@@ -17,7 +17,7 @@ WARM_UP = 0.25
 MIN_JOBS = 2 * MIN_SLICE_JOBS
 
 
-class Part(NamedTuple):
+class HistoryPart(NamedTuple):
     """Jobs of a history by number: those from `first` up to `last` are simulated, those from `measured` on measured."""
 
     first: int
@@ -33,8 +33,8 @@ class Part(NamedTuple):
 class Split(NamedTuple):
     """The slices of the tuning part, and the report part, whose measured jobs are submitted after all of theirs."""
 
-    slices: tuple[Part, ...]
-    report: Part
+    slices: tuple[HistoryPart, ...]
+    report: HistoryPart
 
 
 def split_history(submitted: Sequence[Seconds], report_share: float) -> Split:
@@ -57,5 +57,5 @@ def split_history(submitted: Sequence[Seconds], report_share: float) -> Split:
     return Split(slices, _part(begin, len(submitted)))
 
 
-def _part(first: int, last: int) -> Part:
-    return Part(max(0, first - round((last - first) * WARM_UP)), first, last)
+def _part(first: int, last: int) -> HistoryPart:
+    return HistoryPart(max(0, first - round((last - first) * WARM_UP)), first, last)

@@ -38,14 +38,14 @@ MAX_DRAWS = 50
 Settings = Mapping[str, Any]
 
 
-class Trial(NamedTuple):
+class SettingTrial(NamedTuple):
     """Settings to simulate on a slice, by number."""
 
     settings: Settings
     slice: int
 
 
-Evaluate = Callable[[Sequence[Trial]], Sequence[JobMeasures]]
+Evaluate = Callable[[Sequence[SettingTrial]], Sequence[JobMeasures]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,7 +125,7 @@ class Search:
     def evaluate_fully(self, evaluate: Evaluate, settings: Settings) -> Evaluated:
         """Simulate settings on all slices; the first ones are those that all others are compared with."""
         slices = range(len(self._gpus))
-        measured = evaluate([Trial(settings, part) for part in slices])
+        measured = evaluate([SettingTrial(settings, part) for part in slices])
         if not self._reference:
             _check_waiting(measured)
             self._reference = measured
@@ -147,7 +147,7 @@ class Search:
                 return
             used = order[: max(1, round(len(order) * share_of_slices))]
             missing = [(one, part) for one in alive for part in used if part not in measured[one]]
-            results = evaluate([Trial(candidates[one], part) for one, part in missing])
+            results = evaluate([SettingTrial(candidates[one], part) for one, part in missing])
             for (one, part), result in zip(missing, results, strict=True):
                 measured[one][part] = result
         for one in alive:

@@ -17,7 +17,7 @@ import numpy as np
 from refold.errors import BadFile
 from refold.placement import Floats
 from refold.simulator.results import JobMeasures
-from refold.simulator.tuning.parts import Part
+from refold.simulator.tuning.parts import HistoryPart
 from refold.simulator.tuning.tuner import PartRun
 
 FORMAT = 1
@@ -33,7 +33,7 @@ class StudyInputs(msgspec.Struct, frozen=True):
 class _Line(msgspec.Struct, frozen=True):
     policy: str
     settings: dict[str, Any]
-    part: Part
+    part: HistoryPart
     delay: str
     fairness: str
     preemptions: str

@@ -12,9 +12,9 @@ from refold.errors import BadInput
 from refold.placement import Floats
 from refold.simulator.results import JobMeasures
 from refold.simulator.tuning.front import find_front
-from refold.simulator.tuning.parts import Part, Split
+from refold.simulator.tuning.parts import HistoryPart, Split
 from refold.simulator.tuning.report import ReportPart, ReportPolicy, TuningReport, make_report
-from refold.simulator.tuning.search import Evaluate, Evaluated, Search, Space, Trial
+from refold.simulator.tuning.search import Evaluate, Evaluated, Search, SettingTrial, Space
 from refold.simulator.tuning.trade_off import Objective
 
 
@@ -23,7 +23,7 @@ class PartRun(NamedTuple):
 
     policy: str
     settings: Mapping[str, Any]
-    part: Part
+    part: HistoryPart
 
 
 Simulate = Callable[[Sequence[PartRun]], Sequence[JobMeasures]]
@@ -45,7 +45,7 @@ class Goal(msgspec.Struct, frozen=True):
     pick: int | None = None
 
 
-class Budget(NamedTuple):
+class TrialBudget(NamedTuple):
     """How many settings to try, and whether to go on."""
 
     trials: int
@@ -67,7 +67,7 @@ class Tuner:
         self._split, self._submitted, self._gpus = split, submitted, gpus
         self._simulate, self._seed = simulate, seed
 
-    def tune(self, policy: TunedPolicy, goal: Goal, budget: Budget) -> TuningResult:
+    def tune(self, policy: TunedPolicy, goal: Goal, budget: TrialBudget) -> TuningResult:
         """Choose settings on the tuning part, and compare them with others on the report part."""
         search = Search(policy.space, policy.defaults, self.gpus_of_slices(), goal.objective, self._seed)
         found = search.run(self.evaluator(policy.name), budget.trials, budget.may_continue)
@@ -93,7 +93,7 @@ class Tuner:
     def evaluator(self, policy: str) -> Evaluate:
         """Return a function that simulates a policy with settings on slices."""
 
-        def evaluate(trials: Sequence[Trial]) -> Sequence[JobMeasures]:
+        def evaluate(trials: Sequence[SettingTrial]) -> Sequence[JobMeasures]:
             return self._simulate([PartRun(policy, one.settings, self._split.slices[one.slice]) for one in trials])
 
         return evaluate
