@@ -72,9 +72,9 @@ def _page(measured: dict[Case, Measured]) -> str:
 
 How long simulations of large clusters take, and how much memory they need. The jobs are synthetic (`refold trace
 generate`: most are small and short, a few are large and long), at {LOAD:.0%} of the capacity of nodes with
-{GPUS_PER_NODE} GPUs. As in `refold compare`, no journal is written and no start estimates are made. `fifo`, and
-`easy` with known run times, are compiled replays; `easy` with predicted ones (`easy-predicted`), `las`, `srtf` and
-`refold` run in the general simulator. CPU time of one core; the peak memory includes the jobs. The machine has two
+{GPUS_PER_NODE} GPUs. As in `refold compare`, no journal is written and no start estimates are made. `fifo` is
+the compiled replay; the others run in the general simulator, `easy` with known run times and with predicted ones
+(`easy-predicted`). CPU time of one core; the peak memory includes the jobs. The machine has two
 cores, and did other work at the same time: a million jobs under `refold` took two hours, in which most other cases were
 measured.
 

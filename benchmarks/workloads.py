@@ -17,7 +17,6 @@ from refold.model import Cluster, Job
 from refold.placement import FreeResources
 from refold.policies.registry import make_policy
 from refold.simulator import simulate
-from refold.simulator.replays import Experiment, find_journaled_replay
 from refold.simulator.traces import enlarge, read_cluster, read_trace
 
 TRACES = REPOSITORY.parent / "shared" / "data" / "traces"
@@ -87,20 +86,6 @@ def simulate_with_journal(
     def run() -> None:
         with JournalFile(journal, Header(cluster, policy, settings)) as file:
             simulate(jobs, cluster, scheduling_policy, journal=file)
-
-    return cpu_seconds(run)
-
-
-def replay_with_journal(
-    jobs: Sequence[Job], cluster: Cluster, policy: str, settings: dict[str, Any], journal: Path
-) -> float:
-    """Run the compiled replay with a journal file, as `refold simulate` does; return the CPU seconds."""
-    replay = find_journaled_replay(Experiment(policy, settings, jobs, cluster))
-    assert replay is not None
-
-    def run() -> None:
-        with JournalFile(journal, Header(cluster, policy, settings)) as file:
-            replay.run(file)
 
     return cpu_seconds(run)
 

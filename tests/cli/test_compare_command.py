@@ -232,8 +232,7 @@ def test_table_and_report_are_the_same_with_and_without_compiled_replays(
 ) -> None:
     trace, report = tmp_path / "trace.csv", tmp_path / "out" / "report.html"
     stdout_of("trace", "generate", str(trace), "--jobs", "300", "--cluster", "8x8")
-    known = ("--set", "easy.durations=known")
-    words = ("compare", str(trace), "--cluster", "8x8", "--policies", "fifo,fifo-skip,easy", *known, "--out", "out")
+    words = ("compare", str(trace), "--cluster", "8x8", "--policies", "fifo,fifo-skip", "--out", "out")
     monkeypatch.chdir(tmp_path)
     asked: list[str] = []
 
@@ -245,4 +244,4 @@ def test_table_and_report_are_the_same_with_and_without_compiled_replays(
         replayed = stdout_of(*words), report.read_text()
     monkeypatch.setattr(replays, "find_replay", lambda experiment: asked.append(experiment.policy))
     assert (stdout_of(*words), report.read_text()) == replayed
-    assert asked == ["fifo", "fifo-skip", "easy"]
+    assert asked == ["fifo", "fifo-skip"]

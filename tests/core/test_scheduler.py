@@ -62,7 +62,7 @@ def test_jobs_that_have_ended_leave_no_state_behind() -> None:
 
     def sizes() -> dict[str, int]:
         state = audited.view._state
-        parts = {**vars(state), **vars(state.queue), **vars(state.running)}
+        parts = {name: getattr(whole, name) for whole in (state, state.queue, state.running) for name in dir(whole)}
         return {name: len(part) for name, part in parts.items() if isinstance(part, Sized)}
 
     before = sizes()

@@ -14,7 +14,7 @@ from refold.model import Allocation, Cluster, Job
 from refold.planning.plans import Speeds
 from refold.policies.registry import make_policy
 from refold.simulator import Costs, ModelledSpeeds, RecordedSpeeds, random_faults, simulate
-from refold.simulator.replays import replay_easy, replay_fifo, task_columns
+from refold.simulator.replays import replay_fifo, task_columns
 from refold.testing import make_cluster, make_job, reshapable_workload, seeded_workload
 
 POLICIES = ["fifo", "srtf", "las", "easy"]
@@ -181,8 +181,10 @@ class TestReplaysByHand:
         assert replayed.started.tolist() == [0.0, 1.0, 13.0, 3.0, 5.0]
 
     def test_easy_backfills_only_what_ends_before_the_reservation(self) -> None:
-        replayed = replay_easy(task_columns(self.JOBS), self.CLUSTER)
-        assert replayed.started.tolist() == [0.0, 1.0, 10.0, 3.0, 13.0]  # d ends at 9, before c; e would end at 13
+        journal = ListJournal()
+        simulate(self.JOBS, self.CLUSTER, make_policy("easy", {"durations": "known"}), journal=journal)
+        started = {order.job: entry.now for entry in journal.entries for order in entry.orders}
+        assert started == {"a": 0.0, "b": 1.0, "c": 10.0, "d": 3.0, "e": 13.0}  # d ends at 9, before c; e would at 13
 
     def test_jobs_that_never_fit_are_passed_over(self) -> None:
         jobs = [make_job("wide", gpus=3), make_job("a", at=1.0, work=5.0)]

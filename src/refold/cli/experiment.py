@@ -59,7 +59,7 @@ def run_policy(workload: Workload, policy: SelectedPolicy, journal: Path | None 
 def simulate_policy(workload: Workload, selected: SelectedPolicy, path: Path | None, advance: Advance) -> ReportRun:
     """Simulate the workload under a policy; `advance` is called with the number of jobs that have finished since.
 
-    A compiled replay is used if the policy has one with the same result, and if a journal is written, the same journal.
+    The compiled replay is used if it gives the same result, and no journal is written.
     """
     from refold.cli.policy_guard import make_guarded_policy
     from refold.core import Header, Journals
@@ -68,7 +68,7 @@ def simulate_policy(workload: Workload, selected: SelectedPolicy, path: Path | N
     from refold.simulator.results import ReportRun, measure
 
     policy = make_guarded_policy(selected.policy, selected.settings)  # checks the settings
-    replayed = _replay(workload, selected, path)
+    replayed = _replay(workload, selected) if path is None else None
     if replayed is not None:
         advance(len(workload.jobs))
         return ReportRun(selected.name, replayed, measure(replayed))
@@ -98,25 +98,16 @@ def simulate_policy(workload: Workload, selected: SelectedPolicy, path: Path | N
     return ReportRun(selected.name, history, measure(history))
 
 
-def _replay(workload: Workload, selected: SelectedPolicy, path: Path | None) -> History | None:
-    """Return the history of the compiled replay, and write its journal; None if there is none with the same result."""
-    from refold.core import Header
-    from refold.simulator.replays import Conditions, Experiment, find_journaled_replay, find_replay
+def _replay(workload: Workload, selected: SelectedPolicy) -> History | None:
+    """Return the history of the compiled replay; None if there is none with the same result."""
+    from refold.simulator.replays import Conditions, Experiment, find_replay
     from refold.simulator.results import replayed_history
 
     jobs, cluster, charging = workload.jobs, workload.cluster, workload.charging
     charge = charging.charge(cluster) if charging.count_affected(jobs, cluster) else None
     conditions = Conditions(charge, workload.costs, workload.faults, workload.never_end)
-    experiment = Experiment(selected.policy, selected.settings, jobs, cluster, conditions)
-    if path is None:
-        replay = find_replay(experiment)
-        return None if replay is None else replayed_history(jobs, cluster, replay.run())
-    journaled = find_journaled_replay(experiment)
-    if journaled is None:
-        return None
-    with _journal_file(path, Header(cluster, selected.policy, dict(selected.settings))) as file:
-        assert file is not None
-        return replayed_history(jobs, cluster, journaled.run(file))
+    replay = find_replay(Experiment(selected.policy, selected.settings, jobs, cluster, conditions))
+    return None if replay is None else replayed_history(jobs, cluster, replay.run())
 
 
 @contextmanager

@@ -1,3 +1,4 @@
+# cython: boundscheck=True, wraparound=True
 """The progress of a job, and the changes of the state since the last call of the policy."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# cython: boundscheck=True, wraparound=True
 """The check of every decision. It is accepted or rejected as a whole; the error names the policy and the rule."""
 
 from __future__ import annotations
@@ -5,9 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 
-from refold.core.state import State
+import cython
+
 from refold.errors import BadDecision
 from refold.model import WHOLE, Allocation, Decision, Demand, Job, Placement, Reshape, Start, additional_shares
+
+if not cython.compiled:
+    from refold.core.state import State
 
 RULES = {
     "waiting": "only a waiting job can be started, and only once per decision",

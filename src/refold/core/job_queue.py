@@ -1,13 +1,17 @@
+# cython: boundscheck=True, wraparound=True
 """Jobs without a run: waiting in the queue, held, or infeasible."""
 
 from __future__ import annotations
 
+import cython
 from msgspec.structs import replace
 
-from refold.core.changes import Changes
 from refold.core.limits import TenantAdmission
 from refold.model import Cluster, Decision, Job, MiB, Reason, StartEstimate, Wait
-from refold.placement import FreeResources
+
+if not cython.compiled:
+    from refold.core.changes import Changes
+    from refold.placement import FreeResources
 
 
 class JobQueue:

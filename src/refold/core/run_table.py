@@ -1,14 +1,16 @@
+# cython: boundscheck=True, wraparound=True
 """Jobs with a run: their runs, their progress, and what they hold."""
 
 from __future__ import annotations
 
 from math import inf
 
-from refold.core.changes import Changes, JobProgress
+import cython
+
 from refold.core.events import ChangeMeasured, JobContinued, RunAdopted, RunFailed, RunProgressed, RunStopped
 from refold.core.measurements import Measurements
 from refold.core.orders import StartRun, StopRun
-from refold.core.usage import TenantUser, Usage
+from refold.core.usage import TenantUser
 from refold.model import (
     WHOLE,
     Allocation,
@@ -22,7 +24,11 @@ from refold.model import (
     measured_shape,
     run_plan,
 )
-from refold.placement import FreeResources
+
+if not cython.compiled:
+    from refold.core.changes import Changes, JobProgress
+    from refold.core.usage import Usage
+    from refold.placement import FreeResources
 
 
 class RunTable:

@@ -1,3 +1,4 @@
+# cython: boundscheck=True, wraparound=True
 """The scheduler: events in, orders out. It reads no clock and does no I/O: equal events give equal orders."""
 
 from __future__ import annotations
@@ -5,15 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import cython
+
 from refold.core.check import check_and_allocate
 from refold.core.entries import Entry, Journal, NoJournal
 from refold.core.events import Event, PastJob
 from refold.core.orders import Order
 from refold.core.snapshot import snapshot
-from refold.core.state import State
-from refold.core.view import View
 from refold.errors import BadDecision, BadValue
 from refold.model import NO_CHANGE, Cluster, Decision, Placement, Seconds
+
+if not cython.compiled:
+    from refold.core.state import State
+    from refold.core.view import View
 
 
 class Policy(Protocol):

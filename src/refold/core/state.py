@@ -1,3 +1,4 @@
+# cython: boundscheck=True, wraparound=True
 """The state of the scheduler, changed by events; decisions change its parts directly."""
 
 from __future__ import annotations
@@ -5,8 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 
+import cython
+
 from refold.core.availability import Availability
-from refold.core.changes import Changes, JobProgress
 from refold.core.events import (
     ChangeMeasured,
     Event,
@@ -35,12 +37,15 @@ from refold.core.events import (
     UsageRecorded,
     Woke,
 )
-from refold.core.job_queue import JobQueue
 from refold.core.orders import Order
-from refold.core.run_table import RunTable
 from refold.core.usage import TenantUser
 from refold.model import Allocation, Cluster, Job, Reason, Seconds
-from refold.placement import FreeResources
+
+if not cython.compiled:
+    from refold.core.changes import Changes, JobProgress
+    from refold.core.job_queue import JobQueue
+    from refold.core.run_table import RunTable
+    from refold.placement import FreeResources
 
 RunReport = RunFinished | RunStopped | RunStarted | RunProgressed | RunFailed | RunRecalled | ChangeMeasured
 

@@ -1,3 +1,4 @@
+# cython: boundscheck=True, wraparound=True
 """GPU time that users have used, by when they used it. The older it is, the less precisely its time is known.
 
 A policy that counts recent usage more than old usage can derive that from it for any half-life. Memory is limited: the

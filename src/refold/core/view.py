@@ -1,14 +1,14 @@
+# cython: boundscheck=True, wraparound=True
 """A read-only view of the scheduler state, for policies and for user queries."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
 from types import MappingProxyType
 
-from refold.core.changes import Changes
+import cython
+
 from refold.core.events import NodeUsed
-from refold.core.state import State
 from refold.core.usage import TenantUser, decayed_gpu_seconds
 from refold.model import (
     WHOLE,
@@ -28,7 +28,11 @@ from refold.model import (
     StartEstimate,
     Wait,
 )
-from refold.placement import FreeResources, Trial
+
+if not cython.compiled:
+    from refold.core.changes import Changes
+    from refold.core.state import State
+    from refold.placement import FreeResources, Trial
 
 
 class View:
@@ -37,6 +41,9 @@ class View:
     def __init__(self, state: State) -> None:
         self._state = state
         self._trial = Trial(state.free)
+        self._empty_cluster: FreeResources | None = None
+        self.changes = state.changes
+        """The changes since the last call of the policy."""
         self.cluster: Cluster = state.cluster
         self.waiting: Mapping[str, Job] = MappingProxyType(state.queue.waiting)
         """Jobs without a run that a policy may start, in the order in which they were queued."""
@@ -61,10 +68,11 @@ class View:
         """The time of this scheduling round, in seconds on the clock of the journal."""
         return self._state.now
 
-    @property
-    def changes(self) -> Changes:
-        """The changes since the last call of the policy."""
-        return self._state.changes
+    def with_changes(self, changes: Changes) -> View:
+        """Return a view of the same state and trial, with other changes."""
+        other = View(self._state)
+        other._trial, other.changes = self._trial, changes
+        return other
 
     def trial(self) -> Trial:
         """Return the trial allocation: policies place jobs in it; it is undone after the policy has decided."""
@@ -239,7 +247,7 @@ class View:
         the caller has counted them already.
         """
         if job_id in self.infeasible:
-            return Wait(job_id, Reason.INFEASIBLE, shortage=self._empty.shortage(self.infeasible[job_id].demand))
+            return Wait(job_id, Reason.INFEASIBLE, shortage=self._empty().shortage(self.infeasible[job_id].demand))
         if job_id in self.held:
             return Wait(job_id, self._state.queue.hold_reasons[job_id])
         demand = self.waiting[job_id].demand
@@ -253,10 +261,11 @@ class View:
             return Wait(job_id, reason, shortage=self.shortage(demand))
         return Wait(job_id, reason, ahead=self.jobs_ahead(job_id) if ahead is None else ahead)
 
-    @cached_property
     def _empty(self) -> FreeResources:
-        """The resources of the empty cluster."""
-        return FreeResources(self.cluster)
+        """Return the resources of the empty cluster."""
+        if self._empty_cluster is None:
+            self._empty_cluster = FreeResources(self.cluster)
+        return self._empty_cluster
 
     def hold_reason(self, job_id: str) -> Reason | None:
         """Return why a job is held; None: it is not."""

@@ -27,10 +27,7 @@ from .kernels import (
     FreeArrays as FreeArrays,
     adjust_free as adjust_free,
     count_instances as count_instances,
-    instances_on_node as instances_on_node,
     need_at as need_at,
-    set_free as set_free,
-    write_shortages as write_shortages,
 )
 from .layout import (
     CPU_FREE as CPU_FREE,
@@ -38,7 +35,6 @@ from .layout import (
     FIRST_GPU as FIRST_GPU,
     GPU_MASK as GPU_MASK,
     GPUS as GPUS,
-    INSTANCES_THAT_FIT as INSTANCES_THAT_FIT,
     MEMORY_FREE as MEMORY_FREE,
     MILLI_FREE as MILLI_FREE,
     NODE as NODE,

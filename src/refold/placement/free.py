@@ -1,3 +1,4 @@
+# cython: boundscheck=True, wraparound=True
 """Free resources of a cluster, as the arrays of `layout`, and the operations that change them."""
 
 from __future__ import annotations
@@ -5,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 
+import cython
 import numpy as np
 
 from refold.model import WHOLE, Cluster, Demand, Placement, Share, Shortage
 from refold.placement import kernels, layout
-from refold.placement.kernels import EncodedDemand, FreeArrays
 from refold.placement.layout import (
     CPU_FREE,
     CPU_HASH,
@@ -35,6 +36,9 @@ from refold.placement.layout import (
     Words,
 )
 
+if not cython.compiled:
+    from refold.placement.kernels import EncodedDemand, FreeArrays
+
 _REFUSAL_TEXTS = {
     layout.NODE_DOWN: "the node is down",
     layout.NO_SUCH_GPU: "the node has no such GPU",
@@ -51,7 +55,9 @@ def mask_from_indices(gpus: tuple[int, ...]) -> int:
     """Return GPU indices as a bit mask."""
     mask = _MASKS.get(gpus)
     if mask is None:
-        mask = sum(1 << gpu for gpu in set(gpus))
+        mask = 0
+        for gpu in gpus:
+            mask |= 1 << gpu
         _MASKS[gpus] = mask
     return mask
 
@@ -60,7 +66,7 @@ def indices_from_mask(mask: int) -> tuple[int, ...]:
     """Return a bit mask as GPU indices."""
     gpus = _INDICES.get(mask)
     if gpus is None:
-        gpus = tuple(gpu for gpu in range(mask.bit_length()) if mask >> gpu & 1)
+        gpus = tuple([gpu for gpu in range(mask.bit_length()) if mask >> gpu & 1])
         _INDICES[mask] = gpus
     return gpus
 
@@ -70,7 +76,8 @@ class FreeResources:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._set_arrays(*_build_arrays(cluster))
+        nodes, gpus, bits = _build_arrays(cluster)
+        self._set_arrays(nodes, gpus, bits)
         self.down_nodes: frozenset[int] = frozenset()
         self.down_gpus: frozenset[tuple[int, int]] = frozenset()
         """GPUs that are down, as (node, GPU), whether or not their nodes are."""
@@ -84,7 +91,7 @@ class FreeResources:
 
     def copy(self) -> FreeResources:
         """Return an independent copy."""
-        other = object.__new__(FreeResources)
+        other = FreeResources.__new__(FreeResources)
         other.cluster = self.cluster
         other._set_arrays(self.nodes.copy(), self.gpus.copy(), self.bits.copy())
         other.down_nodes, other.down_gpus = self.down_nodes, self.down_gpus
@@ -314,7 +321,7 @@ def _build_arrays(cluster: Cluster) -> tuple[Ints, Ints, Words]:
         row[CPU_TOTAL] = row[CPU_FREE] = cpu = node.cpu_milli if cluster.cpus_known else UNLIMITED
         row[MEMORY_TOTAL] = row[MEMORY_FREE] = memory = node.memory_mib if cluster.memory_known else UNLIMITED
         row[TYPE_BIT] = 1 << cluster.type_names.index(node.gpu_type) if node.gpus else 0
-        row[SIGNATURE] = _signature_when_free(cpu, memory, node.gpus)
+        row[SIGNATURE] = signature_when_free(cpu, memory, node.gpus)
         first += node.gpus
         word, bit = index >> 6, np.uint64(1 << (index & 63))
         bits[max_gpus + 2 + node.gpus, word] |= bit
@@ -325,7 +332,7 @@ def _build_arrays(cluster: Cluster) -> tuple[Ints, Ints, Words]:
 
 
 @cache
-def _signature_when_free(cpu: int, memory: int, gpus: int) -> int:
+def signature_when_free(cpu: int, memory: int, gpus: int) -> int:
     """Return the signature of a node that is entirely free; `kernels.adjust_free` keeps it up to date."""
     signature = 1 + cpu * CPU_HASH + memory * MEMORY_HASH  # 0 marks an unused cache entry
     signature += WHOLE * sum(GPU_HASH ** (gpu + 1) for gpu in range(gpus))

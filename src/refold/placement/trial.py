@@ -1,12 +1,17 @@
+# cython: boundscheck=True, wraparound=True
 """What-if changes: take and release on the real arrays, then undo everything. The cluster is not copied."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import cython
+
 from refold.model import Demand, Placement, Start
-from refold.placement.free import FreeResources
 from refold.placement.placer import Placer
+
+if not cython.compiled:
+    from refold.placement.free import FreeResources
 
 
 class Trial:

@@ -1,3 +1,4 @@
+# cython: boundscheck=True, wraparound=True
 """The queue of future events. The simulator advances its time to the next event."""
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
+# cython: boundscheck=True, wraparound=True
 """The simulated back end: carries out orders by adding the resulting events to the agenda."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
+
+import cython
 
 from refold.core import (
     ChangeMeasured,
@@ -21,9 +24,11 @@ from refold.core import (
 )
 from refold.errors import BadValue
 from refold.model import Allocation, Job, Placement, Seconds
-from refold.simulator.agenda import Agenda
 from refold.simulator.costs import NO_COSTS, Costs, SpeedModel
 from refold.simulator.faults import Endless, NeverEnds
+
+if not cython.compiled:
+    from refold.simulator.agenda import Agenda
 
 
 class _SimulatedRun:
@@ -76,13 +81,15 @@ class SimulatedBackend:
         charge: SpeedModel,
         costs: Costs = NO_COSTS,
         never_end: Iterable[NeverEnds] = (),
+        done: Mapping[str, Seconds] | None = None,
     ) -> None:
+        """`done`: the work that jobs have done already."""
         self._jobs = {job.id: job for job in jobs}
         self._agenda = agenda
         self._charge = charge
         self._costs = costs
         self._max_work = {fault.job: self._max_work_of(fault) for fault in never_end}
-        self._done: dict[str, Seconds] = {}
+        self._done: dict[str, Seconds] = dict(done or {})
         self._runs: dict[str, _SimulatedRun] = {}
         self._live_changes: dict[str, Allocation] = {}
         """Jobs that are changed without a restart, and their next allocations."""

@@ -247,14 +247,6 @@ class _DrawnSpeeds:
         return self._base.speed(job, allocation)
 
 
-class _ResumedBackend(SimulatedBackend):
-    """A simulated back end that starts with jobs which have done part of their work."""
-
-    def __init__(self, jobs: Iterable[Job], agenda: Agenda, charge: SpeedModel, done: Mapping[str, Seconds]) -> None:
-        super().__init__(jobs, agenda, charge)
-        self._done.update(done)
-
-
 class Future:
     """One simulated future of a scheduler: its policy continues by itself, from a copy of the present state."""
 
@@ -278,7 +270,7 @@ class Future:
             job_id: done.get(job_id, 0.0) + seconds * self._speed(job_id, charge)
             for job_id, seconds in remaining.items()
         }
-        self._backend = _ResumedBackend([*jobs, *arriving], self._agenda, _DrawnSpeeds(works, charge), done)
+        self._backend = SimulatedBackend([*jobs, *arriving], self._agenda, _DrawnSpeeds(works, charge), done=done)
         self._resume(wakes, done)
         self._endless = {job_id for job_id, seconds in remaining.items() if seconds == inf}
         self.started: dict[str, Seconds] = {}

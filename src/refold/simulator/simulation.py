@@ -1,3 +1,4 @@
+# cython: boundscheck=True, wraparound=True
 """The simulator: the scheduler, driven by an agenda of events instead of a clock."""
 
 from __future__ import annotations
@@ -5,13 +6,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
-from refold.core import Entry, Event, Journal, Policy, RunFinished, Scheduler, View
+import cython
+
+from refold.core import Entry, Event, Journal, Policy, RunFinished
 from refold.errors import BadDecision
 from refold.model import DAY, Cluster, Job, Seconds
-from refold.simulator.agenda import Agenda, check_jobs
-from refold.simulator.backend import SimulatedBackend
+from refold.simulator.agenda import check_jobs
 from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds, SpeedModel
 from refold.simulator.faults import Fault, NeverEnds, schedule_faults
+
+if not cython.compiled:
+    from refold.core import Scheduler, View
+    from refold.simulator.agenda import Agenda
+    from refold.simulator.backend import SimulatedBackend
 
 MAX_IDLE_WAKES = 10_000
 """A policy that sets more wake-ups than this in a row, while nothing runs, will never start a job."""

@@ -192,8 +192,9 @@ class Backfill:
 
     def _extend_overdue_runs(self, view: View, schedule: Schedule) -> None:
         """Extend runs that have exceeded their assumed end, and displace the reservations that conflict with them."""
-        stopped = {stop.job for stop in self._stops}
-        for job_id in schedule.runs.pop_overdue(view.now):
+        overdue = schedule.runs.pop_overdue(view.now)
+        stopped = {stop.job for stop in self._stops} if overdue else ()
+        for job_id in overdue:
             run = view.runs[job_id]
             if run.stopping or job_id in stopped:
                 schedule.runs.extend(job_id, view.now, view.now + STOP_SECONDS)

@@ -102,6 +102,11 @@ class Bookings:
         nodes, self._released = self._released, {}
         return nodes
 
+    @property
+    def has_newly_free(self) -> bool:
+        """Whether there are nodes with releases since the last call of `pop_newly_free`."""
+        return bool(self._newly_free)
+
     def pop_newly_free(self) -> Ints:
         """Return the nodes with releases since the last call; independent of `pop_released`."""
         nodes, self._newly_free = np.fromiter(self._newly_free, np.int64, len(self._newly_free)), {}

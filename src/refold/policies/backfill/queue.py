@@ -185,9 +185,9 @@ class Gaps:
 
     def reopen(self, view: View, bookings: Bookings) -> None:
         """Raise the bounds of demands that may fit now because resources were released."""
-        nodes = bookings.pop_newly_free()
-        if not len(nodes):
+        if not bookings.has_newly_free:
             return
+        nodes = bookings.pop_newly_free()
         free_gpus = view.free_gpus
         for demand, until in self._fits_until.items():
             if demand.total_gpus > free_gpus or until == inf:

@@ -96,9 +96,12 @@ class Schedule:
 
         These are the first `depth` jobs of each lane, and displaced jobs.
         """
-        unreserved = {queued for queued in self.queue.first(depth) if self.reservations.get(queued.job.id) is None}
-        unreserved |= {self.queue.get(job_id) for job_id in self._displaced}
-        return sorted(unreserved, key=lambda queued: queued.position)
+        reserved = self.reservations.by_job
+        unreserved = [queued for queued in self.queue.first(depth) if queued.job.id not in reserved]
+        if not self._displaced and len(unreserved) <= 1:
+            return unreserved
+        displaced = map(self.queue.get, self._displaced)
+        return sorted({*unreserved, *displaced}, key=lambda queued: queued.position)
 
     def cancel_beyond_depth(self, depth: int, now: Seconds) -> None:
         """Cancel reservations of jobs that are no longer among the first, because jobs were inserted ahead of them."""
@@ -115,7 +118,7 @@ class Schedule:
     def pop_due(self, now: Seconds) -> list[QueuedJob]:
         """Return the jobs whose reserved start has come, in queue order; each has to be started or postponed."""
         due = [self.queue.get(job_id) for job_id in self.due.pop(now)]
-        return sorted(due, key=lambda queued: queued.position)
+        return sorted(due, key=lambda queued: queued.position) if len(due) > 1 else due
 
     def next_start(self, now: Seconds) -> Seconds | None:
         """Return the next reserved start after now of a job that may start then; None if there is none.

@@ -1,3 +1,4 @@
+# cython: boundscheck=True, wraparound=True
 """A queue of waiting jobs, grouped by demand: if the first job of a demand does not fit, no other job of it does.
 
 A scheduling round therefore costs as many attempts as there are different demands, not as there are jobs, and a demand
@@ -10,8 +11,12 @@ from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from refold.core import View
+import cython
+
 from refold.model import Demand, Job
+
+if not cython.compiled:
+    from refold.core import View
 
 QueueEntry = tuple[Any, int, Job]
 """Sort key, number that breaks ties, job."""

@@ -1,12 +1,17 @@
+# cython: boundscheck=True, wraparound=True
 """Reasons why jobs wait. Each is reported once, and again only when it changes."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from refold.core import View
+import cython
+
 from refold.model import Demand, Job, Reason, Shortage, Start, Wait
 from refold.placement import Placer
+
+if not cython.compiled:
+    from refold.core import View
 
 
 class Reasons:

@@ -355,7 +355,7 @@ class _WatchedPolicy:
         if is_check and not is_policy_wake and not _has_events(view.changes):
             self._unseen += view.changes.started
             return NO_CHANGE
-        decision = self._policy.decide(_MergedView(view, self._unseen) if self._unseen else view)
+        decision = self._policy.decide(_with_started(view, self._unseen) if self._unseen else view)
         self._unseen = []
         if decision.wake_at is not None:
             heappush(wakes, decision.wake_at)
@@ -449,21 +449,13 @@ class _Tails:
             self._predictor.finished(job, duration, now)
 
 
-class _MergedView(View):
-    """A view whose changes include runs that started in rounds that the wrapped policy did not see."""
-
-    def __init__(self, view: View, unseen: list[Run]) -> None:
-        self.__dict__.update(view.__dict__)
-        self._unseen = unseen
-
-    @property
-    def changes(self) -> Changes:
-        """Everything that happened since the last round that the wrapped policy saw."""
-        now, merged = self._state.changes, Changes()
-        for kind in Changes.__slots__:
-            setattr(merged, kind, getattr(now, kind))
-        merged.started = [*self._unseen, *now.started]
-        return merged
+def _with_started(view: View, unseen: list[Run]) -> View:
+    """Return a view whose changes include runs that started in rounds that the wrapped policy did not see."""
+    merged = Changes()
+    for kind in Changes.__slots__:
+        setattr(merged, kind, getattr(view.changes, kind))
+    merged.started = [*unseen, *view.changes.started]
+    return view.with_changes(merged)
 
 
 def _has_events(changes: Changes) -> bool:

@@ -1,3 +1,4 @@
+# cython: boundscheck=True, wraparound=True
 """A queue that starts jobs in a given order and never preempts; shared by fifo and sjf."""
 
 from __future__ import annotations
@@ -6,10 +7,15 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Any
 
-from refold.core import View
+import cython
+
 from refold.model import HOUR, NO_CHANGE, Allocation, Decision, Demand, Job, Seconds, Start
 from refold.placement import Placer
-from refold.policies.common import Defragment, QueueByDemand, QueueEntry, Reasons
+from refold.policies.common import Defragment, QueueEntry
+
+if not cython.compiled:
+    from refold.core import View
+    from refold.policies.common import QueueByDemand, Reasons
 
 MAX_DEFERRAL: Seconds = HOUR
 """A job that has waited for longer is not left out of a window in favour of jobs that fit better."""
@@ -109,8 +115,9 @@ class Queue:
                 break
             left_out = self._place_window(view, window, starts)
             unplaced = sorted([*left_out, *not_fitting], key=lambda entry: entry[:2])
-            if any(self._leave_waiting(view, job) for _, _, job in unplaced):
-                break
+            for _, _, job in unplaced:
+                if self._leave_waiting(view, job):
+                    return starts
         return starts
 
     def _next_window(self, view: View) -> tuple[list[QueueEntry], list[QueueEntry]]:

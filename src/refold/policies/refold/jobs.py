@@ -95,8 +95,10 @@ class RoundJobs:
         """
         is_wide, is_running = self.table.column("may_be_preferred"), self.table.column("is_running")
         is_chosen = np.zeros(len(self.table), dtype=np.bool_)
+        if not is_wide.any():
+            return is_chosen
         left = self.settings.wide_share * self.view.cluster.gpus
-        for wide in (np.flatnonzero(is_wide & is_running), np.flatnonzero(is_wide & ~is_running)):
+        for wide in ((is_wide & is_running).nonzero()[0], (is_wide & ~is_running).nonzero()[0]):
             gpus = self.table.column("gpus")[wide]
             if gpus.sum() < left:  # no need to sort them
                 is_chosen[wide] = True
@@ -129,7 +131,8 @@ class RoundJobs:
     @cached_property
     def _waiting(self) -> Ints:
         """The rows of the waiting jobs."""
-        return np.flatnonzero(~self.table.column("is_running"))
+        waiting: Ints = (~self.table.column("is_running")).nonzero()[0]
+        return waiting
 
     def flags(self, job_ids: Collection[str]) -> Flags:
         """Return by row which jobs are among these."""
@@ -169,7 +172,7 @@ class RoundJobs:
     def is_wide_beyond_share(self, job_id: str) -> bool:
         """Return whether a wide job of unknown length does not have the weight of many."""
         row = self.table.row_of[job_id]
-        return bool(self.table.column("may_be_preferred")[row] and not self.is_preferred_wide_job[row])
+        return bool(self.table.value("may_be_preferred", job_id) and not self.is_preferred_wide_job[row])
 
     def protection(self, job_id: str) -> Protection:
         """Return for which jobs a run must not be stopped.
@@ -202,7 +205,7 @@ class RoundJobs:
 
     def _remaining_work(self, job_id: str) -> float:
         """Return the remaining work in steps; in seconds for a job with unknown speed."""
-        return float(self.table.column("remaining")[self.table.row_of[job_id]])
+        return float(self.table.value("remaining", job_id))
 
     def run_time(self, job_id: str, option: Option) -> Seconds:
         """Return the seconds that a job takes in a shape for its remaining work."""
@@ -269,8 +272,7 @@ class RoundJobs:
 
     def is_starving(self, job_id: str) -> bool:
         """Return whether a job has waited so long that it goes first."""
-        since = self.table.column("waiting_since")[self.table.row_of[job_id]]
-        return bool(self._now - since >= self.settings.starvation_seconds)
+        return bool(self._now - self.table.value("waiting_since", job_id) >= self.settings.starvation_seconds)
 
     def starving(self) -> set[str]:
         """Return the waiting jobs that are starving."""

@@ -313,8 +313,8 @@ class _Ranking(NamedTuple):
 
     def count_before(self, priority: int, work: float) -> int:
         """Return the number of runs with a lower priority, or with this one and more work."""
-        first, end = np.searchsorted(self.priority, priority, "left"), np.searchsorted(self.priority, priority, "right")
-        return int(first + np.searchsorted(self.minus_work[first:end], -work, "left"))
+        first, end = self.priority.searchsorted(priority, "left"), self.priority.searchsorted(priority, "right")
+        return int(first + self.minus_work[first:end].searchsorted(-work, "left"))
 
 
 def _rank(jobs: RoundJobs, rows: Ints) -> _Ranking:
@@ -341,7 +341,7 @@ class _RankedRuns:
     @cached_property
     def _first(self) -> _Ranking:
         """The first ones, at least `MIN_RANKED`; all if they have several priorities."""
-        rows = np.flatnonzero(self._is_included)
+        (rows,) = self._is_included.nonzero()
         priority, work = self._jobs.table.column("priority")[rows], self._jobs.weighted_work[rows]
         if len(rows) <= MIN_RANKED or (priority != priority[0]).any():
             return self.all
@@ -350,4 +350,4 @@ class _RankedRuns:
     @cached_property
     def all(self) -> _Ranking:
         """All of them."""
-        return _rank(self._jobs, np.flatnonzero(self._is_included))
+        return _rank(self._jobs, self._is_included.nonzero()[0])

@@ -21,6 +21,9 @@ Ids = NDArray[np.object_]
 
 INITIAL_ROWS = 64
 
+FEW_ROWS = 32
+"""Up to so many rows, Python sorts faster than NumPy."""
+
 
 class EstimateRow(NamedTuple):
     """One row.
@@ -64,6 +67,8 @@ class EstimateTable:
         self.row_of: dict[str, int] = {}
         self._ids: Ids = np.empty(INITIAL_ROWS, dtype=np.object_)
         self._columns = {name: np.zeros(INITIAL_ROWS, dtype=kind) for name, kind in get_type_hints(EstimateRow).items()}
+        self._used: dict[str, NDArray[Any]] = {}
+        """The used parts of columns, kept until the number of rows changes."""
 
     def __len__(self) -> int:
         return len(self.row_of)
@@ -71,6 +76,8 @@ class EstimateTable:
     def put(self, job_id: str, row: EstimateRow) -> None:
         """Add a row, or replace it."""
         at = self.row_of.setdefault(job_id, len(self))
+        if at == len(self.row_of) - 1:
+            self._used.clear()
         if at == len(self._ids):
             self._ids = _doubled(self._ids)
             self._columns = {name: _doubled(column) for name, column in self._columns.items()}
@@ -82,6 +89,8 @@ class EstimateTable:
         """Remove the row of a job, if it has one: the last row takes its place."""
         at = self.row_of.pop(job_id, None)
         last = len(self)
+        if at is not None:
+            self._used.clear()
         if at is not None and at != last:
             for column in (self._ids, *self._columns.values()):
                 column[at] = column[last]
@@ -94,7 +103,14 @@ class EstimateTable:
 
     def column(self, name: str) -> Any:
         """Return a column of all rows."""
-        return self._columns[name][: len(self)]
+        used = self._used.get(name)
+        if used is None:
+            used = self._used[name] = self._columns[name][: len(self.row_of)]
+        return used
+
+    def value(self, name: str, job_id: str) -> Any:
+        """Return the value of a job in a column."""
+        return self._columns[name].item(self.row_of[job_id])
 
     def columns(self, kind: type[Columns]) -> Columns:
         """Return the columns that a named tuple has as fields."""
@@ -112,6 +128,9 @@ class EstimateTable:
 
     def sort(self, rows: Ints, *keys: Floats | Ints | Flags) -> Ints:
         """Return rows by the first of the keys, then by the second, …, and at last by job. `keys`: of these rows."""
+        if len(rows) <= FEW_ROWS:
+            by_keys = sorted(zip(*(key.tolist() for key in keys), self.ids[rows].tolist(), rows.tolist(), strict=True))
+            return np.array([row for *_, row in by_keys], dtype=np.int64)
         differing = [key for key in keys if len(key) and (key != key[0]).any()]
         # Mostly only one differs, and lexsort is much slower.
         order = np.argsort(differing[0]) if len(differing) == 1 else np.lexsort([rows, *differing[::-1]])

@@ -1,7 +1,6 @@
-"""Compiled replays: whole traces simulated in one compiled loop, with the same results as the general simulator.
+"""The compiled replay of `fifo` and `fifo-skip`: whole traces in one loop, with the results of the general simulator.
 
-`find_replay` chooses one for an experiment: `fifo` has the loop of `fifo` and `fifo-skip`, `easy` that of `easy` with
-known run times, `loop` what both share, and `journal` the journal that the general simulator would write.
+`find_replay` says whether an experiment has the same result; `replay_fifo` is the loop. It writes no journal.
 """
 
 import lazy_loader

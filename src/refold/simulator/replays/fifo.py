@@ -15,12 +15,12 @@ import numpy as np
 from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import Cluster
 from refold.model.arrays import view
-from refold.placement import GENETIC, LEARNING_RULES, RULES, FreeResources, update_typical_demands, update_worth
+from refold.placement import GENETIC, LEARNING_RULES, NODE, RULES, FreeResources, update_typical_demands, update_worth
+from refold.simulator import RecordedSpeeds
 from refold.simulator.replays.columns import ReplayResult, TaskColumns
 
 if not cython.compiled:
-    from refold.placement import is_update_due
-    from refold.simulator.replays.loop import JournalNotes, ReplayLoop
+    from refold.placement import PlacedTasks, TaskHeap, is_update_due
 
 FifoOrder = Literal["fifo", "fifo-skip"]
 INFINITE = np.inf
@@ -32,12 +32,8 @@ def replay_fifo(
     placement: str = "best-fit",
     order: FifoOrder = "fifo",
     seed: int = 0,
-    notes: JournalNotes | None = None,
 ) -> ReplayResult:
-    """Simulate all tasks to completion. `order`: `fifo` is strict; `fifo-skip` skips tasks that do not fit.
-
-    `notes` are written for a journal.
-    """
+    """Simulate all tasks to completion. `order`: `fifo` is strict; `fifo-skip` skips tasks that do not fit."""
     if placement not in RULES:
         raise UnknownName("placement", placement, RULES)
     if placement in GENETIC:
@@ -46,29 +42,31 @@ def replay_fifo(
         raise UnknownName("order of the compiled replay", order, ("fifo", "fifo-skip"))
     if np.any(np.diff(tasks.submitted) < 0):
         raise BadValue("the tasks of a replay are not in order, expected them sorted by submission")
-    loop = FifoLoop(tasks, FreeResources(cluster), placement, seed, notes, order == "fifo")
+    loop = FifoLoop(tasks, FreeResources(cluster), placement, seed, order == "fifo")
     loop.run()
     return loop.result()
 
 
-class FifoLoop(ReplayLoop):
-    """The loop of `fifo` (strict) and `fifo-skip`.
+class FifoLoop:
+    """The loop of `fifo` (strict) and `fifo-skip`: `now`, what is free, the running tasks by their ends, and all tasks.
 
+    There is a step whenever tasks arrive or end. `arrived`, `waiting` and `starts` count tasks.
     `head`: no task before it waits, in strict order. `head_of`: the first task of each demand that has not started.
     `next_task`: the next task with the same demand. A demand that does not fit in a step (`blocked_step`) is tried
     again after a later step in which tasks have ended (`last_end_step`).
     """
 
-    def __init__(
-        self,
-        tasks: TaskColumns,
-        free: FreeResources,
-        placement: str,
-        seed: int,
-        notes: JournalNotes | None,
-        strict: bool,
-    ) -> None:
-        super().__init__(tasks, free, placement, seed, notes)
+    def __init__(self, tasks: TaskColumns, free: FreeResources, placement: str, seed: int, strict: bool) -> None:
+        count = len(tasks.work)
+        self.columns, self.submitted, self.work = tasks, view(tasks.submitted), view(tasks.work)
+        self.times, self.numbers = np.full((2, count), np.nan), np.full((3, count), -1, dtype=np.int64)
+        self.started, self.ended = map(view, self.times)
+        self.start_number, self.start_step, self.end_step = map(view, self.numbers)
+        self.tasks = PlacedTasks(free, tasks.demands, tasks.demand_of, placement, seed)
+        self.speed_of_node = view(RecordedSpeeds(free.cluster).speed_of_node)
+        self.free, self.ends, self.count = free.copy().arrays, TaskHeap(count), count
+        self.step = self.arrived = self.waiting = self.starts = 0
+        self.now = 0.0
         self.strict, self.learns = strict, RULES[placement][0] in LEARNING_RULES
         self.update = update_typical_demands if placement == "fgd" else update_worth
         self.head = self.last_end_step = self.tasks_seen = self.demands_seen = 0
@@ -83,15 +81,69 @@ class FifoLoop(ReplayLoop):
             demand = self.tasks.demand_of[task]
             self.next_task[task], self.head_of[demand] = self.head_of[demand], task
 
+    def result(self) -> ReplayResult:
+        """Return what has happened."""
+        (started, ended), (first_row, placements) = self.times, self.tasks.arrays
+        return ReplayResult(self.columns, started, ended, first_row, placements, *self.numbers)
+
     def run(self) -> None:
         """Repeat until all tasks have ended: advance to the next event, and start tasks in the order of arrival."""
-        while self.advance(INFINITE):
-            while self.next_end() >= 0:
+        while self._advance():
+            while self._next_end() >= 0:
                 self.last_end_step = self.step
-            while (task := self.next_arrival()) >= 0:
+            while (task := self._next_arrival()) >= 0:
                 if self.learns:
                     self._learn(self.tasks.demand_of[task])
             self._start_tasks()
+
+    def _advance(self) -> bool:
+        """Begin the step of the next arrival or end; False if all tasks have ended."""
+        if self.arrived == self.count and self.ends.size == 0:
+            return False
+        arrival = self.submitted[self.arrived] if self.arrived < self.count else INFINITE
+        self.now = min(arrival, self.ends.first_time())
+        self.step += 1
+        return True
+
+    def _next_end(self) -> int:
+        """End the next of the tasks that end now, and release its resources; -1 if there are no more."""
+        if self.ends.first_time() != self.now or self.ends.size == 0:
+            return -1
+        task = self.ends.pop()
+        self.end_step[task] = self.step
+        self.tasks.release(self.free, task)
+        return task
+
+    def _next_arrival(self) -> int:
+        """Return the next of the tasks that arrive now and fit the empty cluster; -1 if there are no more."""
+        while self.arrived < self.count and self.submitted[self.arrived] == self.now:
+            task = self.arrived
+            self.arrived += 1
+            if self._fits_empty(task):
+                self.waiting += 1
+                return task
+        return -1
+
+    def _fits_empty(self, task: int) -> bool:
+        """Whether a task fits the empty cluster."""
+        return self.tasks.fits_empty[self.tasks.demand_of[task]]
+
+    def _start(self, task: int) -> None:
+        """Start a task whose resources are taken."""
+        self.started[task], self.ended[task] = self.now, self.now + self.work[task] / self._speed(task)
+        self.start_step[task], self.start_number[task] = self.step, self.starts
+        self.starts += 1
+        self.waiting -= 1
+        self.ends.push(self.ended[task], task)
+
+    def _speed(self, task: int) -> float:
+        """Return the speed of the slowest node of a task; 1 for tasks without GPUs."""
+        if self.tasks.need(task).gpus == 0:
+            return 1.0
+        slowest = INFINITE
+        for row in range(self.tasks.first_row[task], self.tasks.first_row[task + 1]):
+            slowest = min(slowest, self.speed_of_node[self.tasks.placements[row, NODE]])
+        return slowest
 
     def _learn(self, demand: int) -> None:
         """Count a demand, for rules that learn from submitted jobs."""
@@ -109,16 +161,15 @@ class FifoLoop(ReplayLoop):
             if task >= self.arrived:
                 return
             if self.tasks.place(self.free, task):
-                self.start(task)
+                self._start(task)
                 self.head += 1
                 self.head_of[self.tasks.demand_of[task]] = self.next_task[task]
             else:
                 self.blocked_step[self.tasks.demand_of[task]] = self.step
-                self.note_blocked(task)
 
     def _first_task(self) -> int:
         """Return the first waiting task if it may fit now, else the number of all tasks."""
-        while not self.fits_empty(self.head):
+        while not self._fits_empty(self.head):
             self.head += 1
         return self.head if self._may_fit(self.tasks.demand_of[self.head]) else self.count
 
