@@ -15,7 +15,7 @@ PARALLEL := --numprocesses $(shell $(PYTHON) -c 'import os; print((os.cpu_count(
 
 KERNELS := $(BIN)/python setup.py --quiet build_ext --inplace  # compiles those that have changed
 
-.PHONY: run compare kernels check test test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web ci upgrade lint measures duplicates mutate demo docs bench clean
+.PHONY: run compare kernels check test test-seeds test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web ci upgrade lint measures duplicates mutate demo docs bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -47,6 +47,9 @@ test: kernels  ## lint, check types, run all tests that need no engine; prints t
 
 test-long: kernels  ## run the property-based tests with ten times as many examples, of a random seed, and tests on further seeds
 	@$(RUN_TESTS)/test-long.xml --long $(PARALLEL) --durations 25 -m '$(NO_ENGINE)'
+
+test-seeds: kernels  ## repeat tests of policies and live changes on further seeds and combinations
+	@$(RUN_TESTS)/test-seeds.xml $(PARALLEL) --durations 10 -m 'long and $(NO_ENGINE)'
 
 test-install: $(VENV)/installed.test  ## build the package, install it into an empty environment, and use it there
 	@$(RUN_TESTS)/test-install.xml -m installed tests/end_to_end

@@ -23,8 +23,8 @@ from benchmarks.result_page import FOLDER, measurement_parser, publish
 from refold.core import Entry, Event, Header, JobSubmitted, RunFinished
 from refold.journal import JournalFile
 from refold.model import Demand, Job, Tenant
-from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 from refold.testing import make_cluster
 
 PAGE = FOLDER / "large_journals.md"

@@ -15,8 +15,8 @@ from refold.core import Header, StartRun
 from refold.journal import JournalFile, read_journal
 from refold.model import Cluster, Job
 from refold.placement import FreeResources
-from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.traces import enlarge, read_cluster, read_trace
 
 TRACES = REPOSITORY.parent / "shared" / "data" / "traces"

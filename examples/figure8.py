@@ -32,8 +32,7 @@ import msgspec
 from refold.core import Entry, ListJournal, RunFinished, StartRun
 from refold.model import Cluster, Demand, GpuType, Job, Link, Node, Plan, Reason, mib_from_gib, milli_from_number
 from refold.planning.plans import Knowledge, Speeds
-from refold.policies import make_policy
-from refold.simulator import Costs, ModelledSpeeds, RecordedSpeeds, simulate
+from refold.simulator import Costs, ModelledSpeeds, RecordedSpeeds, make_policy, simulate
 
 GPU, GPUS, CPUS_PER_GPU = "A800-80GB", 4, 8
 NODE = Node("node", GPUS, GPU, milli_from_number(48), mib_from_gib(800), inside=Link("nvlink", 200.0))

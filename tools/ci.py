@@ -20,7 +20,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "tests"
-SUITES = ("test", "test-install", "test-train", "test-kubernetes", "test-slurm", "test-ray", "test-web")
+SUITES = ("test", "test-seeds", "test-install", "test-train", "test-kubernetes", "test-slurm", "test-ray", "test-web")
 BUILD_MINUTES = "25"
 """How long the Kubernetes servers may be built, unless REFOLD_BUILD_MINUTES says otherwise."""
 

@@ -1,4 +1,4 @@
-"""Measure the source code: vocabulary, façades, repeated class names, import cycles, sizes, tests per line.
+"""Measure the source code: façades, repeated class names, import cycles, sizes, tests per line.
 
     python tools/code_measures.py              # this checkout
     python tools/code_measures.py OTHER        # another one, to compare with
@@ -18,16 +18,6 @@ from pathlib import Path
 from statistics import median, quantiles
 
 PACKAGE = "refold"
-
-PRIVATE_WORDS = frozenset(
-    """
-    accepting asked becoming board books chapter chapters desk dust foresee foreseen foreseer foresight foretold
-    gone ink kept lasting lines look looks opening pretend pretended promise promised promises purse remembered
-    restless room roster seat seating servicing stand_in standing standings steady sweeping telling told turns
-    unrest waiter waiters watching
-    """.split()  # noqa: SIM905
-)
-"""Words that had a meaning of their own in this code, counted where they are part of a name that is defined."""
 
 PERSONAL = re.compile(r"\b(whoever|whomever|nobody|everybody|somebody|anybody|who|whom)\b", re.IGNORECASE)
 """Jobs and nodes are things, so sentences about persons are rare in a scheduler."""
@@ -159,23 +149,12 @@ def _reachable(start: str, graph: Mapping[str, set[str]]) -> set[str]:
     return seen
 
 
-def defined_names(module: Module) -> Iterator[str]:
-    """Classes, functions, parameters, and names that are assigned to."""
-    for node in ast.walk(module.tree):
-        match node:
-            case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
-                yield node.name
-            case ast.arg():
-                yield node.arg
-            case ast.Name(ctx=ast.Store()):
-                yield node.id
-            case ast.Attribute(ctx=ast.Store()):
-                yield node.attr
-
-
-def words(name: str) -> list[str]:
-    """`PastJob` and `past_job` → past, job."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_").split("_")
+def repeated_class_names(modules: Sequence[Module]) -> list[str]:
+    """Return the names that more than one class has."""
+    counts = Counter(
+        node.name for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)
+    )
+    return sorted(name for name, count in counts.items() if count > 1)
 
 
 def measures(root: Path) -> dict[str, str]:
@@ -183,22 +162,14 @@ def measures(root: Path) -> dict[str, str]:
     modules = read_modules(root / "src" / PACKAGE)
     imports = [each for module in modules for each in module.imports if each.across_folders]
     bypassing = sum(each.bypasses_facade for each in imports)
-    classes = Counter(
-        node.name for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)
-    )
-    repeated = sorted(name for name, count in classes.items() if count > 1)
-    private = Counter(
-        word for module in modules for name in {*defined_names(module)} for word in words(name) if word in PRIVATE_WORDS
-    )
-    private.update(word for module in modules for word in module.name.split(".") if word in PRIVATE_WORDS)
+    repeated = repeated_class_names(modules)
     cycles = import_cycles(modules)
     source_lines, test_lines = _lines(root / "src"), _lines(root / "tests")
     core_lines, core_test_lines = _lines(root / "src" / PACKAGE / "core"), _lines(root / "tests" / "core")
-    functions = sorted(_function_lengths(modules))
+    functions = sorted(lines for _, lines in function_lengths(modules))
     files = sorted(module.text.count("\n") for module in modules)
     persons = sum(len(PERSONAL.findall(module.text)) for module in modules)
     return {
-        "private words in defined names": f"{sum(private.values())} ({len(private)} words: {_most(private)})",
         '"who", "whoever", "nobody", … in src/': f"{persons}",
         "imports across folders that bypass a façade": f"{bypassing} of {len(imports)}",
         "class names defined more than once": f"{len(repeated)} {' '.join(repeated[:50])}".strip(),
@@ -210,15 +181,12 @@ def measures(root: Path) -> dict[str, str]:
     }
 
 
-def _most(counts: Counter[str]) -> str:
-    return ", ".join(f"{word} {count}" for word, count in counts.most_common(12)) or "none"
-
-
-def _function_lengths(modules: Sequence[Module]) -> Iterator[int]:
+def function_lengths(modules: Sequence[Module]) -> Iterator[tuple[str, int]]:
+    """Yield `file:function` and its number of lines."""
     for module in modules:
         for node in ast.walk(module.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield (node.end_lineno or node.lineno) - node.lineno + 1
+                yield f"{module.path}:{node.name}", (node.end_lineno or node.lineno) - node.lineno + 1
 
 
 def _p90(values: Sequence[int]) -> float:

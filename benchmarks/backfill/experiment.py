@@ -15,7 +15,7 @@ from benchmarks.workloads import HELIOS, PAI, PHILLY, PHILLY_NODES, TRACES, miss
 from refold.core import Policy
 from refold.model import MINUTE, Cluster, Job
 from refold.placement import FreeResources
-from refold.policies.registry import make_policy
+from refold.simulator.registry import make_policy
 from refold.simulator.traces import read_cluster
 
 JOBS = 20_000

@@ -15,8 +15,8 @@ from benchmarks.measure import in_fresh_process
 from benchmarks.table import Row, at_most
 from refold.core import Policy, View
 from refold.model import Decision, Demand, Job
-from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.traces import read_cluster
 
 NODES = 1_000

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from benchmarks.measure import cpu_seconds, peak_memory_bytes
 from refold.journal import History, HistoryJournal
-from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.replays import Experiment, find_replay
 from refold.simulator.results import measure, replayed_history
 from refold.simulator.traces import everyday_workload, generate, read_cluster

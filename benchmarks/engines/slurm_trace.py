@@ -21,8 +21,8 @@ from msgspec.structs import replace
 from benchmarks.workloads import PHILLY, missing, trace_slice
 from refold.journal import HistoryJournal
 from refold.model import HOUR, MINUTE, Demand, Job, Seconds
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, simulate
+from refold.simulator.registry import make_policy
 from refold.testing import make_cluster
 
 REPOSITORY = Path(__file__).parents[2]

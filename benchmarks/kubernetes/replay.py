@@ -22,8 +22,8 @@ from refold.engines.kubernetes.mirror import Reflector
 from refold.engines.kubernetes.objects import Pod
 from refold.journal import HistoryJournal
 from refold.model import HOUR, Demand, Job, Seconds
-from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 from refold.testing import make_cluster
 
 GPUS_PER_NODE = 8

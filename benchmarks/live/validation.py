@@ -27,8 +27,8 @@ from benchmarks.table import markdown
 from benchmarks.workloads import HELIOS, TRACES, missing
 from refold.journal import History, HistoryJournal, read_history
 from refold.model import DAY, HOUR, Demand, Job, Seconds
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.results import describe_unfinished
 from refold.simulator.traces import read_trace
 from refold.testing import make_cluster

@@ -17,8 +17,8 @@ from benchmarks.measure import REPOSITORY
 from benchmarks.table import markdown
 from refold.core import Entry, Journals, RunFinished, StartRun
 from refold.model import DAY, HOUR, MINUTE, WHOLE, Cluster, Demand, Job, Node, format_duration, mib_from_gib
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.traces import (
     Lognormal,
     PoissonArrivals,

@@ -23,8 +23,8 @@ from benchmarks.table import markdown
 from refold.core import Entry, RunFinished, StartRun
 from refold.model import DAY, HOUR, Cluster, Job
 from refold.placement import RULES, Floats
-from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.replays import replay_fifo, task_columns
 
 PAGE = FOLDER / "placement_day.md"

@@ -20,8 +20,8 @@ from benchmarks.result_page import FOLDER, measurement_parser, publish
 from benchmarks.table import Row, as_markdown, as_plain, at_least, at_most, markdown
 from refold.model import Placement
 from refold.placement import RULES, FreeResources, Placer
-from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 
 PAGE = FOLDER / "placement_speed.md"
 LEVELS = (0.70, 0.95, 0.99)

@@ -13,8 +13,8 @@ from benchmarks.research.gap import GapMeter
 from benchmarks.table import markdown
 from refold.errors import RefoldError
 from refold.model import Cluster, Job
-from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.traces import read_cluster, read_trace
 
 DEFAULT_POLICIES = "fifo,las,srtf,refold"

@@ -26,7 +26,7 @@ from refold.core import Event, JobSubmitted, Policy, RunStopped, Scheduler, Stop
 from refold.model import NO_CHANGE, Cluster, Decision, Demand, GpuType, Job, Node, mib_from_gib, milli_from_number
 from refold.planning.plans import Speeds
 from refold.policies.common import Draft
-from refold.policies.registry import default_settings, make_policy
+from refold.simulator.registry import default_settings, make_policy
 
 INSTANCES = 200
 SEED = 7

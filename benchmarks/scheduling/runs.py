@@ -28,8 +28,8 @@ from refold.journal import History, HistoryJournal
 from refold.model import HOUR, Cluster, Job, Tenant
 from refold.planning.plans import Speeds
 from refold.policies import POLICIES
-from refold.policies.registry import default_settings, make_policy
 from refold.simulator import Costs, MeasuredSpeeds, simulate
+from refold.simulator.registry import default_settings, make_policy
 from refold.simulator.results import compute_spread, find_violations, measure
 
 CACHE = REPOSITORY / "build" / "scheduling"
@@ -52,7 +52,7 @@ COMMON_DEPENDENCIES = (
 )
 """Modules on which the results of every policy depend."""
 
-IGNORED_MODULES = ("refold.policies", "refold.policies.registry")
+IGNORED_MODULES = ("refold.policies", "refold.simulator.registry")
 """Tables of names, in which a new line does not change any result."""
 
 

@@ -42,8 +42,8 @@ from refold.core import (
 from refold.model import Cluster, Decision, Job, Seconds
 from refold.planning.plans import Speeds
 from refold.policies.queueing import FifoSkip
-from refold.policies.registry import default_settings
 from refold.simulator import Costs, simulate
+from refold.simulator.registry import default_settings
 
 ARTIFACT_SECONDS, ARTIFACT_BYTES = 80.0, 2.7e9
 """CPU time and memory of Rubick's released simulator for the same trace."""

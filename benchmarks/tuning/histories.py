@@ -15,7 +15,7 @@ from refold.cli import start_tuning_runs, study_inputs
 from refold.cli.inputs import Workload
 from refold.cli.views.output import ignore_progress
 from refold.model import DAY
-from refold.policies.registry import default_settings, make_policy, setting_ranges
+from refold.simulator.registry import default_settings, make_policy, setting_ranges
 from refold.simulator.traces import read_cluster, read_trace
 from refold.simulator.tuning import Space, Split, Study, TunedPolicy, Tuner, split_history
 

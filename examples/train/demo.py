@@ -40,8 +40,8 @@ from refold.journal import check_replay, read_journal
 from refold.model import Job, Plan
 from refold.planning.perf import Measurement
 from refold.planning.plans import Knowledge, Speeds
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, ModelledSpeeds, RecordedSpeeds, simulate
+from refold.simulator.registry import make_policy
 
 HERE = Path(__file__).parent
 SLOTS = 4

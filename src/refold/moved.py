@@ -13,7 +13,7 @@ MOVED = {
     "refold.packing": "refold.placement",
     "refold.perf": "refold.planning.perf",
     "refold.plans": "refold.planning.plans",
-    "refold.registry": "refold.policies",
+    "refold.registry": "refold.simulator.registry",
     "refold.results": "refold.simulator.results",
     "refold.traces": "refold.simulator.traces",
 }

@@ -13,9 +13,9 @@ from typer.testing import Result
 from refold.cli import parallel_runs
 from refold.cli.inputs.policy_choice import parse_policy
 from refold.cli.inputs.workload import Workload
-from refold.policies.registry import default_policies
 from refold.policies.table import POLICIES
 from refold.simulator import Costs, replays
+from refold.simulator.registry import default_policies
 from refold.simulator.traces.formats import read_trace
 from refold.testing import make_cluster
 

@@ -18,7 +18,7 @@ from refold.cli.commands.run import run
 from refold.core.events import JobSubmitted
 from refold.errors import BadFile, BadInput, BadValue, UnknownName
 from refold.journal.files import check_replay, read_journal
-from refold.policies.registry import make_policy
+from refold.simulator.registry import make_policy
 
 TIMEOUT_SECONDS = 30.0
 

@@ -17,7 +17,7 @@ from served_daemon import END_SECONDS, ServedDaemon
 from typer.testing import Result
 
 from refold.cli import tuning_runs
-from refold.policies.registry import default_settings, make_policy, setting_ranges
+from refold.simulator.registry import default_settings, make_policy, setting_ranges
 
 TextOf = Callable[..., str]
 JsonOf = Callable[..., Any]

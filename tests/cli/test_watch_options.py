@@ -12,7 +12,7 @@ from typer.testing import Result
 
 from refold.journal.files import check_replay, read_journal
 from refold.policies.common.run_watch import WatchRules
-from refold.policies.registry import make_policy
+from refold.simulator.registry import make_policy
 
 TextOf = Callable[..., str]
 JsonOf = Callable[..., Any]

@@ -34,9 +34,9 @@ from refold.journal.history import History as JobHistory
 from refold.model import Cluster, Decision, Reason, Reshape, Start, Tenant
 from refold.policies.queueing.fifo import FifoSkip
 from refold.policies.queueing.las import Las
-from refold.policies.registry import make_policy
 from refold.policies.table import POLICIES
 from refold.simulator.futures import continue_with_new_policy, continue_with_own_policy, simulate_futures
+from refold.simulator.registry import make_policy
 from refold.simulator.results.measures import measure
 from refold.simulator.state_at import StateAt
 from refold.testing import Audit, make_cluster, make_job, seeded_workload

@@ -7,8 +7,8 @@ import numpy as np
 
 from refold.journal import History, HistoryJournal, RunColumns
 from refold.model import Cluster, Job
-from refold.policies.registry import make_policy
 from refold.simulator import NO_COSTS, Costs, simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.results import measure
 
 

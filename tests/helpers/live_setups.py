@@ -15,11 +15,11 @@ from refold.engines.local.backend import LocalBackend, local_cluster
 from refold.errors import BadDecision
 from refold.journal.files import JournalFile, read_journal
 from refold.model import Demand, Job
-from refold.policies.registry import make_policy
 from refold.server.backend import Backend, Report
 from refold.server.batch import BatchRun, JobOutcome
 from refold.server.clock import WallClock
 from refold.server.subscribers import LoopStep
+from refold.simulator.registry import make_policy
 
 TIMEOUT_SECONDS = 30.0
 SHORT_GRACE = 0.5

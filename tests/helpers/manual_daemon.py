@@ -18,7 +18,6 @@ from refold.core.events import Event, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision
 from refold.model import Cluster, Node, Preemption
 from refold.model.units import HOUR
-from refold.policies.registry import make_policy
 from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.drain import DrainManager
@@ -47,6 +46,7 @@ from refold.server.store.store import Store
 from refold.server.subscribers import LoopStep, Subscriber
 from refold.server.tokens import TokenStore
 from refold.server.writer import Writer
+from refold.simulator.registry import make_policy
 
 OWNER = Caller("owner", "owner", "default", "ann")
 CLUSTER = Cluster((Node("a", 2, "slot"),), cpus_known=False, memory_known=False)

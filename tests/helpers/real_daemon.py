@@ -225,11 +225,11 @@ def _import_policies() -> None:
 
     from refold.engines.local import local_cluster
     from refold.planning.catalogue import find_gpu
-    from refold.policies.registry import make_policy
     from refold.server.config import Config, PolicyConfig
     from refold.server.config.reader import parse_config  # noqa: F401
     from refold.server.monitor import machine  # noqa: F401
     from refold.simulator import simulate
+    from refold.simulator.registry import make_policy
     from refold.testing import make_job
 
     find_gpu("A100")  # reads the catalogue

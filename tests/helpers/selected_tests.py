@@ -1,6 +1,6 @@
 """Options of pytest: `--fast` leaves out tests that were measured to be slow, `--long` looks for more examples.
 
-Cases with the marker `long` repeat a test on further seeds or combinations; they run with `--long` only.
+Cases with the marker `long` repeat a test on further seeds or combinations; they run with `--long` and `-m long` only.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from hypothesis import is_hypothesis_test, settings
+
+from refold.testing import PolicyContract
 
 SLOW_TESTS = Path(__file__).parents[1] / "slow_tests.txt"
 LONG_FACTOR, MOST_EXAMPLES = 10, 2_000
@@ -24,6 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Test policies on fewer workloads, unless more is wanted."""
+    if not config.getoption("--long"):
+        PolicyContract.seeds = range(3)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select tests by the options."""
@@ -35,7 +43,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in properties:
             _look_for_more_examples(getattr(item, "obj", None))
         _keep(config, items, [item for item in items if item in set(properties) or _is_long(item)])
-    else:
+    elif "long" not in config.getoption("markexpr"):
         _keep(config, items, [item for item in items if not _is_long(item)])
 
 

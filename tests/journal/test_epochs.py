@@ -24,7 +24,7 @@ from refold.core import (
 from refold.errors import BadFile
 from refold.journal import History, NodeChange, Outcome, check_replay, read_epochs, read_history, read_journal
 from refold.model import Allocation, Cluster, Node
-from refold.policies.registry import make_policy
+from refold.simulator.registry import make_policy
 from refold.testing import make_job
 
 

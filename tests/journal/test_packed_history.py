@@ -15,8 +15,8 @@ from refold.errors import BadJournal
 from refold.journal import History, PackedHistoryJournal
 from refold.model import Cluster, StartEstimate
 from refold.planning.plans import Speeds
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, ModelledSpeeds, RecordedSpeeds, simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.results import measure
 from refold.testing import make_cluster, make_job, reshapable_workload, seeded_workload
 

@@ -30,8 +30,8 @@ from refold.model import DAY, Allocation, Cluster, Decision, Job, Reason, Share,
 from refold.placement import FreeResources, Placer
 from refold.policies.backfill.backfill import Backfill, Conservative, Easy
 from refold.policies.backfill.bookings import Reservation
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, Stuck, simulate
+from refold.simulator.registry import make_policy
 from refold.testing import Audit, make_cluster, make_job
 from refold.testing.workloads import seeded_workload
 

@@ -8,8 +8,8 @@ import pytest
 
 from refold.core import Policy
 from refold.placement import RULES
-from refold.policies.registry import make_policy
 from refold.policies.table import POLICIES
+from refold.simulator.registry import make_policy
 from refold.testing import PolicyContract
 
 

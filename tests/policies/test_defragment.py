@@ -18,8 +18,8 @@ from refold.model.units import WHOLE
 from refold.placement import RULES, Placer
 from refold.policies.common.defragment import MIN_STAY_FACTOR
 from refold.policies.common.moves import Moves, find_moves
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, simulate
+from refold.simulator.registry import make_policy
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 from refold.testing.workloads import seeded_workload
 

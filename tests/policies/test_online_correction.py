@@ -19,7 +19,7 @@ from refold.engines.local import local_cluster
 from refold.model import Allocation, Cluster, Demand, Job, Plan, Share
 from refold.planning.plans import CATALOGUE_ONLY
 from refold.policies.common import ProgressEstimator
-from refold.policies.registry import make_policy
+from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job
 
 GPU = "A800-80GB"

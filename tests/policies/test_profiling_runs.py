@@ -31,8 +31,8 @@ from refold.model import Allocation, ChangeLimit, Cluster, Decision, Job, Plan, 
 from refold.planning.perf import Measurement
 from refold.planning.plans import Knowledge
 from refold.policies.common import ProfilingLimits
-from refold.policies.registry import default_settings, make_policy
 from refold.simulator import Costs, simulate
+from refold.simulator.registry import default_settings, make_policy
 from refold.testing import PolicyContract, make_cluster, make_job
 
 COSTS = Costs(restart=2.0, live=1.0, report_every=2.0, report_speeds=True)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from refold.errors import BadFile, BadInput, UnknownName
-from refold.policies.registry import default_settings, list_policies, make_policy, policy_names
+from refold.simulator.registry import default_settings, list_policies, make_policy, policy_names
 
 MINE = '''
 from __future__ import annotations

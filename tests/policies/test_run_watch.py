@@ -25,8 +25,8 @@ from refold.errors import BadDecision, BadInput, BadValue, UnknownName
 from refold.model import NO_CHANGE, Allocation, Decision, End, Flag, Job, Launch, Reshape, Share, Start, Stop
 from refold.policies import POLICIES
 from refold.policies.common.run_watch import RunWatch, WatchRules
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, random_never_ending_jobs, simulate
+from refold.simulator.registry import make_policy
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, seeded_workload
 
 MINUTE = 60.0

@@ -14,8 +14,8 @@ from refold.core.events import Event, NodeLost, RunFinished, RunStarted, RunStop
 from refold.core.orders import StopRun
 from refold.model import WHOLE, Job
 from refold.planning.plans import Speeds
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, ModelledSpeeds, RecordedSpeeds, simulate
+from refold.simulator.registry import make_policy
 from refold.testing import Audit, make_cluster, make_job, reshapable_workload
 
 NODE = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)

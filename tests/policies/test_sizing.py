@@ -13,8 +13,8 @@ from refold.planning.plans import CATALOGUE_ONLY
 from refold.policies.backfill.forecast import PooledQueue
 from refold.policies.backfill.sizing import Sizes
 from refold.policies.common.durations import DurationSource
-from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.traces.formats import read_cluster
 from refold.testing import make_cluster, make_job
 

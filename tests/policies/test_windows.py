@@ -8,8 +8,8 @@ from refold.core import ListJournal
 from refold.core.entries import Journals
 from refold.model import Cluster, Demand, Job
 from refold.placement import RULES, FreeResources, Placer
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, simulate
+from refold.simulator.registry import make_policy
 from refold.testing import Audit, make_cluster, make_job, seeded_workload
 
 SEARCHES = [name for name in RULES if Placer(name).window > 1]

@@ -8,8 +8,8 @@ from refold.core.orders import StopRun
 from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import Cluster, Job
 from refold.placement import RULES
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, simulate
+from refold.simulator.registry import make_policy
 from refold.testing import Audit, make_cluster, make_job
 
 

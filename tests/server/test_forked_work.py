@@ -2,6 +2,10 @@
 
 import asyncio
 import os
+import threading
+import time
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -46,3 +50,27 @@ def test_a_copy_whose_result_nobody_waits_for_is_ended() -> None:
                 await ForkedWork().run(lambda: [None for _ in iter(int, 1)])
 
     asyncio.run(main())
+
+
+def test_a_copy_that_waits_forever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refold.server.forked_work.MAX_WAIT_SECONDS", 0.1)
+    assert asyncio.run(ForkedWork().run(threading.Event().wait)).result is None
+
+
+def test_a_few_copies_work_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refold.server.forked_work.MAX_COPIES", 1)
+
+    async def main() -> None:
+        work = ForkedWork()
+        outcomes = await asyncio.gather(*(work.run(partial(_working_time, 0.05)) for _ in range(3)))
+        times = sorted(outcome.result for outcome in outcomes if outcome.result is not None)
+        assert len(times) == 3
+        assert all(ended <= began for (_, ended), (began, _) in pairwise(times))
+
+    asyncio.run(main())
+
+
+def _working_time(seconds: float) -> tuple[float, float]:
+    began = time.monotonic()
+    time.sleep(seconds)
+    return began, time.monotonic()

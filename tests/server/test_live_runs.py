@@ -18,9 +18,9 @@ from refold.core.orders import Order, StartRun
 from refold.engines.local.backend import local_cluster
 from refold.journal.files import check_replay, read_journal
 from refold.model import Job
-from refold.policies.registry import make_policy
 from refold.server.backend import Backend, Report
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 
 POLICIES = ["fifo", "fifo-skip", "sjf", "srtf", "las", "drf"]
 FAST_LAS = {"threshold_gpu_seconds": 0.2}

@@ -28,7 +28,6 @@ from refold.core.events import Event, JobHeld, RunFailed, RunFinished, RunStoppe
 from refold.errors import BadDecision, BadInput, Conflict, Unavailable
 from refold.model import Cluster, Node, Reason, Tenant
 from refold.model.units import HOUR
-from refold.policies.registry import make_policy
 from refold.server import inbox, loop, recovery, writer
 from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
@@ -47,6 +46,7 @@ from refold.server.service import SchedulerService
 from refold.server.start_conditions import StartConditions
 from refold.server.start_forecasts import StartForecasts
 from refold.server.tokens import TokenStore
+from refold.simulator.registry import make_policy
 from refold.testing import Audit
 
 CLUSTER = Cluster(

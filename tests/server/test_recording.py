@@ -27,9 +27,9 @@ from refold.core import (
 )
 from refold.errors import BadFile
 from refold.model import Allocation, Cluster
-from refold.policies.registry import make_policy
 from refold.server import read_recording
 from refold.server.recording import MAX_PROGRESS_REPORTS, RecordedJob, RecordedNodeChange, Recording
+from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job
 
 TWO_GPUS = make_cluster(2)

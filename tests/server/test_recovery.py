@@ -8,10 +8,10 @@ from refold.core import Header, Scheduler
 from refold.core.events import Event, GpuLost, JobCancelled, JobSubmitted, NodeLost, PastJob
 from refold.core.scheduler import raise_rejection
 from refold.model import Cluster, Node
-from refold.policies.registry import make_policy
 from refold.server.job_table import JobTable
 from refold.server.recovery import _snapshot_for, recover
 from refold.server.store import Checkpoint, Commit, Store
+from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job
 
 

@@ -15,7 +15,7 @@ from refold.client.api import StartAccuracy
 from refold.client.api.wire import Submission, WhatIf
 from refold.core.events import RunFinished, RunProgressed
 from refold.model import MINUTE
-from refold.server.forked_work import Outcome, WorkHere
+from refold.server.forked_work import WorkHere, WorkOutcome
 
 T = TypeVar("T")
 
@@ -309,8 +309,8 @@ def test_a_missed_bound_lowers_the_coverage(tmp_path: Path) -> None:
 
 def test_estimates_are_made_again_only_as_often_as_they_are_cheap(tmp_path: Path) -> None:
     class SlowWork(WorkHere):
-        async def run(self, work: Callable[[], T]) -> Outcome[T]:
-            return Outcome((await super().run(work)).result, 4.0)
+        async def run(self, work: Callable[[], T]) -> WorkOutcome[T]:
+            return WorkOutcome((await super().run(work)).result, 4.0)
 
     async def scene(cluster: Cluster) -> None:
         await submit_many(cluster, 5)

@@ -12,8 +12,8 @@ from refold.core.events import GpuLost, NodeLost, RunFailed, RunFinished, RunPro
 from refold.core.orders import StartRun, StopRun
 from refold.model import Allocation, Cluster, Job
 from refold.planning.plans import Speeds
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, ModelledSpeeds, RecordedSpeeds, random_faults, simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.replays import replay_fifo, task_columns
 from refold.testing import make_cluster, make_job, reshapable_workload, seeded_workload
 

@@ -13,10 +13,10 @@ from refold.core.events import JobSubmitted, NodeLost, RunFailed, RunFinished, R
 from refold.errors import BadDecision, BadValue
 from refold.model import NO_CHANGE, Allocation, Decision, Job, Reshape, Share, Start
 from refold.policies.queueing import Srtf
-from refold.policies.registry import make_policy
 from refold.policies.table import POLICIES
 from refold.simulator import Costs, Fault, random_faults, simulate
 from refold.simulator.agenda import Agenda
+from refold.simulator.registry import make_policy
 from refold.testing import Audit, make_cluster, make_job, seeded_workload
 
 

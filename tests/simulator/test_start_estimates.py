@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from refold.core import Entry, ListJournal, Scheduler
 from refold.core.events import JobCancelled, JobSubmitted, NodeLost, NodeReturned, RunFinished, RunStarted, Woke
 from refold.model import HOUR, MINUTE, StartEstimate
-from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.start_bounds import (
     MAX_LOG_FACTOR,
     PRIOR_WEIGHT,

@@ -14,8 +14,8 @@ from refold.errors import BadValue
 from refold.journal import History
 from refold.journal.history import Outcome
 from refold.model import End, Job
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, Endless, Fault, NeverEnds, Stuck, random_never_ending_jobs, simulate
+from refold.simulator.registry import make_policy
 from refold.testing import Audit, make_cluster, make_job, seeded_workload
 
 REPORTING = Costs(report_every=20.0)

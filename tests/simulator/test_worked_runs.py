@@ -24,7 +24,6 @@ from refold.core.orders import Order, StartRun, StopRun
 from refold.errors import BadInput, BadValue
 from refold.model import Allocation, Job, Share
 from refold.policies.queueing import Fifo
-from refold.policies.registry import make_policy
 from refold.simulator import (
     Agenda,
     Costs,
@@ -36,6 +35,7 @@ from refold.simulator import (
     schedule_faults,
     simulate,
 )
+from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job
 
 

@@ -23,7 +23,7 @@ from refold.core import (
 )
 from refold.errors import BadValue
 from refold.model import Cluster, Decision, Demand, GpuType, Job, Node, Plan, Start
-from refold.policies.registry import make_policy
+from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job, reshapable_workload, seeded_workload
 from refold.testing.disturbances import (
     Disturbances,

@@ -16,8 +16,8 @@ from refold.journal import JournalFile
 from refold.model import Plan
 from refold.planning.perf import Measurement
 from refold.planning.plans import Knowledge, Speeds
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, ModelledSpeeds, RecordedSpeeds, simulate
+from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job
 
 DEMO = Path(__file__).parents[2] / "examples" / "train" / "demo.py"

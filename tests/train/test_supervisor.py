@@ -9,7 +9,7 @@ import pytest
 
 from refold.errors import BadFile
 from refold.model import ChangeAnswer, ChangeRequest, Plan
-from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, Send, Signal, StartRank
+from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, Send, SignalRank, StartRank
 from refold.train.messages import Change, Entered, Finished, Left, NotEntered, Progress, Ready, Saved, StopTraining
 from refold.train.shape import AgentRanks
 from refold.train.supervisor import ENTER_SECONDS, JOIN_SECONDS, LEAVE_SECONDS, Supervisor
@@ -66,7 +66,7 @@ def training(machine: FakeMachine, plan: Plan = TWO, devices: str | None = None)
 def restart_of(plan: Plan, *killed: int) -> list[Action]:
     return [
         Log(f"restarting with {plan} from the last checkpoint"),
-        *(Signal(process, SIGKILL) for process in killed),
+        *(SignalRank(process, SIGKILL) for process in killed),
     ]
 
 
@@ -106,7 +106,7 @@ def test_a_rank_that_leaves_but_does_not_exit_is_killed(machine: FakeMachine) ->
     supervisor.received(1, Entered(2, ONE, 6, {}))
     assert supervisor.request(ChangeRequest(8, TWO)) == []
     machine.time = LEAVE_SECONDS
-    assert supervisor.tick() == [Signal(2, SIGKILL)]
+    assert supervisor.tick() == [SignalRank(2, SIGKILL)]
     assert supervisor.exited(2, -SIGKILL) == [Answer(ChangeAnswer(7, ONE, 6, {})), StartRank(3, 1, 2, None)]
 
 
@@ -126,7 +126,7 @@ def test_after_a_change_that_was_not_possible_the_same_ranks_continue(machine: F
     joined = plan is THREE
     if joined:
         supervisor.received(3, Ready(2, 8))
-    killed = [Signal(3, SIGKILL)] if joined else []
+    killed = [SignalRank(3, SIGKILL)] if joined else []
     refused = Answer(ChangeAnswer(7, error="/dev/shm: full"))
     assert supervisor.received(1, NotEntered(2, "/dev/shm: full")) == [refused, *killed]
     if joined:
@@ -205,7 +205,7 @@ def test_loops_that_exit_for_a_change_are_started_again_with_the_new_plan(
     supervisor.request(ChangeRequest(7, TWO, way=way))
     joining = {"live": {"p2": 1}, "warm": {"p2": 0, "p3": 1}}[way]
     ready(supervisor, **joining)
-    killed = [Signal(int(process[1:]), SIGKILL) for process in joining]
+    killed = [SignalRank(int(process[1:]), SIGKILL) for process in joining]
     assert supervisor.received(1, Left(0, 5, restart=True)) == [*killed, Report(5)]
     for process in joining:
         assert supervisor.exited(int(process[1:]), -SIGKILL) == []
@@ -236,7 +236,7 @@ def test_a_loop_that_does_not_exit_for_a_change_is_killed_and_started_again(mach
     supervisor.request(ChangeRequest(7, ONE))
     supervisor.received(1, Left(0, 5, restart=True))
     machine.time = ENTER_SECONDS
-    assert supervisor.tick() == [Signal(1, SIGKILL), Signal(2, SIGKILL)]
+    assert supervisor.tick() == [SignalRank(1, SIGKILL), SignalRank(2, SIGKILL)]
     assert supervisor.exited(1, -SIGKILL) == []
     assert supervisor.exited(2, -SIGKILL) == [StartRank(3, 0, 1, None)]
 
@@ -275,7 +275,7 @@ def test_restarts_without_progress_are_limited(machine: FakeMachine) -> None:
 def test_a_script_that_fails_before_it_has_trained_is_not_restarted(machine: FakeMachine) -> None:
     supervisor = Supervisor(TWO, None, machine)
     supervisor.start()
-    assert supervisor.exited(1, 3) == [Log("rank 0 has exited with status 3"), Signal(2, SIGKILL)]
+    assert supervisor.exited(1, 3) == [Log("rank 0 has exited with status 3"), SignalRank(2, SIGKILL)]
     assert supervisor.exited(2, -SIGKILL) == [Exit(3)]
 
 
@@ -305,7 +305,7 @@ def test_a_training_that_finishes_before_a_change_is_not_changed(machine: FakeMa
     assert supervisor.received(1, Finished(9)) == [
         Report(9),
         Answer(ChangeAnswer(7, error="the training has finished")),
-        Signal(3, SIGKILL),
+        SignalRank(3, SIGKILL),
     ]
     assert supervisor.exited(3, -SIGKILL) == supervisor.exited(1, 0) == []
     assert supervisor.exited(2, 0) == [Exit(0)]
@@ -316,7 +316,7 @@ def test_stop_is_sent_to_rank_0(machine: FakeMachine) -> None:
     supervisor.request(ChangeRequest(7, THREE))
     assert supervisor.stop(30.0, SIGTERM) == [
         Answer(ChangeAnswer(7, error="the run is stopping")),
-        Signal(3, SIGKILL),
+        SignalRank(3, SIGKILL),
         Send(1, StopTraining(30.0)),
     ]
     assert supervisor.request(ChangeRequest(8, ONE)) == [Answer(ChangeAnswer(8, error="the run is ending"))]
@@ -338,8 +338,8 @@ def test_ranks_that_do_not_train_are_signalled_to_stop(machine: FakeMachine) -> 
     supervisor = Supervisor(TWO, None, machine)
     supervisor.start()
     ready(supervisor, p1=0)
-    assert supervisor.stop(30.0, SIGUSR1) == [Signal(1, SIGKILL), Signal(2, SIGUSR1)]
-    assert supervisor.received(2, Ready(1, 8)) == [Signal(2, SIGKILL)]
+    assert supervisor.stop(30.0, SIGUSR1) == [SignalRank(1, SIGKILL), SignalRank(2, SIGUSR1)]
+    assert supervisor.received(2, Ready(1, 8)) == [SignalRank(2, SIGKILL)]
     assert supervisor.exited(1, -SIGKILL) == []
     assert supervisor.exited(2, -SIGKILL) == [Exit(0)]
 
@@ -350,7 +350,7 @@ def test_ranks_are_killed_at_the_end_of_the_grace_period(machine: FakeMachine) -
     machine.time = 29.9
     assert supervisor.tick() == []
     machine.time = 30.0
-    assert supervisor.tick() == [Signal(1, SIGKILL), Signal(2, SIGKILL)]
+    assert supervisor.tick() == [SignalRank(1, SIGKILL), SignalRank(2, SIGKILL)]
     assert supervisor.exited(1, -SIGKILL) == []
     assert supervisor.exited(2, -SIGKILL) == [Exit(128 + SIGTERM)]
 
@@ -358,7 +358,7 @@ def test_ranks_are_killed_at_the_end_of_the_grace_period(machine: FakeMachine) -
 def test_a_rank_that_fails_while_stopping_ends_the_run(machine: FakeMachine) -> None:
     supervisor = training(machine)
     supervisor.stop(30.0, SIGTERM)
-    assert supervisor.exited(2, 4) == [Signal(1, SIGKILL)]
+    assert supervisor.exited(2, 4) == [SignalRank(1, SIGKILL)]
     assert supervisor.exited(1, -SIGKILL) == [Exit(4)]
 
 
@@ -367,7 +367,7 @@ def test_joining_ranks_have_a_time_limit(machine: FakeMachine) -> None:
     supervisor.request(ChangeRequest(7, THREE))
     machine.time = JOIN_SECONDS
     refusal = "ranks were not ready within 300 s: does the script call start()?"
-    assert supervisor.tick() == [Answer(ChangeAnswer(7, error=refusal)), Signal(3, SIGKILL)]
+    assert supervisor.tick() == [Answer(ChangeAnswer(7, error=refusal)), SignalRank(3, SIGKILL)]
     assert supervisor.tick() == []
 
 
@@ -384,7 +384,7 @@ def test_an_agent_among_several_starts_its_own_ranks_and_does_not_change(machine
     ready(supervisor, p1=2, p2=3)
     refusal = "a run with several instances cannot change live"
     assert supervisor.request(ChangeRequest(7, TWO)) == [Answer(ChangeAnswer(7, error=refusal))]
-    assert supervisor.exited(1, -SIGKILL) == [Log("rank 2 was killed by SIGKILL"), Signal(2, SIGKILL)]
+    assert supervisor.exited(1, -SIGKILL) == [Log("rank 2 was killed by SIGKILL"), SignalRank(2, SIGKILL)]
     assert supervisor.exited(2, -SIGKILL) == [Exit(128 + SIGKILL)]
 
 

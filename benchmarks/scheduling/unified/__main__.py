@@ -22,7 +22,7 @@ from benchmarks.scheduling.unified.workloads import workloads
 from benchmarks.workloads import HELIOS, OPENB, PAI, PHILLY, missing
 from refold.cli.options import parse_settings
 from refold.errors import RefoldError
-from refold.policies.registry import make_policy
+from refold.simulator.registry import make_policy
 
 PAGE, FIGURES = FOLDER / "unified.md", FOLDER / "unified.json"
 QUICK_DRAWS = 2

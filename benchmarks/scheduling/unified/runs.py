@@ -19,8 +19,8 @@ from benchmarks.scheduling.unified.targets import MEASURES, Figures
 from benchmarks.scheduling.unified.workload import RESTART, Workload
 from benchmarks.scheduling.unified.workloads import workloads
 from refold.journal import HistoryJournal
-from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 
 SHOWN = ("mean", "median", "delay", "wide_delay", "violations", "kept_in_worst_week", "event_ms", "cpu_seconds")
 """Measures in the progress line of a run, if it has them."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def _complete_policies(incomplete: str) -> list[str]:
     from refold.errors import RefoldError
-    from refold.policies import policy_names
+    from refold.simulator import policy_names
 
     policy, slash, placement = incomplete.rpartition("/")
     try:
@@ -75,7 +75,7 @@ def parse_duration_option(option: str, text: str) -> Seconds:
 def _complete_settings(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the settings of the policy given by --policy, with their defaults."""
     from refold.errors import RefoldError
-    from refold.policies import default_settings
+    from refold.simulator import default_settings
 
     policy = ctx.params.get("policy") or DEFAULT_POLICY
     try:

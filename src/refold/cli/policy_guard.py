@@ -28,7 +28,7 @@ class PolicyFailed(RefoldError):
 
 def make_guarded_policy(name: str, settings: Mapping[str, Any]) -> Policy:
     """Make a policy by name or file. Policies of the package are not guarded: their errors are bugs of Refold."""
-    from refold.policies import (
+    from refold.simulator import (
         START_ESTIMATES,
         make_policy,
         split_settings,

@@ -18,7 +18,6 @@ import uvicorn
 from refold.client import local_url, read_address, write_address
 from refold.core import Header, Policy, Scheduler
 from refold.model import MINUTE, Seconds
-from refold.policies import make_policy, without_start_estimates
 from refold.server.accounts import user_check
 from refold.server.backoff import Backoff
 from refold.server.change_costs import ChangeCosts
@@ -78,6 +77,7 @@ from refold.server.tokens import TokenStore, create_owner_token
 from refold.server.unix_users import UserDirectory
 from refold.server.web import WebFiles
 from refold.server.writer import Writer
+from refold.simulator import make_policy, without_start_estimates
 
 CLOCK_KEY = "clock"
 """Key in the store's `meta` table: when the journal began."""

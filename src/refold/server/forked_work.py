@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import pickle
 import resource
@@ -23,9 +24,16 @@ import msgspec
 from refold.model import Seconds
 
 T = TypeVar("T")
+log = logging.getLogger("refold")
 
 LIMIT_SECONDS = 30
 """CPU time after which the copy is killed."""
+
+MAX_WAIT_SECONDS = 120.0
+"""Time after which the copy is killed, whatever it waits for: another thread may have held a lock when it was made."""
+
+MAX_COPIES = 2
+"""Number of copies at a time; further work waits."""
 
 NICENESS = 10
 READ_BYTES = 1 << 16
@@ -33,7 +41,7 @@ FIRST_DESCRIPTOR = 3
 """After those of input, output and errors, which stay open."""
 
 
-class Outcome(msgspec.Struct, Generic[T], frozen=True):
+class WorkOutcome(msgspec.Struct, Generic[T], frozen=True):
     """The result of work, None if it failed or took too long, and the CPU time that it took."""
 
     result: T | None
@@ -41,10 +49,17 @@ class Outcome(msgspec.Struct, Generic[T], frozen=True):
 
 
 class ForkedWork:
-    """Does work in copies of this process."""
+    """Does work in copies of this process, a few at a time."""
 
-    async def run(self, work: Callable[[], T]) -> Outcome[T]:
+    def __init__(self) -> None:
+        self._free = asyncio.Semaphore(MAX_COPIES)
+
+    async def run(self, work: Callable[[], T]) -> WorkOutcome[T]:
         """Do the work in a copy of this process; return when it has ended. The log says why it has failed."""
+        async with self._free:
+            return await self._run(work)
+
+    async def _run(self, work: Callable[[], T]) -> WorkOutcome[T]:
         reader, writer = os.pipe()
         with warnings.catch_warnings():  # of Python 3.12: the copy has none of the other threads, and needs none
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -53,24 +68,27 @@ class ForkedWork:
             _end_with_result(work, writer)
         os.close(writer)
         try:
-            output = await _read_all(reader)
+            output = await asyncio.wait_for(_read_all(reader), MAX_WAIT_SECONDS)
+        except TimeoutError:
+            log.warning("work in a copy of the daemon was ended after %g s", MAX_WAIT_SECONDS)
+            output = b""
         finally:
             os.close(reader)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # it has ended, unless this task was cancelled
             os.waitpid(pid, 0)
         if not output:
-            return Outcome(None, LIMIT_SECONDS)
-        outcome: Outcome[T] = pickle.loads(output)
+            return WorkOutcome(None, LIMIT_SECONDS)
+        outcome: WorkOutcome[T] = pickle.loads(output)
         return outcome
 
 
 class WorkHere:
     """Does work in this process, as if it took no time: for tests."""
 
-    async def run(self, work: Callable[[], T]) -> Outcome[T]:
+    async def run(self, work: Callable[[], T]) -> WorkOutcome[T]:
         """Do the work."""
-        return Outcome(work(), 0.0)
+        return WorkOutcome(work(), 0.0)
 
 
 def _end_with_result(work: Callable[[], object], writer: int) -> NoReturn:
@@ -86,7 +104,7 @@ def _end_with_result(work: Callable[[], object], writer: int) -> NoReturn:
         gc.disable()
         began = process_time()
         result = work()
-        output = pickle.dumps(Outcome(result, process_time() - began))
+        output = pickle.dumps(WorkOutcome(result, process_time() - began))
         while output:
             output = output[os.write(writer, output) :]
     except BaseException:

@@ -22,12 +22,20 @@ from refold.core import Entry, Header, Policy
 from refold.errors import BadInput, RefoldError, TooManyRequests, Unavailable
 from refold.model import Seconds
 from refold.placement import Floats
-from refold.policies import POLICIES, make_policy, split_settings, without_start_estimates
+from refold.policies import POLICIES
 from refold.server.live_state import LiveState
 from refold.server.recovery import MAX_PAST_JOBS
 from refold.server.snapshot import redacted
 from refold.server.store import StoreReader
-from refold.simulator import Futures, StateAt, continue_with_new_policy, simulate_futures
+from refold.simulator import (
+    Futures,
+    StateAt,
+    continue_with_new_policy,
+    make_policy,
+    simulate_futures,
+    split_settings,
+    without_start_estimates,
+)
 
 LIMIT_SECONDS: Seconds = 45.0
 """After this time the process is killed."""

@@ -20,7 +20,7 @@ from refold.client.api import StartAccuracy
 from refold.core import JobSubmitted, PastJob, StartRun
 from refold.errors import Unavailable
 from refold.model import Job, Plan, Seconds, StartEstimate
-from refold.server.forked_work import ForkedWork, Outcome, WorkHere
+from refold.server.forked_work import ForkedWork, WorkHere, WorkOutcome
 from refold.server.live_state import LiveState
 from refold.server.subscribers import LoopStep, Subscriber
 from refold.simulator import CannotCopy, EstimateMaker, RunTimes, StartSimulator, StartTimes, copies_of, estimate_end
@@ -63,7 +63,7 @@ class WhatIfForecast(msgspec.Struct, frozen=True):
     jobs: list[JobForecast]
 
 
-class Trial(msgspec.Struct, frozen=True):
+class SubmissionTrial(msgspec.Struct, frozen=True):
     """What happens to a job that is submitted now: it starts with a plan, or may start later."""
 
     starts_now: bool = False
@@ -199,7 +199,7 @@ class StartForecasts(Subscriber):
         finally:
             self._renewal = None
 
-    async def _run(self, work: Callable[[], T]) -> Outcome[T]:
+    async def _run(self, work: Callable[[], T]) -> WorkOutcome[T]:
         await asyncio.to_thread(import_module, "scipy.special")  # takes long to load; the copy needs it
         self._run_times.update()  # in this process, so that no copy has to learn the same again
         return await self._work.run(work)
@@ -208,24 +208,26 @@ class StartForecasts(Subscriber):
         state = self._state
         return StartSimulator(state.view, copies_of(state.scheduler), self._run_times, now)
 
-    async def try_submission(self, job: Job) -> Trial:
+    async def try_submission(self, job: Job) -> SubmissionTrial:
         """Return what happens to a job if it is submitted now."""
         now, entry = self._state.now(), self._state.entry
         outcome = await self._run(lambda: self._try(job, now, entry))
-        return outcome.result or Trial()
+        return outcome.result or SubmissionTrial()
 
-    def _try(self, job: Job, now: Seconds, seed: int) -> Trial:
+    def _try(self, job: Job, now: Seconds, seed: int) -> SubmissionTrial:
         try:
             simulator, scheduler = self._simulator(now), copies_of(self._state.scheduler)()
         except CannotCopy:
-            return Trial()
+            return SubmissionTrial()
         for order in scheduler.step(now, [JobSubmitted(job)]).orders:
             if isinstance(order, StartRun) and order.job == job.id:
-                return Trial(True, order.allocation.plan)
+                return SubmissionTrial(True, order.allocation.plan)
         if job.id not in scheduler.view.waiting:
-            return Trial()
+            return SubmissionTrial()
         times = simulator.simulate(seed, job)
-        return Trial(start=self._maker.estimate(scheduler.view, job, times.of(times.job_ids.index(job.id)), now))
+        return SubmissionTrial(
+            start=self._maker.estimate(scheduler.view, job, times.of(times.job_ids.index(job.id)), now)
+        )
 
     async def compare(self, jobs: Sequence[Job], seed: int = 0) -> WhatIfForecast:
         """Return when each of these jobs would start and end if it were submitted now."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from refold.client.api import UserStatus
 from refold.core import Header, TenantUser, View
 from refold.model import DAY, HOUR, WHOLE
-from refold.policies import default_settings
 from refold.policies.common import FairShare
+from refold.simulator import default_settings
 
 HALF_LIFE = 7 * DAY
 """Half-life of what users have used, if the policy has none."""

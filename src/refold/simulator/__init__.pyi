@@ -30,6 +30,24 @@ from .futures import (
 )
 from .measured_speeds import MeasuredSpeeds as MeasuredSpeeds
 from .modelled_speeds import ModelledSpeeds as ModelledSpeeds
+from .registry import (
+    START_ESTIMATES as START_ESTIMATES,
+    PolicyFile as PolicyFile,
+    PolicyInfo as PolicyInfo,
+    chooses_plans as chooses_plans,
+    default_policies as default_policies,
+    default_settings as default_settings,
+    is_policy_file as is_policy_file,
+    list_policies as list_policies,
+    make_policy as make_policy,
+    policy_names as policy_names,
+    resolve_policy as resolve_policy,
+    setting_ranges as setting_ranges,
+    split_settings as split_settings,
+    with_run_watch as with_run_watch,
+    with_start_estimates as with_start_estimates,
+    without_start_estimates as without_start_estimates,
+)
 from .run_time_draws import RunTimes as RunTimes
 from .simulation import simulate as simulate
 from .start_estimates import (

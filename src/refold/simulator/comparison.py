@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from refold.core import Policy
 from refold.journal import HistoryJournal
 from refold.model import Cluster, Job
-from refold.policies import START_ESTIMATES, make_policy
 from refold.simulator.costs import NO_COSTS, Costs, SpeedModel
+from refold.simulator.registry import START_ESTIMATES, make_policy
 from refold.simulator.replays import Conditions, Experiment, find_replay
 from refold.simulator.results import Measures, measure, replayed_history
 from refold.simulator.simulation import simulate

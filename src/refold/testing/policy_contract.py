@@ -64,7 +64,7 @@ class PolicyContract:
     waits_for_quota = False
     """Whether, by design, a guaranteed job that is larger than its tenant's quota waits forever."""
 
-    seeds: Sequence[int] = range(3)
+    seeds: Sequence[int] = range(6)
     """Random seeds of workloads."""
 
     reshaping_seeds: Sequence[int] = range(2)

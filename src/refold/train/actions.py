@@ -24,7 +24,7 @@ class Send(msgspec.Struct, frozen=True):
     message: ToRank
 
 
-class Signal(msgspec.Struct, frozen=True):
+class SignalRank(msgspec.Struct, frozen=True):
     """Send a signal to a process."""
 
     process: int
@@ -65,4 +65,4 @@ class Exit(msgspec.Struct, frozen=True):
     status: int
 
 
-Action = StartRank | Send | Signal | Announce | Answer | Report | Log | Exit
+Action = StartRank | Send | SignalRank | Announce | Answer | Report | Log | Exit

@@ -13,7 +13,7 @@ from typing import assert_never
 import msgspec
 
 from refold.model import Seconds
-from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, Send, Signal, StartRank
+from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, Send, SignalRank, StartRank
 from refold.train.change_file import ChangeFile
 from refold.train.fork_server import ProcessExited, Program
 from refold.train.machine import LocalMachine
@@ -81,7 +81,7 @@ class Agent:
                     self._processes.start(action.process, self._rank_environment(action))
                 case Send(process, message):
                     self._processes.send(process, message)
-                case Signal(process, number):
+                case SignalRank(process, number):
                     self._processes.signal(process, number)
                 case Announce():
                     self._changes.announce()

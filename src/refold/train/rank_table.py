@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from refold.train.actions import Action, Send, Signal, StartRank
+from refold.train.actions import Action, Send, SignalRank, StartRank
 from refold.train.messages import ToRank
 from refold.train.shape import AgentRanks, Shape
 
@@ -61,7 +61,7 @@ class RankTable:
         """Kill processes."""
         for rank in ranks:
             rank.role = Role.DISMISSED
-            self._actions.append(Signal(rank.process, signal.SIGKILL))
+            self._actions.append(SignalRank(rank.process, signal.SIGKILL))
 
     def get(self, process: int) -> RankProcess | None:
         """Return a process; None if it has exited."""

@@ -19,7 +19,7 @@ import msgspec
 
 from refold.errors import RefoldError
 from refold.model import ChangeRequest, ChangeWay, Plan, Seconds
-from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, Signal
+from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, SignalRank
 from refold.train.change_requests import ChangeRequests, refusal
 from refold.train.failures import MAX_FAILURES, RestartLimit, describe_exit, exit_code
 from refold.train.machine import SupervisedMachine
@@ -306,7 +306,7 @@ class Supervisor:
             if rank.ready:
                 self._ranks.kill([rank])
             else:
-                self._actions.append(Signal(rank.process, stop_signal))
+                self._actions.append(SignalRank(rank.process, stop_signal))
 
     def _advance(self) -> None:
         """Take the next step if the current phase is complete."""

@@ -31,7 +31,7 @@ from refold.engines.kubernetes.run_state import (
     NoRoom,
     OwnerRead,
     OwnerSuspended,
-    Pause,
+    PauseSteps,
     PodsBound,
     PodsRemoved,
     RemovePods,
@@ -82,13 +82,13 @@ class Play:
     def start(self) -> Play:
         """Let the run start as usual."""
         assert self.next(gang=WAITING) == [TARGETS]
-        assert self.next(*RUN, answer=PodsBound()) == [ReportStart(), Pause()]
+        assert self.next(*RUN, answer=PodsBound()) == [ReportStart(), PauseSteps()]
         return self
 
 
 def test_the_pods_of_a_gang_are_bound_and_followed_to_their_end() -> None:
     play = Play().start()
-    assert play.next(bound(0, "Succeeded"), bound(1)) == [Pause()]
+    assert play.next(bound(0, "Succeeded"), bound(1)) == [PauseSteps()]
     assert play.next(bound(1, "Succeeded")) == FINISHED  # the first one was deleted meanwhile
 
 
@@ -107,7 +107,7 @@ def test_pods_that_are_bound_already_are_not_bound_again(gang: GangName) -> None
     [
         (None, STOPPED),
         (SUSPENDED, [ResumeOwner(None)]),
-        (RUNNING, [Pause(OWNER_CHECK_PAUSE)]),
+        (RUNNING, [PauseSteps(OWNER_CHECK_PAUSE)]),
         (RUNNING._replace(finished="Complete"), FINISHED),
         (RUNNING._replace(finished="Failed", message="why"), [ReportEnd(RunFailed(*KEY, f"{JOB} has failed: why"))]),
         (SUSPENDED._replace(ended_run="1"), STOPPED),
@@ -147,9 +147,9 @@ def test_indices_that_are_complete_get_no_pods() -> None:
 def test_a_gang_with_missing_pods_is_given_up_after_a_while_unless_its_object_ends_first() -> None:
     play = Play()
     play.next()
-    assert play.next(answer=OwnerRead(RUNNING)) == [Pause(OWNER_CHECK_PAUSE)]
+    assert play.next(answer=OwnerRead(RUNNING)) == [PauseSteps(OWNER_CHECK_PAUSE)]
     assert play.next(gang=WAITING[:1], answer=Unchanged()) == [AskOwner()]
-    assert play.next(gang=WAITING[:1], answer=OwnerRead(RUNNING)) == [Pause(OWNER_CHECK_PAUSE)]
+    assert play.next(gang=WAITING[:1], answer=OwnerRead(RUNNING)) == [PauseSteps(OWNER_CHECK_PAUSE)]
     play.now = POD_WAIT
     assert play.next(gang=WAITING[:1]) == [AskOwner()]  # is it gone?
     assert play.next(answer=OwnerRead(RUNNING)) == [SuspendOwner(f"1 1 of 2 pods of {JOB} exist")]
@@ -172,7 +172,7 @@ def test_a_gang_whose_object_somebody_has_ended_is_gone(owner: OwnerState | None
 def test_without_room_nothing_is_bound_until_a_pod_changes() -> None:
     play = Play(PODS)
     assert play.next(gang=WAITING) == [TARGETS]
-    assert play.next(gang=WAITING, answer=NoRoom("node n has no storage left")) == [Pause(OWNER_CHECK_PAUSE)]
+    assert play.next(gang=WAITING, answer=NoRoom("node n has no storage left")) == [PauseSteps(OWNER_CHECK_PAUSE)]
     assert play.next(gang=WAITING) == [TARGETS]
 
 
@@ -184,7 +184,7 @@ def test_if_a_pod_cannot_be_bound_all_are_deleted_and_the_uncertain_ones_first()
     assert play.next(RUN[0], answer=problem) == [doubtful]
     rest = RemovePods([RUN[0]], 10.0, evict=False)
     assert play.next(RUN[0], answer=PodsRemoved(doubtful, frozenset({"uid-train-1"}))) == [rest]
-    assert play.next(RUN[0], answer=PodsRemoved(rest, frozenset({"uid-train-0"}))) == [Pause()]
+    assert play.next(RUN[0], answer=PodsRemoved(rest, frozenset({"uid-train-0"}))) == [PauseSteps()]
     assert play.next() == [ReportEnd(RunFailed(*KEY, problem.problem, retry=True))]
 
 
@@ -193,7 +193,7 @@ def test_pods_are_evicted_again_if_that_was_refused() -> None:
     play.state.stop(None, is_preemption=False)
     both = RemovePods(list(RUN), 10.0, evict=True)
     assert play.next(*RUN) == [both]
-    assert play.next(*RUN, answer=PodsRemoved(both, frozenset({"uid-train-0"}))) == [Pause(EVICTION_PAUSE)]
+    assert play.next(*RUN, answer=PodsRemoved(both, frozenset({"uid-train-0"}))) == [PauseSteps(EVICTION_PAUSE)]
     assert play.next(*RUN, answer=Unchanged()) == [RemovePods([RUN[1]], 10.0, evict=True)]
 
 
@@ -202,7 +202,7 @@ def test_a_stop_without_grace_deletes_pods_that_were_evicted_before() -> None:
     play.state.stop(None, is_preemption=False)
     both = RemovePods(list(RUN), 10.0, evict=True)
     assert play.next(*RUN) == [both]
-    assert play.next(*RUN, answer=PodsRemoved(both, frozenset({"uid-train-0", "uid-train-1"}))) == [Pause()]
+    assert play.next(*RUN, answer=PodsRemoved(both, frozenset({"uid-train-0", "uid-train-1"}))) == [PauseSteps()]
     play.state.stop(0.0, is_preemption=False)
     assert play.next(*RUN) == [RemovePods(list(RUN), 0.0, evict=False)]
 
@@ -212,7 +212,7 @@ def test_pods_of_a_suspended_object_are_left_to_its_controller(gang: GangName, s
     play = Play(gang).start()
     play.state.stop(None, is_preemption=False)
     assert play.next(*RUN) == [SuspendOwner("1")]
-    assert play.next(*RUN, answer=OwnerSuspended(True)) == [Pause(seconds)]
+    assert play.next(*RUN, answer=OwnerSuspended(True)) == [PauseSteps(seconds)]
     assert play.next() == STOPPED
 
 
@@ -221,7 +221,7 @@ def test_a_preemption_waits_until_budgets_allow_it_for_the_whole_gang() -> None:
     play = Play(PODS).start()
     play.state.stop(None, is_preemption=True)
     assert play.next(*RUN) == [AskBudgets()]
-    assert play.next(*RUN, answer=BudgetsRead([budget])) == [Pause(BUDGET_PAUSE, "one")]
+    assert play.next(*RUN, answer=BudgetsRead([budget])) == [PauseSteps(BUDGET_PAUSE, "one")]
     assert play.next(*RUN, answer=Unchanged()) == [AskBudgets()]
     allowed = replace(budget, status=replace(budget.status, disruptions_allowed=2))
     assert play.next(*RUN, answer=BudgetsRead([allowed])) == [RemovePods(list(RUN), 10.0, evict=True)]

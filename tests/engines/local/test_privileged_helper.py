@@ -15,7 +15,7 @@ import pytest
 from other_users import ANN, BEN, as_user, needs_root, public_folder
 
 from refold.engines.local.helper import Helper
-from refold.engines.local.helper_messages import Signal, Start, receive_reply, send
+from refold.engines.local.helper_messages import Signal, StartShim, receive_reply, send
 from refold.engines.local.helper_processes import HelperLost, HelperProcesses
 from refold.engines.local.process import Process, wait_for_exit
 from refold.engines.local.start_check import OutputCopy
@@ -82,7 +82,7 @@ def test_nothing_is_started_as_root_a_system_account_or_the_daemon(user: str, he
 def test_only_shims_are_started_and_only_with_an_output(helped: HelpedDaemon) -> None:
     with Path(os.devnull).open() as file:
         for words, descriptors in ((["/usr/bin/id"], [file.fileno()]), ([], [file.fileno()]), (["/bin/sh"], [])):
-            send(helped.connection, Start(str(ANN), words, {}), *descriptors)
+            send(helped.connection, StartShim(str(ANN), words, {}), *descriptors)
             assert receive_reply(helped.connection).error == "expected one descriptor, and a shim"
 
 

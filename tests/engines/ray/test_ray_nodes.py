@@ -13,7 +13,7 @@ from refold.engines.ray.cluster import map_nodes, read_nodes
 from refold.engines.ray.node_reports import RayNodeReports, Use, others_use
 from refold.errors import BadValue
 from refold.model import Share
-from refold.policies.registry import make_policy
+from refold.simulator.registry import make_policy
 
 
 def entry(name: str, host: str, gpus: float = 8.0, alive: bool = True, other: str = "x") -> dict[str, Any]:

@@ -22,8 +22,8 @@ from refold.planning.plans.speeds import (
     requested_layout,
     workload_kind,
 )
-from refold.policies.registry import make_policy
 from refold.simulator import ModelledSpeeds, RecordedSpeeds, simulate
+from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job
 
 GPU = "A800-80GB"

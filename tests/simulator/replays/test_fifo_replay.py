@@ -13,8 +13,8 @@ from refold.core.orders import StartRun
 from refold.errors import BadInput, UnknownName
 from refold.model import Cluster, Demand, Job, Placement
 from refold.placement import GENETIC, RULES
-from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.replays.columns import task_columns
 from refold.simulator.replays.fifo import FifoOrder, replay_fifo
 from refold.simulator.traces.formats import read_cluster, read_trace

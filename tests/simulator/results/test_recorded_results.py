@@ -34,7 +34,7 @@ from refold.planning.catalogue import read_samples
 from refold.planning.plans import Knowledge
 from refold.planning.plans.speeds import CATALOGUE_ONLY
 from refold.policies.common.progress_estimator import ProgressEstimator
-from refold.policies.registry import make_policy
+from refold.simulator.registry import make_policy
 from refold.simulator.traces import read_cluster, read_trace
 from refold.testing import make_cluster, make_job
 

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from refold.errors import BadValue
 from refold.journal import History, HistoryJournal
 from refold.model import Cluster, Job, Tenant
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, Fault, RecordedSpeeds, SpeedModel, Stuck, simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.replays import Conditions, Experiment, find_replay
 from refold.simulator.results import Measures, measure, replayed_history
 from refold.testing import make_cluster, make_job, seeded_workload

@@ -20,8 +20,8 @@ from benchmarks.scheduling.variants import permuted
 
 from refold.journal import History, HistoryJournal
 from refold.model import HOUR, Job
-from refold.policies.registry import make_policy
 from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job
 
 JOBS = [make_job(f"job-{number}", gpus=1, at=MAX_SHIFT * number) for number in range(20)]

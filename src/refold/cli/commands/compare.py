@@ -64,7 +64,7 @@ class _SeveralPolicies:
     def _names(self) -> list[str]:
         """Return the names of the policies. Default: all; with --spread-power, all that take a placement."""
         from refold.cli.inputs import takes_placement
-        from refold.policies import default_policies
+        from refold.simulator import default_policies
 
         if self.policies is not None:
             return _split_list("--policies", self.policies)

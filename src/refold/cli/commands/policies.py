@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from refold.cli.views import AsJson, Column, Table, print_json, print_tables
 
 if TYPE_CHECKING:
-    from refold.policies import PolicyInfo
+    from refold.simulator import PolicyInfo
 
 PACKAGE_PREFIX = "refold.policies."
 
@@ -19,7 +19,7 @@ def policies(as_json: AsJson = False) -> None:
     $REFOLD_POLICIES to list it here. See docs/policies.md.
     """
     from refold.placement import RULES
-    from refold.policies import list_policies
+    from refold.simulator import list_policies
 
     infos = list_policies()
     rules = [{"name": name, "summary": summary} for name, (_, summary) in RULES.items()]

@@ -40,7 +40,7 @@ NOT_WRITTEN = ("knowledge", "watch")
 
 
 def _complete_policies(incomplete: str) -> list[str]:
-    from refold.policies import policy_names
+    from refold.simulator import policy_names
 
     return [name for name in policy_names() if name.startswith(incomplete)]
 
@@ -84,7 +84,7 @@ class _TunedPolicy:
         """Return the policy with the settings that vary: those with a range, unless they are set."""
         from refold.cli.inputs import parse_ranges
         from refold.errors import BadInput
-        from refold.policies import default_settings, setting_ranges
+        from refold.simulator import default_settings, setting_ranges
         from refold.simulator.tuning import Space, TunedPolicy
 
         name, defaults = selected.policy, default_settings(selected.policy)
@@ -274,7 +274,7 @@ def _run(
 def _is_valid(policy: str) -> Callable[[Mapping[str, Any]], bool]:
     """Return a function that says whether a policy takes settings."""
     from refold.errors import RefoldError
-    from refold.policies import make_policy
+    from refold.simulator import make_policy
 
     def is_valid(settings: Mapping[str, Any]) -> bool:
         try:
@@ -295,7 +295,7 @@ def _baseline(policy: SelectedPolicy) -> ReportPolicy:
 def _write_policy(path: Path, workload: Workload, result: TuningResult) -> Path:
     """Write the chosen settings, with how they were chosen."""
     from refold import __version__
-    from refold.policies import PolicyFile
+    from refold.simulator import PolicyFile
     from refold.simulator.tuning import write_policy_file
 
     report = result.report

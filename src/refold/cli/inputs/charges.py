@@ -158,7 +158,7 @@ def with_knowledge(
     import msgspec
 
     from refold.errors import BadInput
-    from refold.policies import default_settings
+    from refold.simulator import default_settings
 
     if knowledge is None:
         return list(policies)

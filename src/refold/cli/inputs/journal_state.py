@@ -167,8 +167,7 @@ def make_scheduler_factory(state: JournalState, policy: str | None = None) -> Ca
     """
     from refold.cli import make_guarded_policy
     from refold.cli.inputs.policy_choice import parse_policy
-    from refold.policies import without_start_estimates
-    from refold.simulator import continue_with_new_policy, continue_with_own_policy
+    from refold.simulator import continue_with_new_policy, continue_with_own_policy, without_start_estimates
 
     header, present = state.header, state.present
     with progress(f"replaying {state.path.name}"):

@@ -74,7 +74,7 @@ def parse_policies(
 
 def with_start_estimates(selected: SelectedPolicy) -> SelectedPolicy:
     """Return a policy with start estimates; it gives the same orders."""
-    from refold.policies import START_ESTIMATES
+    from refold.simulator import START_ESTIMATES
 
     return replace(selected, settings={START_ESTIMATES: True, **selected.settings})
 
@@ -104,13 +104,13 @@ def check_spread_power(policies: Sequence[str], placements: Mapping[str, str | N
 
 def takes_placement(policy: str) -> bool:
     """Whether a policy has a placement setting."""
-    from refold.policies import default_settings
+    from refold.simulator import default_settings
 
     return "placement" in default_settings(policy)
 
 
 def _all_policies() -> list[str]:
-    from refold.policies import policy_names
+    from refold.simulator import policy_names
 
     return policy_names()
 
@@ -121,7 +121,7 @@ def _select_policy(policy: str, settings: Mapping[str, Any]) -> SelectedPolicy:
     A policy file is replaced by what it stands for, but gives the policy its label.
     """
     from refold.cli import make_guarded_policy
-    from refold.policies import default_settings, is_policy_file, resolve_policy
+    from refold.simulator import default_settings, is_policy_file, resolve_policy
 
     if is_policy_file(policy):
         selected = _select_policy(*resolve_policy(policy, settings))
@@ -176,7 +176,7 @@ def _parse_seconds(value: Any) -> Any:
 
 
 def _is_file(policy: str) -> bool:
-    from refold.policies import is_policy_file
+    from refold.simulator import is_policy_file
 
     return policy.endswith(".py") or is_policy_file(policy)
 

@@ -11,11 +11,11 @@ from refold.engines.kubernetes.objects import Metadata, Pod, Requirement
 PATH = "/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
 
 
-class _Object(msgspec.Struct, frozen=True, rename="camel"):
+class _BudgetObject(msgspec.Struct, frozen=True, rename="camel"):
     pass
 
 
-class LabelSelector(_Object, frozen=True):
+class LabelSelector(_BudgetObject, frozen=True):
     """Selects objects by their labels; an empty selector selects all."""
 
     match_labels: dict[str, str] = {}
@@ -28,19 +28,19 @@ class LabelSelector(_Object, frozen=True):
         )
 
 
-class BudgetSpec(_Object, frozen=True):
+class BudgetSpec(_BudgetObject, frozen=True):
     """The pods that a budget is about."""
 
     selector: LabelSelector | None = None
 
 
-class BudgetStatus(_Object, frozen=True):
+class BudgetStatus(_BudgetObject, frozen=True):
     """How many of its pods may be evicted now."""
 
     disruptions_allowed: int = 0
 
 
-class DisruptionBudget(_Object, frozen=True):
+class DisruptionBudget(_BudgetObject, frozen=True):
     """A PodDisruptionBudget."""
 
     metadata: Metadata

@@ -37,7 +37,7 @@ from refold.engines.kubernetes.run_state import (
     NoRoom,
     OwnerRead,
     OwnerSuspended,
-    Pause,
+    PauseSteps,
     PodsBound,
     PodsRemoved,
     RemovePods,
@@ -131,7 +131,7 @@ class GangRun:
         )
 
     async def _carry_out(
-        self, step: AskOwner | ResumeOwner | BindPods | AskBudgets | SuspendOwner | RemovePods | Pause
+        self, step: AskOwner | ResumeOwner | BindPods | AskBudgets | SuspendOwner | RemovePods | PauseSteps
     ) -> GangAnswer | None:
         match step:
             case AskOwner():
@@ -149,7 +149,7 @@ class GangRun:
                 return PodsRemoved(
                     step, frozenset(pod.metadata.uid for pod, ok in zip(pods, removed, strict=True) if ok)
                 )
-            case Pause(seconds, budget):
+            case PauseSteps(seconds, budget):
                 return await self._pause(seconds, budget)
 
     async def _bind(self, targets: Sequence[PodTarget]) -> NoRoom | PodsBound:

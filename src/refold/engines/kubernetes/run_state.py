@@ -75,7 +75,7 @@ class RemovePods(NamedTuple):
     evict: bool
 
 
-class Pause(NamedTuple):
+class PauseSteps(NamedTuple):
     """Wait until a pod changes, or for some time. `budget`: the PodDisruptionBudget that is waited for."""
 
     seconds: Seconds | None = None
@@ -92,7 +92,9 @@ class ReportEnd(NamedTuple):
     end: RunEnd
 
 
-GangStep = AskOwner | ResumeOwner | BindPods | AskBudgets | SuspendOwner | RemovePods | Pause | ReportStart | ReportEnd
+GangStep = (
+    AskOwner | ResumeOwner | BindPods | AskBudgets | SuspendOwner | RemovePods | PauseSteps | ReportStart | ReportEnd
+)
 
 
 # Answers to steps.
@@ -279,7 +281,7 @@ class GangRunState:
             return [BindPods([PodTarget(pod, instance, self.nodes[instance]) for pod, instance in pairs])]
         if facts.now >= self._give_up_at or first_failure(self._pods) is not None:
             return self._bound(problem, facts)
-        return [Pause(OWNER_CHECK_PAUSE)]
+        return [PauseSteps(OWNER_CHECK_PAUSE)]
 
     def _check_owner(self, owner: OwnerState | None, facts: GangFacts) -> list[GangStep]:
         """While pods are missing: see that the object is able to create them."""
@@ -305,7 +307,7 @@ class GangRunState:
             return [*started, ReportEnd(RunFinished(*self.key))]
         self.ending = self.ending or first_failure(self._pods)
         if not self.stopping and self.ending is None:
-            return [*started, Pause()]
+            return [*started, PauseSteps()]
         self._phase = self._find_out_whether_gone
         return [*started, *self._find_out_whether_gone(facts)]
 
@@ -338,7 +340,7 @@ class GangRunState:
             self.ending = first_failure(self._pods)
             pods = [pod for pod in facts.pods.values() if not pod.has_ended]
             if pods and (blocking := blocking_budget(facts.answer.budgets, pods)):
-                return [Pause(BUDGET_PAUSE, blocking)]
+                return [PauseSteps(BUDGET_PAUSE, blocking)]
         if have_succeeded(self._pods, self._size):
             return [ReportEnd(self._end())]
         self._phase = self._suspend
@@ -375,7 +377,7 @@ class GangRunState:
         if not remaining:
             return [ReportEnd(self._end())]
         if was_refused:
-            return [Pause(EVICTION_PAUSE)]
+            return [PauseSteps(EVICTION_PAUSE)]
         wanted = [
             pod
             for pod in remaining
@@ -383,7 +385,7 @@ class GangRunState:
         ]
         if wanted and (is_urgent or seconds_left <= 0):
             return [RemovePods(wanted, self.grace, evict=self.stopping and not is_urgent)]
-        return [Pause(seconds_left if 0 < seconds_left < inf else None)]
+        return [PauseSteps(seconds_left if 0 < seconds_left < inf else None)]
 
     def _end(self) -> RunEnd:
         if have_succeeded(self._pods, self._size):

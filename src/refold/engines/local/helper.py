@@ -31,7 +31,7 @@ from refold.engines.local.helper_messages import (
     RemoveRun,
     Request,
     Signal,
-    Start,
+    StartShim,
     receive_request,
     send,
 )
@@ -96,7 +96,7 @@ class Helper:
                     return self._prepare(request)
                 case Check():
                     return self._check(request)
-                case Start():
+                case StartShim():
                     return self._start(request, descriptors)
                 case ListProcesses():
                     found = list_processes(MARK_VARIABLE)
@@ -131,7 +131,7 @@ class Helper:
             text=_as_user(account, lambda: find_start_problem(request.program, folder, request.environment, copies))
         )
 
-    def _start(self, request: Start, descriptors: list[int]) -> HelperReply:
+    def _start(self, request: StartShim, descriptors: list[int]) -> HelperReply:
         account = find_job_account(request.user, self._daemon.uid)
         if len(descriptors) != 1 or request.words[:1] != [SHELL]:
             raise BadInput("expected one descriptor, and a shim")

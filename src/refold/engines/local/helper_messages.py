@@ -33,7 +33,7 @@ class Check(msgspec.Struct, frozen=True, tag=True):
     files: list[str]
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
+class StartShim(msgspec.Struct, frozen=True, tag=True):
     """Start a process as a user. Its output goes to the descriptor that comes with the message.
 
     `place`: the cgroup in which it runs.
@@ -86,7 +86,7 @@ class ListRuns(msgspec.Struct, frozen=True, tag=True):
 
 
 GroupRequest = KillRun | LimitInstance | ReadRun | RemoveRun | ListRuns
-Request = Prepare | Check | Start | ListProcesses | Signal | GroupRequest
+Request = Prepare | Check | StartShim | ListProcesses | Signal | GroupRequest
 
 
 class HelperReply(msgspec.Struct, frozen=True):

@@ -22,7 +22,7 @@ from refold.engines.local.helper_messages import (
     RemoveRun,
     Request,
     Signal,
-    Start,
+    StartShim,
     receive_reply,
     send,
 )
@@ -73,7 +73,7 @@ class HelperProcesses:
     ) -> int:
         """Let the helper start a process, whose output its user may read."""
         os.fchmod(output, SHARED_FILE)
-        return self._ask(Start(user, list(words), dict(environment), place), output).pid
+        return self._ask(StartShim(user, list(words), dict(environment), place), output).pid
 
     def list_processes(self) -> list[ProcessInfo]:
         """Return every process, with its mark."""

@@ -101,7 +101,7 @@ def _apply_prediction(root: Part, file: ConfigFile) -> PolicyConfig:
     }
     if not given:
         return file.policy
-    from refold.policies import default_settings
+    from refold.simulator import default_settings
 
     known = default_settings(file.policy.name)
     for key in given:

@@ -91,7 +91,7 @@ class PolicyConfig(msgspec.Struct, frozen=True):
 
 def _read_policy(part: Part) -> PolicyConfig:
     """Read the name of a policy or a policy file, or a name with settings. Creating the policy checks its settings."""
-    from refold.policies import default_settings, make_policy, resolve_policy  # imports the policy
+    from refold.simulator import default_settings, make_policy, resolve_policy  # imports the policy
 
     config = PolicyConfig(part.text()) if isinstance(part.value, str) else convert(part, PolicyConfig)
     try:
@@ -323,7 +323,7 @@ class Config(msgspec.Struct, frozen=True):
         `per_job` is always on: a job's own `no_progress` limit is enforced. New model types are profiled, unless the
         settings say otherwise. Jobs are placed within the power limits of racks, if there are any.
         """
-        from refold.policies import chooses_plans
+        from refold.simulator import chooses_plans
 
         profile = {"profile": True} if chooses_plans(self.policy.name) else {}
         placement = {"placement": POWER_PLACEMENT} if self.power.racks else {}

@@ -8,8 +8,8 @@ from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import Cluster, GpuType, Rack
 from refold.placement import Power
 from refold.planning.catalogue import find_gpu
-from refold.policies import default_settings
 from refold.server.config import POWER_PLACEMENT, POWER_POLICIES, PolicyConfig, PowerConfig, PowerRange
+from refold.simulator import default_settings
 
 
 def with_power(cluster: Cluster, config: PowerConfig, policy: PolicyConfig) -> Cluster:

@@ -10,7 +10,7 @@ import msgspec
 import yaml
 
 from refold.errors import BadFile
-from refold.policies import PolicyFile
+from refold.simulator import PolicyFile
 
 
 def write_policy_file(path: Path, file: PolicyFile) -> None:

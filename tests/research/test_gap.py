@@ -15,8 +15,8 @@ from refold.core import Scheduler, View
 from refold.core.events import JobSubmitted, RunFinished, RunProgressed, RunStopped
 from refold.model import NO_CHANGE, Allocation, Decision, Job, Plan, Reshape, Share, Start, Stop
 from refold.planning.plans import Speeds
-from refold.policies.registry import make_policy
 from refold.simulator import Costs, simulate
+from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job
 
 GPU = "A800-80GB"

@@ -26,8 +26,7 @@ import msgspec
 from refold.core import Policy
 from refold.errors import BadFile, BadInput, RefoldError, UnknownName
 from refold.model.documents import convert as convert_document, load_yaml, read_text
-from refold.policies.ranges import SettingRange, range_by_default
-from refold.policies.table import POLICIES
+from refold.policies import POLICIES, SettingRange, range_by_default
 
 FOLDER_VARIABLE = "REFOLD_POLICIES"
 WATCH = "watch"
@@ -180,7 +179,7 @@ def without_start_estimates(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def with_start_estimates(policy: Policy) -> Policy:
     """Wrap a policy with estimates of when waiting jobs start."""
-    from refold.simulator import EstimatingPolicy  # imported late: a daemon does without it
+    from refold.simulator.start_estimates import EstimatingPolicy  # imported late: a daemon does without it
 
     return EstimatingPolicy(policy)
 
