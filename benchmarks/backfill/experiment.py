@@ -15,7 +15,7 @@ from benchmarks.workloads import HELIOS, PAI, PHILLY, PHILLY_NODES, TRACES, miss
 from refold.core import Policy
 from refold.model import MINUTE, Cluster, Job
 from refold.placement import FreeResources
-from refold.simulator.registry import make_policy
+from refold.simulator.registry import START_ESTIMATES, make_policy
 from refold.simulator.traces import read_cluster
 
 JOBS = 20_000
@@ -119,8 +119,8 @@ class PolicyConfig(msgspec.Struct, frozen=True):
         return ("durations", "limit") in self.settings
 
     def make(self) -> Policy:
-        """Create the policy."""
-        return make_policy(self.policy, dict(self.settings))
+        """Create the policy, with estimates of when waiting jobs start."""
+        return make_policy(self.policy, {**dict(self.settings), START_ESTIMATES: True})
 
 
 def _config(name: str, policy: str, rank: int = 1, **settings: str) -> PolicyConfig:

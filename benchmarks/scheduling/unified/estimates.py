@@ -16,9 +16,12 @@ from benchmarks.workloads import HELIOS, PAI, PHILLY, trace_slice
 from refold.journal import History
 from refold.model import DAY, Seconds
 from refold.placement import Floats
+from refold.simulator import START_ESTIMATES
 from refold.simulator.traces import read_cluster
 
 WEEK: Seconds = 7 * DAY
+POLICIES = ("refold", "easy", "conservative")
+
 JOBS = 12_000
 EARLIER_JOBS = 4_000
 """A warm start begins this many jobs earlier; their estimates do not count."""
@@ -70,8 +73,9 @@ def estimate_workloads(tuning: bool) -> list[Workload]:
                 preemptible=preemptible,
             ),
             1,
-            ("refold", "easy", "conservative"),
+            POLICIES,
             (KEPT,) if preemptible else (KEPT, *NARROW),
+            settings={policy: {START_ESTIMATES: True} for policy in POLICIES},
         )
         for trace, part in SLICES.items()
         for warm in (False, True)
