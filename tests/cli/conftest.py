@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 OWN = '''
 from refold.core import View
 from refold.model import Job
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.queueing import Queue
 
 

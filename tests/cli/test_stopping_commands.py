@@ -20,7 +20,7 @@ import os
 from pathlib import Path
 from threading import Event
 
-from refold.packing import Placer
+from refold.placement import Placer
 from refold.policies.queueing import Queue
 
 FOLDER = Path(__file__).parent

@@ -26,7 +26,7 @@ Invoke = Callable[..., Result]
 SLOW = '''
 from refold.core import View
 from refold.model import Allocation, Decision, Reason, Start, Wait
-from refold.packing import Placer
+from refold.placement import Placer
 
 
 class Slow:
