@@ -89,8 +89,8 @@ def test_the_record_of_a_job_that_failed_once_and_finished() -> None:
 @pytest.mark.parametrize(
     ("events", "expected"),
     [
-        ([RunStarted("a", 1)], [("Started", "run 1")]),
-        ([RunStarted("a", 1), RunStarted("a", 1)], [("Started", "run 1")]),
+        ([RunStarted("a", 1)], [("RunBegan", "run 1")]),
+        ([RunStarted("a", 1), RunStarted("a", 1)], [("RunBegan", "run 1")]),
         ([RunStarted("a", 2), RunFinished("a", 2), RunStopped("a", 0), RunFailed("b", 1)], []),
         ([RunFinished("a", 1), RunFinished("a", 1)], [("RunEnded", "run 1"), ("JobEnded",)]),
         ([RunStopped("a", 1), RunFinished("a", 1), RunStarted("a", 1)], [("RunEnded", "run 1")]),
