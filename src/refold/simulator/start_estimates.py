@@ -15,7 +15,7 @@ from refold.model import MINUTE, Decision, Job, Seconds, StartEstimate
 from refold.simulator.fork import Fork
 from refold.simulator.run_time_draws import RunTimes
 from refold.simulator.start_bounds import StartBounds, scaled
-from refold.simulator.start_times import JobTimes, StartSimulator, StartTimes
+from refold.simulator.start_times import MAX_VISITS, JobTimes, StartSimulator, StartTimes
 
 BASE_SHARE = 0.75
 """Share of futures in which a job starts no later than the simulated wait that is scaled."""
@@ -27,6 +27,9 @@ MIN_EXTENSION: Seconds = 30 * MINUTE
 
 POLL_SECONDS: Seconds = 60 * MINUTE
 """In simulations, estimates are made this often, as if somebody looked at the queue."""
+
+POLL_VISITS = MAX_VISITS // 20
+"""In simulations, less work is done for each estimate than in a daemon: there are hundreds of them."""
 
 
 class EstimateMaker:
@@ -111,7 +114,7 @@ class EstimatingPolicy:
             policy, own_view = present.copy()
             return Scheduler(view.cluster, policy, view=own_view)
 
-        times = StartSimulator(view, copy, self._run_times, view.now).simulate()
+        times = StartSimulator(view, copy, self._run_times, view.now, POLL_VISITS).simulate()
         decision = self._without_estimates(view)
         made = self._maker.estimates(view, times, view.now)
         for start in decision.starts:

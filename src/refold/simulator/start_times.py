@@ -45,9 +45,9 @@ class Budget(NamedTuple):
     steps: int
 
 
-def budget_for(jobs: int) -> Budget:
-    """Return how much is simulated with a number of waiting and running jobs."""
-    steps = MAX_VISITS // (jobs + OVERHEAD_VISITS)
+def budget_for(jobs: int, visits: int = MAX_VISITS) -> Budget:
+    """Return how much is simulated with a number of waiting and running jobs; `visits`: see `MAX_VISITS`."""
+    steps = visits // (jobs + OVERHEAD_VISITS)
     futures = min(max(steps // (STEPS_PER_JOB * max(jobs, 1)), MIN_FUTURES), MAX_FUTURES)
     return Budget(futures, max(min(steps // futures, MAX_STEPS_PER_JOB * jobs), MIN_STEPS))
 
@@ -119,9 +119,17 @@ def copies_of(scheduler: Scheduler) -> Callable[[], Scheduler]:
 class StartSimulator:
     """Simulates futures of a scheduler. It can be asked several times: nothing changes."""
 
-    def __init__(self, view: View, copy: Callable[[], Scheduler], run_times: RunTimes, now: Seconds) -> None:
+    def __init__(
+        self,
+        view: View,
+        copy: Callable[[], Scheduler],
+        run_times: RunTimes,
+        now: Seconds,
+        visits: int = MAX_VISITS,
+    ) -> None:
         """`view`: the present state. `copy`: returns a copy of the scheduler, which may be changed."""
         self._view, self._copy, self._run_times, self._now = view, copy, run_times, now
+        self._visits = visits
         self._charge = RecordedSpeeds(view.cluster)
 
     def simulate(self, seed: int = 0, new_job: Job | None = None) -> StartTimes:
@@ -130,9 +138,9 @@ class StartSimulator:
         The run times drawn for a seed do not depend on `new_job`.
         """
         view, now = self._view, self._now
-        running = [run.job for run in view.runs.values() if not run.stopping]
+        running = [*view.runs]  # also those that are stopping: they may start again
         waiting = list(view.waiting.values())
-        futures, steps = budget_for(len(waiting) + len(running))
+        futures, steps = budget_for(len(waiting) + len(running), self._visits)
         draws = self._run_times.draws(futures, seed)
         remaining = draws.remaining([started_job(view, job_id, now) for job_id in running], now)
         durations = draws.waiting(waiting, now)
