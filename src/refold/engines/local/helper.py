@@ -14,6 +14,7 @@ import stat
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +37,10 @@ from refold.engines.local.helper_messages import (
     send,
 )
 from refold.engines.local.process import list_processes
-from refold.engines.local.process_host import MARK_VARIABLE, NO_SUCH_GROUP, start_in_group
+from refold.engines.local.process_host import MARK_VARIABLE, signal_groups, start_in_group
 from refold.engines.local.start_check import OutputCopy, find_start_problem
 from refold.errors import BadInput
-from refold.server import MIN_UID, JobAccount, find_job_account
+from refold.server import JobAccount, find_job_account
 from refold.server.output import ResourceShortage
 
 JOB_FOLDER_MODE = 0o2770
@@ -99,10 +100,8 @@ class Helper:
                 case StartShim():
                     return self._start(request, descriptors)
                 case ListProcesses():
-                    found = list_processes(MARK_VARIABLE)
-                    return HelperReply(
-                        processes=[(one.pid, one.group, one.session, one.started, one.alive, one.mark) for one in found]
-                    )
+                    found = list_processes(MARK_VARIABLE, uids=True)
+                    return HelperReply(processes=[astuple(one) for one in found])
                 case Signal():
                     return self._signal(request)
                 case _:
@@ -154,12 +153,10 @@ class Helper:
         return HelperReply(pid=process.pid)
 
     def _signal(self, request: Signal) -> HelperReply:
+        """Signal with the rights of the job's user: the kernel protects others' processes, whatever a job claims."""
+        account = find_job_account(str(request.uid), self._daemon.uid)
         number = signal.Signals(request.number)
-        wanted = {group for group in request.groups if group > 1}
-        allowed = {one.group for one in list_processes(MARK_VARIABLE) if one.group in wanted and self._is_job(one.pid)}
-        for group in allowed:
-            with suppress(*NO_SUCH_GROUP):
-                os.killpg(group, number)
+        _as_user(account, lambda: signal_groups((group for group in request.groups if group > 1), number))
         return HelperReply()
 
     def _reap(self) -> None:
@@ -167,13 +164,6 @@ class Helper:
         for pid in list(self._started):
             if os.waitpid(pid, os.WNOHANG)[0]:
                 self._started.discard(pid)
-
-    def _is_job(self, pid: int) -> bool:
-        """Whether a process belongs to an ordinary user."""
-        with suppress(OSError):
-            uid = Path(f"/proc/{pid}").stat().st_uid
-            return uid >= MIN_UID and uid != self._daemon.uid
-        return False
 
 
 def _answer_about_groups(request: GroupRequest, cgroups: Cgroups) -> HelperReply:
@@ -209,14 +199,14 @@ def _make_folder(stack: ExitStack, parent: int, name: str, uid: int, gid: int, m
     return folder
 
 
-def _as_user(account: JobAccount, function: Callable[[], str]) -> str:
-    """Call a function in a process of a user."""
+def _as_user(account: JobAccount, function: Callable[[], str | None]) -> str:
+    """Call a function in a process of a user, and return its text, or that of its error."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             drop_privileges(account)
-            os.write(writing, function().encode("utf-8", "surrogateescape")[:4096])
+            os.write(writing, (function() or "").encode("utf-8", "surrogateescape")[:4096])
         except BaseException as error:
             os.write(writing, str(error).encode("utf-8", "surrogateescape")[:4096])
         finally:

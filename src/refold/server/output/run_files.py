@@ -11,6 +11,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 import msgspec
+from msgspec.structs import replace
 
 from refold.core import RunFailed, RunFinished, RunStopped
 from refold.model import Allocation
@@ -46,7 +47,8 @@ class StartRecord(msgspec.Struct, frozen=True):
 
     `port` is that of the rendezvous; `worker_ports` has one per instance, for frameworks whose workers listen.
     After a live change, `origin` is the run that started the processes, and `prepared` the allocation that they were
-    prepared for (see `live_change`).
+    prepared for (see `live_change`). `run`: the run that the record is of, so that a job that renames it gains nothing;
+    0: an older daemon has written it.
     """
 
     mark: str
@@ -54,6 +56,7 @@ class StartRecord(msgspec.Struct, frozen=True):
     worker_ports: tuple[int, ...] = ()
     origin: int = 0
     prepared: Allocation | None = None
+    run: int = 0
 
 
 class RunFiles:
@@ -154,7 +157,7 @@ class RunFiles:
 
     def replace_start(self, record: StartRecord) -> None:
         """Write the start record."""
-        write_atomically(self._start, msgspec.json.encode(record))
+        write_atomically(self._start, msgspec.json.encode(replace(record, run=self.run)))
         self._origin = record.origin or self.run
 
     def remove_start(self) -> None:
@@ -178,8 +181,10 @@ class RunFiles:
     def read_start(self) -> StartRecord | None:
         """Return the start record, or None."""
         try:
-            record = msgspec.json.decode(read_regular(self._start), type=StartRecord)
+            record = msgspec.json.decode(self._read_own(self._start), type=StartRecord)
         except UNREADABLE:
+            return None
+        if record.run not in (0, self.run):
             return None
         self._origin = record.origin or self.run
         return record
@@ -191,10 +196,17 @@ class RunFiles:
     def read_end(self) -> RunEnd | None:
         """Return how the run ends, if that is recorded."""
         try:
-            end: RunEnd = msgspec.json.decode(read_regular(self.end), type=RunEnd)
+            end: RunEnd = msgspec.json.decode(self._read_own(self.end), type=RunEnd)
         except UNREADABLE:
             return None
-        return end if (end.job, end.run) == (self.job, self.run) else None  # a job may have written a false record
+        return end if (end.job, end.run) == (self.job, self.run) else None  # a job may have renamed a record
+
+    def _read_own(self, path: Path) -> bytes:
+        """Read a record that only the daemon writes: one of a job's user is refused.
+
+        On a file system that maps uids, such as NFS, the daemon's files have the uid of the folder that it has made.
+        """
+        return read_regular(path, owners=(os.geteuid(), self._out.stat().st_uid))
 
 
 def mark_prefix(out: Path) -> str:
