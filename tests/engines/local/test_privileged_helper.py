@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from other_users import ANN, BEN, as_user, needs_root, public_folder
 
+from refold.engines.local import helper
 from refold.engines.local.helper import Helper
 from refold.engines.local.helper_messages import Signal, StartShim, receive_reply, send
 from refold.engines.local.helper_processes import HelperLost, HelperProcesses
@@ -148,6 +149,12 @@ def test_a_command_is_looked_for_with_the_rights_of_the_user(helped: HelpedDaemo
         assert problem(ANN) == ""
         assert problem(ANN, home / "missing" / "out.log").endswith("cannot be written: No such file or directory")
         assert "Permission denied" in problem(BEN) or "does not exist" in problem(BEN)
+
+
+def test_the_helper_does_not_wait_for_a_user_forever(helped: HelpedDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(helper, "find_start_problem", lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+    assert helped.processes.find_start_problem(str(ANN), "true", Path("/"), ENVIRONMENT, ()) == "no answer within 0.1 s"
 
 
 def test_only_processes_of_the_jobs_user_are_signalled(helped: HelpedDaemon) -> None:

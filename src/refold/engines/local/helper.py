@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import select
 import signal
 import socket
 import stat
@@ -40,11 +41,15 @@ from refold.engines.local.process import list_processes
 from refold.engines.local.process_host import MARK_VARIABLE, signal_groups, start_in_group
 from refold.engines.local.start_check import OutputCopy, find_start_problem
 from refold.errors import BadInput
+from refold.model import Seconds
 from refold.server import JobAccount, find_job_account
 from refold.server.output import ResourceShortage
 
 JOB_FOLDER_MODE = 0o2770
 """The job's user and the daemon's group may write; what either creates belongs to the daemon's group."""
+
+CHECK_SECONDS: Seconds = 10.0
+"""How long the helper waits for what it does as a user, whose file system may not answer."""
 
 SHIM_UMASK = 0o002
 PR_SET_PDEATHSIG = 1
@@ -154,9 +159,16 @@ class Helper:
 
     def _signal(self, request: Signal) -> HelperReply:
         """Signal with the rights of the job's user: the kernel protects others' processes, whatever a job claims."""
-        account = find_job_account(str(request.uid), self._daemon.uid)
-        number = signal.Signals(request.number)
-        _as_user(account, lambda: signal_groups((group for group in request.groups if group > 1), number))
+        account, number = find_job_account(str(request.uid), self._daemon.uid), signal.Signals(request.number)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                # With another real uid, the user cannot stop this process, for which the helper waits.
+                os.setresuid(self._daemon.uid, account.uid, self._daemon.uid)
+                signal_groups((group for group in request.groups if group > 1), number)
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
         return HelperReply()
 
     def _reap(self) -> None:
@@ -199,21 +211,24 @@ def _make_folder(stack: ExitStack, parent: int, name: str, uid: int, gid: int, m
     return folder
 
 
-def _as_user(account: JobAccount, function: Callable[[], str | None]) -> str:
-    """Call a function in a process of a user, and return its text, or that of its error."""
+def _as_user(account: JobAccount, function: Callable[[], str]) -> str:
+    """Call a function in a process of a user, who may stop it; return its text, or that of its error."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             drop_privileges(account)
-            os.write(writing, (function() or "").encode("utf-8", "surrogateescape")[:4096])
+            os.write(writing, function().encode("utf-8", "surrogateescape")[:4096])
         except BaseException as error:
             os.write(writing, str(error).encode("utf-8", "surrogateescape")[:4096])
         finally:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
-        text = answer.read()
+        in_time = select.select([answer], [], [], CHECK_SECONDS)[0]
+        if not in_time:
+            os.kill(pid, signal.SIGKILL)
+        text = answer.read() if in_time else f"no answer within {CHECK_SECONDS:g} s".encode()
     os.waitpid(pid, 0)
     return text.decode("utf-8", "surrogateescape")
 
