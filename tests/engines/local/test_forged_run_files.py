@@ -130,6 +130,17 @@ def test_records_of_the_daemon_that_a_user_has_written_are_not_read(helped: Help
     assert (files.read_start(), files.read_end()) == (None, None)
 
 
+@needs_root
+def test_output_that_a_user_has_renamed_is_not_a_record(helped: HelpedDaemon) -> None:
+    """Logs are files of the daemon, with content of the job."""
+    files = RunFiles(helped.out, "job", 1)
+    log = files.log(0)
+    log.write_bytes(msgspec.json.encode(UNREAL_MARK))
+    log.chmod(0o644)
+    as_user(ANN, log.rename, helped.out / "job" / "run-1.start")
+    assert files.read_start() is None
+
+
 def test_a_start_record_that_a_user_has_renamed_is_not_that_of_another_run(tmp_path: Path) -> None:
     files = RunFiles(tmp_path, "job", 1)
     record = files.record_start(StartRecord("mark", 0))

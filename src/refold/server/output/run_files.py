@@ -202,11 +202,13 @@ class RunFiles:
         return end if (end.job, end.run) == (self.job, self.run) else None  # a job may have renamed a record
 
     def _read_own(self, path: Path) -> bytes:
-        """Read a record that only the daemon writes: one of a job's user is refused.
+        """Read a record that only the daemon writes.
 
-        On a file system that maps uids, such as NFS, the daemon's files have the uid of the folder that it has made.
+        In a folder of a job's user, that user may have put another file in its place. Output of jobs is in files of the
+        daemon, too, but these are not private.
         """
-        return read_regular(path, owners=(os.geteuid(), self._out.stat().st_uid))
+        is_of_user = self.folder.stat().st_uid != self._out.stat().st_uid
+        return read_regular(path, private=is_of_user)
 
 
 def mark_prefix(out: Path) -> str:

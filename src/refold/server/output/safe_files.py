@@ -10,7 +10,7 @@ import asyncio
 import errno
 import os
 import stat
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -61,15 +61,16 @@ def create_regular(path: Path) -> IO[bytes]:
     return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
-def read_regular(path: Path, limit: int = MAX_READ_BYTES, owners: Collection[int] | None = None) -> bytes:
+def read_regular(path: Path, limit: int = MAX_READ_BYTES, *, private: bool = False) -> bytes:
     """Read up to `limit` bytes of a regular file. Raises OSError or `ResourceShortage`.
 
-    `owners`: the uids whose files are read; None: any.
+    `private`: only if it is this user's, and no one else may read it.
     """
     try:
         with open_regular(path) as file:
-            if owners is not None and os.fstat(file.fileno()).st_uid not in owners:
-                raise PermissionError(errno.EPERM, "a file of another user", str(path))
+            info = os.fstat(file.fileno())
+            if private and (info.st_uid, stat.S_IMODE(info.st_mode)) != (os.geteuid(), OWNER_ONLY_FILE):
+                raise PermissionError(errno.EPERM, "not a private file of this user", str(path))
             return file.read(limit)
     except OSError as error:
         raise_if_shortage(error)
