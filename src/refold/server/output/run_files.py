@@ -152,13 +152,14 @@ class RunFiles:
             folder.mkdir(mode=OWNER_ONLY_FOLDER, exist_ok=True)
         if earlier := self.read_start():
             return earlier
-        self.replace_start(record)
-        return record
+        return self.replace_start(record)
 
-    def replace_start(self, record: StartRecord) -> None:
-        """Write the start record."""
-        write_atomically(self._start, msgspec.json.encode(replace(record, run=self.run)))
+    def replace_start(self, record: StartRecord) -> StartRecord:
+        """Write the start record, and return it with its run."""
+        record = replace(record, run=self.run)
+        write_atomically(self._start, msgspec.json.encode(record))
         self._origin = record.origin or self.run
+        return record
 
     def remove_start(self) -> None:
         """Remove the start record of a run that was prepared but not started."""
