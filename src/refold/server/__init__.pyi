@@ -1,5 +1,4 @@
 from .accounts import (
-    MIN_UID as MIN_UID,
     JobAccount as JobAccount,
     find_account as find_account,
     find_job_account as find_job_account,

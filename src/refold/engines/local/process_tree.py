@@ -107,7 +107,7 @@ class ProcessTree:
     async def end(self, grace: Seconds, first: signal.Signals = signal.SIGTERM) -> None:
         """Send signal `first` to all processes, SIGKILL after `grace` seconds, and return when none is alive."""
         alive = await self._alive()
-        self.host.signal(self._uid, alive.groups, first)
+        await self._signal(alive, first)
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + grace, MIN_POLL_SECONDS
         while alive and loop.time() < deadline and not self._skip_grace:
@@ -116,9 +116,13 @@ class ProcessTree:
             alive = await self._alive()
         while alive:
             await asyncio.to_thread(self.host.groups.kill, self.group)
-            self.host.signal(self._uid, alive.groups, signal.SIGKILL)
+            await self._signal(alive, signal.SIGKILL)
             await asyncio.sleep(MIN_POLL_SECONDS)
             alive = await self._alive()
+
+    async def _signal(self, alive: Alive, number: signal.Signals) -> None:
+        """Signal what is alive, as soon as the machine can start the process that does so as the job's user."""
+        await retry_on_shortage(lambda: self.host.signal(self._uid, alive.groups, number))
 
     async def usage(self) -> Sequence[InstanceUsage]:
         """Return what the instances have used until now, as far as it is measured."""

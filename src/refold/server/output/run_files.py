@@ -208,7 +208,9 @@ class RunFiles:
         In a folder of a job's user, that user may have put another file in its place. Output of jobs is in files of the
         daemon, too, but these are not private.
         """
-        is_of_user = self.folder.stat().st_uid != self._out.stat().st_uid
+        is_of_user = False
+        with suppress(FileNotFoundError):  # there is no record yet; a shortage is to be noticed nevertheless
+            is_of_user = self.folder.stat().st_uid != self._out.stat().st_uid
         return read_regular(path, private=is_of_user)
 
 
