@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,6 +82,28 @@ def test_jobs_have_the_rights_of_their_users_and_no_others(daemon: SharedDaemon)
     wait_until(lambda: daemon.owner.job(escaped).state == "cancelled")
     found = read_process(process)
     assert found is None or not found.alive
+
+
+FORGE = """\
+if [ "$REFOLD_RUN" = 2 ]; then exec sleep 600; fi
+read -r stat </proc/{pid}/stat
+read -r boot </proc/sys/kernel/random/boot_id
+echo "$stat $boot" >{folder}/$REFOLD_JOB/run-2.0.claim
+exit 1
+"""
+
+
+def test_a_job_that_claims_a_process_of_another_user_for_its_next_run_cannot_end_it(daemon: SharedDaemon) -> None:
+    outsider = subprocess.Popen(["sleep", "600"], start_new_session=True, user=BEN)
+    try:
+        job = daemon.submit(ANN, FORGE.format(pid=outsider.pid, folder=daemon.folder / "logs"), retries=1)
+        wait_until(lambda: daemon.owner.job(job).runs == 2)
+        as_user(ANN, lambda: Client(f"unix:{daemon.socket}").cancel(job))
+        wait_until(lambda: daemon.owner.job(job).state in ("cancelled", "failed"))
+        assert outsider.poll() is None
+    finally:
+        outsider.kill()
+        outsider.wait()
 
 
 def test_runs_continue_without_daemon_and_helper_and_are_adopted(daemon: SharedDaemon) -> None:

@@ -192,7 +192,7 @@ POINTS: dict[str, Callable[[Die], None]] = {
     "10 ms after a process is spawned": _after_spawning,
     "before the end of a run is recorded": _before(run_files.RunFiles, "record_end"),
     "after the end of a run is recorded": _after(run_files.RunFiles, "record_end"),
-    "while stopping": _after(process_host.OwnProcesses, "signal", lambda _, groups, __: bool(groups)),
+    "while stopping": _after(process_host.OwnProcesses, "signal", lambda _, __, groups, ___: bool(groups)),
     "after a run ends, before it is reported": _after(gang.Gang, "supervise"),
     "after the end of a run is reported, before it is committed": _after(inbox.Inbox, "report", _is_end),
     "before a checkpoint": _before(store.Store, "_write_checkpoint"),

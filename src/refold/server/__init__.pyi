@@ -1,8 +1,8 @@
 from .accounts import (
-    MIN_UID as MIN_UID,
     JobAccount as JobAccount,
     find_account as find_account,
     find_job_account as find_job_account,
+    is_job_uid as is_job_uid,
     user_check as user_check,
 )
 from .admission import Admission as Admission

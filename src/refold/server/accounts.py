@@ -39,10 +39,15 @@ def find_account(name: str) -> JobAccount:
     return JobAccount(entry.pw_name, entry.pw_uid, entry.pw_gid, groups, entry.pw_dir, entry.pw_shell or "/bin/sh")
 
 
+def is_job_uid(uid: int, daemon_uid: int) -> bool:
+    """Whether jobs may run under a uid: not that of root, a system account or the daemon's user."""
+    return uid >= MIN_UID and uid != daemon_uid
+
+
 def find_job_account(name: str, daemon_uid: int) -> JobAccount:
     """Return the account under which the jobs of a user run; not root, a system account or the daemon's user."""
     account = find_account(name)
-    if account.uid < MIN_UID or account.uid == daemon_uid:
+    if not is_job_uid(account.uid, daemon_uid):
         raise BadInput(
             f"user {name!r} cannot run jobs here: jobs run as their users, but not as root, a system account (uid below"
             f" {MIN_UID}) or the daemon's user"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from other_users import ANN, BEN, as_user, needs_root, public_folder
 
+from refold.engines.local import helper
 from refold.engines.local.helper import Helper
 from refold.engines.local.helper_messages import Signal, StartShim, receive_reply, send
 from refold.engines.local.helper_processes import HelperLost, HelperProcesses
@@ -150,15 +151,28 @@ def test_a_command_is_looked_for_with_the_rights_of_the_user(helped: HelpedDaemo
         assert "Permission denied" in problem(BEN) or "does not exist" in problem(BEN)
 
 
-def test_only_processes_of_ordinary_users_are_signalled(helped: HelpedDaemon) -> None:
+def test_the_helper_does_not_wait_for_a_user_forever(helped: HelpedDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(helper, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(helper, "find_start_problem", lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+    assert helped.processes.find_start_problem(str(ANN), "true", Path("/"), ENVIRONMENT, ()) == "no answer within 0.1 s"
+
+
+def test_only_processes_of_the_jobs_user_are_signalled(helped: HelpedDaemon) -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True, user=BEN) as of_ben:
+        helped.processes.signal(ANN, [of_ben.pid], signal.SIGKILL)
+        assert of_ben.poll() is None
+        of_ben.kill()
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as of_root:
-        send(helped.connection, Signal([of_root.pid, 0, 1, -1], signal.SIGKILL))
+        send(helped.connection, Signal(ANN, [of_root.pid, 0, 1, -1], signal.SIGKILL))
         assert receive_reply(helped.connection).error == ""
         assert of_root.poll() is None
         of_root.kill()
     with subprocess.Popen(["sleep", "600"], start_new_session=True, user=ANN) as of_ann:
-        helped.processes.signal([of_ann.pid], signal.SIGTERM)
+        helped.processes.signal(ANN, [of_ann.pid], signal.SIGTERM)
         assert of_ann.wait() == -signal.SIGTERM
+    for uid in (0, 999, DAEMON.uid):
+        with pytest.raises(OSError, match="cannot run jobs here"):
+            helped.processes.signal(uid, [os.getpgid(0)], signal.SIGTERM)
 
 
 def test_processes_of_other_users_are_listed_with_their_marks(helped: HelpedDaemon) -> None:

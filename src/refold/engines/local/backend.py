@@ -151,7 +151,7 @@ class LocalBackend:
     def _start(self, job: Job, order: StartRun) -> None:
         run = (job.id, order.run)
         files = RunFiles(self._out, *run)
-        tree = ProcessTree(new_mark(self._out), self._scanner)
+        tree = ProcessTree(new_mark(self._out), self._scanner, uid=self._scanner.host.uid_of(job.user))
         gang = Gang(job, order, files, tree, self._grace_of(job), self._folder_of(job, files))
         self._gangs[run] = gang
         prepared = self._prepared.get(run)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import select
 import signal
 import socket
 import stat
 import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +38,18 @@ from refold.engines.local.helper_messages import (
     send,
 )
 from refold.engines.local.process import list_processes
-from refold.engines.local.process_host import MARK_VARIABLE, NO_SUCH_GROUP, start_in_group
+from refold.engines.local.process_host import MARK_VARIABLE, signal_groups, start_in_group
 from refold.engines.local.start_check import OutputCopy, find_start_problem
 from refold.errors import BadInput
-from refold.server import MIN_UID, JobAccount, find_job_account
+from refold.model import Seconds
+from refold.server import JobAccount, find_job_account
 from refold.server.output import ResourceShortage
 
 JOB_FOLDER_MODE = 0o2770
 """The job's user and the daemon's group may write; what either creates belongs to the daemon's group."""
+
+CHECK_SECONDS: Seconds = 10.0
+"""How long the helper waits for what it does as a user, whose file system may not answer."""
 
 SHIM_UMASK = 0o002
 PR_SET_PDEATHSIG = 1
@@ -99,10 +105,8 @@ class Helper:
                 case StartShim():
                     return self._start(request, descriptors)
                 case ListProcesses():
-                    found = list_processes(MARK_VARIABLE)
-                    return HelperReply(
-                        processes=[(one.pid, one.group, one.session, one.started, one.alive, one.mark) for one in found]
-                    )
+                    found = list_processes(MARK_VARIABLE, uids=True)
+                    return HelperReply(processes=[astuple(one) for one in found])
                 case Signal():
                     return self._signal(request)
                 case _:
@@ -154,12 +158,17 @@ class Helper:
         return HelperReply(pid=process.pid)
 
     def _signal(self, request: Signal) -> HelperReply:
-        number = signal.Signals(request.number)
-        wanted = {group for group in request.groups if group > 1}
-        allowed = {one.group for one in list_processes(MARK_VARIABLE) if one.group in wanted and self._is_job(one.pid)}
-        for group in allowed:
-            with suppress(*NO_SUCH_GROUP):
-                os.killpg(group, number)
+        """Signal with the rights of the job's user: the kernel protects others' processes, whatever a job claims."""
+        account, number = find_job_account(str(request.uid), self._daemon.uid), signal.Signals(request.number)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                # With another real uid, the user cannot stop this process, for which the helper waits.
+                os.setresuid(self._daemon.uid, account.uid, self._daemon.uid)
+                signal_groups((group for group in request.groups if group > 1), number)
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
         return HelperReply()
 
     def _reap(self) -> None:
@@ -167,13 +176,6 @@ class Helper:
         for pid in list(self._started):
             if os.waitpid(pid, os.WNOHANG)[0]:
                 self._started.discard(pid)
-
-    def _is_job(self, pid: int) -> bool:
-        """Whether a process belongs to an ordinary user."""
-        with suppress(OSError):
-            uid = Path(f"/proc/{pid}").stat().st_uid
-            return uid >= MIN_UID and uid != self._daemon.uid
-        return False
 
 
 def _answer_about_groups(request: GroupRequest, cgroups: Cgroups) -> HelperReply:
@@ -210,7 +212,7 @@ def _make_folder(stack: ExitStack, parent: int, name: str, uid: int, gid: int, m
 
 
 def _as_user(account: JobAccount, function: Callable[[], str]) -> str:
-    """Call a function in a process of a user."""
+    """Call a function in a process of a user, who may stop it; return its text, or that of its error."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -223,7 +225,10 @@ def _as_user(account: JobAccount, function: Callable[[], str]) -> str:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, "rb") as answer:
-        text = answer.read()
+        in_time = select.select([answer], [], [], CHECK_SECONDS)[0]
+        if not in_time:
+            os.kill(pid, signal.SIGKILL)
+        text = answer.read() if in_time else f"no answer within {CHECK_SECONDS:g} s".encode()
     os.waitpid(pid, 0)
     return text.decode("utf-8", "surrogateescape")
 

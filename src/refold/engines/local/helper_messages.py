@@ -50,8 +50,9 @@ class ListProcesses(msgspec.Struct, frozen=True, tag=True):
 
 
 class Signal(msgspec.Struct, frozen=True, tag=True):
-    """Signal process groups."""
+    """Signal process groups, as the user with this uid."""
 
+    uid: int
     groups: list[int]
     number: int
 
@@ -96,7 +97,7 @@ class HelperReply(msgspec.Struct, frozen=True):
     errno: int = 0
     pid: int = 0
     text: str = ""
-    processes: list[tuple[int, int, int, int, bool, str]] = []
+    processes: list[tuple[int, int, int, int, bool, str, int | None]] = []
     pids: list[int] = []
     runs: list[str] = []
     usage: list[InstanceUsage] = []

@@ -29,10 +29,16 @@ from refold.engines.local.helper_messages import (
 from refold.engines.local.process import ProcessInfo
 from refold.engines.local.run_groups import NO_GROUPS, GroupPlace, InstanceUsage, RunGroups
 from refold.engines.local.start_check import OutputCopy
+from refold.errors import RefoldError
+from refold.server import find_job_account
 from refold.server.output import SHARED_FILE, raise_if_shortage
 
 WITH_UMASK = ("/bin/sh", "-c", 'umask 022; exec "$@"', "refold-job")
 """Before a job's command: the shim has another umask, so that the daemon can link to its files."""
+
+
+NO_UID = -1
+"""The uid of a user without an account: no process has it."""
 
 
 class HelperLost(OSError):
@@ -75,14 +81,21 @@ class HelperProcesses:
         os.fchmod(output, SHARED_FILE)
         return self._ask(StartShim(user, list(words), dict(environment), place), output).pid
 
+    def uid_of(self, user: str) -> int:
+        """Return the uid of a user's jobs."""
+        try:
+            return find_job_account(user, os.geteuid()).uid
+        except RefoldError:  # the account was removed
+            return NO_UID
+
     def list_processes(self) -> list[ProcessInfo]:
-        """Return every process, with its mark."""
+        """Return every process, with its mark and uid."""
         return [ProcessInfo(*fields) for fields in self._ask(ListProcesses()).processes]
 
-    def signal(self, groups: Iterable[int], number: signal.Signals) -> None:
-        """Let the helper signal process groups."""
-        if wanted := list(groups):
-            self._ask(Signal(wanted, int(number)))
+    def signal(self, uid: int | None, groups: Iterable[int], number: signal.Signals) -> None:
+        """Let the helper signal process groups as a user. Without one, only their cgroup can end them."""
+        if (wanted := list(groups)) and uid not in (None, NO_UID):
+            self._ask(Signal(uid, wanted, int(number)))
 
     def _ask(self, request: Request, *descriptors: int) -> HelperReply:
         with self._lock:

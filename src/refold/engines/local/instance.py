@@ -72,7 +72,10 @@ class Instance:
             # An empty file: its shim could not write it (disk full). Other content was written by a job.
             self.lost = regular_size(self._files.claim(self._number)) == 0
             return f"the claim file {str(self._files.claim(self._number))!r} cannot be read"
-        if claim.is_alive():
+        is_alive = claim.is_alive()
+        if is_alive and not await self._tree.owns(claim.process) and claim.is_alive():
+            return f"the claim file {str(self._files.claim(self._number))!r} names a process that is not of this run"
+        if is_alive:
             self._tree.add_leader(claim.process)
             await wait_for_exit(claim.process)
         elif claim.boot in ("", boot_id()):

@@ -15,6 +15,7 @@ possibly by another back end.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from contextlib import suppress
 
@@ -93,7 +94,7 @@ def take_over(files: RunFiles) -> bool:
         with suppress(FileNotFoundError):
             if not files.log(0).exists():
                 continue_log(files.of_run(files.run - 1).log(0), files.log(0))
-        files.claim(0).hardlink_to(files.origin_claim)
+        os.link(files.origin_claim, files.claim(0), follow_symlinks=False)
     except OSError as error:
         raise_if_shortage(error)
         return False

@@ -26,7 +26,10 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """A process as /proc describes it. A zombie is not alive. `mark`: the value of the mark variable at its start."""
+    """A process as /proc describes it. A zombie is not alive. `mark`: the value of the mark variable at its start.
+
+    `uid`: the real uid, if it was asked for.
+    """
 
     pid: int
     group: int
@@ -34,6 +37,7 @@ class ProcessInfo:
     started: int
     alive: bool
     mark: str = ""
+    uid: int | None = None
 
 
 def read_process(pid: int) -> ProcessInfo | None:
@@ -47,15 +51,15 @@ def read_process(pid: int) -> ProcessInfo | None:
         return None
 
 
-def parse_stat(stat: bytes, mark: str = "") -> ProcessInfo:
+def parse_stat(stat: bytes, mark: str = "", uid: int | None = None) -> ProcessInfo:
     """Parse /proc/PID/stat: 'pid (name) state parent group session …'. The name may contain any characters."""
     number, _, _ = stat.partition(b" ")
     state, _, group, session, *more = stat.rpartition(b")")[2].split()
-    return ProcessInfo(int(number), int(group), int(session), int(more[15]), state not in (b"Z", b"X"), mark)
+    return ProcessInfo(int(number), int(group), int(session), int(more[15]), state not in (b"Z", b"X"), mark, uid)
 
 
-def list_processes(variable: str) -> list[ProcessInfo]:
-    """Return every process in /proc, with the value of this environment variable at its start."""
+def list_processes(variable: str, uids: bool = False) -> list[ProcessInfo]:
+    """Return every process in /proc, with the value of this environment variable at its start, and with real uids."""
     processes: list[ProcessInfo] = []
     try:
         names = [entry.name for entry in os.scandir(PROC) if entry.name.isdecimal()]
@@ -64,10 +68,10 @@ def list_processes(variable: str) -> list[ProcessInfo]:
         raise
     for name in names:
         try:
-            processes.append(
-                parse_stat(_read_proc_file(f"{PROC}/{name}/stat"), _read_variable(f"{PROC}/{name}/environ", variable))
-            )
-        except ValueError:
+            mark = _read_variable(f"{PROC}/{name}/environ", variable)
+            uid = _read_real_uid(f"{PROC}/{name}/status") if uids else None
+            processes.append(parse_stat(_read_proc_file(f"{PROC}/{name}/stat"), mark, uid))
+        except (ValueError, IndexError):
             continue
         except OSError as error:
             raise_if_shortage(error)  # otherwise the process has ended meanwhile
@@ -82,6 +86,11 @@ def _read_variable(environment: str, variable: str) -> str:
         return ""  # the process has ended or belongs to another user
     _, separator, rest = content.partition(f"\0{variable}=".encode())
     return rest.partition(b"\0")[0].decode("latin-1") if separator else ""
+
+
+def _read_real_uid(status: str) -> int:
+    """Read the real uid, which decides who may signal a process. The files of /proc have the effective one."""
+    return int(_read_proc_file(status).partition(b"\nUid:")[2].split(None, 1)[0])
 
 
 def _read_proc_file(path: str) -> bytes:

@@ -56,11 +56,14 @@ class ProcessHost(Protocol):
         `place`: the cgroup in which it runs. It must begin with `GATE`.
         """
 
-    def list_processes(self) -> list[ProcessInfo]:
-        """Return every process, with its mark."""
+    def uid_of(self, user: str) -> int | None:
+        """Return the uid of a user's jobs; None: all jobs have that of this process."""
 
-    def signal(self, groups: Iterable[int], number: signal.Signals) -> None:
-        """Signal process groups; those that do not exist are skipped."""
+    def list_processes(self) -> list[ProcessInfo]:
+        """Return every process, with its mark; with its uid if those of jobs differ."""
+
+    def signal(self, uid: int | None, groups: Iterable[int], number: signal.Signals) -> None:
+        """Signal what belongs to a uid in process groups; groups that do not exist are skipped."""
 
 
 def start_in_group(
@@ -84,6 +87,13 @@ def start_in_group(
     finally:
         os.close(reading)
         os.close(writing)
+
+
+def signal_groups(groups: Iterable[int], number: signal.Signals) -> None:
+    """Signal what this user may signal in process groups."""
+    for group in groups:
+        with suppress(*NO_SUCH_GROUP):
+            os.killpg(group, number)
 
 
 class OwnProcesses:
@@ -132,12 +142,13 @@ class OwnProcesses:
         shell.returncode = 0  # the process is reaped by `wait_for_exit`, not by this object
         return shell.pid
 
+    def uid_of(self, user: str) -> None:
+        """Return None: all processes are of this user."""
+
     def list_processes(self) -> list[ProcessInfo]:
         """Return every process. Marks of other users' processes are not known."""
         return process.list_processes(MARK_VARIABLE)
 
-    def signal(self, groups: Iterable[int], number: signal.Signals) -> None:
+    def signal(self, uid: int | None, groups: Iterable[int], number: signal.Signals) -> None:  # noqa: ARG002
         """Signal process groups."""
-        for group in groups:
-            with suppress(*NO_SUCH_GROUP):
-                os.killpg(group, number)
+        signal_groups(groups, number)

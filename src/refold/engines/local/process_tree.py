@@ -18,7 +18,11 @@ from refold.engines.local.process import Process, ProcessInfo
 from refold.engines.local.process_host import NO_SUCH_GROUP, OwnProcesses, ProcessHost
 from refold.engines.local.run_groups import InstanceUsage, group_name
 from refold.model import Seconds
+from refold.server import is_job_uid
 from refold.server.output import RETRY_SECONDS, ResourceShortage, retry_on_shortage
+
+NO_MARK = "\0"
+"""How the mark of a tree begins that has none: no process can have that in its environment."""
 
 MAX_POLL_SECONDS: Seconds = 0.05
 MIN_POLL_SECONDS: Seconds = 0.005
@@ -62,9 +66,10 @@ class Alive:
 class ProcessTree:
     """The processes that carry a mark or belong to the sessions of its leaders."""
 
-    def __init__(self, mark: str, scanner: ProcessScanner, group: str = "") -> None:
-        """`group`: the name of its cgroups, if that is all that is known of it."""
+    def __init__(self, mark: str, scanner: ProcessScanner, group: str = "", uid: int | None = None) -> None:
+        """`group`: the name of its cgroups, if that is all that is known of it. `uid`: that of its processes."""
         self.mark = mark
+        self._uid = uid
         self._scanner = scanner
         self._group = group
         self._leaders: dict[int, Process] = {}
@@ -82,11 +87,18 @@ class ProcessTree:
 
     def with_mark(self, mark: str) -> ProcessTree:
         """Return the tree of another mark."""
-        return ProcessTree(mark, self._scanner)
+        return ProcessTree(mark, self._scanner, uid=self._uid)
 
     def add_leader(self, leader: Process) -> None:
         """Add a session leader, whose session belongs to the tree."""
         self._leaders[leader.pid] = leader
+
+    async def owns(self, process: Process) -> bool:
+        """Whether a process that a file in a job's folder names is of this run: the job's user may have written it."""
+        if self._uid is None:
+            return True
+        named = (process.pid, process.started, self._uid, self.mark)
+        return any((info.pid, info.started, info.uid, info.mark) == named for info in await self._scanner.scan())
 
     def skip_grace(self) -> None:
         """Kill the processes without a (further) grace period."""
@@ -95,7 +107,7 @@ class ProcessTree:
     async def end(self, grace: Seconds, first: signal.Signals = signal.SIGTERM) -> None:
         """Send signal `first` to all processes, SIGKILL after `grace` seconds, and return when none is alive."""
         alive = await self._alive()
-        self.host.signal(alive.groups, first)
+        await self._signal(alive, first)
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + grace, MIN_POLL_SECONDS
         while alive and loop.time() < deadline and not self._skip_grace:
@@ -104,9 +116,13 @@ class ProcessTree:
             alive = await self._alive()
         while alive:
             await asyncio.to_thread(self.host.groups.kill, self.group)
-            self.host.signal(alive.groups, signal.SIGKILL)
+            await self._signal(alive, signal.SIGKILL)
             await asyncio.sleep(MIN_POLL_SECONDS)
             alive = await self._alive()
+
+    async def _signal(self, alive: Alive, number: signal.Signals) -> None:
+        """Signal what is alive, as soon as the machine can start the process that does so as the job's user."""
+        await retry_on_shortage(lambda: self.host.signal(self._uid, alive.groups, number))
 
     async def usage(self) -> Sequence[InstanceUsage]:
         """Return what the instances have used until now, as far as it is measured."""
@@ -132,7 +148,8 @@ class ProcessTree:
         """Return the process groups with living processes of the tree. `members`: the pids in its cgroups.
 
         A session belongs to the tree if its leader has ended or is still the process that was started: a pid is not
-        reused while a session of that id exists.
+        reused while a session of that id exists. A process of another user belongs to it only in its cgroups: the
+        leader may have been named by the job's user.
         """
         processes = list(processes)
         reused = {
@@ -144,7 +161,11 @@ class ProcessTree:
         return {
             info.group
             for info in processes
-            if info.alive and (info.session in sessions or info.mark == self.mark or info.pid in pids)
+            if info.alive
+            and (
+                info.pid in pids
+                or (self._uid in (None, info.uid) and (info.session in sessions or info.mark == self.mark))
+            )
         }
 
 
@@ -160,13 +181,15 @@ def find_strays(
     `groups`: the names of all cgroups of runs; those of unknown runs are trees as well, without a mark.
     """
     known_groups = {group_name(mark) for mark in known_marks}
-    trees = {name: ProcessTree(f"cgroup {name}", scanner, name) for name in groups if name not in known_groups}
+    named = [ProcessTree(f"{NO_MARK}{name}", scanner, name) for name in groups if name not in known_groups]
+    trees: dict[tuple[str, int | None], ProcessTree] = {}
     for info in processes:
-        if info.alive and info.mark.startswith(prefix) and info.mark not in known_marks:
-            tree = trees.setdefault(info.mark, ProcessTree(info.mark, scanner))
+        is_stray = info.alive and info.mark.startswith(prefix) and info.mark not in known_marks
+        if is_stray and (info.uid is None or is_job_uid(info.uid, os.geteuid())):
+            tree = trees.setdefault((info.mark, info.uid), ProcessTree(info.mark, scanner, uid=info.uid))
             if info.pid == info.session:
                 tree.add_leader(Process(info.pid, info.started))
-    return list(trees.values())
+    return [*named, *trees.values()]
 
 
 def _group_exists(group: int) -> bool:

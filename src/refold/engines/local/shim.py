@@ -21,7 +21,7 @@ from refold.engines.local.run_groups import GroupPlace
 from refold.engines.local.start_check import NO_COPIES, OutputCopy
 from refold.model import Job
 from refold.server import job_descriptor_limit
-from refold.server.output import RunFiles, open_regular, read_regular
+from refold.server.output import OWNER_ONLY_FILE, RunFiles, open_regular, read_regular, share_pipe
 
 CLAIM_FAILED = 97
 """Exit status of a shim that could not claim its instance: it is claimed already, or the file cannot be written."""
@@ -153,8 +153,8 @@ def _make_pipe(copy: OutputCopy, pipe: Path) -> list[str]:
     if copy.path is None:
         return ["", "", ""]
     pipe.unlink(missing_ok=True)
-    os.mkfifo(pipe, 0o600)
-    pipe.chmod(0o666)  # the folder is private; the job's user may be another one
+    os.mkfifo(pipe, OWNER_ONLY_FILE)
+    share_pipe(pipe)
     return [str(copy.path), str(pipe), "replace" if copy.replace else ""]
 
 

@@ -137,7 +137,7 @@ class SubmitterOwners:
                 raise SlurmError(f"{program} cannot be run: {error.strerror}") from None
             finally:
                 os.close(writing)
-            text = self._read(reading, program, pid)
+            text = self._read(owner, reading, program, pid)
         finally:
             os.close(reading)
         output, _, status = text.rpartition("refold status ")
@@ -146,12 +146,12 @@ class SubmitterOwners:
             raise SlurmError(program_message(program, output, code))
         return output
 
-    def _read(self, pipe: int, program: str, pid: int) -> str:
+    def _read(self, owner: Uid, pipe: int, program: str, pid: int) -> str:
         """Read what a program prints until it ends; end it if it takes too long."""
         deadline, content = monotonic() + TIMEOUT_SECONDS, b""
         while select.select([pipe], [], [], max(0.0, deadline - monotonic()))[0]:
             if not (part := os.read(pipe, 2**16)):
                 return content.decode(errors="replace")
             content += part
-        self._host.signal([pid], signal.SIGKILL)
+        self._host.signal(owner, [pid], signal.SIGKILL)
         raise SlurmError(f"{program} did not answer within {TIMEOUT_SECONDS:g} s")

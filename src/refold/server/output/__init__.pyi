@@ -20,6 +20,7 @@ from .run_files import (
     new_mark as new_mark,
 )
 from .safe_files import (
+    OWNER_ONLY_FILE as OWNER_ONLY_FILE,
     OWNER_ONLY_FOLDER as OWNER_ONLY_FOLDER,
     RETRY_SECONDS as RETRY_SECONDS,
     SHARED_FILE as SHARED_FILE,
@@ -30,5 +31,6 @@ from .safe_files import (
     read_regular as read_regular,
     regular_size as regular_size,
     retry_on_shortage as retry_on_shortage,
+    share_pipe as share_pipe,
     write_atomically as write_atomically,
 )

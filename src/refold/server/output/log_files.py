@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -30,6 +29,9 @@ COPY_BYTES = 2**20
 MAX_UTF8_BYTES = 4
 MAX_OFFSET_DIGITS = 18
 """Maximum digits of an offset in the third file; longer content was not written by the daemon."""
+
+NOT_EXECUTABLE = 0o666
+"""What a rotated file takes over of the mode of its log: a job may have put a program with set-user-id in its place."""
 
 MAX_CHECK_INTERVAL: Seconds = 1.0
 MIN_CHECK_INTERVAL: Seconds = 0.05
@@ -121,7 +123,7 @@ def rotate_log(path: Path, keep: int) -> None:
     """Copy the last `keep` bytes of the log to the second file, and truncate the log."""
     copy, record = _sibling(path, "1.new"), _sibling(path, "gone.new")
     with _lock_of(path), open_regular(path, os.O_RDWR) as log, create_regular(copy) as older:
-        os.fchmod(older.fileno(), stat.S_IMODE(os.fstat(log.fileno()).st_mode))
+        os.fchmod(older.fileno(), os.fstat(log.fileno()).st_mode & NOT_EXECUTABLE)
         remaining = min(keep, os.fstat(log.fileno()).st_size)
         log.seek(-remaining, os.SEEK_END)
         _copy(log, older, remaining)

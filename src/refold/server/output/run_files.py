@@ -11,6 +11,7 @@ from urllib.parse import quote
 from uuid import uuid4
 
 import msgspec
+from msgspec.structs import replace
 
 from refold.core import RunFailed, RunFinished, RunStopped
 from refold.model import Allocation
@@ -46,7 +47,8 @@ class StartRecord(msgspec.Struct, frozen=True):
 
     `port` is that of the rendezvous; `worker_ports` has one per instance, for frameworks whose workers listen.
     After a live change, `origin` is the run that started the processes, and `prepared` the allocation that they were
-    prepared for (see `live_change`).
+    prepared for (see `live_change`). `run`: the run that the record is of, so that a job that renames it gains nothing;
+    0: an older daemon has written it.
     """
 
     mark: str
@@ -54,6 +56,7 @@ class StartRecord(msgspec.Struct, frozen=True):
     worker_ports: tuple[int, ...] = ()
     origin: int = 0
     prepared: Allocation | None = None
+    run: int = 0
 
 
 class RunFiles:
@@ -149,13 +152,14 @@ class RunFiles:
             folder.mkdir(mode=OWNER_ONLY_FOLDER, exist_ok=True)
         if earlier := self.read_start():
             return earlier
-        self.replace_start(record)
-        return record
+        return self.replace_start(record)
 
-    def replace_start(self, record: StartRecord) -> None:
-        """Write the start record."""
+    def replace_start(self, record: StartRecord) -> StartRecord:
+        """Write the start record, and return it with its run."""
+        record = replace(record, run=self.run)
         write_atomically(self._start, msgspec.json.encode(record))
         self._origin = record.origin or self.run
+        return record
 
     def remove_start(self) -> None:
         """Remove the start record of a run that was prepared but not started."""
@@ -178,8 +182,10 @@ class RunFiles:
     def read_start(self) -> StartRecord | None:
         """Return the start record, or None."""
         try:
-            record = msgspec.json.decode(read_regular(self._start), type=StartRecord)
+            record = msgspec.json.decode(self._read_own(self._start), type=StartRecord)
         except UNREADABLE:
+            return None
+        if record.run not in (0, self.run):
             return None
         self._origin = record.origin or self.run
         return record
@@ -191,10 +197,21 @@ class RunFiles:
     def read_end(self) -> RunEnd | None:
         """Return how the run ends, if that is recorded."""
         try:
-            end: RunEnd = msgspec.json.decode(read_regular(self.end), type=RunEnd)
+            end: RunEnd = msgspec.json.decode(self._read_own(self.end), type=RunEnd)
         except UNREADABLE:
             return None
-        return end if (end.job, end.run) == (self.job, self.run) else None  # a job may have written a false record
+        return end if (end.job, end.run) == (self.job, self.run) else None  # a job may have renamed a record
+
+    def _read_own(self, path: Path) -> bytes:
+        """Read a record that only the daemon writes.
+
+        In a folder of a job's user, that user may have put another file in its place. Output of jobs is in files of the
+        daemon, too, but these are not private.
+        """
+        is_of_user = False
+        with suppress(FileNotFoundError):  # there is no record yet; a shortage is to be noticed nevertheless
+            is_of_user = self.folder.stat().st_uid != self._out.stat().st_uid
+        return read_regular(path, private=is_of_user)
 
 
 def mark_prefix(out: Path) -> str:

@@ -24,6 +24,9 @@ SHARED_FILE = 0o644
 SHORTAGE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
 """Errors of a machine short of file descriptors, processes, memory or disk space: not the job's fault."""
 
+PIPE_FOR_ALL = 0o666
+"""Mode of pipes in a job's folder, which is private. The job's user may be another one."""
+
 RETRY_SECONDS: Seconds = 0.1
 
 MAX_READ_BYTES = 64 * 2**10
@@ -58,10 +61,16 @@ def create_regular(path: Path) -> IO[bytes]:
     return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
-def read_regular(path: Path, limit: int = MAX_READ_BYTES) -> bytes:
-    """Read up to `limit` bytes of a regular file. Raises OSError or `ResourceShortage`."""
+def read_regular(path: Path, limit: int = MAX_READ_BYTES, *, private: bool = False) -> bytes:
+    """Read up to `limit` bytes of a regular file. Raises OSError or `ResourceShortage`.
+
+    `private`: only if it is this user's, and no one else may read it.
+    """
     try:
         with open_regular(path) as file:
+            info = os.fstat(file.fileno())
+            if private and (info.st_uid, stat.S_IMODE(info.st_mode)) != (os.geteuid(), OWNER_ONLY_FILE):
+                raise PermissionError(errno.EPERM, "not a private file of this user", str(path))
             return file.read(limit)
     except OSError as error:
         raise_if_shortage(error)
@@ -90,6 +99,18 @@ def write_atomically(path: Path, content: bytes, mode: int = OWNER_ONLY_FILE) ->
         os.fchmod(file.fileno(), mode)
         file.write(content)
     temporary.replace(path)
+
+
+def share_pipe(path: Path) -> None:
+    """Let every user who can reach a new pipe of this user use it. Whatever a job puts in its place is left alone."""
+    pipe = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        info = os.fstat(pipe)
+        if not stat.S_ISFIFO(info.st_mode) or info.st_uid != os.geteuid():
+            raise OSError(errno.EINVAL, "not a pipe of this user", str(path))
+        os.fchmod(pipe, PIPE_FOR_ALL)
+    finally:
+        os.close(pipe)
 
 
 def regular_size(path: Path) -> int:
