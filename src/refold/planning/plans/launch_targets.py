@@ -298,7 +298,7 @@ _OFFLOADS_SHARDS = Unsupported(
 
 LAUNCH_TARGETS: dict[LaunchEngine, LaunchTarget] = {
     "megatron": LaunchTarget(
-        "megatron",
+        "megatron-core",
         _megatron,
         (
             _stages_of((0, 1), "ZeRO-2 and ZeRO-3 need Megatron-FSDP, whose checkpoints other plans cannot load"),
