@@ -107,6 +107,15 @@ def test_the_precision_is_that_of_the_products(json_of: JsonOf, error_of: TextOf
     assert "A100-80GB has no matrix products in fp8" in error_of(*LLAMA, "--precision", "fp8")
 
 
+def test_the_command_trains_what_was_planned_and_names_what_it_leaves_to_the_script(json_of: JsonOf) -> None:
+    words = (*LLAMA, "--launch", "megatron")
+    document = json_of(*words)
+    assert "--seq-length 2048 --max-position-embeddings 2048 --bf16 " in document["launch"]["command"]
+    assert not any("does not set" in note for note in document["notes"])
+    notes = json_of(*words, "--optimizer", "adamw-8bit", "--frozen-layers", "2")["notes"]
+    assert "the command does not set what your script must: frozen layers, adamw-8bit" in notes
+
+
 def test_a_plan_that_the_framework_cannot_run_is_not_valid(invoke: Invoke) -> None:
     result = invoke(*LLAMA, "--launch", "trainer", "--why", "tp2 dp4")
     assert result.exit_code == 1

@@ -92,6 +92,7 @@ def plan(
     plan_limits = limits.parse(setup.sequence, offload, target)
     search = best_plans(setup, plan_limits, top)
     notes += _assumption_notes(setup, search, hardware.network)
+    notes += [] if target is None else _left_to_script(setup)
     possible = replace(plan_limits, max_context=MAX_DEGREE)  # one that was not tried may be asked for
     if (asked := explain or why) is not None:
         wanted = _find_plan(asked, search)
@@ -184,7 +185,22 @@ def _launch_settings(target: LaunchEngine, setup: TrainingSetup, plan: Plan) -> 
     from refold.planning.plans import LaunchRequest, Workers, launch_settings
 
     nodes = setup.machines.gpus_on_node
-    return launch_settings(target, LaunchRequest(plan, setup.batch, Workers(nodes[0], len(nodes))))
+    return launch_settings(
+        target,
+        LaunchRequest(
+            plan, setup.batch, Workers(nodes[0], len(nodes)), sequence=0 if setup.model.opaque else setup.sequence
+        ),
+    )
+
+
+def _left_to_script(setup: TrainingSetup) -> list[str]:
+    """Return a note on what the printed command does not set, though it was planned."""
+    tuning, engine = setup.tuning, setup.engine
+    left = ["adapters"] if tuning.lora_rank else []
+    left += ["frozen layers"] if tuning.frozen_layers else []
+    left += [tuning.optimizer] if tuning.optimizer != "adamw" else []
+    left += [engine.arithmetic] if engine.low_precision else []
+    return [f"the command does not set what your script must: {', '.join(left)}"] if left else []
 
 
 def _print_best(
