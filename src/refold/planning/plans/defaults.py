@@ -13,6 +13,9 @@ from refold.planning.plans.space import Pins
 LORA_BATCH, LORA_SEQUENCE = 16, 2048
 """Samples per step and tokens per sample of fine-tuning, unless given. Pretraining has those of the model."""
 
+MAX_ROUNDED = 1.25
+"""A model's batch is rounded up by at most this factor; on more GPUs, tensor and pipeline parallelism divide them."""
+
 MAX_ROUNDING = 4
 """A default batch is rounded up to a multiple of up to so many samples per GPU, so that micro-batches can be chosen."""
 
@@ -81,6 +84,8 @@ def default_sizes(model: ModelShape, gpus: int = 1, tuning: Tuning = ANY_TASK.tu
     else:
         batch, sequence, reason = model.batch, model.sequence, model.name
     rounded = dividing_batch(batch, gpus)
+    if rounded > MAX_ROUNDED * batch and not tuning.lora_rank:
+        rounded = batch
     return DefaultSizes(
         rounded, sequence, reason if rounded == batch else f"{reason} (batch {batch}, rounded up for {gpus} GPUs)"
     )
