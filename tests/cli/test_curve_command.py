@@ -47,8 +47,11 @@ def cluster(tmp_path: Path) -> str:
 
 
 def test_a_table_lists_the_numbers_of_gpus_that_increase_throughput(stdout_of: TextOf) -> None:
-    title, header, *rows = stdout_of(*GPT2, "--gpu", "A100-80GB", "--gpus-up-to", "8").splitlines()
-    assert title == "gpt2-xl on up to 8 × A100-80GB: 16 samples of 1,024 tokens per step, megatron"
+    title, header, *rows = stdout_of(*GPT2, "--gpu", "A100-80GB", "--gpus-up-to", "8", "--even").splitlines()
+    assert (
+        title
+        == "gpt2-xl on up to 8 × A100-80GB: 16 samples of 1,024 tokens per step, megatron-core (NeMo 26.02 to 26.04)"
+    )
     assert header.split() == ["GPUs", "samples/s", "efficiency", "best", "plan"]
     steps = [row.split()[0] for row in rows if "DP" in row]
     assert {"1", "2", "4", "8"} <= set(steps)
@@ -116,7 +119,7 @@ def test_gpu_memory_that_differs_from_the_catalogue_is_noted(tmp_path: Path, jso
 
 
 def test_cpus_speed_up_plans_with_offload(json_of: JsonOf, stdout_of: TextOf) -> None:
-    words = (*GPT2, "--gpu", "T4", "--gpus-up-to", "1", "--cpus-at", "1")
+    words = (*GPT2, "--gpu", "T4", "--gpus-up-to", "1", "--cpus-at", "1", "--engine", "megatron")
     (curve,) = json_of(*words)["by_cpus"]
     assert (curve["gpus"], curve["up_to"]) == (1, 32)
     assert [one["cpus"] for one in curve["points"]][:3] == [1, 2, 3]
@@ -140,6 +143,7 @@ def test_assumptions_are_noted(json_of: JsonOf) -> None:
     notes = json_of("curve", "gpt2-xl", "--gpu", "T4", "--gpus-up-to", "16")["notes"]
     assert notes == [
         "assuming --batch 16 --seq 1024, the defaults for gpt2-xl",
+        "assuming --engine transformers-bf16, the default for GPUs that PCIe connects",
         "assuming --network 12.5GB/s, the default for nodes with T4",
         "assuming 8 CPUs per GPU and no limit on host memory for plans with offload",
     ]

@@ -17,11 +17,12 @@ from refold.server.planner import Planner, search_plans
 def test_the_best_plans_are_those_of_the_plan_search() -> None:
     model = find_model("llama-2-7b")
     machines = build_machines(find_gpu("A100-80GB"), 8)
-    setup = TrainingSetup(model, machines, find_engine("megatron"), model.batch, model.sequence)
+    setup = TrainingSetup(model, machines, find_engine("megatron-core"), model.batch, model.sequence)
     expected = best_plans(setup, wide_limits(model.sequence)).best
     answer = search_plans(PlanQuestion("llama-2-7b", "A100-80GB", 8))
     assert [row.plan for row in answer.best] == [str(found.plan) for found in expected]
     assert answer.best[0].samples_per_second == expected[0].samples_per_second
+    assert answer.engine == "megatron-core (NeMo 26.02 to 26.04)"
     assert (answer.nodes, answer.batch, answer.sequence) == (1, model.batch, model.sequence)
 
 

@@ -10,7 +10,7 @@ from refold.client.api import Catalogue, PlanAnswer, PlanQuestion, PlanRejection
 from refold.errors import BadInput
 from refold.planning.catalogue import engines, find_engine, find_gpu, find_model, gpu_names, model_names
 from refold.planning.perf import Estimate, TrainingSetup, Tuning, build_machines
-from refold.planning.plans import Pins, best_plans, wide_limits
+from refold.planning.plans import Pins, Task, best_plans, default_engine, default_sizes, wide_limits
 from refold.server.policy_comparison import comparable_policies
 
 SHOWN_PLANS = 10
@@ -41,16 +41,20 @@ def search_plans(question: PlanQuestion) -> PlanAnswer:
         raise BadInput(f"nodes is {question.nodes}, expected at most {question.gpus} for {question.gpus} GPUs")
     machines = build_machines(gpu, question.gpus, nodes=question.nodes)
     machines = msgspec.structs.replace(machines, margin=question.margin / 100)
-    engine = find_engine(question.engine)
+    tuning = Tuning(question.lora, question.qlora)
+    pinned = Pins(context=question.cp or None, expert=question.ep or None)
+    task = Task(tuning, question.precision, pinned)
+    named = find_engine(question.engine) if question.engine else None
+    engine = named or default_engine(shape, gpu, question.gpus, task).engine
     if question.precision is not None:
         engine = engine.with_precision(question.precision)
-    batch, sequence = question.batch or shape.batch, question.sequence or shape.sequence
-    tuning = Tuning(question.lora, question.qlora)
+    default = default_sizes(shape, question.gpus, tuning)
+    batch, sequence = question.batch or default.batch, question.sequence or default.sequence
     setup = TrainingSetup(shape, machines, engine, batch, sequence, tuning)
     limits = msgspec.structs.replace(
         wide_limits(sequence),
         offload=question.offload,
-        pinned=Pins(context=question.cp or None, expert=question.ep or None),
+        pinned=pinned,
     )
     search = best_plans(setup, limits, SHOWN_PLANS)
     return PlanAnswer(
@@ -65,6 +69,7 @@ def search_plans(question: PlanQuestion) -> PlanAnswer:
         search.out_of_memory,
         [PlanRejection(one.name, one.plans, one.explanation, str(one.example)) for one in search.rejected],
         list(search.advice),
+        engine.label,
     )
 
 

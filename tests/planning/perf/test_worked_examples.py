@@ -297,6 +297,17 @@ def test_the_weights_of_the_first_and_the_last_stage() -> None:
     assert stage_parameters_of(uneven, Plan(pipeline=3), is_last=False).total == 2 * LAYER_WEIGHTS + 1000 * 64
 
 
+def test_the_fullest_of_uneven_stages_is_the_first_or_the_second() -> None:
+    """Ten layers on four stages: 2, 3, 3 and 2, with 4, 3, 2 and 1 micro-batches in flight."""
+    model = msgspec.structs.replace(HEAD, layers=10)
+    setup, plan = make_setup(4, model), Plan(pipeline=4, accumulation=8)
+    assert gib(setup, plan, "weights") * GIB == pytest.approx(2 * 3 * LAYER_WEIGHTS)
+    tokens = setup.tokens / 8
+    assert gib(setup, plan, "activations") * GIB == pytest.approx(tokens * 3 * 3 * LAYER_BYTES)
+    even = make_setup(4, msgspec.structs.replace(HEAD, layers=12))
+    assert gib(even, plan, "activations") * GIB == pytest.approx(tokens * 3 * 4 * LAYER_BYTES)
+
+
 def test_memory_of_weights_gradients_and_optimizer_by_zero_stage() -> None:
     def bytes_of_states(zero: int) -> tuple[float, ...]:
         setup = make_setup(8)

@@ -107,6 +107,32 @@ def test_the_command_line_of_each_framework(engine: LaunchEngine, plan: str, com
 
 
 @pytest.mark.parametrize(
+    ("engine", "words"),
+    [
+        (
+            "megatron",
+            "--seq-length 4096 --max-position-embeddings 4096 --bf16 --grad-reduce-in-bf16 --optimizer adam",
+        ),
+        ("accelerate", "--mixed_precision bf16"),
+        ("trainer", "--bf16 --optim adamw_torch_fused"),
+    ],
+)
+def test_a_planned_training_has_its_precision_sequence_and_optimizer(engine: LaunchEngine, words: str) -> None:
+    plan = parse_plan("dp4 accumulate 2")
+    request = LaunchRequest(plan, 64, Workers(4), "run", sequence=4096)
+    assert words in launch_settings(engine, request).command()
+    assert words not in settings_of(engine, "dp4 accumulate 2").command()  # in a job, they are the script's
+
+
+def test_configurations_of_a_planned_training_have_its_precision() -> None:
+    request = LaunchRequest(parse_plan("dp4 zero3"), 64, Workers(4), sequence=4096)
+    (deepspeed,) = launch_settings("deepspeed", request).files.values()
+    (fsdp,) = launch_settings("fsdp", request).files.values()
+    assert json.loads(deepspeed).items() >= {"bf16": {"enabled": True}, "optimizer": {"type": "AdamW"}}.items()
+    assert json.loads(fsdp).items() >= {"sequence": 4096, "param_dtype": "bfloat16"}.items()
+
+
+@pytest.mark.parametrize(
     ("engine", "plan", "config"),
     [
         (

@@ -150,7 +150,10 @@ def test_if_no_plan_uses_all_gpus_fewer_gpus_are_advised(make_setup: MakeSetup) 
         "1 combination: batch 512 is not divisible by 7 (DP7)",
     ]
     assert search.enough_gpus is None
-    assert [advice.split(":")[0] for advice in search.advice] == ["4 × A100 would be enough"]
+    assert [advice.split(":")[0] for advice in search.advice] == [
+        "with --batch 532, a multiple of 7 GPUs, this plan would fit",
+        "4 × A100 would be enough",
+    ]
 
 
 def test_if_nothing_fits_more_gpus_are_advised(make_setup: MakeSetup) -> None:

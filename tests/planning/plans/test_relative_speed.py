@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from refold.errors import BadValue
 from refold.model import Allocation, Demand, Job, Link, Node, Plan, Share
-from refold.planning.catalogue import DEFAULT_ENGINE, find_engine, find_gpu, find_model
+from refold.planning.catalogue import GENERAL_ENGINE, find_engine, find_gpu, find_model
 from refold.planning.perf import Machines, TrainingSetup, estimate
 from refold.planning.plans import (
     Knowledge,
@@ -131,7 +131,7 @@ class TestMachinesOfSpeeds:
     def expected(self, layout: tuple[int, ...], inside: Link, network: Link, **more: float) -> float:
         gpu, model = find_gpu(GPU), find_model("gpt2")
         machines = Machines(gpu, layout, inside, network, **more)
-        setup = TrainingSetup(model, machines, find_engine(DEFAULT_ENGINE), model.batch, model.sequence)
+        setup = TrainingSetup(model, machines, find_engine(GENERAL_ENGINE), model.batch, model.sequence)
         return 1 / estimate(setup, Plan(sum(layout))).step_seconds
 
     def test_links_default_to_those_of_the_gpu_type(self) -> None:
@@ -187,7 +187,7 @@ def test_the_best_plan_obeys_limits_and_is_never_better_than_without(
 ) -> None:
     model, gpu = find_model("llama-2-7b"), find_gpu(GPU)
     machines = PackedMachines(gpu, cpus_per_gpu=8.0)(gpus)
-    setup = TrainingSetup(model, machines, find_engine(DEFAULT_ENGINE), 64, 2048)
+    setup = TrainingSetup(model, machines, find_engine(GENERAL_ENGINE), 64, 2048)
     free, limited = best_plan(setup), best_plan(setup, limits)
     assert free is not None
     assert limited is not None

@@ -52,7 +52,7 @@ class _CurveSetup:
 
     def __str__(self) -> str:
         each = "" if self.shape.opaque else f" of {self.sequence:,} tokens"
-        return f"{plural(self.batch, 'sample')}{each} per step, {self.engine.name}"
+        return f"{plural(self.batch, 'sample')}{each} per step, {self.engine.label}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,16 +108,19 @@ def curve(
     Example: refold curve gpt2-xl --cluster cluster.yaml --cpus-at 2
     """
 
-    from refold.cli.inputs import engine_for, parse_gpu_pools, pools_with_gpus, read_or_trace_model
-    from refold.planning.catalogue import find_engine
+    from refold.cli.inputs import parse_gpu_pools, pools_with_gpus, read_or_trace_model
+    from refold.planning.plans import Task
 
     _check_chart_path(out)
     shape = read_or_trace_model(model)
     samples, tokens, notes = training.resolve_sizes(shape)
     plan_limits = limits.parse(tokens, {"--cpus-at": cpus_at})
-    framework = training.with_precision(find_engine(engine_for(shape, training.engine)))
-    setup = _CurveSetup(model, shape, framework, samples, tokens, plan_limits)
     pools, pool_notes = parse_gpu_pools(cluster, gpu, gpus_up_to, network)
+    largest = max(pools, key=lambda pool: pool.up_to)  # one framework for all numbers of GPUs: a curve compares plans
+    task = Task(pinned=limits.parse_pins(), offload=cpus_at is not None)
+    framework, chosen = training.resolve_engine(shape, largest.gpu, largest.up_to, task)
+    notes += chosen
+    setup = _CurveSetup(model, shape, framework, samples, tokens, plan_limits)
     with progress(f"curves of {shape.name}"):
         by_gpus = [_gpu_series(setup, pool) for pool in pools]
         by_cpus = (

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def engines(as_json: AsJson = False) -> None:
     """List the training frameworks in the catalogue.
 
-    The first is the default of --engine. See docs/plan.md.
+    The default of --engine depends on the model and the GPUs. See docs/plan.md.
     """
     from msgspec.structs import asdict
 
@@ -24,6 +24,7 @@ def engines(as_json: AsJson = False) -> None:
         return
     columns: list[Column[Engine]] = [
         Column("engine", lambda engine: engine.name, whole=True),
+        Column("release", lambda engine: engine.release, whole=True),
         Column("arithmetic", lambda engine: engine.arithmetic, whole=True),
         Column("bytes per weight", lambda engine: format_number(_bytes_per_weight(engine)), number=True),
         Column("plans", _format_features, optional=1),

@@ -64,34 +64,35 @@ def plan(
     """
     from msgspec.structs import replace
 
-    from refold.cli.inputs import engine_for, read_or_trace_model
+    from refold.cli.inputs import read_or_trace_model
     from refold.errors import BadInput
     from refold.model import MAX_DEGREE
-    from refold.planning.catalogue import find_engine
     from refold.planning.perf import TrainingSetup, apply_corrections
-    from refold.planning.plans import LAUNCH_TARGETS, best_plans
+    from refold.planning.plans import LAUNCH_TARGETS, Task, best_plans
 
     if explain is not None and why is not None:
         raise BadInput("--explain and --why exclude each other: leave one of them out")
     shape = read_or_trace_model(model)
     machines = hardware.parse()
-    samples, tokens, notes = training.resolve_sizes(shape)
+    tuning, assumed = tuned.parse()
+    samples, tokens, notes = training.resolve_sizes(shape, machines.gpus, tuning)
     fitted = _read_fit(fit, machines.gpu.name, training.engine) if fit is not None else None
     target = None if launch is None else parse_launch_engine(launch)
-    engine = engine_for(shape, training.engine)
-    if target is not None and engine == plan_request.DEFAULT_ENGINE:
-        engine = LAUNCH_TARGETS[target].estimated_as
-    framework = training.with_precision(find_engine((fitted.engine if fitted else None) or engine))
-    tuning, assumed = tuned.parse()
-    notes += assumed
+    known = (fitted.engine if fitted else None) or training.engine
+    if target is not None and not shape.traced:
+        known = known or LAUNCH_TARGETS[target].estimated_as
+    offload = {"--cpus": hardware.cpus, "--host-memory": hardware.host_memory}
+    task = Task(tuning, pinned=limits.parse_pins(), offload=any(value is not None for value in offload.values()))
+    framework, chosen = training.resolve_engine(shape, machines.gpu, machines.gpus, task, known)
+    notes += chosen + assumed
     setup = TrainingSetup(shape, machines, framework, samples, tokens, tuning, tuned.packing or 0)
     if fitted is not None:
         setup = apply_corrections(setup, fitted.values)
         notes += [f"estimates are corrected with {fit}, fitted to {fitted.model} with {framework.name}"]
-    plan_limits = limits.parse(setup.sequence, {"--cpus": hardware.cpus, "--host-memory": hardware.host_memory})
-    plan_limits = replace(plan_limits, engine=target)
+    plan_limits = limits.parse(setup.sequence, offload, target)
     search = best_plans(setup, plan_limits, top)
     notes += _assumption_notes(setup, search, hardware.network)
+    notes += [] if target is None else _left_to_script(setup)
     possible = replace(plan_limits, max_context=MAX_DEGREE)  # one that was not tried may be asked for
     if (asked := explain or why) is not None:
         wanted = _find_plan(asked, search)
@@ -105,8 +106,8 @@ def plan(
         _print_best(setup, search, notes, _accuracy_note(fitted), as_json, settings)
 
 
-def _read_fit(path: Path, gpu: str, engine: str) -> Fitted:
-    """Read a fit and check that it is for this GPU type and engine (the default engine stands for that of the fit)."""
+def _read_fit(path: Path, gpu: str, engine: str | None) -> Fitted:
+    """Read a fit and check that it is for this GPU type and engine, if one was given."""
     from refold.cli.commands.fit import read_fit
     from refold.errors import BadInput
     from refold.planning.perf import CorrectedForm
@@ -116,7 +117,7 @@ def _read_fit(path: Path, gpu: str, engine: str) -> Fitted:
         raise BadInput(f"{path} has the form {fitted.form!r}, expected {CorrectedForm.name!r}")
     if fitted.gpu and fitted.gpu != gpu:
         raise BadInput(f"{path} was fitted on {fitted.gpu}, but the plan is for {gpu}")
-    if engine not in (plan_request.DEFAULT_ENGINE, fitted.engine):
+    if engine not in (None, fitted.engine):
         raise BadInput(f"{path} was fitted with engine {fitted.engine}, not {engine}: leave --engine out")
     return fitted
 
@@ -184,7 +185,22 @@ def _launch_settings(target: LaunchEngine, setup: TrainingSetup, plan: Plan) -> 
     from refold.planning.plans import LaunchRequest, Workers, launch_settings
 
     nodes = setup.machines.gpus_on_node
-    return launch_settings(target, LaunchRequest(plan, setup.batch, Workers(nodes[0], len(nodes))))
+    return launch_settings(
+        target,
+        LaunchRequest(
+            plan, setup.batch, Workers(nodes[0], len(nodes)), sequence=0 if setup.model.opaque else setup.sequence
+        ),
+    )
+
+
+def _left_to_script(setup: TrainingSetup) -> list[str]:
+    """Return a note on what the printed command does not set, though it was planned."""
+    tuning, engine = setup.tuning, setup.engine
+    left = ["adapters"] if tuning.lora_rank else []
+    left += ["frozen layers"] if tuning.frozen_layers else []
+    left += [tuning.optimizer] if tuning.optimizer != "adamw" else []
+    left += [engine.arithmetic] if engine.low_precision else []
+    return [f"the command does not set what your script must: {', '.join(left)}"] if left else []
 
 
 def _print_best(

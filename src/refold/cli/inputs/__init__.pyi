@@ -75,7 +75,6 @@ from .submission import (
     read_submissions as read_submissions,
 )
 from .traced_models import (
-    engine_for as engine_for,
     read_or_trace_model as read_or_trace_model,
 )
 from .workload import (

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from refold.model import Link
-    from refold.planning.perf import Engine, GpuSpec, Machines, ModelShape, Tuning
-    from refold.planning.plans import Pins, PlanLimits
+    from refold.model import LaunchEngine, Link
+    from refold.planning.perf import Engine, GpuSpec, Machines, ModelShape, Precision, Tuning
+    from refold.planning.plans import Pins, PlanLimits, Task
 
 MAX_GPUS = 2**17
 """Largest number of GPUs; more is taken for a typing error."""
@@ -24,9 +24,6 @@ MAX_CURVE_GPUS = 4096
 
 MAX_AMOUNT = 2**24
 """Largest number of samples per step, tokens per sample, CPUs, GiB and GB/s."""
-
-DEFAULT_ENGINE = "megatron"
-"""The catalogue's default engine, repeated because options must not load the catalogue; a test compares the two."""
 
 
 def _complete_models(incomplete: str) -> list[str]:
@@ -181,7 +178,15 @@ class BatchOptions:
             "--seq", metavar="N", min=1, max=MAX_AMOUNT, help="Sequence length in tokens (default: the model's)."
         ),
     ] = None
-    engine: EngineName = DEFAULT_ENGINE
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--engine",
+            metavar="NAME",
+            help="Training framework (see 'refold engines'; default: by model, GPUs and what is trained).",
+            autocompletion=_complete_engines,
+        ),
+    ] = None
     precision: Annotated[
         str | None,
         typer.Option(
@@ -192,41 +197,63 @@ class BatchOptions:
         ),
     ] = None
 
-    def with_precision(self, engine: Engine) -> Engine:
-        """Return an engine with the precision that was asked for."""
+    def resolve_engine(
+        self, shape: ModelShape, gpu: GpuSpec, gpus: int, task: Task, known: str | None = None
+    ) -> tuple[Engine, list[str]]:
+        """Return the framework in the precision that was asked for, and a note if it was not given.
+
+        `known`: the framework that other options give.
+        """
+        from refold.planning.catalogue import find_engine
+        from refold.planning.plans import default_engine
+
+        precision = self._parse_precision()
+        if name := known or self.engine:
+            engine, notes = find_engine(name), []
+        else:
+            engine, reason = default_engine(shape, gpu, gpus, task._replace(precision=precision))
+            notes = [f"assuming --engine {engine.name}, the default for {reason}"]
+        return engine if precision is None else engine.with_precision(precision), notes
+
+    def _parse_precision(self) -> Precision | None:
         from typing import get_args
 
         from refold.errors import UnknownName
         from refold.planning.perf import Precision
 
         if self.precision is None:
-            return engine
+            return None
         for known in get_args(Precision):
             if known == self.precision.casefold():
-                return engine.with_precision(known)
+                precision: Precision = known
+                return precision
         raise UnknownName("precision", self.precision, get_args(Precision))
 
-    def resolve_sizes(self, shape: ModelShape) -> tuple[int, int, list[str]]:
-        """Return the batch size and sequence length with the model's defaults filled in, and notes on these."""
+    def resolve_sizes(
+        self, shape: ModelShape, gpus: int = 1, tuning: Tuning | None = None
+    ) -> tuple[int, int, list[str]]:
+        """Return the batch size and sequence length with the defaults of the task filled in, and notes on these."""
         from refold.errors import BadInput
         from refold.model import plural
+        from refold.planning.perf import Tuning
+        from refold.planning.plans import default_sizes
 
         batch, sequence = self.batch, self.seq
         if shape.opaque and sequence is not None:
             raise BadInput(f"--seq {sequence} has no effect: {shape.name} is known only by its totals per sample")
-        assumed = []
+        assumed, default = [], default_sizes(shape, gpus, tuning or Tuning())
         if batch is None:
-            assumed.append(f"--batch {shape.batch}")
+            assumed.append(f"--batch {default.batch}")
         if sequence is None and not shape.opaque:
-            assumed.append(f"--seq {shape.sequence}")
+            assumed.append(f"--seq {default.sequence}")
         notes = []
         if assumed:
-            notes.append(f"assuming {' '.join(assumed)}, the {plural(len(assumed), 'default')} for {shape.name}")
+            notes.append(f"assuming {' '.join(assumed)}, the {plural(len(assumed), 'default')} for {default.reason}")
         if sequence is not None and 0 < shape.positions < sequence:
             notes.append(
                 f"{shape.name} has position embeddings for {shape.positions:,} tokens, but --seq is {sequence:,}"
             )
-        return batch or shape.batch, sequence or shape.sequence, notes
+        return batch or default.batch, sequence or default.sequence, notes
 
 
 MAX_RANK = 65_536
@@ -301,28 +328,43 @@ class PlanLimitOptions:
     tensor_across_nodes: Annotated[
         bool, typer.Option("--tensor-across-nodes", help="Allow tensor-parallel groups that span nodes.")
     ] = False
-    uneven: Annotated[bool, typer.Option("--uneven", help="Allow pipeline stages that differ by one layer.")] = False
+    uneven: Annotated[
+        bool | None,
+        typer.Option(
+            "--uneven/--even",
+            help="Whether pipeline stages may differ by one layer (default: they may, but not with --launch).",
+        ),
+    ] = None
 
-    def parse(self, sequence: int, for_offload: Mapping[str, object]) -> PlanLimits:
+    def parse(
+        self, sequence: int, for_offload: Mapping[str, object], launched_by: LaunchEngine | None = None
+    ) -> PlanLimits:
         """Return the limits. `for_offload`: options with their values that matter only to plans with offload."""
         from msgspec.structs import replace
 
         from refold.errors import BadInput
-        from refold.planning.plans import Pins, wide_limits
+        from refold.planning.plans import wide_limits
 
         for option, value in for_offload.items():
             if self.no_offload and value is not None:
                 raise BadInput(f"{option} applies only to plans with offload, which --no-offload excludes")
-        pinned = Pins() if self.pin is None else parse_pins(self.pin)
+        pinned = self.parse_pins()
         if self.no_offload and pinned.offload:
             raise BadInput(f"--pin {self.pin} requires offload, which --no-offload excludes: leave one of them out")
         return replace(
             wide_limits(sequence),
             offload=not self.no_offload,
             tensor_across_nodes=self.tensor_across_nodes,
-            uneven=self.uneven,
+            uneven=launched_by is None if self.uneven is None else self.uneven,
+            engine=launched_by,
             pinned=pinned,
         )
+
+    def parse_pins(self) -> Pins:
+        """Return what is pinned."""
+        from refold.planning.plans import Pins
+
+        return Pins() if self.pin is None else parse_pins(self.pin)
 
 
 _COUNT_TYPE = re.compile(r"(\d+)\s*[x×]\s*(.+)", re.IGNORECASE | re.ASCII)

@@ -5,13 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from refold.cli.inputs.plan_request import DEFAULT_ENGINE
-
 if TYPE_CHECKING:
     from refold.planning.perf import ModelShape
-
-MODULE_ENGINE = "pytorch-bf16"
-"""The engine of traced modules, unless another is given."""
 
 
 def read_or_trace_model(text: str) -> ModelShape:
@@ -30,8 +25,3 @@ def read_or_trace_model(text: str) -> ModelShape:
     from refold.train import trace_file
 
     return trace_file(Path(file), function or "build")
-
-
-def engine_for(shape: ModelShape, engine: str) -> str:
-    """Return the engine to estimate with, where the default one stands for that of the model."""
-    return MODULE_ENGINE if shape.traced and engine == DEFAULT_ENGINE else engine

@@ -71,14 +71,14 @@ UNUSED_PARTS = {"free": "", "unusable": "fragmentation of the allocator"}
 
 
 def plan_title(setting: TrainingSetup) -> str:
-    """Format the title: 'llama-2-7b (6.7 B weights) on 8 × A100-80GB, 1 node: 8 samples … per step, megatron'."""
+    """Format the title: 'llama-2-7b (6.7 B weights) on 8 × A100-80GB, 1 node: 8 samples … per step, fsdp'."""
     shape, machines, engine = setting.model, setting.machines, setting.engine
     each = "" if shape.opaque else f" of {setting.sequence:,} tokens"
     precision = f" in {engine.arithmetic}" if engine.low_precision else ""
     return (
         f"{shape.name} ({format_weights(shape)}) on {machines.gpus:,} × {machines.gpu.name}, "
         f"{format_layout(machines.gpus_on_node)}: {plural(setting.batch, 'sample')}{each} per step, "
-        f"{engine.name}{precision}{_format_tuning(setting)}"
+        f"{engine.label}{precision}{_format_tuning(setting)}"
     )
 
 

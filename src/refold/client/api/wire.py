@@ -515,7 +515,8 @@ class PolicyComparison(msgspec.Struct, frozen=True):
 
 
 class PlanQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A training whose best plans are wanted. 0 `nodes`: as few as possible; 0 `batch`, `sequence`: the model's.
+    """A training whose best plans are wanted. 0 `nodes`: as few as possible; 0 `batch`, `sequence`, no
+    `engine`: those that are usual for the model, the GPUs and what is trained.
 
     `cp`, `ep`: degrees of context and expert parallelism; 0: the best.
     `lora`: rank of the adapters that are trained, 0 for all weights; `qlora`: frozen weights are stored in 4 bits.
@@ -529,7 +530,7 @@ class PlanQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: Annotated[int, Meta(ge=0, le=MAX_PLANNED_GPUS)] = 0
     batch: Annotated[int, Meta(ge=0, le=2**24)] = 0
     sequence: Annotated[int, Meta(ge=0, le=2**24)] = 0
-    engine: Name = "megatron"
+    engine: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
     offload: bool = True
     cp: Annotated[int, Meta(ge=0, le=MAX_PLANNED_GPUS)] = 0
     ep: Annotated[int, Meta(ge=0, le=MAX_PLANNED_GPUS)] = 0
@@ -562,7 +563,8 @@ class PlanRejection(msgspec.Struct, frozen=True):
 
 
 class PlanAnswer(msgspec.Struct, frozen=True):
-    """The best plans, and why others were rejected. `advice`: what would help if none fits."""
+    """The best plans, and why others were rejected. `advice`: what would help if none fits. `engine`: the
+    training framework, with its releases."""
 
     model: str
     gpu: str
@@ -575,6 +577,7 @@ class PlanAnswer(msgspec.Struct, frozen=True):
     out_of_memory: int
     rejected: list[PlanRejection]
     advice: list[str]
+    engine: str = ""
 
 
 class Catalogue(msgspec.Struct, frozen=True):

@@ -1,5 +1,5 @@
 from .builtin import (
-    DEFAULT_ENGINE as DEFAULT_ENGINE,
+    GENERAL_ENGINE as GENERAL_ENGINE,
     engines as engines,
     find_engine as find_engine,
     find_gpu as find_gpu,

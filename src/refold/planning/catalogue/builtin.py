@@ -18,8 +18,8 @@ from refold.planning.perf import Engine, GpuSpec, ModelShape
 
 T = TypeVar("T")
 
-DEFAULT_ENGINE = "megatron"
-"""The engine that commands use by default."""
+GENERAL_ENGINE = "megatron"
+"""The engine that stands for any framework: its plans may use everything."""
 
 
 class _GpuTable(msgspec.Struct, forbid_unknown_fields=True):

@@ -234,11 +234,19 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     source: str = ""
 
+    release: str = ""
+    """The releases that it was fitted to, or written for."""
+
     def with_precision(self, precision: Precision) -> Engine:
         """Return the framework with the products of layers in another precision."""
         if self.arithmetic not in ("half", *LOW_PRECISION):
             raise BadValue(f"engine {self.name!r} computes in {self.arithmetic} precision, not in {precision}")
         return msgspec.structs.replace(self, arithmetic="half" if precision == "bf16" else precision)
+
+    @property
+    def label(self) -> str:
+        """The name with the releases: 'megatron-core (NeMo 26.02 to 26.04)'."""
+        return f"{self.name} ({self.release})" if self.release else self.name
 
     @property
     def low_precision(self) -> bool:

@@ -60,13 +60,32 @@ class MemoryFootprint(NamedTuple):
 
 @in_blocks
 def memory_footprint(setup: TrainingSetup, plans: PlanColumns) -> MemoryFootprint:
-    """Return the footprint of the fuller of the first stage (most micro-batches in flight) and the last (logits)."""
-    first = _stage(setup, plans, is_last=False)
-    last = _stage(setup, plans, is_last=True)
-    first_is_fuller = (plans.pipeline > 1) & (first.total > last.total)
-    return MemoryFootprint(
-        *(np.where(first_is_fuller, of_first, of_last) for of_first, of_last in zip(first, last, strict=True))
-    )
+    """Return the footprint of the fullest stage: the first (most micro-batches in flight) or the last (logits).
+
+    Of uneven stages, the first has a layer less, and the last as well if several have: they have the embedding and the
+    output layer (for Llama 3 405B, section 3.3.2 of Llama Team 2024). Then the second stage may be the fullest.
+    """
+    longest = np.ceil(setup.stage_blocks(plans))
+    shorter = longest * plans.pipeline - setup.model.blocks
+    first = _stage(setup, plans, _StageKind(0, longest - (shorter > 0)))
+    fullest = _stage(setup, plans, _StageKind(-1, longest - (shorter > 1)))
+    fullest = _fuller(plans.pipeline > 1, first, fullest)
+    if not shorter.any():
+        return fullest
+    return _fuller((plans.pipeline > 2) & (shorter > 0), _stage(setup, plans, _StageKind(1, longest)), fullest)
+
+
+def _fuller(possible: NDArray[np.bool_], one: MemoryFootprint, other: MemoryFootprint) -> MemoryFootprint:
+    """Return the footprint with the larger total, of each plan; the other one where the first is not possible."""
+    is_fuller = possible & (one.total > other.total)
+    return MemoryFootprint(*(np.where(is_fuller, *parts) for parts in zip(one, other, strict=True)))
+
+
+class _StageKind(NamedTuple):
+    """A stage of a pipeline: 0 is the first, -1 the last; and its layers."""
+
+    place: int
+    layers: Column
 
 
 def plan_memory_footprint(setup: TrainingSetup, plan: Plan) -> dict[str, float]:
@@ -108,22 +127,28 @@ def stage_parameters(setup: TrainingSetup, plans: PlanColumns, *, is_last: bool)
 
     Without a pipeline the last stage is the only one.
     """
+    stage = _StageKind(-1 if is_last else 0, np.ceil(setup.stage_blocks(plans)))
+    return _parameters(setup, plans, stage)
+
+
+def _parameters(setup: TrainingSetup, plans: PlanColumns, stage: _StageKind) -> StageParameters:
+    """Return the number of weights of a stage on one GPU."""
     model = setup.model
     ends = model.parameters - model.stack_parameters
-    only = plans.pipeline == 1
-    embedding = max(model.embedding_parameters, ends - model.head_parameters)
     tied_copy = model.vocabulary * model.hidden if model.tied and model.predicts_tokens else 0
-    end_parameters = model.head_parameters + tied_copy if is_last else embedding
-    layers = np.ceil(setup.stage_blocks(plans))
-    common = layers * ((model.stack_parameters - model.routed_parameters) / model.blocks)
-    common = (common + np.where(only, ends, end_parameters)) / plans.tensor
-    routed = layers * (model.routed_parameters / model.blocks) / plans.tensor / plans.expert
+    end_parameters = {
+        0: max(model.embedding_parameters, ends - model.head_parameters),
+        -1: model.head_parameters + tied_copy,
+    }.get(stage.place, 0)
+    common = stage.layers * ((model.stack_parameters - model.routed_parameters) / model.blocks)
+    common = (common + np.where(plans.pipeline == 1, ends, end_parameters)) / plans.tensor
+    routed = stage.layers * (model.routed_parameters / model.blocks) / plans.tensor / plans.expert
     return StageParameters(common + routed, routed)
 
 
-def _stage(setup: TrainingSetup, plans: PlanColumns, *, is_last: bool) -> MemoryFootprint:
+def _stage(setup: TrainingSetup, plans: PlanColumns, stage: _StageKind) -> MemoryFootprint:
     engine, model = setup.engine, setup.model
-    parameters = stage_parameters(setup, plans, is_last=is_last)
+    parameters = _parameters(setup, plans, stage)
     on_host = plans.offload > 0
     one_layer = (model.stack_parameters - model.routed_parameters * (1 - 1 / plans.expert)) / model.blocks
     gathered = np.where(plans.zero == 3, 2 * one_layer / plans.tensor * (1 - 1 / plans.shards), 0.0)
@@ -135,8 +160,8 @@ def _stage(setup: TrainingSetup, plans: PlanColumns, *, is_last: bool) -> Memory
     tokens = setup.micro_tokens(plans)
     each = engine.logit_activation_bytes + (CAPPED_LOGIT_BYTES if model.capped_logits else 0.0)
     logits = each * tokens * model.vocabulary / plans.tensor
-    logits = logits if is_last and model.predicts_tokens else np.zeros(len(plans))
-    activations = _activations(setup, plans, tokens, _micro_batches_in_flight(plans, is_last=is_last))
+    logits = logits if stage.place == -1 and model.predicts_tokens else np.zeros(len(plans))
+    activations = _activations(setup, plans, tokens, stage)
     if engine.releases_gradients:
         replaced = np.where(plans.accumulation == 1, activations + logits + cast, 0.0)
         gradients = np.maximum(0.0, gradients + _tied_gradient_bytes(setup) / plans.tensor - replaced)
@@ -173,19 +198,19 @@ def _tied_gradient_bytes(setup: TrainingSetup) -> float:
     return setup.engine.gradient_bytes * model.vocabulary * model.hidden
 
 
-def _micro_batches_in_flight(plans: PlanColumns, *, is_last: bool) -> Column:
-    """Return the number of micro-batches in flight in a stage, with the 1F1B schedule.
+def _micro_batches_in_flight(plans: PlanColumns, stage: _StageKind) -> Column:
+    """Return the number of micro-batches in flight in a stage, with the 1F1B schedule: p - s of stage s.
 
-    Interleaved stages have more in flight, by a factor of 1 + (p - 1) / (p × chunks).
+    Interleaved stages have more: p + (p - 1 - 2 s) / chunks (Narayanan et al. 2021, section 2.2).
     """
-    if is_last:
+    if stage.place == -1:
         return np.ones(len(plans))
-    factor = 1 + np.where(plans.interleave > 1, (plans.pipeline - 1) / (plans.pipeline * plans.interleave), 0.0)
-    in_flight: Column = np.minimum(plans.pipeline * factor, plans.accumulation)
-    return in_flight
+    interleaved = plans.pipeline + (plans.pipeline - 1 - 2 * stage.place) / plans.interleave
+    in_flight = np.where(plans.interleave > 1, interleaved, plans.pipeline - stage.place)
+    return np.asarray(np.minimum(in_flight, plans.accumulation))
 
 
-def _activations(setup: TrainingSetup, plans: PlanColumns, tokens: Column, in_flight: Column) -> Column:
+def _activations(setup: TrainingSetup, plans: PlanColumns, tokens: Column, stage: _StageKind) -> Column:
     model, engine = setup.model, setup.engine
     if model.opaque:
         return tokens * model.sample_mib * 2**20 * np.where(plans.recompute == FULL, 0.5, 1.0)
@@ -203,9 +228,9 @@ def _activations(setup: TrainingSetup, plans: PlanColumns, tokens: Column, in_fl
     repeated = quantised * engine.inner_activation_bytes * _latent_saving(setup) / plans.tensor
     selected = engine.selective_activation_share * (products - repeated)
     checkpoint = _checkpoint_bytes(setup) * model.hidden / split  # of a recomputed layer only the input is saved
-    blocks = np.ceil(setup.stage_blocks(plans))
     full, selective = plans.recompute == FULL, plans.recompute == SELECTIVE
-    saved = np.where(full, checkpoint, np.where(selective, selected, layer)) * blocks * in_flight
+    saved = np.where(full, checkpoint, np.where(selective, selected, layer))
+    saved = saved * stage.layers * _micro_batches_in_flight(plans, stage)
     saved = setup.backward_share * saved
     working = np.where(full | selective, layer, 0.0)  # of the layer that is being recomputed
     present = 2 / plans.context if engine.overlap_context else 1.0  # in a ring, the present block and the next one

@@ -7,6 +7,11 @@ from .curves import (
     cpu_curve as cpu_curve,
     gpu_curve as gpu_curve,
 )
+from .defaults import (
+    Task as Task,
+    default_engine as default_engine,
+    default_sizes as default_sizes,
+)
 from .launch_targets import (
     LAUNCH_TARGETS as LAUNCH_TARGETS,
     LaunchRequest as LaunchRequest,

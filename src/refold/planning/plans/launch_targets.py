@@ -35,12 +35,17 @@ class Workers(msgspec.Struct, frozen=True):
 
 
 class LaunchRequest(msgspec.Struct, frozen=True):
-    """A plan to be launched: the global batch in samples (0: unknown), the processes, and a folder for files."""
+    """A plan to be launched: the global batch in samples (0: unknown), the processes, and a folder for files.
+
+    `sequence`: tokens per sample; with it, precision and optimizer are set as planned (bf16, AdamW). 0: they are left
+    to the script.
+    """
 
     plan: Plan
     batch: int
     workers: Workers
     folder: str = ""
+    sequence: int = 0
 
     @property
     def micro_batch(self) -> int:
@@ -148,6 +153,13 @@ def _megatron(request: LaunchRequest) -> LaunchSettings:
         "selective": {"--recompute-granularity": "selective"},
         "full": {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": 1},
     }
+    megatron_training = {
+        "--seq-length": request.sequence,
+        "--max-position-embeddings": request.sequence,
+        "--bf16": True,
+        "--grad-reduce-in-bf16": True,  # gradients in half precision, as megatron-core is estimated
+        "--optimizer": "adam",
+    }
     options: dict[str, Any] = {
         "--tensor-model-parallel-size": plan.tensor,
         "--pipeline-model-parallel-size": plan.pipeline,
@@ -158,6 +170,7 @@ def _megatron(request: LaunchRequest) -> LaunchSettings:
         "--micro-batch-size": request.micro_batch or None,
         "--global-batch-size": request.batch or None,
         **recompute[plan.recompute],
+        **(megatron_training if request.sequence else {}),
         "--use-distributed-optimizer": True,
         "--ckpt-format": "torch_dist",
         "--dist-ckpt-optim-fully-reshardable": True,
@@ -180,6 +193,7 @@ def _deepspeed(request: LaunchRequest) -> LaunchSettings:
     config = {
         **(sizes if request.batch else {}),
         "gradient_accumulation_steps": plan.accumulation,
+        **({"bf16": {"enabled": True}, "optimizer": {"type": "AdamW"}} if request.sequence else {}),
         "zero_optimization": zero,
         **({"tensor_parallel": {"autotp_size": plan.tensor}} if plan.tensor > 1 else {}),
     }
@@ -204,6 +218,7 @@ def _fsdp(request: LaunchRequest) -> LaunchSettings:
         "recompute": plan.recompute != "none",
         "accumulation": plan.accumulation,
         **({"micro_batch": request.micro_batch} if request.batch else {}),
+        **({"sequence": request.sequence, "param_dtype": "bfloat16"} if request.sequence else {}),
     }
     return LaunchSettings(_torchrun(request.workers), (), {"REFOLD_FSDP_CONFIG": path}, {path: _json(config)})
 
@@ -236,6 +251,7 @@ def _accelerate(request: LaunchRequest) -> LaunchSettings:
         "--main_process_port": workers.port if workers.nodes > 1 else 0,  # 0: a free one
         **(sharded if plan.zero else {"--multi_gpu": plan.gpus > 1}),
         **(mesh if max(plan.tensor, plan.replicate) > 1 else {}),
+        "--mixed_precision": "bf16" if request.sequence else None,
         "--gradient_accumulation_steps": plan.accumulation,
     }
     micro_batch = {"REFOLD_MICRO_BATCH": str(request.micro_batch)} if request.batch else {}
@@ -256,6 +272,8 @@ def _trainer(request: LaunchRequest) -> LaunchSettings:
     options = {
         "--per_device_train_batch_size": request.micro_batch or None,
         "--gradient_accumulation_steps": plan.accumulation,
+        "--bf16": True if request.sequence else None,
+        "--optim": "adamw_torch_fused" if request.sequence else None,
         "--gradient_checkpointing": "true" if recompute and not plan.zero else None,
         "--fsdp": True if plan.zero else None,
         "--fsdp_config": path if plan.zero else None,
@@ -298,7 +316,7 @@ _OFFLOADS_SHARDS = Unsupported(
 
 LAUNCH_TARGETS: dict[LaunchEngine, LaunchTarget] = {
     "megatron": LaunchTarget(
-        "megatron",
+        "megatron-core",
         _megatron,
         (
             _stages_of((0, 1), "ZeRO-2 and ZeRO-3 need Megatron-FSDP, whose checkpoints other plans cannot load"),

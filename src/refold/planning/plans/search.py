@@ -24,6 +24,7 @@ from refold.planning.perf import (
     estimate_all,
     estimate_at,
 )
+from refold.planning.plans.defaults import dividing_batch
 from refold.planning.plans.ranking import (
     TIE_FACTOR,
     MemoryHeadroom,
@@ -41,6 +42,9 @@ from refold.planning.plans.rejections import (
     slower_families,
 )
 from refold.planning.plans.space import DEFAULT_LIMITS, PlanLimits, all_plans, divisors
+
+MIN_ADVISED_SEQUENCE = 256
+"""The shortest sequences that are advised if nothing fits."""
 
 MAX_SEARCHED_GPUS = 16384
 """Limit of doubling the number of GPUs when searching for one on which something fits."""
@@ -97,7 +101,7 @@ def best_plans(setup: TrainingSetup, limits: PlanLimits = DEFAULT_LIMITS, count:
         return _with_advice(search, setup, limits, plans, headroom, count)
     best = search.best[0]
     safer = _safer(setup, limits) if is_risky(best) else None
-    return msgspec.structs.replace(search, safer=safer, advice=_uneven_advice(search, setup, limits))
+    return msgspec.structs.replace(search, safer=safer, advice=_faster_advice(search, setup, limits))
 
 
 def is_risky(found: Estimate) -> bool:
@@ -116,15 +120,22 @@ def _safer(setup: TrainingSetup, limits: PlanLimits) -> Estimate | None:
     return found and estimate(setup, found.plan)
 
 
-def _uneven_advice(search: PlanSearch, setup: TrainingSetup, limits: PlanLimits) -> tuple[str, ...]:
-    """Advise uneven stages if layers do not divide, and a plan with such stages is faster."""
-    if limits.uneven or not any(one.name == "layers" for one in search.rejected):
-        return ()
-    uneven, best = best_plan(setup, msgspec.structs.replace(limits, uneven=True)), search.best[0]
-    if uneven is None or uneven.step_seconds * TIE_FACTOR >= best.step_seconds:
-        return ()
-    share = uneven.step_seconds / best.step_seconds
-    return (f"with --uneven, {uneven.plan} would take {share:.2f} × the step time of the best plan",)
+def _faster_advice(search: PlanSearch, setup: TrainingSetup, limits: PlanLimits) -> tuple[str, ...]:
+    """Advise uneven stages if layers do not divide, and another batch if it does not, where a plan is faster."""
+    advice, best, gpus = [], search.best[0], setup.machines.gpus
+    if not limits.uneven and any(one.name == "layers" for one in search.rejected):
+        uneven = best_plan(setup, msgspec.structs.replace(limits, uneven=True))
+        if uneven and uneven.step_seconds * TIE_FACTOR < best.step_seconds:
+            share = uneven.step_seconds / best.step_seconds
+            advice.append(f"with --uneven, {uneven.plan} would take {share:.2f} × the step time of the best plan")
+    if (batch := dividing_batch(setup.batch, gpus)) != setup.batch:
+        divided = best_plan(msgspec.structs.replace(setup, batch=batch), limits)
+        if divided and divided.samples_per_second > best.samples_per_second * TIE_FACTOR:
+            factor = divided.samples_per_second / best.samples_per_second
+            advice.append(
+                f"with --batch {batch}, a multiple of {gpus} GPUs, {divided.plan} would train {factor:.2f} × as fast"
+            )
+    return tuple(advice)
 
 
 def best_plan(setup: TrainingSetup, limits: PlanLimits = DEFAULT_LIMITS) -> Estimate | None:
@@ -155,7 +166,8 @@ def _with_advice(
     doubled = next(_best_on(setup, limits, _doubled(setup.machines)), None)
     fewer = None if len(plans) else next(_best_on(setup, limits, _smaller(setup)), None)
     unlimited = best_plan(setup) if limits != DEFAULT_LIMITS else None
-    advice = [
+    advice = list(_changed_options(setup, limits))
+    advice += [
         f"{result.plan.gpus} × {setup.machines.gpu.name} would be enough: {result.plan}"
         for result in (fewer, doubled)
         if result
@@ -167,6 +179,26 @@ def _with_advice(
         advice=tuple(advice),
         enough_gpus=doubled.plan.gpus if doubled else None,
     )
+
+
+def _changed_options(setup: TrainingSetup, limits: PlanLimits) -> Iterator[str]:
+    """Yield what would fit on the same GPUs: another batch, frozen weights in 4 bits, shorter sequences."""
+    gpus, tuning = setup.machines.gpus, setup.tuning
+    batch = dividing_batch(setup.batch, gpus)
+    if batch != setup.batch and (found := best_plan(msgspec.structs.replace(setup, batch=batch), limits)):
+        yield f"with --batch {batch}, a multiple of {gpus} GPUs, this plan would fit: {found.plan}"
+    if tuning.lora_rank and not tuning.quantized:
+        quantized = msgspec.structs.replace(setup, tuning=msgspec.structs.replace(tuning, quantized=True))
+        if found := best_plan(quantized, limits):
+            yield f"with --qlora this plan would fit: {found.plan}"
+    if setup.model.opaque:
+        return
+    length = setup.sequence // 2
+    while length >= MIN_ADVISED_SEQUENCE:
+        if found := best_plan(msgspec.structs.replace(setup, sequence=length), limits):
+            yield f"with --seq {length} this plan would fit: {found.plan}"
+            return
+        length //= 2
 
 
 def _best_on(setup: TrainingSetup, limits: PlanLimits, others: Iterator[Machines]) -> Iterator[Estimate]:

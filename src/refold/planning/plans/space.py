@@ -123,13 +123,15 @@ LONG_SEQUENCE = 16_384
 def wide_limits(sequence: int) -> PlanLimits:
     """Return the limits of a search on request, which tries more than a scheduler does for every job.
 
-    Context parallelism is tried from `LONG_SEQUENCE` tokens on; for shorter sequences, it can be pinned.
+    Pipeline stages may be uneven. Context parallelism is tried from `LONG_SEQUENCE` tokens on; for shorter sequences,
+    it can be pinned.
     """
     return PlanLimits(
         max_interleave=16,
         max_context=256 if sequence >= LONG_SEQUENCE else 1,
         max_expert=MAX_DEGREE,
         max_replicate=MAX_DEGREE,
+        uneven=True,
     )
 
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from refold.model import MAX_DEGREE, WHOLE, Cluster, Demand, Job, LaunchEngine, MeasuredShape, Plan
-from refold.planning.catalogue import DEFAULT_ENGINE, find_engine, known_model
+from refold.planning.catalogue import GENERAL_ENGINE, find_engine, known_model
 from refold.planning.perf import (
     CorrectedForm,
     Fitted,
@@ -277,7 +277,7 @@ class Speeds:
         model, machines = self._model(kind), self._machines.get(gpu_type, layout, cpus)
         assert model is not None
         fit = self._fits.get((model.name, machines.gpu.name))
-        assumed = LAUNCH_TARGETS[kind.engine].estimated_as if kind.engine else DEFAULT_ENGINE
+        assumed = LAUNCH_TARGETS[kind.engine].estimated_as if kind.engine else GENERAL_ENGINE
         engine = find_engine(fit.engine if fit and fit.engine else assumed)
         setup = TrainingSetup(
             model, machines, engine, kind.batch or model.batch or 1, kind.sequence or model.sequence or 1

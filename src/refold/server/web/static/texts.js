@@ -160,7 +160,7 @@ export const texts = {
   },
   plan: {
     hint: "The best parallel plans of a model on given GPUs.", question: "A training", model: "Model", gpu: "GPU type", gpus: "GPUs", nodes: "Nodes", batch: "Global batch, samples", sequence: "Sequence, tokens", cp: "Context parallelism", ep: "Expert parallelism", chosen: "the best", engine: "Framework",
-    fewest: "as few as possible", ofModel: "the model's", ask: "Find plans", best: (model, gpus) => `${model} on ${gpus}`, setup: (nodes, batch, sequence) => `Nodes: ${nodes}. Global batch: ${batch}. Sequence: ${sequence}.`,
+    fewest: "as few as possible", ofModel: "the model's", ask: "Find plans", best: (model, gpus) => `${model} on ${gpus}`, setup: (nodes, batch, sequence, engine) => `Nodes: ${nodes}. Global batch: ${batch}. Sequence: ${sequence}. Engine: ${engine}.`,
     none: "No plan fits.", plan: "Plan", stepParts: "Where the time goes", step: "Step", samples: "Samples/s", mfu: "MFU", memory: "Memory per GPU",
     considered: (plans, memory) => `${plans} valid plans, of which ${memory} do not fit into memory.`, accuracy: "Estimated without measurements on this cluster.",
     rejected: "Why others were rejected", reason: "Rule", plans: "Plans", explanation: "Explanation", example: "Example",

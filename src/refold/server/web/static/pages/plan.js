@@ -38,7 +38,7 @@ export default class PlanPage {
         sequence: h("input", { type: "number", min: 1, placeholder: labels.ofModel }),
         cp: h("input", { type: "number", min: 1, max: 1024, placeholder: labels.chosen }),
         ep: h("input", { type: "number", min: 1, max: 1024, placeholder: labels.chosen }),
-        engine: select(options(catalogue.engines), "megatron"),
+        engine: select({ "": labels.chosen, ...options(catalogue.engines) }, ""),
       };
       this._button = h("button", { type: "submit", class: "button primary", text: labels.ask });
       fill(this._form, ...Object.entries(this._fields).map(([name, control]) => field(labels[name], control)), this._button);
@@ -69,7 +69,7 @@ function table(label, columns, rows) {
 
 function bestCard(answer) {
   const { element, body } = card(labels.best(answer.model, `${formatWhole(answer.gpus)} × ${answer.gpu}`));
-  body.append(h("p", { class: "muted", text: labels.setup(formatWhole(answer.nodes), formatWhole(answer.batch), formatWhole(answer.sequence)) }));
+  body.append(h("p", { class: "muted", text: labels.setup(formatWhole(answer.nodes), formatWhole(answer.batch), formatWhole(answer.sequence), answer.engine) }));
   if (!answer.best.length) {
     body.append(emptyNote(labels.none), ...answer.advice.map((text) => h("p", { text })));
     return element;
