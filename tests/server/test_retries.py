@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from loop_setups import UnreliableBackend
@@ -12,6 +13,7 @@ from manual_daemon import OWNER, ManualDaemon
 
 from refold.core import View
 from refold.core.events import Event, RunFailed, RunProgressed, RunStopped
+from refold.server.live_state import LiveState
 
 
 @pytest.mark.parametrize(("lost", "state"), [(False, "failed"), (True, "held")], ids=["failed", "lost"])
@@ -54,12 +56,25 @@ def test_a_node_drained_because_of_output_is_noted_and_not_reported_as_a_hang(
     asyncio.run(main())
 
 
+class _AlwaysProfiling:
+    """A view in which all runs serve to measure speeds."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+    def is_profiling(self, _job: str) -> bool:
+        return True
+
+
 def test_a_job_does_not_fail_because_a_plan_fails_that_it_only_tries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
-            monkeypatch.setattr(View, "is_profiling", lambda _view, _job: True)
+            monkeypatch.setattr(LiveState, "view", property(lambda state: _AlwaysProfiling(state.scheduler.view)))
             job = await daemon.submit("a", retries=0)
             await daemon.end_run(job, RunFailed, why="out of memory")
             assert (await daemon.service.job(OWNER, job)).state == "held"
