@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from refold.model import Job
-from refold.simulator.run_time_draws import RunTimes, StartedJob
+from refold.simulator.run_time_draws import MIN_OVERRUN, RunTimes, StartedJob
 
 
 def job(name: str = "train", *, work: float | None = None, time_limit: float | None = None) -> Job:
@@ -42,7 +42,7 @@ def test_what_remains_of_a_run_is_known_from_estimates_limits_and_progress() -> 
     nothing = RunTimes()
     assert remaining(nothing, StartedJob(job(), 10.0)) == [inf] * 3
     assert remaining(nothing, StartedJob(job(time_limit=60.0), 10.0)) == [50.0] * 3
-    assert remaining(nothing, StartedJob(job(time_limit=60.0), 70.0)) == [0.0] * 3
+    assert remaining(nothing, StartedJob(job(time_limit=60.0), 70.0)) == [10.0] * 3  # as late again
     assert remaining(nothing, StartedJob(job(work=30.0), 10.0)) == [20.0] * 3
     assert remaining(nothing, StartedJob(job(work=30.0), 40.0)) == [inf] * 3  # the estimate was wrong
     assert remaining(nothing, StartedJob(job(), 100.0, 0.5))[1] == pytest.approx(100, rel=0.3)
@@ -74,10 +74,10 @@ def test_the_same_seed_gives_the_same_run_times() -> None:
 
 
 @given(st.lists(st.floats(0.1, 1e6), max_size=5), st.floats(1, 1e5), st.floats(0, 1e6), st.none() | st.floats(0, 1))
-def test_no_run_is_expected_beyond_its_time_limit(
+def test_no_run_is_expected_beyond_its_time_limit_or_as_late_again_as_it_is(
     ended: list[float], limit: float, elapsed: float, share: float | None
 ) -> None:
     run_times, limited = trained(*ended), job(time_limit=limit)
     assert drawn(run_times, limited, futures=8)[0][2] <= limit
     least, _, most = remaining(run_times, StartedJob(limited, elapsed, share), futures=8)
-    assert 0 <= least <= most <= max(limit - elapsed, 0.0)
+    assert 0 <= least <= most <= (limit - elapsed if elapsed < limit else max(elapsed - limit, MIN_OVERRUN))
