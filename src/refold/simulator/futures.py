@@ -325,7 +325,8 @@ class Future:
 
     def _step(self, now: Seconds, events: list[Event]) -> Entry:
         view = self._scheduler.view
-        self.gpu_seconds += (view.cluster.gpus - view.free_gpus) * (now - self.now)
+        if view.runs:  # GPUs of nodes that are down are not free, but nothing runs on them
+            self.gpu_seconds += (view.cluster.gpus - view.free_gpus) * (now - self.now)
         self.now = now
         events += self._backend.consequences(now, events)
         entry = self._scheduler.step(now, events)
