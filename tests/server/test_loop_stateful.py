@@ -120,7 +120,7 @@ class LiveLoop(RuleBasedStateMachine):
         messages = JobMessages(self.state, commits, self.store, Notifier(NotifyConfig()), HOUR, self.folder / "logs")
         drains = DrainManager(self.state, self.inbox)
         conditions = StartConditions(self.state, self.inbox, self.store.reader)
-        self.forecasts = StartForecasts(self.state, work=WorkHere())
+        self.forecasts = StartForecasts(self.state, work=WorkHere(), visits=1)
         self.service = SchedulerService(
             self.state,
             self.inbox,
@@ -158,8 +158,8 @@ class LiveLoop(RuleBasedStateMachine):
         """Run a coroutine and let the loop settle."""
 
         async def work_and_settle() -> Result:
-            result = await asyncio.wait_for(work, 2)
-            await asyncio.wait_for(self._settle(), 2)
+            result = await asyncio.wait_for(work, 20)
+            await asyncio.wait_for(self._settle(), 20)
             return result
 
         return self.events.run_until_complete(work_and_settle())

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
@@ -326,3 +327,52 @@ def test_estimates_are_made_again_only_as_often_as_they_are_cheap(tmp_path: Path
         assert cluster.wait_of(jobs[3]) is not None
 
     play(tmp_path, "fifo", scene)
+
+
+def test_forecasts_are_as_of_the_time_when_the_copy_is_made(tmp_path: Path) -> None:
+    class LateWork(WorkHere):
+        def __init__(self) -> None:
+            self.requested, self.begin = asyncio.Event(), asyncio.Event()
+
+        async def run(self, work: Callable[[], T]) -> WorkOutcome[T]:
+            self.requested.set()
+            await self.begin.wait()
+            return await super().run(work)
+
+    async def scene(cluster: Cluster) -> None:
+        await submit_many(cluster, 5)
+        await cluster.run_all(8.0)
+        jobs = await submit_many(cluster, 4)
+        job = msgspec.structs.replace(cluster.state.view.waiting[jobs[3]], id="next")
+        cluster.forecasts._work = work = LateWork()
+        comparison = asyncio.create_task(cluster.forecasts.compare([job]))
+        await work.requested.wait()
+        cluster.forecasts._work = WorkHere()
+        await cluster.run_for(8.0, *jobs[:2])  # the others start later than the forecast was asked for
+        work.begin.set()
+        (forecast,) = (await comparison).jobs
+        assert forecast.start is not None
+        assert forecast.start.at - cluster.clock.time == pytest.approx(8, rel=0.2)
+
+    play(tmp_path, "fifo", scene)
+
+
+def test_a_policy_that_cannot_be_copied_has_no_estimates_and_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(cluster: Cluster) -> None:
+        await submit_many(cluster, 5)
+        await cluster.run_all(8.0)
+        monkeypatch.setattr(cluster.state.scheduler.policy, "rows", (row for row in "ab"), raising=False)
+        jobs = await submit_many(cluster, 4)
+        for _ in range(3):
+            await cluster.advance(5.0)
+            await cluster.renew_estimate(jobs[3])
+            assert cluster.wait_of(jobs[3]) is None
+        preview = await cluster.service.preview(OWNER, Submission(name="next", command=["true"]))
+        assert (preview.starts_now, preview.start_estimate) == (False, None)
+
+    play(tmp_path, "fifo", scene)
+    assert [record.getMessage() for record in caplog.records] == [
+        "there are no start estimates: the policy fifo cannot be copied"
+    ]

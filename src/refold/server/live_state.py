@@ -10,7 +10,6 @@ from refold.core import Event, Header, PastJob, Scheduler, View
 from refold.model import Seconds
 from refold.server.clock import Clock
 from refold.server.recovery import RecoveredState
-from refold.simulator import Fork
 
 
 class LiveState:
@@ -55,7 +54,3 @@ class LiveState:
     def as_events(self, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
         """Return the current state as events."""
         return self.scheduler.snapshot(past)
-
-    def copy_scheduler(self) -> Scheduler:
-        """Return a copy of the scheduler; its decisions have no effect."""
-        return Fork(self.scheduler).copy()

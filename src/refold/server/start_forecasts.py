@@ -7,8 +7,10 @@ has started or ended, and while runs take longer than expected, within a part of
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from math import inf
 from typing import TypeVar
@@ -23,9 +25,19 @@ from refold.model import Job, Plan, Seconds, StartEstimate
 from refold.server.forked_work import ForkedWork, WorkHere, WorkOutcome
 from refold.server.live_state import LiveState
 from refold.server.subscribers import LoopStep, Subscriber
-from refold.simulator import CannotCopy, EstimateMaker, RunTimes, StartSimulator, StartTimes, copies_of, estimate_end
+from refold.simulator import (
+    MAX_VISITS,
+    CannotCopy,
+    EstimateMaker,
+    RunTimes,
+    StartSimulator,
+    StartTimes,
+    copies_of,
+    estimate_end,
+)
 
 T = TypeVar("T")
+log = logging.getLogger("refold")
 
 MAX_AGE_SECONDS: Seconds = 1.0
 """Estimates are made again after this time even if nothing has happened: runs that have not ended take longer."""
@@ -75,10 +87,15 @@ class StartForecasts(Subscriber):
     """Start estimates of the waiting jobs."""
 
     def __init__(
-        self, state: LiveState, past: Iterable[PastJob] = (), *, work: ForkedWork | WorkHere | None = None
+        self,
+        state: LiveState,
+        past: Iterable[PastJob] = (),
+        *,
+        work: ForkedWork | WorkHere | None = None,
+        visits: int = MAX_VISITS,
     ) -> None:
-        """`past`: jobs that have ended. `work`: where futures are simulated."""
-        self._state, self._work = state, work or ForkedWork()
+        """`past`: jobs that have ended. `work`: where futures are simulated. `visits`: how much is simulated."""
+        self._state, self._work, self._visits = state, work or ForkedWork(), visits
         self._run_times, self._maker = RunTimes(), EstimateMaker()
         for ended in past:
             self._run_times.learn(ended.job, ended.run_time, 0.0)
@@ -187,13 +204,17 @@ class StartForecasts(Subscriber):
 
     async def _renew(self) -> None:
         try:
-            now, entry = self._state.now(), self._state.entry
-            outcome = await self._run(lambda: self._simulator(now).simulate(entry))
-            self._made_at, self._made_entry, self._cost = now, entry, outcome.seconds
+            outcome = await self._run(self._simulate)
+            self._made_at, self._cost = self._state.now(), outcome.seconds
             if outcome.result is None:
                 return
-            view, times = self._state.view, outcome.result
-            self._estimates, self._planned_ends = self._maker.estimates(view, times, now), times.end_estimates()
+            self._made_at, self._made_entry, times = outcome.result
+            if times is None:
+                log.warning("there are no start estimates: the policy %s cannot be copied", self._state.header.policy)
+                self._cost = inf
+                return
+            self._estimates = self._maker.estimates(self._state.view, times, self._made_at)
+            self._planned_ends = times.end_estimates()
             for job_id, estimate in self._estimates.items():
                 self._first.setdefault(job_id, estimate)
         finally:
@@ -204,19 +225,26 @@ class StartForecasts(Subscriber):
         self._run_times.update()  # in this process, so that no copy has to learn the same again
         return await self._work.run(work)
 
+    def _simulate(self) -> tuple[Seconds, int, StartTimes | None]:
+        """Return as of when the start times are, for the copy may be made late, and the times: None if unknown."""
+        now, entry = self._state.now(), self._state.entry
+        with suppress(CannotCopy):
+            return now, entry, self._simulator(now).simulate(entry)
+        return now, entry, None
+
     def _simulator(self, now: Seconds) -> StartSimulator:
-        state = self._state
-        return StartSimulator(state.view, copies_of(state.scheduler), self._run_times, now)
+        copy = copies_of(self._state.scheduler.policy, self._state.view)
+        return StartSimulator(self._state.view, copy, self._run_times, now, self._visits)
 
     async def try_submission(self, job: Job) -> SubmissionTrial:
         """Return what happens to a job if it is submitted now."""
-        now, entry = self._state.now(), self._state.entry
-        outcome = await self._run(lambda: self._try(job, now, entry))
+        outcome = await self._run(lambda: self._try(job))
         return outcome.result or SubmissionTrial()
 
-    def _try(self, job: Job, now: Seconds, seed: int) -> SubmissionTrial:
+    def _try(self, job: Job) -> SubmissionTrial:
+        now, seed = self._state.now(), self._state.entry
         try:
-            simulator, scheduler = self._simulator(now), copies_of(self._state.scheduler)()
+            simulator, scheduler = self._simulator(now), copies_of(self._state.scheduler.policy, self._state.view)()
         except CannotCopy:
             return SubmissionTrial()
         for order in scheduler.step(now, [JobSubmitted(job)]).orders:
@@ -231,14 +259,13 @@ class StartForecasts(Subscriber):
 
     async def compare(self, jobs: Sequence[Job], seed: int = 0) -> WhatIfForecast:
         """Return when each of these jobs would start and end if it were submitted now."""
-        now = self._state.now()
-        outcome = await self._run(lambda: self._compare(jobs, now, seed))
+        outcome = await self._run(lambda: self._compare(jobs, seed))
         if outcome.result is None:
             raise Unavailable("the simulation has failed or took too long; the daemon's log says why")
         return outcome.result
 
-    def _compare(self, jobs: Sequence[Job], now: Seconds, seed: int) -> WhatIfForecast:
-        simulator = self._simulator(now)
+    def _compare(self, jobs: Sequence[Job], seed: int) -> WhatIfForecast:
+        simulator = self._simulator(self._state.now())
         without = simulator.simulate(seed)
         forecasts = [_job_forecast(job, simulator.simulate(seed, job), without) for job in jobs]
         return WhatIfForecast(len(without.starts), forecasts)

@@ -55,6 +55,7 @@ from .start_estimates import (
     EstimatingPolicy as EstimatingPolicy,
 )
 from .start_times import (
+    MAX_VISITS as MAX_VISITS,
     StartSimulator as StartSimulator,
     StartTimes as StartTimes,
     copies_of as copies_of,

@@ -10,12 +10,11 @@ from math import inf
 
 import msgspec
 
-from refold.core import Policy, Scheduler, View
+from refold.core import Policy, View
 from refold.model import MINUTE, Decision, Job, Seconds, StartEstimate
-from refold.simulator.fork import Fork
 from refold.simulator.run_time_draws import RunTimes
 from refold.simulator.start_bounds import StartBounds, scaled
-from refold.simulator.start_times import MAX_VISITS, JobTimes, StartSimulator, StartTimes
+from refold.simulator.start_times import MAX_VISITS, JobTimes, StartSimulator, StartTimes, copies_of
 
 BASE_SHARE = 0.75
 """Share of futures in which a job starts no later than the simulated wait that is scaled."""
@@ -108,13 +107,8 @@ class EstimatingPolicy:
         if not view.waiting or view.now < self._polled_at + self._every:
             return self._without_estimates(view)
         self._polled_at = view.now
-        present = Fork((self._policy, view), learns=False)
-
-        def copy() -> Scheduler:
-            policy, own_view = present.copy()
-            return Scheduler(view.cluster, policy, view=own_view)
-
-        times = StartSimulator(view, copy, self._run_times, view.now, POLL_VISITS).simulate()
+        simulator = StartSimulator(view, copies_of(self._policy, view), self._run_times, view.now, POLL_VISITS)
+        times = simulator.simulate()
         decision = self._without_estimates(view)
         made = self._maker.estimates(view, times, view.now)
         for start in decision.starts:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refold.core import Scheduler, View
+from refold.core import Policy, Scheduler, View
 from refold.model import Job, Seconds, StartEstimate
 from refold.placement import Floats
 from refold.policies.common import RunWatch
@@ -103,15 +103,18 @@ def estimate_end(view: View, job_id: str, run_times: RunTimes, now: Seconds) -> 
     return JobTimes(job_id, [now + max(0.0, seconds) for seconds in remaining]).estimate()
 
 
-def copies_of(scheduler: Scheduler) -> Callable[[], Scheduler]:
-    """Return a function that returns copies of a scheduler; their policies end no runs by rule, and do not learn."""
-    present = Fork(scheduler, learns=False)
+def copies_of(policy: Policy, view: View) -> Callable[[], Scheduler]:
+    """Return a function that returns schedulers in the present state.
+
+    Their policies end no runs by rule and do not learn; what they reject is dropped without a message.
+    """
+    present = Fork((policy, view), learns=False)
 
     def copy() -> Scheduler:
-        copied = present.copy()
-        if isinstance(copied.policy, RunWatch):
-            copied.policy.disable()
-        return copied
+        own_policy, own_view = present.copy()
+        if isinstance(own_policy, RunWatch):
+            own_policy.disable()
+        return Scheduler(own_view.cluster, own_policy, on_rejection=lambda _: None, view=own_view)
 
     return copy
 

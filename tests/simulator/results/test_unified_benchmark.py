@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from benchmarks.scheduling.unified import targets
 from benchmarks.scheduling.unified.estimates import measure_estimates
@@ -18,8 +19,9 @@ from benchmarks.scheduling.unified.workload import MAX_SHIFT, Setup, Workload, s
 from benchmarks.scheduling.unified.workloads import workloads
 from benchmarks.scheduling.variants import permuted
 
+from refold.core import Policy, View
 from refold.journal import History, HistoryJournal
-from refold.model import HOUR, Job
+from refold.model import HOUR, Decision, Job, StartEstimate
 from refold.simulator import simulate
 from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job
@@ -187,35 +189,55 @@ def test_the_delay_of_a_job_is_its_time_beyond_its_own_run_time() -> None:
     cluster = make_cluster(8)
     jobs = (make_job("narrow", gpus=1, work=HOUR), make_job("wide", gpus=8, work=HOUR))
 
-    found = measure_run(history_of(jobs, "fifo"), Setup(cluster, jobs))
+    found = measure_run(history_of(jobs, make_policy("fifo")), Setup(cluster, jobs))
 
     assert (found["mean"], found["delay"], found["wide_delay"]) == (1.5, 0.5, 1.0)
     assert (found["makespan"], found["restarts"]) == (2.0, 0)
 
 
-def history_of(jobs: Sequence[Job], policy: str, **settings: str) -> History:
+class PromisingPolicy:
+    """FIFO that says of every second job on submission when it starts at the latest: after twice the wait, at least."""
+
+    name, oracle = "promising", False
+
+    def __init__(self, bound: float) -> None:
+        """`bound`: divided by the wait."""
+        self._fifo, self._bound = make_policy("fifo"), bound
+
+    def decide(self, view: View) -> Decision:
+        promises = []
+        for job in view.changes.submitted:
+            number = int(job.id.removeprefix("job-"))
+            if number and number % 2 == 0:
+                wait = number * HOUR - job.submitted
+                promises.append(StartEstimate(job.id, view.now + wait, view.now, view.now + self._bound * wait))
+        return msgspec.structs.replace(self._fifo.decide(view), start_estimates=tuple(promises))
+
+
+def history_of(jobs: Sequence[Job], policy: Policy) -> History:
     cluster, journal = make_cluster(8), HistoryJournal()
-    simulate(jobs, cluster, make_policy(policy, settings), journal=journal)
+    simulate(jobs, cluster, policy, journal=journal)
     return journal.history(cluster)
 
 
 def test_jobs_that_wait_without_a_bound_count_as_not_known() -> None:
     jobs = [make_job(f"job-{number}", gpus=8, work=HOUR) for number in range(30)]
 
-    assert measure_estimates(history_of(jobs[:1], "fifo"), 0.0) == {}
-    assert measure_estimates(history_of(jobs, "fifo"), 0.0) == {"not_known": 1.0}
+    assert measure_estimates(history_of(jobs[:1], make_policy("fifo")), 0.0) == {}
+    assert measure_estimates(history_of(jobs, make_policy("fifo")), 0.0) == {"not_known": 1.0}
 
 
-def test_start_bounds_are_compared_with_waits() -> None:
-    jobs = [make_job(f"job-{number}", gpus=8, work=HOUR, at=float(number)) for number in range(40)]
-    history = history_of(jobs, "conservative", durations="known")
+@pytest.mark.parametrize("bound", [0.5, 2.0])
+def test_start_bounds_are_compared_with_waits(bound: float) -> None:
+    jobs = [make_job(f"job-{number}", gpus=8, work=HOUR, at=float(number)) for number in range(81)]
+    history = history_of(jobs, PromisingPolicy(bound))
 
     found = measure_estimates(history, 0.0)
 
-    assert found["not_known"] == 0
-    assert found["kept"] == found["kept_in_worst_week"] == 1
-    assert found["bound_to_wait"] >= 1
-    assert found["rank_correlation"] > 0.9
+    assert found["not_known"] == 0.5
+    assert found["kept"] == found["kept_in_worst_week"] == (1 if bound > 1 else 0)
+    assert found["bound_to_wait"] == pytest.approx(bound)
+    assert found["rank_correlation"] == pytest.approx(1)
     assert measure_estimates(history, 1e6) == {}
 
 
@@ -232,7 +254,7 @@ def test_fairness_is_measured_if_jobs_have_users() -> None:
         make_job(f"job-{number}", gpus=8, work=HOUR, user=f"u{number}", at=number * HOUR / 2) for number in range(3)
     ]
 
-    found = measure_run(history_of(jobs, "fifo"), Setup(cluster, tuple(jobs)))
+    found = measure_run(history_of(jobs, make_policy("fifo")), Setup(cluster, tuple(jobs)))
 
     assert found["jain_tenants"] == 1
     assert 0.5 <= found["jain_users"] < 1
