@@ -33,12 +33,16 @@ def read_workload(trace: str, cluster: str | None, options: TraceOptions, costs:
 
 
 def _cluster_for(trace: str, cluster: str | None) -> str:
-    from refold.errors import BadInput
+    from pathlib import Path
+
+    from refold.errors import BadFile, BadInput
 
     if cluster is not None:
         return cluster
     if trace == DEMO:
         return DEMO
+    if not Path(trace).exists():
+        raise BadFile(trace, "no such file")
     raise BadInput(
         f"no cluster given for {trace}: use --cluster with a file (YAML, or a CSV list of nodes) "
         "or shorthand such as 135x8 for 135 nodes of 8 GPUs"
