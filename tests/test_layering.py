@@ -46,11 +46,9 @@ IMPURE = {
 MAX_FUNCTION_LINES, MAX_FILE_LINES = 80, 400
 LONG_FUNCTIONS = {
     "cli/commands/plan.py:plan",
-    "cli/commands/serve.py:serve",
     "server/daemon.py:_serve",
 }
 LONG_FILES = {
-    "cli/commands/serve.py",
     "cli/commands/submit.py",
     "cli/inputs/plan_request.py",
     "client/api/wire.py",

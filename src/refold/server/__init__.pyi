@@ -55,6 +55,12 @@ from .recording import (
 )
 from .recording_server import RecordingServer as RecordingServer
 from .recovery import MAX_PAST_JOBS as MAX_PAST_JOBS
+from .serving import (
+    ServeRequest as ServeRequest,
+    on_termination as on_termination,
+    run_until_done as run_until_done,
+    serve_cluster as serve_cluster,
+)
 from .signals import (
     TERMINATION_SIGNALS as TERMINATION_SIGNALS,
     interruptible as interruptible,

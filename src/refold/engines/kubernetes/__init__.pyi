@@ -87,4 +87,5 @@ from .resources import (
     parse_amount as parse_amount,
     pod_need as pod_need,
 )
+from .serving import serve_kubernetes as serve_kubernetes
 from .snapshot_events import Observation as Observation

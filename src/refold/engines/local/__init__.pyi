@@ -38,6 +38,7 @@ from .process_tree import (
     ProcessScanner as ProcessScanner,
     ProcessTree as ProcessTree,
 )
+from .serving import serve_machine as serve_machine
 from .shim import (
     describe_exit as describe_exit,
     linker_variables as linker_variables,

@@ -11,6 +11,7 @@ from .engine import (
     DAEMON_KEY as DAEMON_KEY,
     RayEngine as RayEngine,
 )
+from .serving import serve_ray as serve_ray
 from .tasks import (
     RayTasks as RayTasks,
     WorkersLost as WorkersLost,

@@ -45,3 +45,4 @@ from .programs import (
 )
 from .recorded import recorded_entries as recorded_entries
 from .requests import SlurmSettings as SlurmSettings
+from .serving import serve_slurm as serve_slurm

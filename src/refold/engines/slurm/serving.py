@@ -1,0 +1,40 @@
+"""Serve a Slurm cluster: each run is a job of Slurm, or a step in the pool."""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec.structs import replace
+
+from refold.engines.local import ProcessHost, describe_user, split_privileges
+from refold.engines.slurm.engine import DAEMON_KEY, SlurmEngine
+from refold.engines.slurm.pool import PoolSettings
+from refold.engines.slurm.programs import Programs
+from refold.engines.slurm.requests import SlurmSettings
+from refold.server import ServeRequest, load_daemon_id, on_termination, run_until_done, serve_cluster
+
+
+def serve_slurm(request: ServeRequest) -> None:
+    """Serve until a signal ends the daemon. Jobs continue."""
+    run_until_done(_serve(request, _split(request) if request.config.serve.user else None))
+    request.say("stopped; running jobs continue, and `refold serve --on slurm` takes control of them again")
+
+
+def _split(request: ServeRequest) -> ProcessHost:
+    """Continue as `serve.user` beside a helper, without cgroups: runs are not on this machine."""
+    config = request.config
+    return split_privileges(replace(config, serve=replace(config.serve, cgroup="off")), request.folder.absolute())
+
+
+async def _serve(request: ServeRequest, host: ProcessHost | None) -> None:
+    ended, given = asyncio.Event(), request.config.slurm
+    on_termination(ended.set)
+    daemon_id = await asyncio.to_thread(load_daemon_id, request.folder, DAEMON_KEY)
+    settings = SlurmSettings(given.partition, given.account, given.qos, given.options)
+    pool = PoolSettings(given.pool, given.pool_time, given.pool_jobs)
+    engine = SlurmEngine(Programs(), daemon_id, settings, request.config.tenants, pool, host)
+    await serve_cluster(request, engine, _connect(request, engine), ended)
+
+
+async def _connect(request: ServeRequest, engine: SlurmEngine) -> str:
+    return f"{await engine.connect()}. {describe_user(request.config)}"
