@@ -46,7 +46,6 @@ IMPURE = {
 MAX_FUNCTION_LINES, MAX_FILE_LINES = 80, 400
 LONG_FUNCTIONS = {
     "cli/commands/plan.py:plan",
-    "server/daemon.py:_serve",
 }
 LONG_FILES = {
     "cli/commands/submit.py",
