@@ -245,3 +245,40 @@ def test_table_and_report_are_the_same_with_and_without_compiled_replays(
     monkeypatch.setattr(replays, "find_replay", lambda experiment: asked.append(experiment.policy))
     assert (stdout_of(*words), report.read_text()) == replayed
     assert asked == ["fifo", "fifo-skip"]
+
+
+MIXED = """job_id,submit_s,num_gpu,duration_s,extra
+wide,0,4,1000,
+best-effort,0,4,1000,class=best-effort
+refuses,0,4,1000,class=best-effort|preemptible=false
+"""
+
+
+def compare_mixed(tmp_path: Path, json_of: JsonOf, *options: str) -> Any:
+    trace = tmp_path / "mixed.csv"
+    late = "".join(f"late{number},{100 + number},1,10,\n" for number in range(20))
+    trace.write_text(MIXED + late)
+    words = ("compare", str(trace), "--cluster", "3x4", "--policies", "fifo,srtf", "--out", str(tmp_path / "out"))
+    return json_of(*words, *options)
+
+
+@pytest.mark.parametrize(("mode", "preemptible"), [("consent", 1), ("never", 0)])
+def test_jobs_of_a_trace_are_preempted_only_with_consent(
+    tmp_path: Path, json_of: JsonOf, mode: str, preemptible: int
+) -> None:
+    document = compare_mixed(tmp_path, json_of, "--preemption", mode)
+    assert f"{preemptible} of 23 jobs preemptible" in document["conditions"]
+    assert [run["name"] for run in document["runs"]] == ["fifo", "srtf"]
+    assert (document["runs"][1]["measures"]["preemptions"] > 0) == (preemptible > 0)
+
+
+def test_the_default_is_what_the_daemon_does(tmp_path: Path, json_of: JsonOf) -> None:
+    document = compare_mixed(tmp_path, json_of)
+    assert document["conditions"] == "Simulated: stop overhead 30 s, restart overhead 2 min, 1 of 23 jobs preemptible."
+    assert document["runs"] == compare_mixed(tmp_path, json_of, "--preemption", "consent")["runs"]
+
+
+def test_with_all_jobs_preemptible_policies_that_differ_have_two_rows(tmp_path: Path, json_of: JsonOf) -> None:
+    runs = {run["name"]: run["measures"] for run in compare_mixed(tmp_path, json_of, "--preemption", "always")["runs"]}
+    assert list(runs) == ["fifo", "srtf", "srtf, all preemptible"]
+    assert runs["srtf, all preemptible"]["preemptions"] > runs["srtf"]["preemptions"] > 0

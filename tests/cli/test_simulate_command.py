@@ -73,10 +73,9 @@ def test_overheads_and_settings_are_simulated(jobs: Path, json_of: JsonOf) -> No
     with_overhead = json_of("simulate", str(jobs), *TINY, "--start-cost", "1m", "--stop-cost", "10s")["measures"]
     assert without["overhead_gpu_hours"] == 0
     assert with_overhead["overhead_gpu_hours"] == pytest.approx(17 / 60)  # 17 GPUs, a minute each
-    preempting = json_of("simulate", str(jobs), *TINY, "--policy", "las", "--set", "threshold_gpu_seconds=20")[
-        "measures"
-    ]
-    assert preempting["preemptions"] > 0
+    las = ("--policy", "las", "--set", "threshold_gpu_seconds=20", "--stop-cost", "0", "--restart-cost", "0")
+    assert json_of("simulate", str(jobs), *TINY, *las)["measures"]["preemptions"] == 0
+    assert json_of("simulate", str(jobs), *TINY, *las, "--preemption", "always")["measures"]["preemptions"] > 0
 
 
 def test_faults_depend_on_their_random_seed(jobs: Path, json_of: JsonOf) -> None:

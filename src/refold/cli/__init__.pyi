@@ -48,6 +48,8 @@ from .experiment_options import (
     FaultOptions as FaultOptions,
     NeverEndingOptions as NeverEndingOptions,
     OverheadOptions as OverheadOptions,
+    PreemptionMode as PreemptionMode,
+    PreemptionOptions as PreemptionOptions,
     SpeedOptions as SpeedOptions,
     TraceFormatOptions as TraceFormatOptions,
     TraceOptions as TraceOptions,

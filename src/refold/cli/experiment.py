@@ -44,6 +44,7 @@ def prepare_experiment(
     options.faults.check(options.costs.checkpoint_every)
     options.never_ending.check(options.costs.report_every)
     workload = (read or inputs.read_workload)(trace, cluster, options.trace, costs)
+    workload = inputs.with_preemption(workload, options.consent.preemption)
     workload = inputs.with_power_limits(workload, selected, options.trace.skip_bad)
     workload = inputs.with_charging(workload, options.speeds.charge, charging)
     workload = inputs.with_faults(workload, options.faults)
@@ -140,17 +141,21 @@ def format_node_faults(runs: Sequence[ReportRun]) -> str:
 
 
 def describe_conditions(workload: Workload, runs: Sequence[ReportRun]) -> str:
-    """Describe the conditions of the simulation: overheads, source of job speeds, node faults."""
+    """Describe the conditions of the simulation: overheads, preemptible jobs, source of job speeds, node faults."""
     from refold.cli.inputs import format_charging
     from refold.model import format_duration
 
     costs = workload.costs
     overheads = {"start": costs.start, "stop": costs.stop, "restart": costs.restart}
     parts = [f"{name} overhead {format_duration(seconds)}" for name, seconds in overheads.items() if seconds]
-    text = ", ".join(parts) or "no start or stop overhead"
+    parts = parts or ["no overhead of starts and stops"]
+    preemptible = sum(job.preemptible for job in workload.jobs)
+    parts.append(f"{preemptible:,} of {plural(len(workload.jobs), 'job')} preemptible")
+    text = ", ".join(parts)
     charging = format_charging(workload.charging, workload.jobs, workload.cluster)
     text += f"; {charging}" if charging else ""
-    return f"Simulated: {text}; {format_node_faults(runs) or 'no node faults'}."
+    faults = format_node_faults(runs)
+    return f"Simulated: {text}{f'; {faults}' if faults else ''}."
 
 
 def trace_notes(workload: Workload) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,6 +21,17 @@ GPUS_PER_INSTANCE = 8
 """Default GPUs per instance without a cluster."""
 
 MAX_SEED = 2**62
+
+DEFAULT_STOP_COST, DEFAULT_RESTART_COST = "30s", "2m"
+"""Overheads unless options say otherwise: a job saves a checkpoint, and later loads it on other nodes."""
+
+
+class PreemptionMode(StrEnum):
+    """Which jobs of a trace may be stopped or reshaped for others."""
+
+    CONSENT = "consent"
+    ALWAYS = "always"
+    NEVER = "never"
 
 
 def max_gpus_per_node(cluster: Cluster) -> int:
@@ -124,6 +136,12 @@ class OverheadOptions:
 class CostOptions(OverheadOptions):
     """Overheads of runs, and their checkpoint and report intervals."""
 
+    stop_cost: Annotated[
+        str | None, typer.Option("--stop-cost", metavar="TIME", help="Overhead of stopping a run.")
+    ] = DEFAULT_STOP_COST
+    restart_cost: Annotated[
+        str | None, typer.Option("--restart-cost", metavar="TIME", help="Overhead of every later start.")
+    ] = DEFAULT_RESTART_COST
     checkpoint_every: Annotated[
         str | None,
         typer.Option(
@@ -251,10 +269,25 @@ class NeverEndingOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class PreemptionOptions:
+    """Which jobs may be stopped or reshaped for others."""
+
+    preemption: Annotated[
+        PreemptionMode,
+        typer.Option(
+            "--preemption",
+            help="Whether jobs may be stopped or reshaped for others: by consent, as in the daemon (best-effort and "
+            "reshapable jobs, unless they say no); all; or none.",
+        ),
+    ] = PreemptionMode.CONSENT
+
+
+@dataclass(frozen=True, slots=True)
 class ExperimentOptions:
     """Everything in an experiment except the trace, the cluster and the policies."""
 
     trace: TraceOptions
+    consent: PreemptionOptions
     costs: CostOptions
     speeds: SpeedOptions
     faults: FaultOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +14,8 @@ from refold.cli import (
     ExperimentOptions,
     PlacementNames,
     PolicyNames,
+    PreemptionMode,
+    PreemptionOptions,
     Seed,
     SourceOptions,
     SpreadPower,
@@ -21,7 +23,7 @@ from refold.cli import (
     parse_settings,
     with_option_groups,
 )
-from refold.cli.views import AsJson, print_json, print_line, print_notes, print_tables
+from refold.cli.views import AsJson, print_json, print_line, print_notes, print_paragraph, print_tables
 
 if TYPE_CHECKING:
     from refold.cli.inputs import SelectedPolicy, Workload
@@ -142,20 +144,43 @@ def compare(
 
     out = output.out
     reader = source.reader(None if trace == DEMO else trace)
-    workload, selected = prepare_experiment(trace, cluster, policies.select(experiment.watch), experiment, reader)
+    chosen, mode = policies.select(experiment.watch), experiment.consent.preemption
+    if mode is PreemptionMode.ALWAYS:
+        experiment = replace(experiment, consent=PreemptionOptions())
+    workload, selected = prepare_experiment(trace, cluster, chosen, experiment, reader)
     with output_folder(out):
-        runs = output.run(workload, selected)
+        if mode is PreemptionMode.ALWAYS:
+            selected, runs = _run_both_modes(workload, selected, output)
+        else:
+            runs = output.run(workload, selected)
         notes = collect_notes(workload, runs) + power_limit_notes(selected, runs)
         title = f"{len(runs)} policies on {workload.name}"
         shown = [*([workload.recorded] if workload.recorded else []), *runs]
-        report = try_write_report(out, shown, title, describe_conditions(workload, runs), trace_notes(workload))
+        conditions = describe_conditions(workload, runs)
+        report = try_write_report(out, shown, title, conditions, trace_notes(workload))
     if output.as_json:
-        print_json(_document(workload, selected, runs, notes, report))
+        print_json(_document(workload, selected, runs, conditions, notes, report))
         return
     print_notes(notes)
     _print_table(workload, selected, shown)
+    print_paragraph(conditions)
     if report:
         print_line(f"report: {report}")
+
+
+def _run_both_modes(
+    workload: Workload, selected: list[SelectedPolicy], output: _OutputOptions
+) -> tuple[list[SelectedPolicy], list[ReportRun]]:
+    """Simulate the policies by consent, and with all jobs preemptible as further rows where that changes something."""
+    from refold.cli.inputs import with_preemption
+
+    rows: list[tuple[SelectedPolicy, ReportRun]] = []
+    all_preemptible = output.run(with_preemption(workload, PreemptionMode.ALWAYS), selected)
+    for choice, usual, run in zip(selected, output.run(workload, selected), all_preemptible, strict=True):
+        rows.append((choice, usual))
+        if run.measures != usual.measures:
+            rows.append((choice, replace(run, name=f"{run.name}, all preemptible")))
+    return [choice for choice, _ in rows], [run for _, run in rows]
 
 
 def _split_list(option: str, text: str) -> list[str]:
@@ -171,6 +196,7 @@ def _document(
     workload: Workload,
     selected: list[SelectedPolicy],
     runs: list[ReportRun],
+    conditions: str,
     notes: list[str],
     report: Path | None,
 ) -> object:
@@ -179,6 +205,7 @@ def _document(
     return {
         "trace": workload.name,
         "skipped_rows": workload.skipped_rows,
+        "conditions": conditions,
         "notes": notes,
         "runs": [
             {
@@ -200,7 +227,8 @@ def _print_table(workload: Workload, selected: list[SelectedPolicy], runs: list[
     from refold.cli.inputs import spreads_power
     from refold.cli.views import comparison_table, start_estimate_tables
 
-    oracles = {choice.name for choice in selected if choice.oracle}
+    simulated = runs[-len(selected) :]  # behind what was recorded
+    oracles = {run.name for choice, run in zip(selected, simulated, strict=True) if choice.oracle}
     power = any(spreads_power(choice) for choice in selected)
     table = comparison_table(str(workload), runs, oracles, format_node_faults(runs), power)
     print_tables(table, *start_estimate_tables(runs))

@@ -20,7 +20,7 @@ from refold.cli import (
     parse_settings,
     with_option_groups,
 )
-from refold.cli.views import AsJson, print_json, print_line, print_notes, print_tables
+from refold.cli.views import AsJson, print_json, print_line, print_notes, print_paragraph, print_tables
 
 if TYPE_CHECKING:
     from refold.cli.inputs import SelectedPolicy
@@ -102,6 +102,7 @@ def simulate(
                 "measures": run.measures,
                 "guarantees": guarantees,
                 "skipped_rows": workload.skipped_rows,
+                "conditions": conditions,
                 "notes": notes,
                 "journal": journal and str(journal),
                 "report": report and str(report),
@@ -110,6 +111,7 @@ def simulate(
         return
     print_notes(notes)
     print_tables(*measure_tables(f"{run.name} on {workload}", run), *guarantee_tables(guarantees))
+    print_paragraph(conditions)
     for name, path in (("journal", journal), ("report", report)):
         if path:
             print_line(f"{name}: {path}")

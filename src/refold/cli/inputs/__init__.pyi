@@ -82,6 +82,7 @@ from .workload import (
     with_charging as with_charging,
     with_faults as with_faults,
     with_never_ending as with_never_ending,
+    with_preemption as with_preemption,
 )
 from .workload_reader import (
     DEMO as DEMO,

@@ -45,7 +45,7 @@ def read_backlog(journal: str, cluster: Cluster | None, options: TraceOptions, c
         jobs, notes = _remaining_jobs(state, path)
     machines = cluster or header.cluster
     ready = options.adapt(Trace(path.name, tuple(jobs[: options.limit]), (), tuple(notes)), machines)
-    return Workload(ready.name, ready.jobs, machines, costs, (), 0, ready.notes)
+    return Workload(ready.name, ready.jobs, machines, costs, (), 0, ready.notes, has_consent=True)
 
 
 def _remaining_jobs(state: StateAt, path: Path) -> tuple[list[Job], list[str]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from refold.cli.inputs.charges import AS_RECORDED, Charging
 
 if TYPE_CHECKING:
-    from refold.cli import FaultOptions, NeverEndingOptions
+    from refold.cli import FaultOptions, NeverEndingOptions, PreemptionMode
     from refold.model import Cluster, Job
     from refold.simulator import Costs, Fault, NeverEnds
     from refold.simulator.results import ReportRun
@@ -22,6 +22,7 @@ class Workload:
     """Everything in an experiment except the policy. `skipped_rows` and `notes` are about reading the trace.
 
     `recorded`: what the scheduler of the trace did, if that is known.
+    `has_consent`: the jobs were submitted to a daemon, which has decided which of them may be preempted.
     """
 
     name: str
@@ -34,12 +35,34 @@ class Workload:
     charging: Charging = AS_RECORDED
     never_end: Sequence[NeverEnds] = ()
     recorded: ReportRun | None = None
+    has_consent: bool = False
 
     def __str__(self) -> str:
         from refold.model import format_count
 
         cluster = f"{format_count(len(self.cluster.nodes), 'node')} with {format_count(self.cluster.gpus, 'GPU')}"
         return f"{self.name}: {format_count(len(self.jobs), 'job')} on {cluster}"
+
+
+def with_preemption(workload: Workload, mode: PreemptionMode) -> Workload:
+    """Return the workload with the jobs preemptible that may be preempted."""
+    from dataclasses import replace
+
+    from msgspec.structs import replace as changed
+
+    from refold.cli import PreemptionMode
+    from refold.model import find_consent
+
+    if mode is PreemptionMode.CONSENT and workload.has_consent:
+        return workload
+
+    def may_be(job: Job) -> bool:
+        if mode is PreemptionMode.CONSENT:
+            return find_consent(None if job.preemptible else False, job.job_class, job.reshapable).is_given
+        return mode is PreemptionMode.ALWAYS
+
+    jobs = [job if job.preemptible == may_be(job) else changed(job, preemptible=may_be(job)) for job in workload.jobs]
+    return replace(workload, jobs=jobs)
 
 
 def with_charging(workload: Workload, charge: str | None, charging: Charging) -> Workload:

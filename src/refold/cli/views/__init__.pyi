@@ -19,6 +19,7 @@ from .output import (
     print_json as print_json,
     print_line as print_line,
     print_notes as print_notes,
+    print_paragraph as print_paragraph,
     printable as printable,
     progress as progress,
 )

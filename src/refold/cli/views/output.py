@@ -51,6 +51,14 @@ def _has_colours(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+def print_paragraph(text: str) -> None:
+    """Print a text, wrapped to the line width."""
+    from textwrap import wrap
+
+    for line in wrap(text, output_width(), break_long_words=False):
+        print_line(line)
+
+
 def print_notes(notes: Sequence[str]) -> None:
     """Print notes on the results, such as assumptions and skipped rows, to stderr."""
     for note in notes:

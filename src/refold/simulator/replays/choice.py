@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast, get_args
 
+from msgspec.structs import replace
+
 from refold.model import Cluster, Job
 from refold.placement import GENETIC, RULES
 from refold.simulator import NO_COSTS, Costs, Fault, NeverEnds, RecordedSpeeds, SpeedModel, check_jobs
@@ -63,7 +65,8 @@ def _runs_as_recorded(experiment: Experiment) -> bool:
     charge, cluster = experiment.conditions.charge, experiment.cluster
     if charge is not None and (type(charge) is not RecordedSpeeds or not charge.is_of(cluster)):
         return False
-    if experiment.conditions.costs != NO_COSTS or len({job.priority for job in experiment.jobs}) > 1:
+    costs = replace(experiment.conditions.costs, stop=0.0, restart=0.0)  # nothing is stopped
+    if costs != NO_COSTS or len({job.priority for job in experiment.jobs}) > 1:
         return False
     if experiment.conditions.faults or experiment.conditions.never_end:
         return False
