@@ -52,6 +52,7 @@ def test_the_measures_of_one_policy(two: str, stdout_of: TextOf) -> None:
         "Sizes",
         "size jobs mean completion time mean waiting time mean slowdown GPU-hours preemptions",
         "1 GPU 2 2 h 30 min 1 h 2.00 × 3 0",
+        "Simulated: stop overhead 30 s, restart overhead 2 min, 0 of 2 jobs preemptible.",
     ]
 
 

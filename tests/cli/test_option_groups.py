@@ -19,6 +19,7 @@ EXPERIMENT_OPTIONS = [
     "--gpus-per-instance",
     "--limit",
     "--gpu-types",
+    "--preemption",
     "--start-cost",
     "--stop-cost",
     "--restart-cost",
@@ -80,7 +81,7 @@ def test_compare_and_simulate_have_the_same_options_of_an_experiment() -> None:
     ("command", "options"),
     [
         ("predict", ["--format", "--skip-bad", "--gpus-per-instance", "--limit"]),
-        ("replay", ["--start-cost", "--stop-cost", "--restart-cost"]),
+        ("replay", ["--start-cost"]),
     ],
 )
 def test_other_commands_share_some_of_these_options(command: str, options: list[str]) -> None:

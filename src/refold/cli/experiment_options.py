@@ -276,8 +276,9 @@ class PreemptionOptions:
         PreemptionMode,
         typer.Option(
             "--preemption",
-            help="Whether jobs may be stopped or reshaped for others: by consent, as in the daemon (best-effort and "
-            "reshapable jobs, unless they say no); all; or none.",
+            metavar="MODE",
+            help="Jobs that may be stopped or reshaped for others: consent (as in the daemon: best-effort and "
+            "reshapable jobs, unless they refuse), always or never.",
         ),
     ] = PreemptionMode.CONSENT
 
