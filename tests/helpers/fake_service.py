@@ -156,7 +156,7 @@ class FakeService:
             start_estimate=TimeEstimate(NOW + 60, NOW + 30, NOW + 300),
             steps=submission.steps,
             preemptible=job.preemptible,
-            consent=submission.consent("by-consent").why,
+            consent=submission.consent("consent").why,
             time_limit=submission.time_limit,
             instances=submission.instances,
             position=0 if submission.hold else 1 + sum(one.state == "waiting" for one in self.jobs_by_id.values()),
@@ -263,7 +263,7 @@ class FakeService:
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
         gpus = float(submission.instances * submission.gpus)
         waiting = sum(job.state == "waiting" for job in self.jobs_by_id.values())
-        consent = submission.consent("by-consent")
+        consent = submission.consent("consent")
         return Preview(
             gpus <= 4,
             f"{gpus:g} GPUs",

@@ -16,7 +16,7 @@ from refold.client.api.wire import Submission
 from refold.core import Header
 from refold.core.events import Event, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision
-from refold.model import Cluster, Node, Preemption
+from refold.model import Cluster, Node, Preemption, PreemptionRules
 from refold.model.units import HOUR
 from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
@@ -86,7 +86,7 @@ class ManualDaemon:
         policy: str = "fifo",
         machine: Machine | None = None,
         watch_config: WatchConfig | None = None,
-        preemption: Preemption = "by-consent",
+        preemption: Preemption = "consent",
         use: GpuUseWatch | None = None,
         cluster: Cluster = CLUSTER,
         limits: JobLimits | None = None,
@@ -135,7 +135,7 @@ class ManualDaemon:
             tokens=TokenStore(self.writer, self.store, self.tokens),
             event_stream=event_stream,
             kill=self.killed.append,
-            preemption=preemption,
+            preemption=PreemptionRules(preemption),
             limits=limits,
         )
         self.notices: list[Notice] = []

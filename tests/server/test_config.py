@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from refold.cli.commands.init import init
 from refold.errors import BadFile, RefoldError
-from refold.model import Tenant
+from refold.model import PreemptionRules, Tenant
 from refold.server.config.http import HttpConfig
 from refold.server.config.limits import TenantLimits
 from refold.server.config.reader import ConfigFile, PredictionConfig, parse_config, read_config
@@ -235,7 +235,11 @@ def test_watch_rules_become_a_policy_setting() -> None:
             "tenants: {vision: {}}\nlimits:\n  tenants: {guests: {}}",
             "line 3: limits.tenants.guests: unknown tenant 'guests'; known tenants: default, vision",
         ),
-        ("preemption: never", "line 1: preemption is 'never', expected one of by-consent, always"),
+        ("preemption: often", "line 1: preemption is 'often', expected one of never, consent, always"),
+        (
+            "tenants: {vision: {}}\npreemption:\n  tenants: {guests: never}",
+            "line 3: preemption.tenants.guests: unknown tenant 'guests'; known tenants: default, vision",
+        ),
         ("[]", "line 1: the file is a list, expected keys and their values"),
     ],
 )
@@ -386,3 +390,12 @@ def test_any_file_is_valid_or_an_error_with_a_line(tree: dict[str, object]) -> N
         assert isinstance(parse_config(yaml.safe_dump(tree), "refold.yaml"), Config)
     except RefoldError as error:
         assert re.match(r"refold.yaml line \d+: ", str(error))
+
+
+def test_rules_of_preemption_may_differ_by_tenant_and_class() -> None:
+    assert parse_config("preemption: always", "x").preemption == PreemptionRules("always")
+    text = "preemption: {default: never, tenants: {vision: consent}, classes: {best-effort: always}}"
+    rules = parse_config(text, "x").preemption
+    assert rules.of("language", "guaranteed") == "never"
+    assert rules.of("vision", "guaranteed") == "consent"
+    assert rules.of("vision", "best-effort") == "always"

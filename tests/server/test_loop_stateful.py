@@ -26,7 +26,7 @@ from refold.client.api.wire import Submission
 from refold.core import Header
 from refold.core.events import Event, JobHeld, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision, BadInput, Conflict, Unavailable
-from refold.model import Cluster, Node, Reason, Tenant
+from refold.model import Cluster, Node, PreemptionRules, Reason, Tenant
 from refold.model.units import HOUR
 from refold.server import inbox, loop, recovery, writer
 from refold.server.backoff import Backoff
@@ -127,6 +127,7 @@ class LiveLoop(RuleBasedStateMachine):
             self.store,
             JobQueries(self.state, commits, self.store.reader, self.folder / "logs", self.forecasts),
             environments=Environments(self.state, commits, self.store),
+            preemption=PreemptionRules(),
             conditions=conditions,
             drains=drains,
             gpus=GpuPoller(self.state, self.inbox, SlotsMachine(0), Layout(CLUSTER, ()), WatchConfig(), messages),

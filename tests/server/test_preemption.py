@@ -19,12 +19,14 @@ def long_job(**fields: Any) -> Submission:
 
 
 CASES: list[tuple[Preemption, dict[str, Any], tuple[bool, str]]] = [
-    ("by-consent", {}, (False, "not requested")),
-    ("by-consent", {"preemptible": True}, (True, "as requested")),
-    ("by-consent", {"job_class": "best-effort"}, (True, "it is best-effort")),
-    ("by-consent", {"gpu_range": (1, 2)}, (True, "it is reshapable")),
+    ("consent", {}, (False, "not requested")),
+    ("consent", {"preemptible": True}, (True, "as requested")),
+    ("consent", {"job_class": "best-effort"}, (True, "it is best-effort")),
+    ("consent", {"gpu_range": (1, 2)}, (True, "it is reshapable")),
     ("always", {}, (True, "the daemon's configuration has preemption: always")),
     ("always", {"preemptible": False}, (False, "as requested")),
+    ("never", {"preemptible": True}, (False, "the daemon's configuration has preemption: never")),
+    ("never", {"job_class": "best-effort"}, (False, "the daemon's configuration has preemption: never")),
 ]
 
 

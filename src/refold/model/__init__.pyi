@@ -34,6 +34,7 @@ from .cluster import (
 from .consent import (
     Consent as Consent,
     Preemption as Preemption,
+    PreemptionRules as PreemptionRules,
     consent_of as consent_of,
     find_consent as find_consent,
 )

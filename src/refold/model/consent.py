@@ -1,18 +1,31 @@
 """Consent to preemption: which submitted jobs may be stopped or reshaped for other jobs.
 
-Jobs of a trace are preemptible unless the trace says otherwise. A submitted job is preemptible only if it consents, or
-if the owner of the cluster has decided that all jobs are.
+Jobs of a trace are preemptible unless the trace says otherwise. A submitted job is preemptible only if it consents,
+unless the owner of the cluster has decided otherwise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from refold.model.job import ChangeLimit, Job, JobClass
 from refold.model.units import format_duration, plural
 
-Preemption = Literal["by-consent", "always"]
-"""The owner's rule for jobs that say nothing about preemption: not preemptible, or preemptible."""
+Preemption = Literal["never", "consent", "always"]
+"""The owner's rule: no job is preemptible, those that consent are, or all that do not refuse."""
+
+
+class PreemptionRules(NamedTuple):
+    """The owner's rules; that of a class overrides that of a tenant."""
+
+    default: Preemption = "consent"
+    tenants: Mapping[str, Preemption] = {}
+    classes: Mapping[JobClass, Preemption] = {}
+
+    def of(self, tenant: str, job_class: JobClass) -> Preemption:
+        """Return the rule for a job."""
+        return self.classes.get(job_class) or self.tenants.get(tenant) or self.default
 
 
 class Consent(NamedTuple):
@@ -26,9 +39,11 @@ class Consent(NamedTuple):
 
 
 def find_consent(
-    requested: bool | None, job_class: JobClass, reshapable: bool, preemption: Preemption = "by-consent"
+    requested: bool | None, job_class: JobClass, reshapable: bool, preemption: Preemption = "consent"
 ) -> Consent:
     """Return whether a submitted job consents to preemption; `requested` is what it says itself, None if nothing."""
+    if preemption == "never":
+        return Consent(False, "the daemon's configuration has preemption: never")
     if requested is not None:
         return Consent(requested, "as requested")
     if job_class == "best-effort":

@@ -18,6 +18,7 @@ from refold.model import (
     Dependency,
     Job,
     Preemption,
+    PreemptionRules,
     Reason,
     array_dependency,
     parse_array,
@@ -62,7 +63,7 @@ class Admission:
         reader: StoreReader,
         environments: Environments,
         find_job: Callable[[str], str],
-        preemption: Preemption,
+        preemption: PreemptionRules,
         limits: JobLimits,
     ) -> None:
         self._state = state
@@ -70,7 +71,7 @@ class Admission:
         self._reader = reader
         self._environments = environments
         self._find_job = find_job
-        self.preemption = preemption
+        self._preemption = preemption
         self._limits = limits
         self._empty_cluster = FreeResources(state.header.cluster)
         self._power = _limited_power(state.header.cluster)
@@ -186,13 +187,17 @@ class Admission:
         for address in submission.notify:
             check_address(address)
         job_id = f"{submission.name}-{number}"
-        job = submission.to_job(job_id, tenant, caller.user, self._state.now(), self.preemption)
+        job = submission.to_job(job_id, tenant, caller.user, self._state.now(), self.preemption(tenant, submission))
         self._check_tenant_limit(job)
         job = self._limits.apply(choose_requests(job, self._state.header.cluster, self._reader.group_usage))
         _check_engine(job)
         unmet = dict.fromkeys(str(unmet) for text in submission.after for unmet in self._resolve_dependency(text))
         begin = None if submission.begin is None else self._state.journal_time(submission.begin)
         return replace(job, launch=replace(job.launch, after=tuple(unmet), begin=begin))
+
+    def preemption(self, tenant: str, submission: Submission) -> Preemption:
+        """Return the owner's rule for a job of a tenant."""
+        return self._preemption.of(tenant, submission.job_class)
 
     def hold_reason(self, submission: Submission, job: Job) -> Reason | None:
         """Return the reason for which a new job is held; None: it is queued."""

@@ -44,7 +44,7 @@ class Previewer:
             notes.append(f"it is held {HOLD_TEXTS[held]}")
         notes += describe_choices(job)
         plan, estimate = await self._try_policy(job) if fits and not held else ("", None)
-        consent = submission.consent(self._admission.preemption)
+        consent = submission.consent(self._admission.preemption(job.tenant, submission))
         notes += _notes_on_plan(submission, state.header.policy, plan)
         return Preview(
             fits=fits,

@@ -48,7 +48,7 @@ from refold.client.api import (
 )
 from refold.core import Event, JobCancelled, JobHeld, JobReleased
 from refold.errors import BadInput, Conflict, Forbidden
-from refold.model import Job, Preemption
+from refold.model import Job, PreemptionRules
 from refold.server.admission import Admission
 from refold.server.alerts import find_alerts
 from refold.server.config import LimitsConfig
@@ -94,7 +94,7 @@ class SchedulerService:
         tokens: TokenStore,
         event_stream: EventStream,
         kill: Callable[[str], None],
-        preemption: Preemption = "by-consent",
+        preemption: PreemptionRules,
         limits: JobLimits | None = None,
         node_limits: str = "",
     ) -> None:

@@ -232,7 +232,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         return find_consent(self.preemptible, self.job_class, self.may_be_reshaped, preemption)
 
     def to_job(
-        self, job_id: str, tenant: str, user: str, submitted: Seconds, preemption: Preemption = "by-consent"
+        self, job_id: str, tenant: str, user: str, submitted: Seconds, preemption: Preemption = "consent"
     ) -> Job:
         """Return the job for the scheduler. Jobs of the same name form a group for run-time predictions."""
         return Job(

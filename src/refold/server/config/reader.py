@@ -42,6 +42,8 @@ def parse_config(text: str, source: str) -> Config:
     _check_users(root.at("users"), file)
     for tenant in file.limits.tenants:
         _check_tenant(root.at("limits", "tenants", tenant), tenant, file)
+    for tenant in file.preemption.tenants:
+        _check_tenant(root.at("preemption", "tenants", tenant), tenant, file)
     sections = {name: getattr(file, name) for name in Config.__struct_fields__}
     return Config(**sections | {"policy": _apply_prediction(root, file)})
 

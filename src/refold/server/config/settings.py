@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from refold.errors import BadValue, RefoldError
-from refold.model import DAY, HOUR, MINUTE, Preemption, Tenant
+from refold.model import DAY, HOUR, MINUTE, JobClass, Preemption, PreemptionRules, Tenant
 from refold.model.documents import Duration, Part, PositiveDuration, ReadBy, convert
 from refold.server.config.http import HttpConfig
 from refold.server.config.limits import LimitsConfig
@@ -124,6 +124,23 @@ def _read_tenant(name: str, part: Part, config: TenantConfig) -> Tenant:
     if 0 < config.limit_gpus < config.quota_gpus:
         raise part.at("limit_gpus").unexpected(f"at least quota_gpus, {config.quota_gpus:g} (0: no limit)")
     return Tenant(name, config.quota_gpus, config.limit_gpus)
+
+
+class PreemptionConfig(msgspec.Struct, frozen=True):
+    """Which jobs may be stopped or reshaped for others: in general, of single tenants, and of job classes."""
+
+    default: Preemption = "consent"
+    tenants: dict[Name, Preemption] = {}
+    classes: dict[JobClass, Preemption] = {}
+
+
+def _read_preemption(part: Part) -> PreemptionRules:
+    """Read one rule for all jobs, or a default with rules of tenants and classes."""
+    if isinstance(part.value, str):
+        rule: Any = Preemption
+        return PreemptionRules(convert(part, rule))
+    config = convert(part, PreemptionConfig)
+    return PreemptionRules(config.default, config.tenants, config.classes)
 
 
 WattAmount = Annotated[float, Meta(ge=0, le=MAX_AMOUNT, description="watts ≥ 0")]
@@ -305,7 +322,7 @@ class Config(msgspec.Struct, frozen=True):
     cluster: ClusterConfig = ClusterConfig()
     tenants: Annotated[tuple[Tenant, ...], ReadBy(_read_tenants)] = ()
     policy: Annotated[PolicyConfig, ReadBy(_read_policy)] = PolicyConfig()
-    preemption: Preemption = "by-consent"
+    preemption: Annotated[PreemptionRules, ReadBy(_read_preemption)] = PreemptionRules()
     power: PowerConfig = PowerConfig()
     watch: WatchConfig = WatchConfig()
     notify: NotifyConfig = NotifyConfig()

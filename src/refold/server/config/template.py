@@ -33,8 +33,12 @@ policy:
 #  name: refold
 #  settings: {{fair_share: 1}}
 
-# Whether jobs that do not say so may be stopped or reshaped for other jobs: by-consent (no) or always (yes).
-#preemption: by-consent
+# Which jobs may be stopped or reshaped for others: never, consent (best-effort and reshapable jobs, and those that save
+# checkpoints or say so), or always (all that do not refuse). Without preemption, short jobs wait longer for long ones:
+# `refold compare JOBS --preemption always` shows how much. `default` alone may be written as preemption: always.
+preemption:
+#  default: consent
+#  classes: {{best-effort: always}}
 
 # Power limits of racks. Jobs are placed so that racks stay within them, by the power of the GPUs that jobs hold.
 power:
