@@ -48,7 +48,6 @@ SCALED = {
     "restart_seconds": 78.0,
     "weight_doubling_seconds": 14_400.0,
     "delay_doubling_seconds": 3600.0,
-    "starvation_seconds": 12 * 3600.0,
 }
 """Settings of `refold` that are times: its defaults. They are divided by the speed-up."""
 

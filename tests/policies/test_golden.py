@@ -45,7 +45,7 @@ RESHAPING = (
 VARIANTS: dict[str, dict[str, object]] = {
     "refold": {},
     "refold goal=throughput": {"goal": "throughput"},
-    "refold eager": {"max_preemptors": 1, "starvation_seconds": 300.0, "gpu_price": 1.0},
+    "refold eager": {"max_preemptors": 1, "overtaking_share": 0.2, "gpu_price": 1.0},
     "rubick": {},
 }
 """Settings of the policies that run on many small workloads."""

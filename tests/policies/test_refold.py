@@ -21,6 +21,7 @@ from refold.model import ChangeLimit, Cluster, Job, Plan, Reason, Tenant
 from refold.planning.plans.speeds import Speeds
 from refold.policies.common import Draft
 from refold.policies.refold import preemption as refold_preemption
+from refold.policies.refold.overtaking import GpuUse
 from refold.policies.refold.policy import Refold
 from refold.policies.refold.sources import JobFacts, JobSources
 from refold.policies.refold.table import EstimateRow
@@ -50,9 +51,7 @@ class TestContractWithoutTrust(PolicyContract):
     reshaping_seeds = range(1)
 
     def make_policy(self) -> Policy:
-        return Refold(
-            restart_seconds=10.0, trust_steps=False, gpu_price=0.5, max_preemptors=2, starvation_seconds=600.0
-        )
+        return Refold(restart_seconds=10.0, trust_steps=False, gpu_price=0.5, max_preemptors=2, overtaking_share=0.2)
 
 
 def modelled(workload: str, id: str, gpus: int, at: float, steps: int | None, **more: Any) -> Job:
@@ -199,11 +198,6 @@ class TestPreemption:
         jobs = [modelled("bert", name, 4, 0, 400_000 * (1 + nth), **size) for nth, name in enumerate(names)]
         simulation = Simulation([*jobs, modelled("bert", "short", 4, 1000, 2_000, **size)])
         assert [(at, job) for at, job, _ in simulation.stops] == [(1000, names[1])]
-
-    def test_the_next_round_is_when_the_first_waiting_job_starves(self) -> None:
-        jobs = [rigid("busy", 8, 0, 500, preemptible=False)]
-        jobs += [modelled("bert", name, 8, at, 500, gpu_range=(8, 8)) for name, at in (("a", 10), ("b", 100))]
-        assert Simulation(jobs, Refold(starvation_seconds=1000.0)).wakes == [1010, 1010, 1100]
 
 
 class TestGrowing:
@@ -435,20 +429,21 @@ class TestThroughput:
             Refold(goal="speed")
 
 
-class TestStarvation:
+class TestOvertaking:
     JOBS = (
         rigid("long", 5, 0, 1000),
         rigid("wide", 8, 10, 100),
         *(rigid(f"s{number}", 3, 100 + 100 * number, 250) for number in range(6)),
     )
 
-    def test_a_starving_job_is_not_overtaken(self) -> None:
-        early = Simulation(self.JOBS, Refold(starvation_seconds=300.0, wide_weight=0.0)).starts
-        assert next(start for start in early if start[0] > 300) == (310, "wide", 8)
-
-    def test_a_job_that_is_not_starving_is_overtaken_by_shorter_ones(self) -> None:
-        late = Simulation(self.JOBS, Refold(wide_weight=0.0)).starts
+    def test_a_job_is_overtaken_by_shorter_ones(self) -> None:
+        late = Simulation(self.JOBS, Refold(wide_weight=0.0, overtaking_share=1.0)).starts
         assert {"s1", "s2", "s3"} < {job for _, job, _ in late[: [job for _, job, _ in late].index("wide")]}
+
+    def test_a_job_that_was_overtaken_too_much_goes_first(self) -> None:
+        """From 100 s on, shorter jobs use 3 GPUs and `long` 5: after a minute, they have used a fifth of all."""
+        early = Simulation(self.JOBS, Refold(wide_weight=0.0, overtaking_share=0.2)).starts
+        assert early[:3] == [(0, "long", 5), (100, "s0", 3), (200, "wide", 8)]
 
 
 class TestUnknownWork:
@@ -510,7 +505,7 @@ class TestPriority:
 
     def test_a_run_of_higher_priority_is_not_preempted(self) -> None:
         jobs = [rigid("urgent", 8, 0, 90_000, priority=1), rigid("short", 8, 50_000, 10)]
-        assert Simulation(jobs, Refold(starvation_seconds=100.0)).stops == []
+        assert Simulation(jobs, Refold(overtaking_share=0.0)).stops == []
 
 
 def test_settings_may_be_zero() -> None:
@@ -523,7 +518,8 @@ def test_settings_may_be_zero() -> None:
     [
         {"gpu_price": -1},
         {"weight_doubling_seconds": 0},
-        {"starvation_seconds": 0},
+        {"overtaking_share": -0.1},
+        {"overtaking_share": 1.1},
         {"max_preemptors": -1},
         {"restart_seconds": -1},
         {"wide_weight": -1},
@@ -550,13 +546,13 @@ class CheckedTable(Refold):
         anew = JobSources(
             sources.estimator, sources.options, sources.guarantees, sources.expected_service, sources.fair_share
         )
-        anew._waiting_since, anew.kinds = sources._waiting_since, sources.kinds
+        anew.kinds = sources.kinds
         anew.update(view)
         assert (sources.facts, sources.by_id) == (anew.facts, anew.by_id)
         assert set(sources.with_shapes) == set(anew.with_shapes)
         assert set(sources.with_range) == set(anew.with_range)
         own_rows, other_rows = sources.table.rows(sources.by_id), anew.table.rows(sources.by_id)
-        for name in EstimateRow._fields:
+        for name in [name for name in EstimateRow._fields if name not in GpuUse._fields]:
             own, other = sources.table.column(name)[own_rows], anew.table.column(name)[other_rows]
             np.testing.assert_array_equal(own, other, name)
         self.renewed += sum(sources.facts[job_id] is not self.known.get(job_id) for job_id in sources.facts)

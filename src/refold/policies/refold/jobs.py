@@ -1,4 +1,4 @@
-"""What Refold knows about each job in a scheduling round: shapes, remaining work, weight, guarantee, starvation."""
+"""What Refold knows about each job in a scheduling round: shapes, remaining work, weight, guarantee, overtaking."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ FREQUENT_WIDE_JOBS = 18.0
 """Wide jobs are frequent if at least one of so many jobs is wide: `wide_weight` is the weight of each of them."""
 
 
+RESTARTED_OVERTAKING_SHARE = 0.7
+"""The least `overtaking_share` of jobs that have run before and may be stopped again.
+
+They wait because they turned out to be long, and with the usual share would go before the short ones again.
+"""
+
+
 class RefoldSettings(msgspec.Struct, frozen=True):
     """The settings of the policy that a round uses."""
 
@@ -31,7 +38,7 @@ class RefoldSettings(msgspec.Struct, frozen=True):
     gpu_price: float
     weight_doubling_seconds: Seconds
     delay_doubling_seconds: Seconds
-    starvation_seconds: Seconds
+    overtaking_share: float
     wide_weight: float
     wide_share: float
     preemption_margin: float
@@ -44,18 +51,19 @@ class RefoldSettings(msgspec.Struct, frozen=True):
         for name, least in (*((name, 0) for name in at_least_0), ("preemption_margin", 1)):
             if not least <= getattr(self, name) < inf:
                 raise BadValue(f"{name} is {getattr(self, name)}, expected a number ≥ {least}")
-        for name in ("weight_doubling_seconds", "delay_doubling_seconds", "starvation_seconds"):
+        for name in ("weight_doubling_seconds", "delay_doubling_seconds"):
             if not getattr(self, name) > 0:
                 raise BadValue(f"{name} is {getattr(self, name)}, expected a number > 0")
-        if not 0 <= self.wide_share <= 1:
-            raise BadValue(f"wide_share is {self.wide_share}, expected a number from 0 to 1")
+        for name in ("wide_share", "overtaking_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BadValue(f"{name} is {getattr(self, name)}, expected a number from 0 to 1")
 
 
 class Protection(Enum):
     """For which jobs a run must not be stopped: for none, for all, or for those that are not more urgent than it."""
 
     NONE = auto()
-    UNLESS_STARVING = auto()
+    UNLESS_OVERDUE = auto()
     FROM_EQUALS = auto()
     FROM_ALL = auto()
 
@@ -118,9 +126,9 @@ class RoundJobs:
         """Return the remaining work of a job, divided by the weight of a second of its delay."""
         return float(self.weighted_work[self.table.row_of[job_id]])
 
-    def in_order(self, rows: Ints, starving: Collection[str]) -> Ints:
-        """Sort jobs: guaranteed first, then by priority, then starving ones as submitted, then by weighted work."""
-        table, is_first, is_guaranteed = self.table, self.flags(starving)[rows], self.flags(self.guaranteed)[rows]
+    def in_order(self, rows: Ints) -> Ints:
+        """Sort jobs: guaranteed first, then by priority, then overdue ones as submitted, then by weighted work."""
+        table, is_first, is_guaranteed = self.table, self._is_overdue[rows], self.flags(self.guaranteed)[rows]
         rank = np.where(is_first, table.column("submitted")[rows], self.weighted_work[rows])
         return table.sort(rows, ~is_guaranteed, -table.column("priority")[rows], ~is_first, rank)
 
@@ -185,7 +193,7 @@ class RoundJobs:
         starts, age = self.view.run_count(job_id), self.view.now - self.view.runs[job_id].since
         if starts > self.settings.max_restarts:
             return Protection.FROM_EQUALS
-        return Protection.UNLESS_STARVING if age < self.restart_cost(job_id) * starts else Protection.NONE
+        return Protection.UNLESS_OVERDUE if age < self.restart_cost(job_id) * starts else Protection.NONE
 
     @property
     def uses_fair_share(self) -> bool:
@@ -264,17 +272,18 @@ class RoundJobs:
             return False
         return self._guarantees.is_fast_enough(job, self.speed(job_id, held))
 
-    def next_starvation(self, waiting: Ints) -> Seconds:
-        """Return when the next of these waiting jobs will be starving."""
-        since = self.table.column("waiting_since")[waiting]
-        latest = self._now - self.settings.starvation_seconds  # those that wait since then are starving already
-        return float(since[since > latest].min(initial=inf)) + self.settings.starvation_seconds
+    @cached_property
+    def _is_overdue(self) -> Flags:
+        """By row, which waiting jobs were overtaken so much that they go first."""
+        share, column = self.settings.overtaking_share, self.table.column
+        limit = np.where(column("is_restarted"), max(share, RESTARTED_OVERTAKING_SHARE), share)
+        is_overdue: Flags = ~column("is_running") & (column("overtaken") > limit * column("used_in_all"))
+        return is_overdue
 
-    def is_starving(self, job_id: str) -> bool:
-        """Return whether a job has waited so long that it goes first."""
-        return bool(self._now - self.table.value("waiting_since", job_id) >= self.settings.starvation_seconds)
+    def is_overdue(self, job_id: str) -> bool:
+        """Return whether a waiting job was overtaken so much that it goes first."""
+        return bool(self._is_overdue[self.table.row_of[job_id]])
 
-    def starving(self) -> set[str]:
-        """Return the waiting jobs that are starving."""
-        is_starving = self._now - self.table.column("waiting_since")[self._waiting] >= self.settings.starvation_seconds
-        return set(self.table.ids[self._waiting[is_starving]])
+    def overdue(self) -> set[str]:
+        """Return the waiting jobs that were overtaken so much that they go first."""
+        return set(self.table.ids[self._is_overdue])

@@ -5,8 +5,9 @@ A scheduling round has five steps, all on a `Draft`:
 1. Order the waiting jobs by priority, then by remaining work, least first: GPU-seconds at the job's most efficient
    size, divided by a weight that grows with the job's time in the system (`weight_doubling_seconds`). Remaining work
    that is not known is predicted; wide jobs of unknown length that may be stopped have the weight of many
-   (`wide_weight`), as long as they use at most a part of the cluster (`wide_share`). Jobs that have waited for
-   `starvation_seconds` go first, and nodes are reserved for the first of them that can neither start nor preempt.
+   (`wide_weight`), as long as they use at most a part of the cluster (`wide_share`). Jobs are overdue if those behind
+   them have used more than `overtaking_share` of the GPU time since their submission: they go first, in order of
+   submission, and nodes are reserved for the first of them that can neither start nor preempt.
 2. Choose the shape with which the job ends soonest. While other jobs wait behind it, GPU time has a price
    (`gpu_price`): on a cluster of G GPUs, each GPU-second delays each of these jobs by 1/G of a second.
 3. If no shape fits, or only a poor one, the job may preempt: runs with more remaining work are shrunk, moved or
@@ -80,7 +81,7 @@ class Refold:
         "gpu_price": Range(0.5, 32.0, log=True),
         "weight_doubling_seconds": Range(1800.0, 10 * 86_400.0, log=True),
         "delay_doubling_seconds": Range(600.0, 86_400.0, log=True),
-        "starvation_seconds": Range(6 * 3600.0, 7 * 86_400.0, log=True),
+        "overtaking_share": Range(0.1, 0.9),
         "wide_weight": Range(1.0, 64.0, log=True),
         "wide_share": Range(0.1, 1.0),
         "preemption_margin": Range(1.0, 20.0, log=True),
@@ -94,7 +95,7 @@ class Refold:
         gpu_price: float = 4.0,
         weight_doubling_seconds: float = 14_400.0,
         delay_doubling_seconds: float = 3600.0,
-        starvation_seconds: float = 24 * 3600.0,
+        overtaking_share: float = 0.5,
         wide_weight: float = 8.0,
         wide_share: float = 0.55,
         preemption_margin: float = 3.0,
@@ -113,12 +114,11 @@ class Refold:
         `restart_seconds`: assumed cost of reshaping a run. `gpu_price`: weight of the delay that GPU time causes to
         jobs waiting behind; 0: GPU time is free. `weight_doubling_seconds`: time in the system after which a second of
         delay counts double; `delay_doubling_seconds`: the same for the delay so far of jobs of unknown length.
-        `starvation_seconds`: jobs that have waited this long go first, and nodes are reserved for them. `wide_weight`:
-        least weight of preemptible jobs of unknown length with eight or more GPUs, as long as they use at most
-        `wide_share` of the GPUs. `preemption_margin`: how
+        `overtaking_share`: a job goes first, and nodes are reserved for it, when those behind it have used more than
+        this part of the GPU time since it was submitted. `wide_weight`: least weight of preemptible jobs of unknown
+        length with eight or more GPUs, as long as they use at most `wide_share` of the GPUs. `preemption_margin`: how
         many times the weighted remaining work of a job of unknown length a run must have to be preempted for it.
-        `max_restarts`: how often a job of unknown length is preempted.
-        `max_preemptors`: number of jobs per round that
+        `max_restarts`: how often a job of unknown length is preempted. `max_preemptors`: number of jobs per round that
         may preempt; guaranteed jobs always may. `fair_share`: how much the weight of a job depends on what its user and
         tenant have used, 0 (not at all) to 1; `fair_share_half_life`: GPU time used this long ago counts half.
         `trust_steps`: take the number of steps that jobs declare as exact. `placement`: rule by which jobs are placed;
@@ -131,7 +131,7 @@ class Refold:
             gpu_price,
             weight_doubling_seconds,
             delay_doubling_seconds,
-            starvation_seconds,
+            overtaking_share,
             wide_weight,
             wide_share,
             preemption_margin,
@@ -150,7 +150,7 @@ class Refold:
         self._last_round: Seconds = -inf
         self._sources: JobSources | None = None
         self._reservation: NodeReservation | None = None
-        """The nodes that are reserved for the first starving job that cannot start."""
+        """The nodes that are reserved for the first overdue job that cannot start."""
         self._overtaken: dict[str, int] = {}
         """How many jobs were started in the last round before each waiting job by fair share alone."""
 
@@ -186,7 +186,7 @@ class Refold:
             starter.place_waiting()  # jobs outside the optimisation get free GPUs only
         self._reservation = starter.reservation
         self._overtaken = starter.overtaken_by_fair_share()
-        self._wake_at = min(wake_at, starter.next_starvation(), view.next_preemptible_at())
+        self._wake_at = min(wake_at, view.next_preemptible_at())
         if starter.is_review_useful():
             self._wake_at = min(self._wake_at, view.now + REVIEW_SECONDS)
         return draft

@@ -142,10 +142,10 @@ class Preemptor:
         """Return the cost of waiting until enough runs have ended for this job and those before it.
 
         Jobs that arrive in the meantime wait as well, on average half as long. The cost is infinite for guaranteed and
-        starving jobs, and for those of unknown length.
+        overdue jobs, and for those of unknown length.
         """
         jobs, draft = self._jobs, self._draft
-        if job_id in jobs.guaranteed or jobs.is_starving(job_id) or not jobs.knows_work(job_id):
+        if job_id in jobs.guaranteed or jobs.is_overdue(job_id) or not jobs.knows_work(job_id):
             return inf
         before = draft.snapshot()
         if self._estimated_ends is None:
@@ -257,7 +257,7 @@ class _Victims:
             held = [other for other in jobs.table.ids[ranked.all.rows] if other != job_id and self._may_change(other)]
             return sorted(held, key=lambda other: other in jobs.guaranteed)  # other guaranteed jobs last
         margin = 1.0 if jobs.knows_work(job_id) else jobs.settings.preemption_margin
-        work = 0.0 if jobs.is_starving(job_id) else margin * jobs.weighted_work_of(job_id)
+        work = 0.0 if jobs.is_overdue(job_id) else margin * jobs.weighted_work_of(job_id)
         longer = map(jobs.table.ids.__getitem__, ranked.before(jobs.by_id[job_id].priority, work))
         return chain(longer, self._wide_jobs_for(job_id, work)) if jobs.is_wide_beyond_share(job_id) else longer
 
@@ -280,7 +280,7 @@ class _Victims:
             return protection is Protection.NONE
         if job_id in jobs.guaranteed or jobs.by_id[other].priority < jobs.by_id[job_id].priority:
             return True
-        return protection is Protection.UNLESS_STARVING and jobs.is_starving(job_id)
+        return protection is Protection.UNLESS_OVERDUE and jobs.is_overdue(job_id)
 
     def _may_change(self, other: str) -> bool:
         return self._draft.allocation_of(other) is not None and self._draft.may_change(other)

@@ -7,7 +7,7 @@ from math import nan
 from typing import Any, NamedTuple
 
 from refold.core import View
-from refold.model import Job, Seconds
+from refold.model import Job
 from refold.placement import Ints
 from refold.policies.common import (
     ExpectedService,
@@ -20,6 +20,7 @@ from refold.policies.common import (
 )
 from refold.policies.refold.arrivals import is_wide
 from refold.policies.refold.kernels import PredictionColumns, outdated_rows
+from refold.policies.refold.overtaking import Overtaking
 from refold.policies.refold.table import EstimateRow, EstimateTable
 
 MAX_KINDS_PER_JOB, MIN_KINDS = 2, 100
@@ -58,7 +59,7 @@ class JobSources:
         """Jobs with more than one possible shape; a dictionary, to keep their order, as below."""
         self.with_range: dict[str, None] = {}
         """Jobs that requested a range of GPUs."""
-        self._waiting_since: dict[str, Seconds] = {}
+        self._overtaking = Overtaking()
         self._changed: dict[str, None] = {}
         """Jobs that have changed since the last round."""
         self._may_change_with_time: dict[str, None] = {}
@@ -67,14 +68,13 @@ class JobSources:
     def observe(self, view: View) -> None:
         """Note what has changed. Must be called once for each view."""
         changes = view.changes
+        self._overtaking.observe(view, self.by_id)
         for job_id in ended_jobs(view):
             self._forget(job_id)
         for job in (*changes.submitted, *changes.requeued):
-            self._waiting_since[job.id] = view.now
             self._changed[job.id] = None
         for run in (*changes.started, *changes.progressed):
             if run.job in view.runs:
-                self._waiting_since.pop(run.job, None)
                 self._changed[run.job] = None
 
     def _forget(self, job_id: str) -> None:
@@ -82,7 +82,7 @@ class JobSources:
         for cache in (self.options, self.estimator, self.expected_service):
             cache.forget(job_id)
         self.table.drop(job_id)
-        by_job: tuple[dict[str, Any], ...] = (self.facts, self.by_id, self._waiting_since)
+        by_job: tuple[dict[str, Any], ...] = (self.facts, self.by_id)
         members = (self.with_shapes, self.with_range, self._changed, self._may_change_with_time)
         for known in (*by_job, *members):
             known.pop(job_id, None)
@@ -115,6 +115,7 @@ class JobSources:
         for job_id in self.table.ids[known].tolist():
             self._renew(view, job_id, guaranteed)
         self._renew_predictions(view, predicted)
+        self._overtaking.update(view, self.table)
 
     def is_settled(self, view: View) -> bool:
         """Return whether a round would change nothing: no job waits or stops, and none may change its shape."""
@@ -143,7 +144,6 @@ class JobSources:
             submitted=job.submitted,
             priority=job.priority,
             gpus=job.demand.total_gpus,
-            waiting_since=nan if is_running else self._waiting_since.get(job_id, nan),
             reported_done=view.reported_done(job_id),
             computing_since=nan if since is None else since,
             remaining=remaining,
@@ -159,6 +159,8 @@ class JobSources:
             may_be_stopped=is_running and job_id not in view.stopping and view.is_preemptible(job_id),
             predicted_done=predicted.done,
             predicted_ended=predicted.ended_runs,
+            is_restarted=job.preemptible and view.run_count(job_id) > 0,
+            **self._overtaking.columns(view, self.table, job)._asdict(),
         )
         self.table.put(job_id, row)
         self.facts[job_id], self.by_id[job_id] = JobFacts(options, is_known), job

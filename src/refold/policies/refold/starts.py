@@ -1,6 +1,6 @@
 """Steps 1 to 4 of a Refold round: waiting jobs are started in order, on free GPUs, by preemption or by sharing.
 
-The first starving job that cannot start gets a reservation.
+The first overdue job that cannot start gets a reservation.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from refold.model import Seconds
 from refold.placement import Ints, Placer
 from refold.policies.common import Draft, Options, Sharing
 from refold.policies.refold.jobs import RoundJobs
@@ -40,7 +39,7 @@ class Starter:
         self._hopeless: set[Options] = set()
         """Sets of shapes for which a job of unknown length cannot preempt enough, nor can those after it."""
         self._unplaceable_on_reserved: set[Options] = set()
-        self._starving = self._choose_starving()
+        self._overdue = jobs.overdue()
         self._last_reservation = reservation
         self.reservation: NodeReservation | None = None
         self.queue: list[str] = []
@@ -49,20 +48,20 @@ class Starter:
     def place_waiting(self) -> None:
         """Start waiting jobs in order; then let jobs without GPUs share those that others hold beyond their request."""
         self._restore_guarantees()
-        jobs, waiting = self._jobs, self._jobs.in_order(self._unplaced(), self._starving)
+        jobs, waiting = self._jobs, self._jobs.in_order(self._unplaced())
         self.queue = jobs.table.ids[waiting].tolist()
         for position in self._positions_to_try(waiting):
             job_id = self.queue[position]
             if self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1)):
                 continue
             self._preemptor.gpus_ahead += jobs.options_of(job_id).fewest_gpus
-            if self.reservation is None and job_id in self._starving:
+            if self.reservation is None and job_id in self._overdue:
                 self._reserve_for(job_id)
         stopped = [job_id for job_id in self._draft.changed if job_id in jobs.view.runs and self._has_no_gpus(job_id)]
         sharing = Sharing(self._draft, self._placer, jobs.by_id, self._options_of, jobs.with_range)
         if sharing.is_possible():
             without_gpus = np.concatenate([self._unplaced(), jobs.table.rows(stopped)])
-            sharing.place(jobs.table.ids[jobs.in_order(without_gpus, self._starving)].tolist())
+            sharing.place(jobs.table.ids[jobs.in_order(without_gpus)].tolist())
 
     def _positions_to_try(self, waiting: Ints) -> Iterator[int]:
         """Yield the positions of the jobs to try, in order. There may be thousands that cannot start and are skipped.
@@ -71,7 +70,7 @@ class Starter:
         """
         jobs, kinds = self._jobs, self._jobs.table.column("kind")[waiting]
         fewest_gpus = np.array([options.fewest_gpus for options in jobs.kinds], dtype=np.int64)[kinds]
-        is_always_tried = jobs.flags([*jobs.guaranteed, *self._starving])[waiting]
+        is_always_tried = jobs.flags([*jobs.guaranteed, *self._overdue])[waiting]
         has_given_up = np.zeros(len(jobs.kinds), dtype=np.bool_)
         position = 0
         while self.reservation is None and position < len(waiting):
@@ -91,18 +90,7 @@ class Starter:
 
     def _order_class(self, job_id: str) -> tuple[bool, int, bool]:
         """Return what matters more in the order than weighted work."""
-        return job_id in self._jobs.guaranteed, self._jobs.by_id[job_id].priority, job_id in self._starving
-
-    def _choose_starving(self) -> set[str]:
-        """Return the starving jobs that go first; of those that may not be stopped, only the oldest.
-
-        Under overload most jobs are starving. Without preemption, they would start in order of submission then.
-        """
-        jobs = self._jobs
-        starving = jobs.starving()
-        fixed = {job_id for job_id in starving if not jobs.by_id[job_id].preemptible}
-        oldest = min(fixed, key=lambda job_id: (jobs.by_id[job_id].submitted, job_id), default=None)
-        return starving - fixed | ({oldest} if oldest is not None else set())
+        return job_id in self._jobs.guaranteed, self._jobs.by_id[job_id].priority, job_id in self._overdue
 
     def _options_of(self, job_id: str) -> Options:
         return self._jobs.guarantee_options.get(job_id) or self._jobs.options_of(job_id)
@@ -110,10 +98,6 @@ class Starter:
     def is_review_useful(self) -> bool:
         """Return whether a job still waits that may preempt others later, because their predictions change."""
         return not self._jobs.table.column("is_known")[self._unplaced()].all()
-
-    def next_starvation(self) -> Seconds:
-        """Return when the next job that still waits will be starving."""
-        return self._jobs.next_starvation(self._unplaced())
 
     def overtaken_by_fair_share(self) -> dict[str, int]:
         """Return how many jobs have got GPUs before each job that still waits, by fair share alone."""
@@ -211,6 +195,6 @@ class Starter:
             self._unplaceable.clear()
             self._hopeless.clear()
             return True
-        if not jobs.knows_work(job_id) and placed is None and not jobs.is_starving(job_id):
+        if not jobs.knows_work(job_id) and placed is None and not jobs.is_overdue(job_id):
             self._hopeless.add(options)
         return placed is not None

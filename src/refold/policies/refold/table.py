@@ -28,21 +28,21 @@ FEW_ROWS = 32
 class EstimateRow(NamedTuple):
     """One row.
 
-    `gpus`: the number requested. `waiting_since`: when a waiting job was submitted or returned to the queue; not a
-    number for others. `reported_done`, `computing_since`: seconds of work done, and the time since when more is done;
-    not a number if none is. `remaining`: work in steps, or in seconds if the speed is unknown. `requested_speed`: steps
-    per second of what it requested. `gpu_seconds_per_step`, `top_speed`: of its shapes, the least and the greatest.
+    `gpus`: the number requested. `reported_done`, `computing_since`: seconds of work done, and the time since when more
+    is done; not a number if none is. `remaining`: work in steps, or in seconds if the speed is unknown.
+    `requested_speed`: steps per second of what it requested. `gpu_seconds_per_step`, `top_speed`: of its shapes, the
+    least and the greatest.
     `work`: remaining GPU-seconds at the most efficient size. `run_time`: remaining seconds at full speed, of known
     work. `is_known`: the remaining work is known. `may_be_preferred`: it is wide, of unknown length, and can be stopped
     again for jobs that turn out shorter. `kind`: jobs with the same possible shapes have the same number.
     `may_be_stopped`: it consents, and its run is not stopping already. `predicted_done`, `predicted_ended`: work done
-    and number of ended runs at the time of the last prediction.
+    and number of ended runs at the time of the last prediction. `is_restarted`: it has run before, and may be stopped
+    again. The others are those of `GpuUse`.
     """
 
     submitted: Seconds
     priority: int
     gpus: float
-    waiting_since: Seconds
     reported_done: Seconds
     computing_since: Seconds
     remaining: float
@@ -58,6 +58,14 @@ class EstimateRow(NamedTuple):
     may_be_stopped: bool
     predicted_done: Seconds
     predicted_ended: int
+    is_restarted: bool
+    overtaken: float
+    used_in_all: float
+    used_behind: float
+    held_gpus: float
+    held_type: int
+    held_since: Seconds
+    usable_types: int
 
 
 class EstimateTable:

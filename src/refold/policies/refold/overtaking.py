@@ -1,0 +1,145 @@
+"""How far each waiting job is overtaken: the GPU time that jobs behind it use while it waits.
+
+Behind a job are those of lower priority, and those of the same priority that were submitted later. As long as they use
+at most the share *s* of the GPU time that is used after its submission, the job waits at most 1 / (1 − *s*) times as
+long as the jobs ahead of it need. What decides is what was used, not what was predicted, on any scale of time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import nan
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from refold.core import View
+from refold.model import WHOLE, Allocation, Cluster, Job, Run, Seconds
+from refold.placement import Floats, Ints
+from refold.policies.refold.table import EstimateTable
+
+Flags = NDArray[np.bool_]
+GpuTypes = tuple[str, ...]
+
+
+class GpuUse(NamedTuple):
+    """The part of a row of the table that this keeps.
+
+    `overtaken`: GPU-seconds that jobs behind the job have used while it waited. `used_in_all`: those that all jobs have
+    used since it was submitted, also while it ran. `used_behind`: those that runs of jobs behind it have used so far;
+    not a number if that has not been computed yet.
+    `held_gpus`, `held_type`, `held_since`: GPUs that it holds, the number of their type, and since when; 0 if it waits.
+    `usable_types`: the number of the set of GPU types that it may use.
+    """
+
+    overtaken: float
+    used_in_all: float
+    used_behind: float
+    held_gpus: float
+    held_type: int
+    held_since: Seconds
+    usable_types: int
+
+
+class _Ended(NamedTuple):
+    """A run that has ended, and the GPU-seconds that it used."""
+
+    priority: int
+    submitted: Seconds
+    gpu_type: int
+    used: float
+
+
+class Overtaking:
+    """Keeps account of the GPU time that is used after jobs are submitted, on the GPU types that they may use."""
+
+    def __init__(self) -> None:
+        self._types: dict[str, int] = {}
+        """Numbers of the cluster's GPU types."""
+        self._usable: dict[GpuTypes, int] = {}
+        """Numbers of sets of GPU types that jobs may use; the empty set stands for all."""
+        self._ended: list[_Ended] = []
+        """Runs that have ended since the last update."""
+        self._used_by_ended: dict[int, float] = {}
+        """GPU-seconds by type of all runs that have ended."""
+        self._used_before: dict[int, float] = {}
+        """GPU-seconds used until the last update, by set of types."""
+
+    def observe(self, view: View, by_id: Mapping[str, Job]) -> None:
+        """Note the runs that have ended. Must be called once for each view, before jobs are forgotten."""
+        for run in view.changes.ended:
+            gpu_type = self._type_of(view.cluster, run.allocation)
+            used = _gpus(run) * (view.now - run.since)
+            self._used_by_ended[gpu_type] = self._used_by_ended.get(gpu_type, 0.0) + used
+            job = by_id.get(run.job)
+            if job is not None:
+                self._ended.append(_Ended(job.priority, job.submitted, gpu_type, used))
+
+    def columns(self, view: View, table: EstimateTable, job: Job) -> GpuUse:
+        """Return what the row of a job has to contain; what was counted so far is kept."""
+        usable = self._usable.setdefault(job.demand.gpu_types, len(self._usable))
+        counted = 0.0, 0.0, nan
+        if job.id in table.row_of:
+            counted = tuple(table.value(name, job.id) for name in GpuUse._fields[:3])
+        run = view.runs.get(job.id)
+        if run is None:
+            return GpuUse(*counted, 0.0, 0, view.now, usable)
+        return GpuUse(*counted, _gpus(run), self._type_of(view.cluster, run.allocation), run.since, usable)
+
+    def update(self, view: View, table: EstimateTable) -> None:
+        """Count what was used since the last update. The rows of all jobs must be up to date."""
+        used_so_far = table.column("held_gpus") * (view.now - table.column("held_since"))
+        for gpu_types, usable in self._usable.items():
+            rows = (table.column("usable_types") == usable).nonzero()[0]
+            if len(rows):
+                self._count(table, rows, used_so_far, gpu_types, usable)
+        self._ended.clear()
+
+    def _count(self, table: EstimateTable, rows: Ints, used_so_far: Floats, gpu_types: GpuTypes, usable: int) -> None:
+        """Count what was used on some types of GPUs, for the rows of the jobs that may use these."""
+        is_usable = np.array([not gpu_types or name in gpu_types for name in self._types], dtype=np.bool_)
+        by_run = used_so_far
+        if gpu_types and len(is_usable):
+            by_run = used_so_far * is_usable[table.column("held_type")]
+        behind = _sums_behind(table.column("priority"), table.column("submitted"), by_run)[rows]
+        before = table.column("used_behind")[rows]
+        for ended in self._ended:
+            if is_usable[ended.gpu_type]:
+                before -= ended.used * self._is_ahead_of(table, rows, ended)
+        in_all = float(by_run.sum()) + sum(used for one, used in self._used_by_ended.items() if is_usable[one])
+        is_known = ~np.isnan(before)
+        waited = is_known & ~table.column("is_running")[rows]
+        table.column("overtaken")[rows[waited]] += np.maximum(behind - before, 0.0)[waited]
+        table.column("used_in_all")[rows[is_known]] += max(in_all - self._used_before.get(usable, in_all), 0.0)
+        table.column("used_behind")[rows] = behind
+        self._used_before[usable] = in_all
+
+    def _is_ahead_of(self, table: EstimateTable, rows: Ints, ended: _Ended) -> Flags:
+        """Return which rows are those of jobs ahead of one that has ended."""
+        priority, submitted = table.column("priority")[rows], table.column("submitted")[rows]
+        is_ahead: Flags = (priority > ended.priority) | (priority == ended.priority) & (submitted < ended.submitted)
+        return is_ahead
+
+    def _type_of(self, cluster: Cluster, held: Allocation) -> int:
+        """Return the number of the GPU type of an allocation, which is one unless types are interchangeable."""
+        if not self._types:
+            self._types = {name: number for number, name in enumerate(dict.fromkeys(n.gpu_type for n in cluster.nodes))}
+        return self._types[cluster.nodes[held.placement[0].node].gpu_type]
+
+
+def _gpus(run: Run) -> float:
+    return run.allocation.gpu_milli / WHOLE
+
+
+def _sums_behind(priority: Ints, submitted: Floats, used: Floats) -> Floats:
+    """Return for each job the sum of what the jobs behind it have used."""
+    order = np.lexsort((submitted, -priority))
+    in_order = used[order]
+    behind = in_order.sum() - np.cumsum(in_order)
+    ranks = np.stack([priority[order], submitted[order]])
+    is_last_of_equals = np.append((ranks[:, 1:] != ranks[:, :-1]).any(axis=0), True)[: len(order)]
+    last_of_equals = is_last_of_equals.nonzero()[0]
+    sums: Floats = np.empty(len(order))
+    sums[order] = behind[last_of_equals[np.searchsorted(last_of_equals, np.arange(len(order)))]]
+    return sums
