@@ -58,7 +58,7 @@ def _starlette_app(tokens: TokenAuthenticator) -> App:
     service = _StubService()
 
     async def submit(request: Request) -> Response:
-        caller = tokens.authenticate(request.headers.get("authorization"))
+        caller = tokens.identify(request.headers.get("authorization"), "POST", request.url.path)[0].caller()
         status = await service.submit(caller, decoder.decode(await request.body()))
         return Response(msgspec.json.encode(status), 201, media_type="application/json")
 

@@ -45,13 +45,15 @@ class Daemon:
 
 
 @contextmanager
-def run_daemon(*options: str, folder: Path | None = None) -> Iterator[Daemon]:
-    """Run `refold serve` with these options, and stop it at the end."""
+def run_daemon(*options: str, folder: Path | None = None, source: Path | None = None) -> Iterator[Daemon]:
+    """Run `refold serve` with these options, and stop it at the end. `source`: the tree to run (default: installed)."""
     with tempfile.TemporaryDirectory(prefix="refold-") as temporary:
         home = folder or Path(temporary) / "state"
         command = [sys.executable, "-m", "refold.cli.app", "serve", "--port", "0", "--state", str(home), *options]
         before = read_address(home) if home.exists() else None
         environment = {**os.environ, **AS_INSTALLED}
+        if source is not None:
+            environment["PYTHONPATH"] = str(source.resolve())
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, cwd=temporary, start_new_session=True, env=environment
         )

@@ -13,15 +13,9 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
-from refold.cli.inputs.plan_request import (
-    MachineOptions,
-    format_layout,
-    format_rate,
-    format_step_time,
-    parse_gib,
-    parse_network,
-    parse_pins,
-)
+from refold.cli.inputs.plan_request import MachineOptions
+from refold.cli.inputs.plan_values import parse_gib, parse_network, parse_pins
+from refold.cli.views.plans import format_layout, format_rate, format_step_time
 from refold.planning.catalogue import find_gpu
 from refold.planning.perf.hardware import build_machines
 from refold.planning.plans import Pins

@@ -19,7 +19,7 @@ from refold.client.api.wire import JobStatus, Submission
 from refold.client.client import Client
 from refold.core import Entry, Header
 from refold.errors import Conflict, NoDaemon, RefoldError, Unavailable
-from refold.server.store import store
+from refold.server.store import FILE_NAME
 from refold.testing import Audit
 
 Result = TypeVar("Result")
@@ -275,7 +275,7 @@ class CrashSetup:
 
 def check_journal(folder: Path) -> None:
     """Audit every epoch of a journal: no GPU is allocated twice, and so on."""
-    connection = sqlite3.connect(f"file:{folder / store.FILE_NAME}?mode=ro", uri=True)
+    connection = sqlite3.connect(f"file:{folder / FILE_NAME}?mode=ro", uri=True)
     epochs = connection.execute("SELECT header, first_entry FROM epochs ORDER BY first_entry").fetchall()
     ends = [first for _, first in epochs[1:]] + [2**62]
     for (header, first), end in zip(epochs, ends, strict=True):

@@ -58,11 +58,10 @@ from refold.client.api.wire import (
 )
 from refold.errors import Conflict, Forbidden, NotFound
 from refold.model import parse_array, parse_dependency, task_id
-from refold.server.http.app import Api
+from refold.server.http.app import Api, ApiService
 from refold.server.http.asgi import DEFAULT_BODY_LIMITS, BodyLimits
 from refold.server.http.event_stream import EventStream
 from refold.server.http.hosts import AllowedHosts
-from refold.server.http.service import ApiService
 from refold.server.http.tokens import StoredToken, TokenAuthenticator, make_token
 from refold.server.planner import Planner, search_plans
 from refold.server.web import WebFiles

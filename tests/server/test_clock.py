@@ -15,7 +15,7 @@ from real_daemon import RealDaemon, wait_until
 from refold.core import Entry
 from refold.server import clock
 from refold.server.clock import Anchor
-from refold.server.store.store import FILE_NAME
+from refold.server.store import FILE_NAME
 
 TEN_YEARS = 10 * 365 * 86_400.0
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from refold.cli.commands.init import init
 from refold.errors import BadFile, RefoldError
-from refold.model import PreemptionRules, Tenant
+from refold.model import HOUR, PreemptionRules, Tenant
 from refold.server.config.http import HttpConfig
 from refold.server.config.limits import TenantLimits
 from refold.server.config.reader import ConfigFile, PredictionConfig, parse_config, read_config
@@ -24,6 +24,7 @@ from refold.server.config.settings import (
     OutputRule,
     PolicyConfig,
     ServeConfig,
+    SlurmConfig,
     TenantConfig,
     UsersConfig,
     WatchConfig,
@@ -92,6 +93,12 @@ def test_limits_of_tenants_override_the_general_ones() -> None:
     limits = parse_config(text, "refold.yaml").limits
     assert limits.of("vision") == TenantLimits(grace=3600, time=2 * 86400, jobs=100)
     assert limits.of("guests") == TenantLimits(grace=0, time=2 * 86400, jobs=5, output=2**20)
+
+
+def test_the_pool_of_slurm() -> None:
+    text = "slurm: {partition: gpu, pool: 2, pool_time: 12h, pool_jobs: [4711, 12]}"
+    expected = SlurmConfig("gpu", pool=2, pool_time=12 * HOUR, pool_jobs=(4711, 12))
+    assert parse_config(text, "refold.yaml").slurm == expected
 
 
 def test_limits_of_the_http_server() -> None:

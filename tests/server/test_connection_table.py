@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from refold.server.config import HttpConfig
-from refold.server.network import ConnectionLimits, ConnectionTable, describe_fewer_connections, limits_for
+from refold.server.network import (
+    ConnectionLimits,
+    ConnectionTable,
+    describe_fewer_connections,
+    limits_for,
+    make_http_server,
+)
 
 
 class FakeConnection:
@@ -104,6 +110,11 @@ def test_limits_are_as_configured() -> None:
         idle_seconds=4.0,
     )
     assert limits_for(65_536, HttpConfig()) == ConnectionLimits()
+
+
+def test_the_time_between_requests_may_be_a_fraction_of_a_second() -> None:
+    limits = limits_for(65_536, HttpConfig(idle_timeout=0.4))
+    assert make_http_server(None, limits, ConnectionTable(limits)).config.timeout_keep_alive == 0.4
 
 
 def test_more_connections_than_descriptors_allow_are_not_possible() -> None:

@@ -18,7 +18,8 @@ from refold.client.api.calls import ENDED_STATES
 from refold.client.api.wire import Jobs, JobState, JobStatus
 from refold.core import Entry
 from refold.server.store.checksums import register
-from refold.server.store.store import FILE_NAME, Commit, EndedJob, NewJob, Store
+from refold.server.store.folder_lock import FILE_NAME
+from refold.server.store.store import Commit, EndedJob, NewJob, Store
 from refold.testing import make_job
 
 STATES = sorted(ENDED_STATES)

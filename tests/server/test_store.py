@@ -15,8 +15,7 @@ import pytest
 from real_daemon import RealDaemon, live_processes, wait_until
 
 from refold.errors import Unavailable
-from refold.server.store import schema
-from refold.server.store.store import FILE_NAME
+from refold.server.store import FILE_NAME, schema
 
 
 def submit_jobs(daemon: RealDaemon, count: int, seconds: float = 0.0) -> list[str]:

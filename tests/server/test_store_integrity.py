@@ -18,9 +18,8 @@ from real_daemon import RealDaemon, wait_until
 
 from refold.cli import app
 from refold.errors import BadFile, Unavailable
-from refold.server.store import Store, backup_name, copy_database, list_backups, schema
+from refold.server.store import FILE_NAME, Store, backup_name, copy_database, list_backups, schema
 from refold.server.store.checksums import checked_tables, row_checksum
-from refold.server.store.store import FILE_NAME
 
 Refold = Callable[..., tuple[int, str]]
 

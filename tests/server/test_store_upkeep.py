@@ -18,9 +18,8 @@ from real_daemon import RealDaemon, wait_until
 from refold.core.events import RunFinished
 from refold.server import store_upkeep
 from refold.server.config import ServeConfig
-from refold.server.store import Store, list_backups, store as store_module
+from refold.server.store import FILE_NAME, Store, list_backups, store as store_module
 from refold.server.store.checksums import find_damage
-from refold.server.store.store import FILE_NAME
 from refold.server.store_upkeep import StoreUpkeep
 
 Test = Callable[[ManualDaemon], Coroutine[Any, Any, None]]
@@ -72,6 +71,26 @@ def test_no_more_jobs_are_kept_than_configured(tmp_path: Path) -> None:
         assert store.prune(0.0, keep=2) == 4
         assert store.prune(0.0, keep=2) == 0
         assert remaining(store, jobs) == jobs[4:]
+
+    run_with_daemon(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("config", "kept"),
+    [
+        (ServeConfig(keep_backups=0), 4),
+        (ServeConfig(keep_backups=0, keep_jobs=2), 2),
+        (ServeConfig(keep_backups=0, keep_jobs_for=1e-9), 1),
+    ],
+)
+def test_upkeep_keeps_as_many_jobs_for_as_long_as_configured(config: ServeConfig, kept: int, tmp_path: Path) -> None:
+    async def test(daemon: ManualDaemon) -> None:
+        async def begin_epoch() -> None:
+            pass
+
+        jobs = await ended_jobs(daemon, 4)
+        await StoreUpkeep(daemon.state, daemon.writer, daemon.store, config, begin_epoch).run()
+        assert remaining(daemon.store, jobs) == jobs[-kept:]
 
     run_with_daemon(tmp_path, test)
 

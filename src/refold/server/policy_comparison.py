@@ -181,7 +181,7 @@ def _mean(values: Sequence[float]) -> float | None:
 # The process.
 
 
-def simulate_policies(task: _Task, seconds: Seconds = SIMULATION_SECONDS) -> _SimulatedAnswer:
+def simulate_policies(task: _Task) -> _SimulatedAnswer:
     """Simulate the present policy and the others in the same futures, as many as fit into the time."""
     header = task.header
     state = StateAt.from_entries(header.cluster, [task.state])
@@ -189,7 +189,7 @@ def simulate_policies(task: _Task, seconds: Seconds = SIMULATION_SECONDS) -> _Si
     choices += [(name, {}) for name in task.policies]
     simulated = []
     for name, settings in choices:
-        end = monotonic() + seconds / len(choices)
+        end = monotonic() + SIMULATION_SECONDS / len(choices)
         scheduler = continue_with_new_policy(state, header.cluster, lambda: [task.state], _maker(name, settings))
         futures = simulate_futures(
             state,

@@ -197,11 +197,13 @@ def _gpu_table(setup: _CurveSetup, series: _Series) -> Table:
 
 
 def _rate_columns(points: Sequence[CurvePoint]) -> list[Column[CurvePoint]]:
+    from refold.cli.views import format_rate
+
     def bar(point: CurvePoint) -> str:
         return draw_bar(point.samples_per_second / points[-1].samples_per_second, BAR_WIDTH)
 
     return [
-        Column("samples/s", lambda point: plan_request.format_rate(point.samples_per_second), number=True),
+        Column("samples/s", lambda point: format_rate(point.samples_per_second), number=True),
         Column("", bar, whole=True),
     ]
 

@@ -244,12 +244,14 @@ def _is_for_plans(fitted: Fitted) -> bool:
 def _sample_table(
     title: str, samples: Sequence[Measurement], errors: Sequence[float], unseen: Sequence[float] | None
 ) -> Table:
+    from refold.cli.views import format_step_time
+
     columns: list[Column[tuple[Measurement, float, float]]] = [
         Column("plan", lambda row: str(row[0].plan), whole=True),
         Column("batch", lambda row: f"{row[0].batch:,}", number=True),
         Column("tokens", lambda row: f"{row[0].sequence:,}", number=True),
         Column("CPUs", lambda row: f"{row[0].cpus:g}" if row[0].cpus else "", number=True),
-        Column("measured", lambda row: plan_request.format_step_time(row[0].step_seconds or 0.0), number=True),
+        Column("measured", lambda row: format_step_time(row[0].step_seconds or 0.0), number=True),
         Column("error", lambda row: f"{100 * row[1]:+.1f} %", number=True),
     ]
     if unseen is not None:

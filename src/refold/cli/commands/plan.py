@@ -14,8 +14,8 @@ from refold.cli.views import AsJson, output_width, print_json, print_line, print
 
 if TYPE_CHECKING:
     from refold.model import LaunchEngine, Plan
-    from refold.planning.perf import Estimate, Fitted, FormulaLine, Section, TrainingSetup
-    from refold.planning.plans import LaunchSettings, PlanLimits, PlanSearch
+    from refold.planning.perf import Estimate, Fitted, FormulaLine, Machines, ModelShape, Section, TrainingSetup
+    from refold.planning.plans import LaunchSettings, PlanLimits, PlanSearch, Task
 
 ACCURACY_NOTE = "Estimated without measurements; see docs/accuracy.md. Correct the model with `refold fit`."
 """Printed below every estimate."""
@@ -67,28 +67,24 @@ def plan(
     from refold.cli.inputs import read_or_trace_model
     from refold.errors import BadInput
     from refold.model import MAX_DEGREE
-    from refold.planning.perf import TrainingSetup, apply_corrections
+    from refold.planning.perf import apply_corrections
     from refold.planning.plans import LAUNCH_TARGETS, Task, best_plans
 
     if explain is not None and why is not None:
         raise BadInput("--explain and --why exclude each other: leave one of them out")
     shape = read_or_trace_model(model)
     machines = hardware.parse()
-    tuning, assumed = tuned.parse()
-    samples, tokens, notes = training.resolve_sizes(shape, machines.gpus, tuning)
     fitted = _read_fit(fit, machines.gpu.name, training.engine) if fit is not None else None
     target = None if launch is None else parse_launch_engine(launch)
     known = (fitted.engine if fitted else None) or training.engine
     if target is not None and not shape.traced:
         known = known or LAUNCH_TARGETS[target].estimated_as
     offload = {"--cpus": hardware.cpus, "--host-memory": hardware.host_memory}
-    task = Task(tuning, pinned=limits.parse_pins(), offload=any(value is not None for value in offload.values()))
-    framework, chosen = training.resolve_engine(shape, machines.gpu, machines.gpus, task, known)
-    notes += chosen + assumed
-    setup = TrainingSetup(shape, machines, framework, samples, tokens, tuning, tuned.packing or 0)
+    task = Task(pinned=limits.parse_pins(), offload=any(value is not None for value in offload.values()))
+    setup, notes = _describe_training(shape, machines, training, tuned, task, known)
     if fitted is not None:
         setup = apply_corrections(setup, fitted.values)
-        notes += [f"estimates are corrected with {fit}, fitted to {fitted.model} with {framework.name}"]
+        notes += [f"estimates are corrected with {fit}, fitted to {fitted.model} with {setup.engine.name}"]
     plan_limits = limits.parse(setup.sequence, offload, target)
     search = best_plans(setup, plan_limits, top)
     notes += _assumption_notes(setup, search, hardware.network)
@@ -104,6 +100,24 @@ def plan(
     else:
         settings = _launch_settings(target, setup, search.best[0].plan) if target and search.best else None
         _print_best(setup, search, notes, _accuracy_note(fitted), as_json, settings)
+
+
+def _describe_training(
+    shape: ModelShape,
+    machines: Machines,
+    training: plan_request.BatchOptions,
+    tuned: plan_request.TuningOptions,
+    task: Task,
+    known: str | None,
+) -> tuple[TrainingSetup, list[str]]:
+    """Return what is trained with which framework, and notes on what was assumed. `known`: the framework, if given."""
+    from refold.planning.perf import TrainingSetup
+
+    tuning, assumed = tuned.parse()
+    samples, tokens, notes = training.resolve_sizes(shape, machines.gpus, tuning)
+    framework, chosen = training.resolve_engine(shape, machines.gpu, machines.gpus, task._replace(tuning=tuning), known)
+    setup = TrainingSetup(shape, machines, framework, samples, tokens, tuning, tuned.packing or 0)
+    return setup, [*notes, *chosen, *assumed]
 
 
 def _read_fit(path: Path, gpu: str, engine: str | None) -> Fitted:
@@ -311,12 +325,12 @@ def _print_comparison(
 
 def _compare(found: Estimate | None, best: Estimate | None) -> str:
     """Compare a valid plan with the best one."""
-    from refold.cli.views import format_factor
+    from refold.cli.views import format_factor, format_step_time
     from refold.planning.plans import TIE_FACTOR
 
     if found is None or best is None:
         return "valid"
-    own_time, best_time = (plan_request.format_step_time(one.step_seconds) for one in (found, best))
+    own_time, best_time = (format_step_time(one.step_seconds) for one in (found, best))
     if found.plan == best.plan:
         return f"the best plan, {own_time} per step"
     slowdown = found.step_seconds / best.step_seconds

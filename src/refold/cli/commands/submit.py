@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,25 +15,12 @@ from typer.core import TyperCommand
 
 from refold.cli import DependencyOption, TenantOption, format_placement, format_reason, make_client, with_option_groups
 from refold.cli.inputs import ClassName, LaunchEngineName, parse_job_class, parse_launch_engine
-from refold.cli.views import (
-    AsJson,
-    fact_table,
-    format_clock_near,
-    format_gpus,
-    plural,
-    print_json,
-    print_line,
-    print_notes,
-    print_tables,
-)
+from refold.cli.views import AsJson, plural, print_json, print_line, print_notes, print_tables
 
 if TYPE_CHECKING:
     from refold.cli.inputs import SubmitOptions
     from refold.client import Client, ExportedVariables
     from refold.client.api import JobStatus, Preview, Submission
-
-MAX_COMMAND_LENGTH = 60
-"""Characters of a command that are shown."""
 
 MAX_JOBS_PER_REQUEST = 1000
 """Jobs that the daemon accepts in one request."""
@@ -341,49 +327,9 @@ def _print_preview(client: Client, jobs: Sequence[Submission], preview: Preview,
     if as_json:
         print_json({"job": jobs[0].name, "jobs": len(jobs), "preview": preview})
         return
-    from refold.model import Consent
+    from refold.cli.views import preview_table
 
-    now = client.info().now
-    facts = {
-        "job": jobs[0].name + (f", and {plural(len(jobs) - 1, 'similar job')}" if len(jobs) > 1 else ""),
-        "array": jobs[0].array,
-        "command": _format_command(jobs[0]),
-        "directory": jobs[0].folder,
-        "environment": f"{plural(len(preview.exported), 'variable')} of this shell" if preview.exported else "",
-        "demand": f"{preview.demand}, {jobs[0].job_class}",
-        "preemptible": str(Consent(preview.preemptible, preview.consent)),
-        "plan": preview.plan,
-        "start": _format_start(jobs[0], preview, now),
-    }
-    after = [f"note: {note}" for note in preview.notes]
-    print_tables(fact_table("", facts, after))
-
-
-def _format_command(job: Submission) -> str:
-    """Format the command, shortened; a script by its first line that is not a comment."""
-    text = shlex.join(job.command) if len(job.command) < 3 or job.command[1] != "-c" else job.command[2]
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    first = lines[0] if lines else text
-    shortened = len(first) > MAX_COMMAND_LENGTH or len(lines) > 1
-    return first[:MAX_COMMAND_LENGTH] + (" …" if shortened else "")
-
-
-def _format_start(job: Submission, preview: Preview, now: float) -> str:
-    """Format 'immediately', 'about 14:05:00, between 14:00:00 and 15:10:00, 3 jobs ahead'."""
-    if not preview.fits:
-        return f"never: {format_gpus(preview.gpus)} as requested do not fit the empty cluster"
-    if job.hold:
-        return "after release"
-    if preview.starts_now:
-        return "immediately"
-    ahead = f"{plural(preview.jobs_ahead, 'job')} ahead" if preview.jobs_ahead else ""
-    estimate = preview.start_estimate
-    if estimate is None:
-        return ahead or "when resources are free"
-    when = f"about {format_clock_near(estimate.at, now)}"
-    if estimate.soonest is not None and estimate.latest is not None:
-        when += f", between {format_clock_near(estimate.soonest, now)} and {format_clock_near(estimate.latest, now)}"
-    return ", ".join(part for part in (when, ahead) if part)
+    print_tables(preview_table(jobs, preview, client.info().now))
 
 
 def _send(client: Client, jobs: Sequence[Submission]) -> list[JobStatus]:

@@ -44,11 +44,6 @@ from .launch_engines import (
     LaunchTargetName as LaunchTargetName,
     parse_launch_engine as parse_launch_engine,
 )
-from .plan_request import (
-    format_layout as format_layout,
-    format_rate as format_rate,
-    format_step_time as format_step_time,
-)
 from .policy_choice import (
     POWER_PLACEMENT as POWER_PLACEMENT,
     SelectedPolicy as SelectedPolicy,

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from refold.cli.inputs.plan_request import MAX_CURVE_GPUS, default_network_note, parse_network
+from refold.cli.inputs.plan_request import MAX_CURVE_GPUS, default_network_note
+from refold.cli.inputs.plan_values import parse_network
 
 if TYPE_CHECKING:
     from refold.model import Cluster, Link, Node

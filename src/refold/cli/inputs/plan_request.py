@@ -1,29 +1,24 @@
-"""Options of the commands about plans (model, machines, limits on plans), and the parsing of their values."""
+"""Options of the commands about plans: model, machines, limits on plans."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from refold.cli.inputs.plan_values import MAX_AMOUNT, parse_gib, parse_gpus, parse_network, parse_pins
+
 if TYPE_CHECKING:
-    from refold.model import LaunchEngine, Link
+    from refold.model import LaunchEngine
     from refold.planning.perf import Engine, GpuSpec, Machines, ModelShape, Precision, Tuning
     from refold.planning.plans import Pins, PlanLimits, Task
 
-MAX_GPUS = 2**17
-"""Largest number of GPUs; more is taken for a typing error."""
-
 MAX_CURVE_GPUS = 4096
 """Largest number of GPUs of a curve: more would take minutes to compute."""
-
-MAX_AMOUNT = 2**24
-"""Largest number of samples per step, tokens per sample, CPUs, GiB and GB/s."""
 
 
 def _complete_models(incomplete: str) -> list[str]:
@@ -141,7 +136,7 @@ class MachineOptions:
         from refold.planning.catalogue import find_gpu
         from refold.planning.perf import build_machines
 
-        count, name, on_nodes = _parse_gpus(self.gpus)
+        count, name, on_nodes = parse_gpus(self.gpus)
         if on_nodes and self.nodes not in (None, on_nodes):
             both = f"--gpus {self.gpus} has {on_nodes} nodes but --nodes is {self.nodes}"
             raise BadInput(f"{both}: leave one of them out")
@@ -367,102 +362,6 @@ class PlanLimitOptions:
         return Pins() if self.pin is None else parse_pins(self.pin)
 
 
-_COUNT_TYPE = re.compile(r"(\d+)\s*[x×]\s*(.+)", re.IGNORECASE | re.ASCII)
-_TYPE_COUNT = re.compile(r"(.+?)\s*:\s*(\d+)", re.ASCII)
-_NODES_COUNT_TYPE = re.compile(r"(\d+)\s*[x×]\s*(\d+)\s*:\s*(.+)", re.IGNORECASE | re.ASCII)
-
-
-def _parse_gpus(text: str) -> tuple[int, str, int]:
-    """Parse --gpus into the number of GPUs, their type, and the number of nodes (0: not given)."""
-    from refold.errors import BadInput
-
-    nodes = 0
-    if found := _NODES_COUNT_TYPE.fullmatch(text.strip()):
-        nodes, count, name = _parse_count(text, found[1]), _parse_count(text, found[2]), found[3]
-        count *= nodes
-    elif found := _COUNT_TYPE.fullmatch(text.strip()):
-        count, name = _parse_count(text, found[1]), found[2]
-    elif found := _TYPE_COUNT.fullmatch(text.strip()):
-        count, name = _parse_count(text, found[2]), found[1]
-    else:
-        raise BadInput(f"--gpus {text}: expected a number and a type, such as 8xA100-80GB or A100-80GB:8")
-    if not 1 <= count <= MAX_GPUS:
-        raise BadInput(f"--gpus {text}: expected 1 to {MAX_GPUS:,} GPUs")
-    return count, name, nodes
-
-
-def _parse_count(text: str, digits: str) -> int:
-    from refold.errors import BadInput
-
-    if len(digits) > len(str(MAX_GPUS)):
-        raise BadInput(f"--gpus {text}: expected 1 to {MAX_GPUS:,} GPUs")
-    return int(digits)
-
-
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z/]*)", re.ASCII)
-_GIB = {"": 1.0, "gib": 1.0, "tib": 1024.0, "gb": 1e9 / 2**30, "tb": 1e12 / 2**30, "g": 1.0, "t": 1024.0}
-_GIGABYTES = {"GB/s": 1.0, "GBps": 1.0, "Gb/s": 1 / 8, "Gbps": 1 / 8, "gbps": 1 / 8, "Gbit/s": 1 / 8, "gbit/s": 1 / 8}
-
-
-def parse_gib(text: str) -> float:
-    """Parse '1600GB', '1.5TiB' or '512' (GiB) into GiB."""
-    return _parse_amount("--host-memory", text, lambda unit: _GIB.get(unit.lower()), "memory such as 1600GB or 1.5TiB")
-
-
-def parse_network(text: str) -> Link:
-    """Parse '100GB/s' or, in bits, '800Gb/s'. Ambiguous values (no unit, 'gb/s') are rejected."""
-    from refold.model import Link
-
-    return Link(
-        "network", _parse_amount("--network", text, _GIGABYTES.get, "a rate such as 100GB/s, or 800Gb/s in bits")
-    )
-
-
-def _parse_amount(option: str, text: str, factor_of: Callable[[str], float | None], expected: str) -> float:
-    from refold.errors import BadInput
-
-    found = _AMOUNT.fullmatch(text.strip())
-    factor = factor_of(found[2]) if found else None
-    amount = float(found[1]) * factor if found and factor else 0.0
-    if not (isfinite(amount) and 0 < amount <= MAX_AMOUNT):
-        raise BadInput(f"{option} {text}: expected {expected}")
-    return amount
-
-
 def default_network_note(gpu: GpuSpec) -> list[str]:
     """Return a note with the assumed network bandwidth."""
     return [f"assuming --network {gpu.node_network_gigabytes_per_second:g}GB/s, the default for nodes with {gpu.name}"]
-
-
-def parse_pins(text: str) -> Pins:
-    """Parse 'tp4 zero1' in the notation of plans: only fields in the text are pinned, even at their default ('tp1')."""
-    from refold.model import parse_plan_fields
-    from refold.planning.plans import Pins
-
-    return Pins(**parse_plan_fields(text))
-
-
-# Formatting.
-
-
-def format_step_time(seconds: float) -> str:
-    """Format the duration of a step: '478.3 ms', '60.71 s', '1,488 s'."""
-    if seconds < 1:
-        return f"{seconds * 1000:,.1f} ms"
-    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:,.1f} s" if seconds < 1000 else f"{seconds:,.0f} s"
-
-
-def format_rate(rate: float) -> str:
-    """Format a rate with three significant digits, or all integer digits: '16.7', '3,855', '0.342'."""
-    digits = 0 if rate >= 99.95 else 1 if rate >= 9.995 else 2 if rate >= 0.9995 else 3
-    return f"{rate:,.{digits}f}"
-
-
-def format_layout(gpus_on_node: Iterable[int]) -> str:
-    """Format '1 node', '2 nodes', or for nodes of different sizes '2 nodes of 8 + 4 GPUs'."""
-    from refold.cli.views import plural
-
-    sizes = list(gpus_on_node)
-    distinct = list(dict.fromkeys(sizes))
-    counted = " + ".join(f"{sizes.count(size)} × {size}" if sizes.count(size) > 1 else str(size) for size in distinct)
-    return plural(len(sizes), "node") + (f" of {counted} GPUs" if len(distinct) > 1 else "")

@@ -26,11 +26,14 @@ from .output import (
 from .plans import (
     format_factor as format_factor,
     format_parameters as format_parameters,
+    format_rate as format_rate,
+    format_step_time as format_step_time,
     micro_batch as micro_batch,
     plan_tables as plan_tables,
     plan_title as plan_title,
     rejection_tables as rejection_tables,
 )
+from .previews import preview_table as preview_table
 from .sanitize import Sanitizer as Sanitizer
 from .screen import refresh_screen as refresh_screen
 from .tables import (

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from refold.cli.inputs import format_layout, format_rate, format_step_time
 from refold.cli.views.output import draw_bar, format_percent, output_width, plural
 from refold.cli.views.tables import COLUMN_GAP, Column, Table
 
@@ -290,3 +289,24 @@ def _misses_table(title: str, search: PlanSearch) -> Table:
         Column("host memory", lambda one: _format_gib(one.host_gib) if one.host_gib else "", number=True),
     ]
     return Table(title, columns, search.misses, after=[f"closest of {plural(search.considered, 'plan')}"])
+
+
+def format_step_time(seconds: float) -> str:
+    """Format the duration of a step: '478.3 ms', '60.71 s', '1,488 s'."""
+    if seconds < 1:
+        return f"{seconds * 1000:,.1f} ms"
+    return f"{seconds:.2f} s" if seconds < 100 else f"{seconds:,.1f} s" if seconds < 1000 else f"{seconds:,.0f} s"
+
+
+def format_rate(rate: float) -> str:
+    """Format a rate with three significant digits, or all integer digits: '16.7', '3,855', '0.342'."""
+    digits = 0 if rate >= 99.95 else 1 if rate >= 9.995 else 2 if rate >= 0.9995 else 3
+    return f"{rate:,.{digits}f}"
+
+
+def format_layout(gpus_on_node: Iterable[int]) -> str:
+    """Format '1 node', '2 nodes', or for nodes of different sizes '2 nodes of 8 + 4 GPUs'."""
+    sizes = list(gpus_on_node)
+    distinct = list(dict.fromkeys(sizes))
+    counted = " + ".join(f"{sizes.count(size)} × {size}" if sizes.count(size) > 1 else str(size) for size in distinct)
+    return plural(len(sizes), "node") + (f" of {counted} GPUs" if len(distinct) > 1 else "")

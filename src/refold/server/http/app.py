@@ -10,16 +10,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from refold.client.api import CALLS, EVENT_STREAM, IDENTITY_PATH, JSON_LINES, Call, EventsQuery, Role
+from refold.client.api import CALLS, EVENT_STREAM, IDENTITY_PATH, JSON_LINES, Call, EventsQuery, Role, Service
 from refold.errors import BadField, Forbidden, NotFound, TooManyRequests
 from refold.server.http import asgi
 from refold.server.http.asgi import HttpError, Receive, Reply, Request, Scope, Send, UnreadBody, header
 from refold.server.http.authentication import Authenticator, Identity, UserLookup
-from refold.server.http.event_stream import EventFilter
+from refold.server.http.event_stream import EventFilter, EventStream
 from refold.server.http.hosts import AllowedHosts
 from refold.server.http.openapi import build_openapi, render_docs_page
 from refold.server.http.requests import QueryReader, read_json
-from refold.server.http.service import ApiService
 from refold.server.http.session_calls import SessionCalls
 from refold.server.http.sessions import Sessions
 from refold.server.http.tokens import TokenAuthenticator
@@ -61,6 +60,14 @@ class Page(NamedTuple):
 
     role: Role | None
     render: Callable[[], Awaitable[Reply]]
+
+
+class ApiService(Service, Protocol):
+    """The calls, and the events that subscribers read."""
+
+    @property
+    def event_stream(self) -> EventStream:
+        """The stream of events."""
 
 
 class StaticFiles(Protocol):

@@ -84,10 +84,6 @@ class TokenAuthenticator:
                 return stored
         raise Unauthenticated(UNKNOWN_TOKEN)
 
-    def authenticate(self, authorization: str | None) -> Caller:
-        """Return the caller that an `Authorization` header with a token identifies, or raise `Unauthenticated`."""
-        return self.identify(authorization, "", "")[0].caller()
-
     def identify(self, authorization: str | None, method: str, target: str) -> tuple[StoredToken, str]:
         """Return the token of a request and, if it is signed, the hash of its body (else '')."""
         if not authorization:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
 from typing import Any, Literal
 
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from refold.client import peer_uid
 from refold.client.api import Problem
 from refold.server.http import UNIX_CLIENT
 from refold.server.network.connections import ConnectionTable
 from refold.server.network.limits import ConnectionLimits
-from refold.server.network.peers import read_peer_uid
 
 SLICE_BYTES = 16 * 1024
 """Received bytes are parsed in slices of this size, so that limits are checked in between."""
@@ -220,3 +222,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def _time_out(self) -> None:
         self._read_deadline = None
         self._reject(408, f"the {'body' if self._phase == 'body' else 'headers'} did not arrive in time")
+
+
+def read_peer_uid(connection: Any) -> int | None:
+    """Return the uid of the process that has connected a Unix socket, as the kernel tells; None for other sockets."""
+    if connection.family != socket.AF_UNIX:
+        return None
+    with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
+        return peer_uid(duplicate)

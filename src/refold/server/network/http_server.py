@@ -31,7 +31,7 @@ def make_http_server(app: Any, limits: ConnectionLimits, table: ConnectionTable)
         ws="none",
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=round(limits.idle_seconds),
+        timeout_keep_alive=cast(int, limits.idle_seconds),  # of a timer, which may be a fraction
         timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
         backlog=limits.backlog,
     )

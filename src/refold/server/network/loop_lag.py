@@ -14,9 +14,8 @@ INTERVAL: Seconds = 0.5
 class LoopLag:
     """Sleeps again and again, and measures how much longer it took; keeps the measurements of a minute."""
 
-    def __init__(self, interval: Seconds = INTERVAL) -> None:
-        self._interval = interval
-        self._lags: deque[Seconds] = deque(maxlen=round(MINUTE / interval))
+    def __init__(self) -> None:
+        self._lags: deque[Seconds] = deque(maxlen=round(MINUTE / INTERVAL))
 
     def largest(self) -> Seconds:
         """Return the largest lag of the last minute."""
@@ -25,6 +24,6 @@ class LoopLag:
     async def run(self) -> None:
         """Measure until cancelled."""
         while True:
-            due = monotonic() + self._interval
-            await asyncio.sleep(self._interval)
+            due = monotonic() + INTERVAL
+            await asyncio.sleep(INTERVAL)
             self._lags.append(max(0.0, monotonic() - due))

@@ -60,9 +60,9 @@ class Counts(msgspec.Struct, frozen=True):
 class Notifier:
     """Queues messages and sends them from its own thread."""
 
-    def __init__(self, config: NotifyConfig, send: Send | None = None, limiter: RateLimiter | None = None) -> None:
+    def __init__(self, config: NotifyConfig, send: Send | None = None) -> None:
         self._config = config
-        self._outbox = _Outbox(send or send_with_apprise, limiter or RateLimiter())
+        self._outbox = _Outbox(send or send_with_apprise, RateLimiter())
         self._queue: queue.Queue[tuple[str, Message] | None] = queue.Queue(MAX_QUEUED)
         self._thread: threading.Thread | None = None
         self._dropped = 0

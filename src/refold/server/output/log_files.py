@@ -84,10 +84,10 @@ def read_log_at(path: Path, offset: int, limit: int) -> tuple[LogChunk, bool] | 
         return chunk, chunk.next >= log_size(path)
 
 
-def tail_log(path: Path, lines: int = 10, limit: int = CHUNK_BYTES) -> LogChunk:
-    """Return the last lines, within the last `limit` bytes."""
+def tail_log(path: Path, lines: int = 10) -> LogChunk:
+    """Return the last lines, within the last CHUNK_BYTES."""
     end = log_size(path)
-    chunk = read_log(path, end - limit, limit)
+    chunk = read_log(path, end - CHUNK_BYTES)
     data = b"".join(chunk.data.splitlines(keepends=True)[-lines:] if lines > 0 else [])
     return LogChunk(data, chunk.next - len(data), chunk.next)
 

@@ -6,6 +6,11 @@ from .backups import (
     remove_old_backups as remove_old_backups,
     restore_database as restore_database,
 )
+from .folder_lock import (
+    FILE_NAME as FILE_NAME,
+    FolderInUse as FolderInUse,
+    FolderLock as FolderLock,
+)
 from .journal_reader import (
     Checkpoint as Checkpoint,
     JournalReader as JournalReader,
@@ -18,11 +23,8 @@ from .reader import (
     StoreReader as StoreReader,
 )
 from .store import (
-    FILE_NAME as FILE_NAME,
     Commit as Commit,
     EndedJob as EndedJob,
-    FolderInUse as FolderInUse,
-    FolderLock as FolderLock,
     NewJob as NewJob,
     Store as Store,
 )

@@ -25,6 +25,9 @@ ACTIVE = ""
 
 _OF_ARRAY = "FROM jobs WHERE number BETWEEN ? AND ? AND substr(id, 1, ?) = ?"
 
+MAX_JOB_EVENTS = 1000
+"""Events of a job that are shown: the latest."""
+
 EVENT_COLUMNS = "number, at, kind, job, run, text, tenant"
 
 
@@ -176,10 +179,10 @@ class StoreReader:
         rows = self._fast.execute(query, (job.group, job.tenant, job.user, limit)).fetchall()
         return [_group_usage(_JOB.decode(stored), _STATUS.decode(status), time) for stored, status, time in rows]
 
-    def job_events(self, job_id: str, limit: int = 1000) -> list[Event]:
+    def job_events(self, job_id: str) -> list[Event]:
         """Return the latest events of a job, in order."""
         rows = self._fast.execute(
-            f"SELECT {EVENT_COLUMNS} FROM events WHERE job=? ORDER BY number DESC LIMIT ?", (job_id, limit)
+            f"SELECT {EVENT_COLUMNS} FROM events WHERE job=? ORDER BY number DESC LIMIT ?", (job_id, MAX_JOB_EVENTS)
         ).fetchall()
         return [Event(*row) for row in reversed(rows)]
 

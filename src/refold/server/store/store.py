@@ -5,17 +5,13 @@ Queries are in `reader`.
 
 from __future__ import annotations
 
-import fcntl
-import os
 import shutil
 import sqlite3
-import stat
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import msgspec
 
@@ -23,23 +19,19 @@ from refold.client.api import Event, JobStatus
 from refold.core import Entry, Header
 from refold.errors import BadFile, Unavailable
 from refold.model import Job, Seconds
-from refold.server import MachineLocks
 from refold.server.http import StoredToken
 from refold.server.store import schema
 from refold.server.store.backups import BACKUPS_FOLDER, copy_database, list_backups
 from refold.server.store.checksums import find_damage, register, row_checksum, seal_schema
 from refold.server.store.connections import ReadConnections
+from refold.server.store.folder_lock import FILE_NAME, FolderLock
 from refold.server.store.journal_reader import Checkpoint
 from refold.server.store.migrations import can_migrate, migrate
 from refold.server.store.reader import ACTIVE, StoreReader
 
 _ENCODER = msgspec.json.Encoder()
 
-FILE_NAME = "refold.db"
 BUSY_TIMEOUT_MS = 10_000
-ENTERED_BY_ALL = 0o711
-"""Mode of the folder if jobs run as their users, who have their own folders in it and can read nothing else."""
-
 PRUNED_AT_ONCE = 200
 PRUNED_ENTRIES_AT_ONCE = 2_000
 
@@ -67,10 +59,6 @@ UPDATE jobs SET state=?1, ended=?2, run_time=?3, status=?4,
     checksum=checksum(number, id, name, tenant, user, ?1, ?2, ?3, ?4, job, request)
 WHERE id=?5
 """
-
-
-class FolderInUse(BadFile):
-    """Another process uses the state folder."""
 
 
 class NewJob(msgspec.Struct, frozen=True):
@@ -342,57 +330,6 @@ def _row_of(new: NewJob) -> tuple[Any, ...]:
     job = new.job
     row = (new.number, job.id, new.name, job.tenant, job.user, ACTIVE, None, None, None, _ENCODER.encode(job))
     return (*row, new.request or None)
-
-
-def _check_permissions(folder: Path) -> None:
-    """Reject a folder that other users can access: it holds secrets.
-
-    Its mode is not changed, since the folder may have other uses.
-    """
-    mode = stat.S_IMODE(folder.stat().st_mode)
-    if mode & 0o077 and mode != ENTERED_BY_ALL:
-        raise BadFile(
-            folder,
-            f"is accessible to other users (mode {mode:03o}) but holds tokens and job output; run `chmod 700` on it, or"
-            " choose another folder with --state",
-        )
-
-
-class FolderLock:
-    """The lock of a state folder. It ends with the process, even if it crashes.
-
-    The lock file keeps daemons of other users and other machines away; the lock of the machine holds even if the folder
-    is deleted and another one is created in its place.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._machine = MachineLocks("state")
-        self._file = _open_lock_file(folder)
-        in_use = FolderInUse(folder, "is in use by another daemon; stop it, or choose another folder with --state")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self.close()
-            raise in_use from None
-        holder = self._machine.acquire(sha256(os.fsencode(folder.resolve())).hexdigest()[:32])
-        if holder is not None and holder.uid == os.geteuid():  # others cannot lock us out
-            self.close()
-            raise in_use
-
-    def close(self) -> None:
-        self._file.close()
-        self._machine.close()
-
-
-def _open_lock_file(folder: Path) -> IO[bytes]:
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _check_permissions(folder)
-        for name in (FILE_NAME, "lock"):
-            os.close(os.open(folder / name, os.O_CREAT | os.O_RDWR, 0o600))
-        return (folder / "lock").open("wb")
-    except OSError as error:
-        raise BadFile(folder, f"cannot be used as the state folder: {error.strerror}") from None
 
 
 def _identity(path: Path) -> tuple[int, int] | None:

@@ -1,0 +1,87 @@
+"""Values of options about plans: GPUs, memory, network rates and parts of plans."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from math import isfinite
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from refold.model import Link
+    from refold.planning.plans import Pins
+
+MAX_GPUS = 2**17
+"""Largest number of GPUs; more is taken for a typing error."""
+
+MAX_AMOUNT = 2**24
+"""Largest number of samples per step, tokens per sample, CPUs, GiB and GB/s."""
+
+_COUNT_TYPE = re.compile(r"(\d+)\s*[x×]\s*(.+)", re.IGNORECASE | re.ASCII)
+_TYPE_COUNT = re.compile(r"(.+?)\s*:\s*(\d+)", re.ASCII)
+_NODES_COUNT_TYPE = re.compile(r"(\d+)\s*[x×]\s*(\d+)\s*:\s*(.+)", re.IGNORECASE | re.ASCII)
+
+
+def parse_gpus(text: str) -> tuple[int, str, int]:
+    """Parse --gpus into the number of GPUs, their type, and the number of nodes (0: not given)."""
+    from refold.errors import BadInput
+
+    nodes = 0
+    if found := _NODES_COUNT_TYPE.fullmatch(text.strip()):
+        nodes, count, name = _parse_count(text, found[1]), _parse_count(text, found[2]), found[3]
+        count *= nodes
+    elif found := _COUNT_TYPE.fullmatch(text.strip()):
+        count, name = _parse_count(text, found[1]), found[2]
+    elif found := _TYPE_COUNT.fullmatch(text.strip()):
+        count, name = _parse_count(text, found[2]), found[1]
+    else:
+        raise BadInput(f"--gpus {text}: expected a number and a type, such as 8xA100-80GB or A100-80GB:8")
+    if not 1 <= count <= MAX_GPUS:
+        raise BadInput(f"--gpus {text}: expected 1 to {MAX_GPUS:,} GPUs")
+    return count, name, nodes
+
+
+def _parse_count(text: str, digits: str) -> int:
+    from refold.errors import BadInput
+
+    if len(digits) > len(str(MAX_GPUS)):
+        raise BadInput(f"--gpus {text}: expected 1 to {MAX_GPUS:,} GPUs")
+    return int(digits)
+
+
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z/]*)", re.ASCII)
+_GIB = {"": 1.0, "gib": 1.0, "tib": 1024.0, "gb": 1e9 / 2**30, "tb": 1e12 / 2**30, "g": 1.0, "t": 1024.0}
+_GIGABYTES = {"GB/s": 1.0, "GBps": 1.0, "Gb/s": 1 / 8, "Gbps": 1 / 8, "gbps": 1 / 8, "Gbit/s": 1 / 8, "gbit/s": 1 / 8}
+
+
+def parse_gib(text: str) -> float:
+    """Parse '1600GB', '1.5TiB' or '512' (GiB) into GiB."""
+    return _parse_amount("--host-memory", text, lambda unit: _GIB.get(unit.lower()), "memory such as 1600GB or 1.5TiB")
+
+
+def parse_network(text: str) -> Link:
+    """Parse '100GB/s' or, in bits, '800Gb/s'. Ambiguous values (no unit, 'gb/s') are rejected."""
+    from refold.model import Link
+
+    return Link(
+        "network", _parse_amount("--network", text, _GIGABYTES.get, "a rate such as 100GB/s, or 800Gb/s in bits")
+    )
+
+
+def _parse_amount(option: str, text: str, factor_of: Callable[[str], float | None], expected: str) -> float:
+    from refold.errors import BadInput
+
+    found = _AMOUNT.fullmatch(text.strip())
+    factor = factor_of(found[2]) if found else None
+    amount = float(found[1]) * factor if found and factor else 0.0
+    if not (isfinite(amount) and 0 < amount <= MAX_AMOUNT):
+        raise BadInput(f"{option} {text}: expected {expected}")
+    return amount
+
+
+def parse_pins(text: str) -> Pins:
+    """Parse 'tp4 zero1' in the notation of plans: only fields in the text are pinned, even at their default ('tp1')."""
+    from refold.model import parse_plan_fields
+    from refold.planning.plans import Pins
+
+    return Pins(**parse_plan_fields(text))
