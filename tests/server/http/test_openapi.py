@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import pytest
 import schemathesis
 from fake_service import OWNER, FakeService, make_app
 from hypothesis import HealthCheck, Phase, settings
@@ -53,8 +54,19 @@ def make_schema(phases: dict[str, Any]) -> schemathesis.schemas.BaseSchema:
     return schemathesis.openapi.from_asgi("/openapi.json", fresh_api, config=config)
 
 
-schema = make_schema({})
-without_coverage = make_schema({"coverage": {"enabled": False}})  # its examples are computed when tests are collected
+# From fixtures: otherwise, the examples would be computed in every process that collects tests.
+
+
+@pytest.fixture
+def with_coverage(request: pytest.FixtureRequest) -> schemathesis.schemas.BaseSchema:
+    request.node._nodeid = request.node.nodeid  # schemathesis 4.32 expects it, pytest 9.2 no longer has it
+    return make_schema({})
+
+
+@pytest.fixture
+def without_coverage(request: pytest.FixtureRequest) -> schemathesis.schemas.BaseSchema:
+    request.node._nodeid = request.node.nodeid
+    return make_schema({"coverage": {"enabled": False}})
 
 
 LIKE_SUBMIT = ["submit_all", "preview", "whatif"]
@@ -65,13 +77,13 @@ bounded = partial(
 )
 
 
-@schema.exclude(operation_id=LIKE_SUBMIT).parametrize()
+@schemathesis.pytest.from_fixture("with_coverage").exclude(operation_id=LIKE_SUBMIT).parametrize()
 @bounded(phases=[Phase.explicit, Phase.generate])
 def test_every_call_answers_as_described(case: schemathesis.Case[Any]) -> None:
     call_and_check(case)
 
 
-@without_coverage.include(operation_id=LIKE_SUBMIT).parametrize()
+@schemathesis.pytest.from_fixture("without_coverage").include(operation_id=LIKE_SUBMIT).parametrize()
 @bounded(phases=[Phase.generate])
 def test_calls_like_submit_answer_as_described(case: schemathesis.Case[Any]) -> None:
     call_and_check(case)
