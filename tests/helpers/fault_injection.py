@@ -11,10 +11,16 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from refold.server import clock, daemon, inbox, live_state, store_upkeep, writer
+from refold.server import clock, daemon, daemon_parts, inbox, live_state, store_upkeep, writer
 from refold.server.store import Store
 
 UNPRIVILEGED_UID = 65534
+
+
+def _replace(owner: object, name: str, value: object) -> None:
+    """Replace a name of a module or class, which must have it: else the fault would never be injected."""
+    assert hasattr(owner, name), f"{owner} has no {name}"
+    setattr(owner, name, value)
 
 
 def fill_disk_on_usr1(max_file_bytes: int, retry_interval: float = 0.02) -> None:
@@ -30,21 +36,21 @@ def fill_disk_on_usr1(max_file_bytes: int, retry_interval: float = 0.02) -> None
 
 def set_sweep_interval(every: float) -> None:
     """Set how often log retention runs."""
-    setattr(daemon, "SWEEP_INTERVAL_SECONDS", every)  # noqa: B010
+    _replace(daemon_parts, "SWEEP_INTERVAL_SECONDS", every)
 
 
 def set_upkeep(every: float, keep_backups: int = 0, entries: int | None = None) -> None:
     """Set how often the store is pruned and backed up, and how many backups and journal entries are kept."""
-    setattr(daemon, "UPKEEP_INTERVAL_SECONDS", every)  # noqa: B010
+    _replace(daemon, "UPKEEP_INTERVAL_SECONDS", every)
     if entries is not None:
-        setattr(store_upkeep.StoreUpkeep, "_kept_entries", entries)  # noqa: B010
+        _replace(store_upkeep.StoreUpkeep, "_kept_entries", entries)
     create = store_upkeep.StoreUpkeep
 
     def create_with_backups(state: Any, writer: Any, store: Any, config: Any, begin_epoch: Any) -> Any:
         config = replace(config, backup_every=0.1, keep_backups=keep_backups)
         return create(state, writer, store, config, begin_epoch)
 
-    setattr(daemon, "StoreUpkeep", create_with_backups)  # noqa: B010
+    _replace(daemon_parts, "StoreUpkeep", create_with_backups)
 
 
 def drop_root() -> None:
@@ -56,7 +62,7 @@ def drop_root() -> None:
 
 def keep_write_ahead_log() -> None:
     """Let deleted secrets remain in the write-ahead log, as if a query read it all the time."""
-    setattr(Store, "purge_log", lambda _: None)  # noqa: B010
+    _replace(Store, "purge_log", lambda _: None)
 
 
 def limit_descriptors(count: int) -> None:
@@ -77,6 +83,6 @@ def use_false_clock(offset: str, boot_id: str = "") -> None:
         return true_time() + float(path.read_text())
 
     time.time = false_time
-    setattr(live_state, "time", false_time)  # noqa: B010
+    _replace(live_state, "time", false_time)
     if boot_id:
         clock._read_boot_id = lambda: boot_id
