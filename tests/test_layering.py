@@ -140,7 +140,7 @@ def test_pure_folders_have_no_clock_files_threads_or_global_randomness(modules: 
     for module in modules:
         if module.folder not in PURE or module.path.startswith(tuple(IMPURE)):
             continue
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.Import):
                 used = [alias.name.split(".")[0] for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
@@ -177,7 +177,7 @@ def test_no_code_asks_whether_it_is_simulated(modules: list[Module]) -> None:
     wrong = [
         f"{module.path} line {node.lineno}: if {ast.unparse(node.test)}"
         for module in modules
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.If | ast.IfExp) and "simulat" in ast.unparse(node.test).lower()
     ]
     assert wrong == []
@@ -187,7 +187,7 @@ def test_random_generators_are_seeded(modules: list[Module]) -> None:
     wrong = [
         f"{module.path} line {node.lineno}"
         for module in modules
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("default_rng", "Random")) and not node.args
     ]
     assert wrong == []

@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import median, quantiles
 
@@ -49,6 +50,11 @@ class Module:
     text: str
     tree: ast.Module
     imports: list[Import] = field(default_factory=list)
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """All nodes of the tree; walking through it takes longer than all that is done with them."""
+        return list(ast.walk(self.tree))
 
     @property
     def is_package(self) -> bool:
@@ -99,7 +105,7 @@ class _ImportReader:
         self._facades = facades
 
     def imports(self, module: Module) -> Iterator[Import]:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
                 for alias in node.names:
                     if self._is_ours(node.module):
@@ -151,9 +157,7 @@ def _reachable(start: str, graph: Mapping[str, set[str]]) -> set[str]:
 
 def repeated_class_names(modules: Sequence[Module]) -> list[str]:
     """Return the names that more than one class has."""
-    counts = Counter(
-        node.name for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)
-    )
+    counts = Counter(node.name for module in modules for node in module.nodes if isinstance(node, ast.ClassDef))
     return sorted(name for name, count in counts.items() if count > 1)
 
 
@@ -184,7 +188,7 @@ def measures(root: Path) -> dict[str, str]:
 def function_lengths(modules: Sequence[Module]) -> Iterator[tuple[str, int]]:
     """Yield `file:function` and its number of lines."""
     for module in modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield f"{module.path}:{node.name}", (node.end_lineno or node.lineno) - node.lineno + 1
 

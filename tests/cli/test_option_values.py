@@ -242,9 +242,14 @@ def test_a_restart_costs_as_much_as_a_start_unless_it_is_given() -> None:
     assert OverheadOptions().parse() == Costs()
     assert OverheadOptions(start_cost="1m").parse() == Costs(start=60.0, restart=60.0)
     assert OverheadOptions("1m", "10s", "0").parse() == Costs(start=60.0, stop=10.0, restart=0.0)
-    assert CostOptions("1m", checkpoint_every="1h", report_every="30s").parse() == Costs(
+    assert CostOptions("1m", None, None, "1h", "30s").parse() == Costs(
         start=60.0, restart=60.0, checkpoint_every=3600.0, report_every=30.0
     )
+
+
+def test_stops_and_restarts_of_simulations_cost_time_unless_set_to_0() -> None:
+    assert CostOptions().parse() == Costs(stop=30.0, restart=120.0)
+    assert CostOptions(stop_cost="0", restart_cost="0").parse() == Costs()
 
 
 def test_options_about_faults_need_faults() -> None:

@@ -89,7 +89,10 @@ def test_jobs_without_a_start_estimate_are_simulated(served: FakeServer, json_of
     ]
 
 
-def test_the_policys_start_estimate_is_preferred_to_a_simulated_one(served: FakeServer, json_of: JsonOf) -> None:
+def test_the_policys_start_estimate_is_preferred_to_a_simulated_one(
+    served: FakeServer, json_of: JsonOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("refold.cli.inputs.journal_state.stop_after", lambda _: lambda: False)  # on a slow machine, too
     estimate = TimeEstimate(2e9, 2e9, 2.1e9)
     waiting = served.service.jobs_by_id["waiting-2"]
     served.service.jobs_by_id["waiting-2"] = msgspec.structs.replace(waiting, start_estimate=estimate)

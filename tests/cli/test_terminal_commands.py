@@ -160,7 +160,7 @@ def test_the_window_size_and_ctrl_c_reach_the_programs_in_the_shell(client: Clie
     terminal = open_terminal("shell", *SHELL)
     terminal.expect("ready> ")
     terminal.resize(40, 132)
-    terminal.type("sh -c 'echo start\"\"ed; sleep 60'\n")
+    terminal.type("sh -c 'echo start\"\"ed; exec sleep 60'\n")
     terminal.expect("started")  # not in the echo of what was typed
     terminal.type("\x03")
     terminal.expect("ready> ")

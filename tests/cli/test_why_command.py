@@ -119,8 +119,10 @@ def test_every_run_of_a_simulated_journal_is_shown(
     jobs: Path, tmp_path: Path, stdout_of: TextOf, json_of: JsonOf
 ) -> None:
     path = str(tmp_path / "las.jsonl.gz")
-    options = ("--policy", "las", "--set", "threshold_gpu_seconds=20", "--start-cost", "2s", "--stop-cost", "1s")
-    stdout_of("simulate", str(jobs), "--cluster", "2x4", "--gpus-per-instance", "4", *options, "--journal", path)
+    policy = ("--policy", "las", "--set", "threshold_gpu_seconds=20", "--preemption", "always")
+    costs = ("--start-cost", "2s", "--stop-cost", "1s", "--restart-cost", "2s")
+    cluster = ("--cluster", "2x4", "--gpus-per-instance", "4")
+    stdout_of("simulate", str(jobs), *cluster, *policy, *costs, "--journal", path)
     [most, *_] = json_of("why", path)["jobs"]
     events = [one["event"] for one in json_of("why", path, most["job"])["events"]]
     assert (events.count("started"), events.count("stopped"), events[-1]) == (

@@ -19,7 +19,7 @@ import msgspec
 from refold.core.events import RunFailed, RunFinished, RunStopped
 from refold.core.orders import StartRun
 from refold.engines.local import backend as local_backend, gang, instance, process_host, shim
-from refold.server import daemon, inbox, loop, recovery
+from refold.server import daemon_parts, inbox, loop, recovery
 from refold.server.output import run_files
 from refold.server.store import store
 from refold.server.subscribers import LoopStep
@@ -100,10 +100,11 @@ def _record_states(path: Path) -> None:
         return state
 
     _patch(loop.Loop, "_build_commit", recording_build_commit)
-    _patch(daemon, "recover", recording_recover)
+    _patch(daemon_parts, "recover", recording_recover)
 
 
 def _patch(owner: Any, name: str, replacement: object) -> None:
+    assert hasattr(owner, name), f"{owner} has no {name}"
     setattr(owner, name, replacement)
 
 
@@ -199,8 +200,8 @@ POINTS: dict[str, Callable[[Die], None]] = {
     "after a checkpoint": _after(store.Store, "_write_checkpoint"),
     "before a new epoch": _before(store.Store, "commit", _begins_epoch),
     "after a new epoch": _after(store.Store, "commit", _begins_epoch),
-    "before recovery": _before(daemon, "recover"),
-    "after recovery": _after(daemon, "recover"),
+    "before recovery": _before(daemon_parts, "recover"),
+    "after recovery": _after(daemon_parts, "recover"),
     "before stray runs are killed": _before(local_backend.LocalBackend, "stop_all_except"),
     "after stray runs are killed": _after(local_backend.LocalBackend, "stop_all_except"),
     "after orders are reissued": _after(loop.Loop, "_reissue_orders"),

@@ -17,9 +17,9 @@ from refold.server.store import Store
 UNPRIVILEGED_UID = 65534
 
 
-def _patch(owner: Any, name: str, value: object) -> None:
-    """Replace a name of a module or class. One that has moved elsewhere is an error: replacing it has no effect."""
-    getattr(owner, name)
+def _replace(owner: object, name: str, value: object) -> None:
+    """Replace a name of a module or class, which must have it: else the fault would never be injected."""
+    assert hasattr(owner, name), f"{owner} has no {name}"
     setattr(owner, name, value)
 
 
@@ -36,21 +36,21 @@ def fill_disk_on_usr1(max_file_bytes: int, retry_interval: float = 0.02) -> None
 
 def set_sweep_interval(every: float) -> None:
     """Set how often log retention runs."""
-    _patch(daemon_parts, "SWEEP_INTERVAL_SECONDS", every)
+    _replace(daemon_parts, "SWEEP_INTERVAL_SECONDS", every)
 
 
 def set_upkeep(every: float, keep_backups: int = 0, entries: int | None = None) -> None:
     """Set how often the store is pruned and backed up, and how many backups and journal entries are kept."""
-    _patch(daemon, "UPKEEP_INTERVAL_SECONDS", every)
+    _replace(daemon, "UPKEEP_INTERVAL_SECONDS", every)
     if entries is not None:
-        _patch(store_upkeep.StoreUpkeep, "_kept_entries", entries)
+        _replace(store_upkeep.StoreUpkeep, "_kept_entries", entries)
     create = store_upkeep.StoreUpkeep
 
     def create_with_backups(state: Any, writer: Any, store: Any, config: Any, begin_epoch: Any) -> Any:
         config = replace(config, backup_every=0.1, keep_backups=keep_backups)
         return create(state, writer, store, config, begin_epoch)
 
-    _patch(daemon_parts, "StoreUpkeep", create_with_backups)
+    _replace(daemon_parts, "StoreUpkeep", create_with_backups)
 
 
 def drop_root() -> None:
@@ -62,7 +62,7 @@ def drop_root() -> None:
 
 def keep_write_ahead_log() -> None:
     """Let deleted secrets remain in the write-ahead log, as if a query read it all the time."""
-    _patch(Store, "purge_log", lambda _: None)
+    _replace(Store, "purge_log", lambda _: None)
 
 
 def limit_descriptors(count: int) -> None:
@@ -83,6 +83,6 @@ def use_false_clock(offset: str, boot_id: str = "") -> None:
         return true_time() + float(path.read_text())
 
     time.time = false_time
-    _patch(live_state, "time", false_time)
+    _replace(live_state, "time", false_time)
     if boot_id:
         clock._read_boot_id = lambda: boot_id

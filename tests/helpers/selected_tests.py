@@ -39,10 +39,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = set(SLOW_TESTS.read_text().splitlines()) if SLOW_TESTS.exists() else set()
         _keep(config, items, [item for item in items if _name(item) not in slow])
     if config.getoption("--long"):
-        properties = [item for item in items if is_hypothesis_test(getattr(item, "obj", None))]
+        properties = {item for item in items if is_hypothesis_test(getattr(item, "obj", None))}
         for item in properties:
             _look_for_more_examples(getattr(item, "obj", None))
-        _keep(config, items, [item for item in items if item in set(properties) or _is_long(item)])
+        _keep(config, items, [item for item in items if item in properties or _is_long(item)])
     elif "long" not in config.getoption("markexpr"):
         _keep(config, items, [item for item in items if not _is_long(item)])
 
@@ -52,7 +52,8 @@ def _is_long(item: pytest.Item) -> bool:
 
 
 def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    wanted = set(kept)
+    config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
     items[:] = kept
 
 

@@ -16,7 +16,6 @@ from refold.client.client import Client
 from refold.errors import Conflict
 
 MAX_OUTPUT = 200_000
-JOB_COUNT = 1_000
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +81,9 @@ def test_output_of_a_flooding_job_is_limited_and_readable(client: Client, daemon
     assert size() <= MAX_OUTPUT, "log size after the job has ended"
 
 
-def test_a_thousand_short_jobs_all_end_exactly_once(client: Client) -> None:
-    submissions = [Submission(name="brief", command=["true"]) for _ in range(JOB_COUNT)]
+@pytest.mark.parametrize("count", [200, pytest.param(1_000, marks=pytest.mark.long)])
+def test_many_short_jobs_all_end_exactly_once(client: Client, count: int) -> None:
+    submissions = [Submission(name="brief", command=["true"]) for _ in range(count)]
     ids = [job.id for job in client.submit_all(submissions)]
     wait_until(lambda: client.jobs(limit=1).total == 0, timeout=120.0)
     jobs = list(client.history(name="brief"))

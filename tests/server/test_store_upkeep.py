@@ -220,13 +220,25 @@ def test_a_new_epoch_is_due_later_if_there_are_many_jobs(
     run_with_daemon(tmp_path, test)
 
 
-@pytest.mark.parametrize("keep", [0, 2])
-def test_the_daemon_makes_backups_and_keeps_the_newest(keep: int, tmp_path: Path) -> None:
+def frequent_backups(keep: int) -> dict[str, Any]:
+    return {"prepare": "fault_injection:set_upkeep", "arguments": {"every": 0.05, "keep_backups": keep}}
+
+
+def test_the_daemon_makes_backups_and_keeps_the_newest(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    often = {"prepare": "fault_injection:set_upkeep", "arguments": {"every": 0.05, "keep_backups": keep}}
-    with RealDaemon(state, slots=1, **often) as daemon, daemon.client() as client:
-        job = client.submit(name="job", command=["sleep", "3"], export="NONE").id
+    made: set[Path] = set()
+
+    def keeps_the_newest() -> bool:
+        kept = list_backups(state)
+        made.update(kept)
+        return len(made) > 3 and sorted(kept) == sorted(made)[-2:]
+
+    with RealDaemon(state, slots=1, **frequent_backups(2)):
+        wait_until(keeps_the_newest)
+
+
+def test_no_backup_is_made_if_none_is_to_be_kept(tmp_path: Path) -> None:
+    with RealDaemon(tmp_path / "state", slots=1, **frequent_backups(0)) as daemon, daemon.client() as client:
+        job = client.submit(name="job", command=["sleep", "1"], export="NONE").id
         assert client.wait(job, timeout=20).state == "finished"
-    backups = list_backups(state)
-    assert len(backups) == keep
-    assert len(set(backups)) == len(backups)
+    assert list_backups(tmp_path / "state") == []

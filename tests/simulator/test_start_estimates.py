@@ -207,7 +207,7 @@ class TestEstimates:
         (first,) = scheduler.step(1010.0, [JobSubmitted(make_job("waits", at=1010))]).start_estimates
         assert scheduler.step(1011.0, [Woke()]).start_estimates == ()
         latest = first.latest
-        for now in np.arange(1012.0 + EVERY, 1012.0 + 10 * HOUR, 40 * MINUTE).tolist():
+        for now in np.arange(1012.0 + EVERY, 1012.0 + 10 * HOUR, 80 * MINUTE).tolist():
             for estimate in scheduler.step(now, [Woke()]).start_estimates:
                 assert latest is not None
                 assert estimate.latest is not None
@@ -247,7 +247,7 @@ class TestEstimates:
         """Three times as many jobs arrive as can run; after a while, estimates cease."""
         jobs = [make_job(f"j{number:04}", at=number * 100, work=300, preemptible=False) for number in range(150)]
         journal = ListJournal()
-        simulate(jobs, make_cluster(1), EstimatingPolicy(make_policy(policy), 25 * MINUTE), journal=journal)
+        simulate(jobs, make_cluster(1), EstimatingPolicy(make_policy(policy), 60 * MINUTE), journal=journal)
         late = [job for job in jobs if job.submitted > 8_000]
         made = first_estimates(journal.entries)
         starts = {
@@ -265,7 +265,7 @@ class TestEstimates:
             work = rng.lognormvariate(6.5, 0.8)
             jobs.append(make_job(f"j{number:03}", at=at, gpus=rng.choice((1, 1, 2, 4)), work=work, preemptible=False))
         journal = ListJournal()
-        simulate(jobs, make_cluster(4, 4), EstimatingPolicy(make_policy(policy), 15 * MINUTE), journal=journal)
+        simulate(jobs, make_cluster(4, 4), EstimatingPolicy(make_policy(policy), 40 * MINUTE), journal=journal)
         starts = {
             order.job: entry.now for entry in journal.entries for order in entry.orders if hasattr(order, "allocation")
         }
@@ -285,7 +285,7 @@ class TestEstimates:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_everything_but_the_estimates_is_the_same_without_estimates(policy: str) -> None:
-    jobs, cluster = seeded_workload(3, jobs=60)
+    jobs, cluster = seeded_workload(3, jobs=30)
     jobs = [replace(job, submitted=100 * job.submitted, work=100 * (job.work or 0.0)) for job in jobs]
 
     def entries(start_estimates: bool) -> list[Entry]:

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from other_users import ANN, BEN, as_user, needs_root, public_folder
 
-from refold.core import RunFailed, RunFinished, RunStopped, StartRun
+from refold.core import RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.engines.local import shim
 from refold.engines.local.backend import LocalBackend
 from refold.engines.local.helper import Helper
@@ -55,19 +55,18 @@ class HelpedDaemon:
         """Let Ann write a file in the folder of her job."""
         as_user(ANN, (self.out / "job" / name).write_text, content)
 
-    def run(self) -> list[RunEnd]:
-        """Start a run of Ann's job, or adopt it; stop it if it does not end at once. Return how it has ended."""
-        return asyncio.run(self._run())
+    def run(self, until: type[RunStarted | RunFailed]) -> list[RunEnd]:
+        """Start a run of Ann's job, or adopt it; stop it after such a report. Return how it has ended."""
+        return asyncio.run(self._run(until))
 
-    async def _run(self) -> list[RunEnd]:
+    async def _run(self, until: type[RunStarted | RunFailed]) -> list[RunEnd]:
         reports: list[Any] = []
         backend = LocalBackend(reports.append, self.out, 0.1, ENVIRONMENT, private_folders=True, host=self._processes)
         job = Job("job", command=("sleep", "1000"), user=str(ANN))
         await backend.carry_out([StartRun("job", 1, Allocation((Share(0, (0,)),)))], {"job": job})
-        async with asyncio.timeout(10):
-            while not reports:
+        async with asyncio.timeout(30):
+            while not any(isinstance(report, until) for report in reports):
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)
             await backend.close()
         return [report for report in reports if isinstance(report, RunEnd)]
 
@@ -105,7 +104,7 @@ def test_a_claim_that_names_a_process_of_another_user_has_no_effect(
     helped: HelpedDaemon, outsiders: list[subprocess.Popen[bytes]]
 ) -> None:
     helped.forge("run-1.0.claim", f"{Path(f'/proc/{outsiders[0].pid}/stat').read_text().strip()} {boot_id()}\n")
-    ends = helped.run()
+    ends = helped.run(until=RunFailed)
     claim = str(helped.out / "job" / "run-1.0.claim")
     assert are_alive(outsiders)
     assert ends == [RunFailed("job", 1, f"the claim file {claim!r} names a process that is not of this run")]
@@ -116,7 +115,7 @@ def test_a_start_record_that_a_user_has_written_is_not_that_of_the_run(
     helped: HelpedDaemon, outsiders: list[subprocess.Popen[bytes]]
 ) -> None:
     helped.forge("run-1.start", msgspec.json.encode(UNREAL_MARK).decode())
-    ends = helped.run()
+    ends = helped.run(until=RunStarted)
     assert are_alive(outsiders)
     assert ends == [RunStopped("job", 1)]
 

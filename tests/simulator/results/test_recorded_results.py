@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from math import log
 from pathlib import Path
 from statistics import fmean, stdev
@@ -321,9 +322,20 @@ def test_published_values_have_a_bar_only_if_they_exist() -> None:
     assert re.findall(r"(\d\.\d\d) h", drawn) == ["1.00", "2.00", "0.50"]
 
 
+@pytest.fixture(params=[1, pytest.param(len(testbed.WORKLOADS), marks=pytest.mark.long)])
+def fitted_models(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The number of models whose speeds are fitted, from the last on: that takes a minute for all of them."""
+    count = int(request.param)
+    monkeypatch.setattr(testbed, "WORKLOADS", dict(list(testbed.WORKLOADS.items())[-count:]))
+    monkeypatch.setattr(testbed, "measurements", cache(testbed.measurements.__wrapped__))
+    monkeypatch.setattr(testbed, "knowledge", cache(testbed.knowledge.__wrapped__))
+    return count
+
+
 @needs_data
-def test_the_testbed_can_be_written_as_files_for_the_command_line(tmp_path: Path) -> None:
+def test_the_testbed_can_be_written_as_files_for_the_command_line(tmp_path: Path, fitted_models: int) -> None:
     testbed.write_files(tmp_path)
+    assert len(testbed.knowledge().fits) == fitted_models
     assert read_cluster(tmp_path / "cluster.yaml") == testbed.cluster()
     assert {row.model for row in read_samples(tmp_path / "steps.csv")} == {row.model for row in testbed.measurements()}
     assert msgspec.json.decode((tmp_path / "knowledge.json").read_bytes(), type=Knowledge) == testbed.knowledge()

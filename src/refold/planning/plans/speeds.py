@@ -11,6 +11,7 @@ Results are cached by layout (GPUs on each node, in descending order), since the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -292,7 +293,7 @@ class Speeds:
         if kind.workload in self._menu:
             menu = [plan for plan in self._menu[kind.workload] if plan.gpus == sum(layout)]
             return self._best_of_menu(setup, [plan for plan in menu if _can_run(kind.engine, plan)])
-        best = best_plan(setup, self._limits_of(kind, gpu_type))
+        best = _best_plan(setup, self._limits_of(kind, gpu_type))
         if best and not self._is_usable(kind, gpu_type, best.plan):
             estimates = best_plans(setup, self._limits_of(kind, gpu_type), 1 + len(self._unusable)).best
             best = next((other for other in estimates if self._is_usable(kind, gpu_type, other.plan)), None)
@@ -365,6 +366,10 @@ class Speeds:
         return Speed(
             1 / float(estimates.step_seconds[0]), plan, _host_mib(estimates.memory.host, 0), bool(estimates.fits[0])
         )
+
+
+_best_plan = lru_cache(maxsize=4096)(best_plan)
+"""Policies that are compared in one process, and simulations of the same jobs, search for the same plans."""
 
 
 def _is_of(shape: MeasuredShape, kind: WorkloadKind, gpu_type: str) -> bool:
