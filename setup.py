@@ -80,7 +80,8 @@ class BuildKernels(build_ext):
 
 
 if __name__ == "__main__":
-    memory_views = Extension(MEMORY_VIEWS, ["_memory_views.c"], extra_compile_args=FLAGS)
+    flags = [*FLAGS, "-O1"]  # no loops over elements
+    memory_views = Extension(MEMORY_VIEWS, ["_memory_views.c"], extra_compile_args=flags)
     setup(
         ext_modules=[memory_views, *kernels()],
         cmdclass={"build_ext": BuildKernels},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from io import TextIOWrapper
@@ -15,12 +16,17 @@ if TYPE_CHECKING:
     import typer
 
 
+OBJECTS_PER_COLLECTION = 20_000
+"""Python's default of 700 new objects takes 7 % of the time of a command that simulates, and finds little garbage."""
+
+
 def main() -> None:
     """Run the `refold` command.
 
     Exit status: 0 success; 1 negative result (replay differs, not all jobs finished); 2 bad input; 130 interrupted;
     141 broken pipe; 143 ended by SIGTERM.
     """
+    gc.set_threshold(OBJECTS_PER_COLLECTION)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # do not fail on characters that the terminal cannot encode

@@ -5,7 +5,7 @@ from refold.predict.survival cimport bin_of, bin_position, service_per_completio
 
 cdef long long ALL, FULL, HINTS, KIND, LIMIT_HINT, MODEL_HINT, NAME, OWNER, RECENT_HINT, TENANT, TIME_CONTEXTS
 cdef long long COARSER, FINE, INPUT_ROWS, RATIO_PRIOR, TOTAL, LIMITED, MODELLED
-cdef long long BINS, CALIBRATION_BINS, EXPERIENCE_BUCKETS, LEVELS, RATES, RATIO_ONE_BIN
+cdef long long BINS, CALIBRATION_BINS, EXPERIENCE_BUCKETS, LEVELS, RATES, RATIO_ONE_BIN, TABLE_ROWS
 cdef long long AVERAGE_BIN, CONTEXTS, LAST_BIN, LAST_END, PREVIOUS_BIN, STATIC_CONTEXTS
 cdef float BACKOFF_EXAMPLES, NAME_WEIGHT
 cdef double CALIBRATION_MEMORY, MAX_LOG_ODDS, MIXING_RATE, inf
@@ -19,6 +19,7 @@ cdef class MixingWeights:
     cdef double[::1] calibration
     cdef object input_array
     cdef float[:, ::1] inputs
+    cdef float[::1] shares
     cdef double[::1] masses, shifted, below
 
 cpdef long long variant_of(JobContexts contexts) noexcept nogil
@@ -27,13 +28,15 @@ cdef long long input_count(JobContexts contexts) noexcept nogil
 cdef long long experience_with(JobContexts contexts, ContextTables tables) noexcept nogil
 cpdef object log_odds_tree(object masses)
 cdef void write_log_odds(double[::1] tree, float[:, ::1] log_odds, long long row) noexcept nogil
-@cython.locals(own=cython.float)
 cdef void predict_row(
     MixingWeights weights, ContextTables tables, long long row, long long rate, long long coarser, long long output
 ) noexcept nogil
-@cython.locals(own=cython.float)
 cdef void predict_both_rates(
     MixingWeights weights, ContextTables tables, long long row, long long coarser, long long step, long long output
+) noexcept nogil
+cdef void write_shares(MixingWeights weights, ContextTables tables, long long row) noexcept nogil
+cdef void blend_row(
+    MixingWeights weights, ContextTables tables, long long row, long long rate, long long coarser, long long output
 ) noexcept nogil
 cdef double sigmoid(double log_odds) noexcept nogil
 cdef void write_masses(MixingWeights weights, long long row, double factor) noexcept nogil

@@ -43,6 +43,7 @@ from refold.predict.layout import (
     RATIO_PRIOR,
     RECENT_HINT,
     STATIC_CONTEXTS,
+    TABLE_ROWS,
     TENANT,
     TIME_CONTEXTS,
     TOTAL,
@@ -71,6 +72,7 @@ class MixingWeights:
         self.input_array[0], self.input_array[RATIO_PRIOR:] = priors[0], priors[1:]
         self.inputs = view(self.input_array)
         self.masses, self.shifted = view(np.empty(2 * BINS)), view(np.empty(2 * BINS))
+        self.shares = view(np.empty(BINS, np.float32))
         self.below = view(np.zeros(CALIBRATION_BINS + 1))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -118,27 +120,45 @@ def sigmoid(log_odds: float) -> float:
     return 1.0 / (1.0 + exp(-min(max(log_odds, -MAX_LOG_ODDS), MAX_LOG_ODDS)))
 
 
-# The inputs are rows of `weights.inputs`: `coarser` and `output` are such rows, while `row` is one of the tables.
+# The inputs are rows of `weights.inputs`: `coarser` and `output` are such rows, while `row` is one of the tables, whose
+# last one has no examples.
 
 
 def predict_row(weights: MixingWeights, tables: ContextTables, row: int, rate: int, coarser: int, output: int) -> None:
     """Write the log odds of a row for each node, blended with the coarser context where it has few examples."""
-    for node in range(BINS):
-        count, other = tables.examples[row, node], weights.inputs[coarser, node]
-        own = count / (count + BACKOFF_EXAMPLES)
-        weights.inputs[output, node] = other + own * (tables.log_odds[row, rate, node] - other)
+    if row == TABLE_ROWS:
+        copy_row(weights, coarser, output)
+        return
+    write_shares(weights, tables, row)
+    blend_row(weights, tables, row, rate, coarser, output)
 
 
 def predict_both_rates(
     weights: MixingWeights, tables: ContextTables, row: int, coarser: int, step: int, output: int
 ) -> None:
     """Write both inputs of a row, from `output` on, as `predict_row` does; `coarser`, `step`: of the coarser inputs."""
+    if row == TABLE_ROWS:
+        copy_row(weights, coarser, output)
+        copy_row(weights, coarser + step, output + 1)
+        return
+    write_shares(weights, tables, row)
+    blend_row(weights, tables, row, 0, coarser, output)
+    blend_row(weights, tables, row, 1, coarser + step, output + 1)
+
+
+def write_shares(weights: MixingWeights, tables: ContextTables, row: int) -> None:
+    """Write how much each node of a row counts, beside the coarser context."""
+    enough = BACKOFF_EXAMPLES
     for node in range(BINS):
         count = tables.examples[row, node]
-        own = count / (count + BACKOFF_EXAMPLES)
-        fast, slow = weights.inputs[coarser, node], weights.inputs[coarser + step, node]
-        weights.inputs[output, node] = fast + own * (tables.log_odds[row, 0, node] - fast)
-        weights.inputs[output + 1, node] = slow + own * (tables.log_odds[row, 1, node] - slow)
+        weights.shares[node] = count / (count + enough)
+
+
+def blend_row(weights: MixingWeights, tables: ContextTables, row: int, rate: int, coarser: int, output: int) -> None:
+    """Write the log odds of a row, blended with the coarser context by `shares`."""
+    for node in range(BINS):
+        other = weights.inputs[coarser, node]
+        weights.inputs[output, node] = other + weights.shares[node] * (tables.log_odds[row, rate, node] - other)
 
 
 def write_masses(weights: MixingWeights, row: int, factor: float) -> None:

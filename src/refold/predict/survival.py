@@ -30,6 +30,8 @@ def edge_time(position: float) -> float:
 
 
 EDGES = view(np.array([edge_time(at) for at in range(BINS + 1)]))
+POSITIONS = view(np.array([bin_position(edge) for edge in EDGES]))
+"""Positions of the edges, which rounding may make differ a little from whole numbers."""
 
 
 def bin_of(seconds: float) -> int:
@@ -42,9 +44,18 @@ def survival_at(survival: Floats, seconds: float) -> float:
     if seconds >= LAST_EDGE:
         share = LAST_EDGE / seconds
         return float(survival[BINS] * (share * share))
-    position = bin_position(seconds)
+    return survival_at_position(survival, bin_position(seconds))
+
+
+def survival_at_position(survival: Floats, position: float) -> float:
+    """Return the probability that a duration exceeds a position on the axis of bins, except the last edge."""
     at = min(whole_part(position), BINS - 1)
     return float(survival[at] + (position - at) * (survival[at + 1] - survival[at]))
+
+
+def survival_at_edge(survival: Floats, edge: int) -> float:
+    """Return what `survival_at` does for the time of an edge."""
+    return survival_at(survival, EDGES[edge]) if edge == BINS else survival_at_position(survival, POSITIONS[edge])
 
 
 def time_exceeded_with(survival: Floats, probability: float) -> float:
@@ -72,8 +83,17 @@ def quantiles(survival: Floats, probabilities: Floats) -> Floats:
 def time_in_bin(survival: Floats, at: int, since: float, until: float) -> float:
     """Return the expected time between two times in a bin: the integral of survival."""
     slope = (survival[at] - survival[at + 1]) / BIN_WIDTH
-    logs = until * (log(until / EDGES[at]) - 1.0) - since * (log(since / EDGES[at]) - 1.0)
+    logs = WHOLE_BIN_LOGS[at] if since == EDGES[at] and until == EDGES[at + 1] else bin_logs(at, since, until)
     return float(survival[at] * (until - since) - slope * logs)
+
+
+def bin_logs(at: int, since: float, until: float) -> float:
+    """Return the integral of log(time / edge) between two times in a bin, from its lower edge."""
+    return float(until * (log(until / EDGES[at]) - 1.0) - since * (log(since / EDGES[at]) - 1.0))
+
+
+WHOLE_BIN_LOGS = view(np.array([bin_logs(at, EDGES[at], EDGES[at + 1]) for at in range(BINS)]))
+"""`bin_logs` of whole bins, of which most integrals consist."""
 
 
 def mean_between(survival: Floats, floor: float, ceiling: float) -> float:
@@ -105,7 +125,7 @@ def service_per_completion(survival: Floats, floor: float, ceiling: float, min_s
         if until <= since:
             continue
         total += time_in_bin(survival, at, since, until)
-        completed = at_start - (survival_at(survival, until) if until < ceiling else 0.0)
+        completed = at_start - (survival_at_edge(survival, at + 1) if until < ceiling else 0.0)
         if completed > 0.0 and (until >= start + min_service or until >= ceiling):
             least = min(least, total / completed)
     return start if least == inf else least

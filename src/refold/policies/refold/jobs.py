@@ -118,6 +118,11 @@ class RoundJobs:
             break
         return is_chosen
 
+    @cached_property
+    def fewest_gpus(self) -> Ints:
+        """The GPUs of the smallest shape, by kind of job."""
+        return np.array([options.fewest_gpus for options in self.kinds], dtype=np.int64)
+
     def options_of(self, job_id: str) -> Options:
         """Return the shapes that a job may have."""
         return self._facts[job_id].options
@@ -128,6 +133,8 @@ class RoundJobs:
 
     def in_order(self, rows: Ints) -> Ints:
         """Sort jobs: guaranteed first, then by priority, then overdue ones as submitted, then by weighted work."""
+        if len(rows) < 2:
+            return rows
         table, is_first, is_guaranteed = self.table, self._is_overdue[rows], self.flags(self.guaranteed)[rows]
         rank = np.where(is_first, table.column("submitted")[rows], self.weighted_work[rows])
         return table.sort(rows, ~is_guaranteed, -table.column("priority")[rows], ~is_first, rank)

@@ -7,6 +7,7 @@ own (`preemption_margin`).
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -313,8 +314,8 @@ class _Ranking(NamedTuple):
 
     def count_before(self, priority: int, work: float) -> int:
         """Return the number of runs with a lower priority, or with this one and more work."""
-        first, end = self.priority.searchsorted(priority, "left"), self.priority.searchsorted(priority, "right")
-        return int(first + self.minus_work[first:end].searchsorted(-work, "left"))
+        first, end = bisect_left(self.priority, priority), bisect_right(self.priority, priority)
+        return bisect_left(self.minus_work, -work, first, end)
 
 
 def _rank(jobs: RoundJobs, rows: Ints) -> _Ranking:

@@ -69,17 +69,16 @@ class Starter:
         GPUs of those that are skipped are counted as needed ahead of those behind them.
         """
         jobs, kinds = self._jobs, self._jobs.table.column("kind")[waiting]
-        fewest_gpus = np.array([options.fewest_gpus for options in jobs.kinds], dtype=np.int64)[kinds]
         is_always_tried = jobs.flags([*jobs.guaranteed, *self._overdue])[waiting]
         has_given_up = np.zeros(len(jobs.kinds), dtype=np.bool_)
         position = 0
         while self.reservation is None and position < len(waiting):
-            is_tried = is_always_tried[position:] | ~has_given_up[kinds[position:]]
-            skipped = int(is_tried.argmax()) if is_tried.any() else len(is_tried)
-            self._preemptor.gpus_ahead += int(fewest_gpus[position : position + skipped].sum())
-            position += skipped
-            if position == len(waiting):
-                return
+            if has_given_up[kinds[position]] and not is_always_tried[position]:
+                is_tried = is_always_tried[position:] | ~has_given_up[kinds[position:]]
+                skipped = int(is_tried.argmax()) if is_tried.any() else len(is_tried)
+                self._preemptor.gpus_ahead += int(jobs.fewest_gpus[kinds[position : position + skipped]].sum())
+                position += skipped
+                continue
             yield position
             if not self._unplaceable:
                 has_given_up[:] = False

@@ -136,6 +136,8 @@ class EstimateTable:
 
     def sort(self, rows: Ints, *keys: Floats | Ints | Flags) -> Ints:
         """Return rows by the first of the keys, then by the second, …, and at last by job. `keys`: of these rows."""
+        if len(rows) < 2:
+            return rows
         if len(rows) <= FEW_ROWS:
             by_keys = sorted(zip(*(key.tolist() for key in keys), self.ids[rows].tolist(), rows.tolist(), strict=True))
             return np.array([row for *_, row in by_keys], dtype=np.int64)

@@ -85,9 +85,10 @@ def rack_power_series(history: History) -> RackPowerSeries | None:
         return None
     run, node, gpu_milli, cpu_milli = _shares(history)
     watts = gpu_milli * power.watts_per_gpu_milli[node] + cpu_milli * power.watts_per_cpu_milli[node]
-    times, time_index = np.unique(
-        np.concatenate([history.runs.start[run], history.run_end[run], [history.first_submission]]), return_inverse=True
-    )
+    all_times = np.concatenate([history.runs.start[run], history.run_end[run], [history.first_submission]])
+    times = np.sort(all_times)
+    times = times[np.diff(times, prepend=-inf) > 0]  # not np.unique, which loads masked arrays
+    time_index = np.searchsorted(times, all_times)
     rack = power.rack_of[node]
     return RackPowerSeries(power, times, np.concatenate([rack, rack]), time_index[:-1], np.concatenate([watts, -watts]))
 
