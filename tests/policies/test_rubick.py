@@ -21,7 +21,7 @@ from refold.model import Allocation, Cluster, Decision, Job, Plan, Share, Start,
 from refold.planning.plans.speeds import Knowledge, Speeds
 from refold.policies.published.rubick.policies import Rubick, RubickE, RubickN, RubickR
 from refold.simulator import Costs, RecordedSpeeds, simulate
-from refold.simulator.modelled_speeds import ModelledSpeeds
+from refold.simulator.speed_models import ModelledSpeeds
 from refold.simulator.results.guarantees import find_violations
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshapable_workload
 
