@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 from refold.core import Event, NodeLost, NodeReturned
 from refold.engines.ray.tasks import connect_ray
-from refold.errors import BadValue, UnknownName
-from refold.model import MAX_GPUS_PER_NODE, PCIE, WHOLE, Allocation, Cluster, Link, Node, Seconds, Share, Tenant
-from refold.planning.catalogue import base_gpu_type, find_gpu
+from refold.errors import BadValue
+from refold.model import MAX_GPUS_PER_NODE, WHOLE, Allocation, Cluster, Node, Seconds, Share, Tenant
+from refold.planning.catalogue import gpu_link
 from refold.server import LiveState, UseByOthers
 from refold.simulator.traces import UNKNOWN_GPU_TYPE
 
@@ -122,14 +122,7 @@ def map_nodes(nodes: Sequence[RayNode], tenants: tuple[Tenant, ...] = ()) -> Ray
 
 def _model_node(node: RayNode) -> Node:
     gpus = min(node.gpus, MAX_GPUS_PER_NODE)
-    return Node(node.name, gpus, node.gpu_type, int(node.cpus * WHOLE), node.memory_mib, inside=_link(node.gpu_type))
-
-
-def _link(gpu_type: str) -> Link:
-    try:
-        return find_gpu(base_gpu_type(gpu_type)).link
-    except UnknownName:
-        return PCIE
+    return Node(node.name, gpus, node.gpu_type, int(node.cpus * WHOLE), node.memory_mib, inside=gpu_link(node.gpu_type))
 
 
 class Use(NamedTuple):

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import msgspec
 
 from refold.engines.slurm.programs import Run
-from refold.errors import BadValue, UnknownName
-from refold.model import MAX_GPU_TYPES, MAX_GPUS_PER_NODE, PCIE, WHOLE, Cluster, Link, Node
-from refold.planning.catalogue import base_gpu_type, find_gpu
+from refold.errors import BadValue
+from refold.model import MAX_GPU_TYPES, MAX_GPUS_PER_NODE, WHOLE, Cluster, Node
+from refold.planning.catalogue import gpu_link
 from refold.simulator.traces import UNKNOWN_GPU_TYPE, BadCell, GpuAmount, parse_gpus
 
 DOWN = frozenset({"DOWN", "ERROR", "FAIL", "UNKNOWN", "NOT_RESPONDING", "NO_RESPOND", "INVALID_REG", "POWERING_DOWN"})
@@ -287,12 +287,5 @@ def _model_node(group: GpuGroup) -> Node:
         group.gpu_type,
         int(node.cpus * WHOLE * group.share),
         int(node.memory_mib * group.share),
-        inside=_link(group.gpu_type),
+        inside=gpu_link(group.gpu_type),
     )
-
-
-def _link(gpu_type: str) -> Link:
-    try:
-        return find_gpu(base_gpu_type(gpu_type)).link
-    except UnknownName:
-        return PCIE

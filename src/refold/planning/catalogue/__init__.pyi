@@ -6,6 +6,7 @@ from .builtin import (
     find_gpu as find_gpu,
     find_model as find_model,
     gpu_key as gpu_key,
+    gpu_link as gpu_link,
     gpu_names as gpu_names,
     gpus as gpus,
     known_model as known_model,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from refold.errors import UnknownName
+from refold.model import PCIE, Link
 from refold.model.documents import parse
 from refold.planning.perf import Engine, GpuSpec, ModelShape
 
@@ -108,6 +109,14 @@ def find_gpu(name: str) -> GpuSpec:
     if not matches:
         raise UnknownName("GPU", name, gpu_names(), key=gpu_key, listed_by="refold gpus")
     return _gpu_by_key()[gpu_key(matches[0])]
+
+
+def gpu_link(gpu_type: str) -> Link:
+    """Return the link between the GPUs of a node; PCIe for a GPU type that the catalogue does not have."""
+    try:
+        return find_gpu(base_gpu_type(gpu_type)).link
+    except UnknownName:
+        return PCIE
 
 
 def find_model(name: str) -> ModelShape:
