@@ -148,7 +148,7 @@ def test_policies_are_compared_on_the_jobs_of_a_snapshot(snapshot: str, tmp_path
 
 def test_a_running_job_of_unknown_run_time_gets_the_predicted_remaining_work(snapshot: str) -> None:
     from refold.cli.experiment_options import TraceOptions
-    from refold.cli.inputs.backlog import read_backlog
+    from refold.cli.inputs.workload_reader import read_backlog
     from refold.simulator import Costs
 
     running, waiting, small = read_backlog(snapshot, None, TraceOptions(), Costs()).jobs

@@ -9,10 +9,8 @@ from pathlib import Path
 from slurm_servers import SlurmServers
 
 from refold.engines.slurm.backend import SlurmBackend
-from refold.engines.slurm.cluster import SlurmCluster, map_nodes
-from refold.engines.slurm.held_pool import HeldPool
-from refold.engines.slurm.node_records import read_nodes
-from refold.engines.slurm.pool import PoolSettings
+from refold.engines.slurm.nodes import SlurmCluster, map_nodes, read_nodes
+from refold.engines.slurm.pool import HeldPool, PoolSettings
 from refold.engines.slurm.programs import Programs
 from refold.engines.slurm.requests import SlurmSettings
 from refold.server import Report

@@ -24,8 +24,7 @@ from refold.core.events import (
 )
 from refold.errors import BadValue
 from refold.model import Allocation, Decision, Job, Share, Start
-from refold.policies.common.durations import DurationSource, DurationSourceName
-from refold.policies.common.expected_service import ExpectedService
+from refold.policies.common.durations import DurationSource, DurationSourceName, ExpectedService
 from refold.simulator import Costs, simulate
 from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job, seeded_workload

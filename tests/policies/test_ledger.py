@@ -10,8 +10,8 @@ from refold.core.events import JobSubmitted, NodeLost
 from refold.model import WHOLE, Allocation, Decision, Plan, Share, Start
 from refold.planning.plans import CurvePoint
 from refold.policies.common import Draft
+from refold.policies.published.rubick.jobs import GpuCurve
 from refold.policies.published.rubick.ledger import NO_SHARE, Ledger, NodeShare, scale_share
-from refold.policies.published.rubick.sensitivity_curves import GpuCurve
 from refold.policies.refold.arrivals import Arrivals
 from refold.testing import make_cluster, make_job
 

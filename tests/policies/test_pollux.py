@@ -11,8 +11,7 @@ from refold.model import Cluster, Job, Plan
 from refold.placement import Ints
 from refold.policies.published import pollux_kernels
 from refold.policies.published.pollux import Pollux, restart_factor
-from refold.policies.published.pollux_kernels import AllocationProblem, ProblemArrays, evolve
-from refold.policies.published.random_numbers import RandomNumbers
+from refold.policies.published.pollux_kernels import AllocationProblem, ProblemArrays, RandomNumbers, evolve
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
 

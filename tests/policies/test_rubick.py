@@ -21,8 +21,8 @@ from refold.model import Allocation, Cluster, Decision, Job, Plan, Share, Start,
 from refold.planning.plans.speeds import Knowledge, Speeds
 from refold.policies.published.rubick.policies import Rubick, RubickE, RubickN, RubickR
 from refold.simulator import Costs, RecordedSpeeds, simulate
-from refold.simulator.modelled_speeds import ModelledSpeeds
 from refold.simulator.results.guarantees import find_violations
+from refold.simulator.speed_models import ModelledSpeeds
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshapable_workload
 
 NO_QUOTAS = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)
@@ -130,7 +130,7 @@ class TestResources:
     def test_gpus_below_the_minimum_gain_are_not_taken(
         self, min_gain: float, gpus: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("refold.policies.published.rubick.sensitivity_curves.MIN_GAIN_PER_GPU", min_gain)
+        monkeypatch.setattr("refold.policies.published.rubick.jobs.MIN_GAIN_PER_GPU", min_gain)
         # For ViT with a request of 1 GPU, the fifth to eighth gain (45.0 - 42.2) / 16.8 / 4 = 0.042 each.
         assert Round({}, modelled("vit", "only", 1)).gpus == {"only": gpus}
 

@@ -8,7 +8,7 @@ from scipy.stats import spearmanr
 
 from refold.model import Job
 from refold.predict import Floats
-from refold.predict.comparators import (
+from refold.predict.evaluate import (
     COMPARATORS,
     QUANTILE_LEVELS,
     GroupHistory,
@@ -18,8 +18,6 @@ from refold.predict.comparators import (
     PointWithErrors,
     PredictorQuantiles,
     TimeLimit,
-)
-from refold.predict.evaluate import (
     evaluate_at_submission,
     evaluate_while_running,
     pinball_loss,

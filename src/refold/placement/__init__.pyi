@@ -14,21 +14,10 @@ from .free import (
     encode_demand as encode_demand,
     indices_from_mask as indices_from_mask,
     mask_from_indices as mask_from_indices,
-    shortage_from_counts as shortage_from_counts,
 )
 from .genetic_operators import Random as Random
 from .genetic_paper import best_pair as best_pair
-from .heap import (
-    TaskHeap as TaskHeap,
-    pop as pop,
-    push as push,
-)
-from .kernels import (
-    FreeArrays as FreeArrays,
-    adjust_free as adjust_free,
-    count_instances as count_instances,
-    need_at as need_at,
-)
+from .heap import TaskHeap as TaskHeap
 from .layout import (
     CPU_FREE as CPU_FREE,
     DEMAND_ENTRIES as DEMAND_ENTRIES,
@@ -47,9 +36,7 @@ from .layout import (
     Floats as Floats,
     Ints as Ints,
     Need as Need,
-    Words as Words,
 )
-from .placed_tasks import PlacedTasks as PlacedTasks
 from .placer import (
     GENETIC as GENETIC,
     LEARNING_RULES as LEARNING_RULES,

@@ -14,10 +14,9 @@ if not cython.compiled:
     from math import nextafter
 
     from refold.model.arrays import view
-    from refold.placement.bits import count_ones
     from refold.placement.heap import pop, push
     from refold.placement.kernels import FreeArrays, need_at, set_free
-    from refold.placement.layout import Need
+    from refold.placement.layout import Need, count_ones
 
 
 class FreeIntervals:

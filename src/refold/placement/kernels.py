@@ -43,8 +43,7 @@ from refold.placement.layout import (
 )
 
 if not cython.compiled:
-    from refold.placement.bits import trailing_zeros
-    from refold.placement.layout import Need
+    from refold.placement.layout import Need, trailing_zeros
 
 ONE, ALL_BITS = 1, (1 << 64) - 1
 
@@ -332,17 +331,6 @@ def _instances_that_fit(free: FreeArrays, node: int, need: Need) -> int:
 def instances_on_node(free: FreeArrays, node: int, need: Need) -> int:
     """Return how many instances fit on a node, at most `need.instances`."""
     return _instances_that_fit(free, node, need) if first_shortage(free, node, need) == FITS else 0
-
-
-def count_instances(free: FreeArrays, demands: Ints, row: int) -> int:
-    """Return how many instances of a demand fit on all nodes together, at most as many as it has."""
-    need = need_at(demands, row)
-    low, none, count = candidate_row(need), max_gpus_per_node(free) + 1, 0
-    node = next_fitting_node(free, low, none, 0, need, 0)
-    while node >= 0 and count < need.instances:
-        count += _instances_that_fit(free, node, need)
-        node = next_fitting_node(free, low, none, 0, need, node + 1)
-    return min(count, need.instances)
 
 
 def count_shortages(free: FreeArrays, demands: Ints, row: int) -> Ints:

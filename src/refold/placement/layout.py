@@ -85,3 +85,13 @@ FITS, DOWN, WRONG_TYPE, TOO_SMALL, FEW_GPUS, FEW_CPUS, LITTLE_MEMORY, INSTANCES_
 
 # The greedy rules by number.
 FIRST_FIT, BEST_FIT, WORST_FIT, ROUND_ROBIN, TETRIS, FGD, WORTH, RANDOM = range(8)
+
+
+def trailing_zeros(word: int) -> int:
+    """Return the index of the lowest set bit of a word that is not 0."""
+    return (int(word) & -int(word)).bit_length() - 1
+
+
+def count_ones(word: int) -> int:
+    """Return the number of set bits of a word."""
+    return int(word).bit_count()

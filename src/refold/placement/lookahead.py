@@ -12,7 +12,6 @@ from refold.placement.layout import FIRST_GPU, GPUS, LOOSEST, POWER_TOLERANCE_WA
 if not cython.compiled:
     from math import fmod
 
-    from refold.placement.bits import trailing_zeros
     from refold.placement.demand_history import DemandHistory, ScoreCache, row_of
     from refold.placement.fragmentation import fragmentation_after, node_fragmentation
     from refold.placement.kernels import (
@@ -25,7 +24,7 @@ if not cython.compiled:
         pick_gpus,
         words_per_row,
     )
-    from refold.placement.layout import Need
+    from refold.placement.layout import Need, trailing_zeros
     from refold.placement.worth import loss_on
 
 BALANCE_WEIGHT = 10.0

@@ -43,7 +43,6 @@ from refold.placement.layout import (
 from refold.placement.lookahead import no_rack_draw
 
 if not cython.compiled:
-    from refold.placement.bits import trailing_zeros
     from refold.placement.demand_history import DemandHistory, ScoreCache, row_of
     from refold.placement.kernels import (
         EncodedDemand,
@@ -58,7 +57,7 @@ if not cython.compiled:
         pick_gpus,
         words_per_row,
     )
-    from refold.placement.layout import Need
+    from refold.placement.layout import Need, trailing_zeros
     from refold.placement.lookahead import find_least_loss_node
     from refold.placement.worth import update_type_prices
 

@@ -49,10 +49,9 @@ from refold.placement.layout import (
 )
 
 if not cython.compiled:
-    from refold.placement.bits import trailing_zeros
     from refold.placement.demand_history import DemandHistory
     from refold.placement.kernels import FreeArrays, max_gpus_per_node, need_at
-    from refold.placement.layout import Need
+    from refold.placement.layout import Need, trailing_zeros
 
 GANG_BONUS = 0.3
 MEMORY_WEIGHT = 0.5

@@ -1,12 +1,10 @@
-from .comparators import (
-    COMPARATORS as COMPARATORS,
-    QUANTILE_LEVELS as QUANTILE_LEVELS,
-    PredictorQuantiles as PredictorQuantiles,
-)
 from .distribution import DurationDistribution as DurationDistribution
 from .evaluate import (
+    COMPARATORS as COMPARATORS,
+    QUANTILE_LEVELS as QUANTILE_LEVELS,
     RECHECK_SECONDS as RECHECK_SECONDS,
     Evaluation as Evaluation,
+    PredictorQuantiles as PredictorQuantiles,
     Score as Score,
     evaluate_at_submission as evaluate_at_submission,
     evaluate_while_running as evaluate_while_running,
@@ -19,4 +17,3 @@ from .predictor import (
     Predictor as Predictor,
 )
 from .renewal import is_outdated as is_outdated
-from .survival import quantiles as quantiles

@@ -28,8 +28,6 @@ from .futures import (
     continue_with_own_policy as continue_with_own_policy,
     simulate_futures as simulate_futures,
 )
-from .measured_speeds import MeasuredSpeeds as MeasuredSpeeds
-from .modelled_speeds import ModelledSpeeds as ModelledSpeeds
 from .registry import (
     START_ESTIMATES as START_ESTIMATES,
     PolicyFile as PolicyFile,
@@ -50,6 +48,7 @@ from .registry import (
 )
 from .run_time_draws import RunTimes as RunTimes
 from .simulation import simulate as simulate
+from .speed_models import MeasuredSpeeds as MeasuredSpeeds, ModelledSpeeds as ModelledSpeeds
 from .start_estimates import (
     EstimateMaker as EstimateMaker,
     EstimatingPolicy as EstimatingPolicy,

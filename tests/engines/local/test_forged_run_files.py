@@ -21,8 +21,8 @@ from refold.engines.local.backend import LocalBackend
 from refold.engines.local.helper import Helper
 from refold.engines.local.helper_processes import HelperProcesses
 from refold.engines.local.process import ProcessInfo, boot_id
+from refold.engines.local.process_host import OutputCopy
 from refold.engines.local.process_tree import ProcessScanner, find_strays
-from refold.engines.local.start_check import OutputCopy
 from refold.model import Allocation, Job, Share
 from refold.server.accounts import JobAccount
 from refold.server.output import RunEnd, RunFiles, StartRecord

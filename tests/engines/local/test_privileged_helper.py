@@ -19,7 +19,7 @@ from refold.engines.local.helper import Helper
 from refold.engines.local.helper_messages import Signal, StartShim, receive_reply, send
 from refold.engines.local.helper_processes import HelperLost, HelperProcesses
 from refold.engines.local.process import Process, wait_for_exit
-from refold.engines.local.start_check import OutputCopy
+from refold.engines.local.process_host import OutputCopy
 from refold.errors import BadInput
 from refold.server.accounts import JobAccount, find_account, find_job_account
 

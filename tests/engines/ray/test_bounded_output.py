@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from refold.engines.ray.bounded_output import BoundedOutput
+from refold.engines.ray.rank_actor import BoundedOutput
 
 
 @given(st.lists(st.binary(max_size=30)), st.integers(2, 20), st.integers(0, 200), st.integers(1, 50))

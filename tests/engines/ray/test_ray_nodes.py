@@ -9,8 +9,7 @@ import pytest
 
 from refold.core import Event, NodeLost, NodeReturned, NodeUsed, Scheduler
 from refold.engines.ray.backend import resources_of
-from refold.engines.ray.cluster import map_nodes, read_nodes
-from refold.engines.ray.node_reports import RayNodeReports, Use, others_use
+from refold.engines.ray.cluster import RayNodeReports, Use, map_nodes, others_use, read_nodes
 from refold.errors import BadValue
 from refold.model import Share
 from refold.simulator.registry import make_policy

@@ -12,10 +12,8 @@ from typer.testing import CliRunner, Result
 
 from refold.cli.typer_app import app
 from refold.core import Entry, JobSubmitted, RunFinished, RunStarted, StartRun
-from refold.engines.slurm.cluster import map_nodes
-from refold.engines.slurm.history import COLUMNS, SlurmHistory, read_history
-from refold.engines.slurm.node_records import read_nodes
-from refold.engines.slurm.recorded import recorded_entries
+from refold.engines.slurm.history import COLUMNS, SlurmHistory, read_history, recorded_entries
+from refold.engines.slurm.nodes import map_nodes, read_nodes
 from refold.errors import BadInput
 from refold.journal import History
 from refold.model import Allocation, Share

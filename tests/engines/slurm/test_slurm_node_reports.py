@@ -10,7 +10,7 @@ from slurm_output import FakePrograms, node_line
 
 from refold.core import Event, NodeDrained, NodeLost, NodeReturned, NodeUsed, Scheduler
 from refold.engines.slurm import SlurmNode, map_nodes, read_nodes
-from refold.engines.slurm.node_reports import SlurmNodeReports
+from refold.engines.slurm.engine import SlurmNodeReports
 from refold.simulator.registry import make_policy
 
 

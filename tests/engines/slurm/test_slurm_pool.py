@@ -15,10 +15,10 @@ from slurm_servers import SlurmServers
 
 from refold.core import RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.engines.slurm import SlurmEngine
-from refold.engines.slurm.cluster import map_nodes
-from refold.engines.slurm.held_pool import JOB_NAME, HeldPool
-from refold.engines.slurm.node_records import read_nodes
+from refold.engines.slurm.nodes import map_nodes, read_nodes
 from refold.engines.slurm.pool import (
+    JOB_NAME,
+    HeldPool,
     PoolChange,
     PoolJob,
     PoolNode,

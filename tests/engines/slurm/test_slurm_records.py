@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 from slurm_output import FakePrograms, job_json, newer, node_line
 
-from refold.engines.slurm.cluster import map_nodes
-from refold.engines.slurm.hostlist import expand_hosts, expand_tasks
 from refold.engines.slurm.job_records import SlurmJob, read_queue
-from refold.engines.slurm.node_records import SlurmNode, read_nodes
+from refold.engines.slurm.nodes import SlurmNode, expand_hosts, expand_tasks, map_nodes, read_nodes
 from refold.engines.slurm.programs import Programs, SlurmError
 from refold.errors import BadValue
 from refold.simulator.traces import GpuAmount

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from refold.core import RunFailed, RunStopped
-from refold.engines.slurm.run_files import FIRST_PORT, PORTS, SlurmRunFiles
+from refold.engines.slurm.scripts import FIRST_PORT, PORTS, SlurmRunFiles
 
 
 @pytest.fixture

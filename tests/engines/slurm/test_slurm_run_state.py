@@ -6,8 +6,7 @@ import pytest
 from slurm_output import FakePrograms, node_line
 
 from refold.core import RunFailed, RunFinished, RunStopped
-from refold.engines.slurm.cluster import map_nodes
-from refold.engines.slurm.node_records import read_nodes
+from refold.engines.slurm.nodes import map_nodes, read_nodes
 from refold.engines.slurm.programs import SlurmError
 from refold.engines.slurm.requests import (
     NodeRequest,

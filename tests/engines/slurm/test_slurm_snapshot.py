@@ -279,7 +279,7 @@ def test_advice_in_five_minutes(
 
 def test_compare_without_accounting_says_so(slurm: SlurmServers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_CONF", str(slurm.conf))
-    from refold.cli.inputs.slurm_history import read_slurm_workload
+    from refold.cli.inputs.workload_reader import read_slurm_workload
 
     with pytest.raises(BadInput, match="accounting storage is disabled"):
         read_slurm_workload(HOUR, "", None, None, None)  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import pytest
 
 from refold.errors import RefoldError
 from refold.model.documents import load_yaml
-from refold.planning.catalogue.hugging_face import shape_from_config
+from refold.planning.catalogue.model_files import shape_from_config
 from refold.planning.perf import ModelShape
 
 DEEPSEEK_V3: dict[str, Any] = {

@@ -7,7 +7,7 @@ from hypothesis import given, strategies as st
 
 from refold.errors import UnknownName
 from refold.planning.catalogue import find_gpu, gpu_names, gpus, matching_gpu_names
-from refold.planning.catalogue.gpu_matching import GpuName, parse_gpu_name
+from refold.planning.catalogue.builtin import GpuName, parse_gpu_name
 
 
 @pytest.mark.parametrize(

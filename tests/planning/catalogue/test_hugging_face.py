@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from refold.errors import RefoldError
 from refold.model.documents import load_yaml
 from refold.planning.catalogue import find_model
-from refold.planning.catalogue.hugging_face import FAMILIES, shape_from_config
+from refold.planning.catalogue.model_files import FAMILIES, shape_from_config
 from refold.planning.perf.shapes import ModelShape
 
 

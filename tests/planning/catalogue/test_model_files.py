@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 from refold.errors import BadFile, RefoldError, UnknownName
 from refold.model.documents import parse
 from refold.planning.catalogue import find_model, read_model
-from refold.planning.catalogue.hugging_face import FAMILIES
+from refold.planning.catalogue.model_files import FAMILIES
 from refold.planning.perf.shapes import ModelShape
 
 PAGE = Path(__file__).parents[3] / "docs" / "catalogue.md"

@@ -10,7 +10,7 @@ from refold.model import Plan, parse_plan
 from refold.planning.catalogue import engines, find_engine
 from refold.planning.perf import PlanFeature, TrainingSetup
 from refold.planning.plans import PlanLimits, all_plans, rejection_reasons
-from refold.planning.plans.engine_features import NAMES, USES, lacking_features
+from refold.planning.plans.space import NAMES, USES, lacking_features
 
 MakeSetup = Callable[..., TrainingSetup]
 

@@ -29,10 +29,10 @@ from refold.planning.plans import (
     best_plans,
     cpu_curve,
     gpu_curve,
-    ranking,
+    selection,
 )
 from refold.planning.plans.curves import MIN_SPEEDUP
-from refold.planning.plans.ranking import lower_bound_seconds, step_seconds
+from refold.planning.plans.selection import lower_bound_seconds, step_seconds
 
 OPAQUE = ModelShape("opaque", kind="opaque", parameters_stated=300_000_000, sample_gflop=50.0, sample_mib=200.0)
 
@@ -175,7 +175,7 @@ def test_the_plan_space_contains_exactly_the_plans_that_break_no_rule(setup: Tra
 @given(random_setups(), LIMITS)
 def test_the_lower_bound_never_exceeds_the_step_time(setup: TrainingSetup, limits: PlanLimits) -> None:
     plans = all_plans(setup, limits)
-    assert (lower_bound_seconds(setup, plans) <= step_seconds(setup, plans) * (1 + ranking.BOUND_TOLERANCE)).all()
+    assert (lower_bound_seconds(setup, plans) <= step_seconds(setup, plans) * (1 + selection.BOUND_TOLERANCE)).all()
 
 
 @given(random_setups(), LIMITS, st.sampled_from([1, 2, 5, 1000]))
@@ -186,15 +186,15 @@ def test_pruning_does_not_change_the_result(setup: TrainingSetup, limits: PlanLi
     order = sorted(
         np.flatnonzero(estimates.fits),
         key=lambda row: (
-            np.floor(np.log(estimates.step_seconds[row] / least) / np.log(ranking.TIE_FACTOR)),
-            *(getattr(plans, name)[row] for name in ranking.SIMPLEST_FIRST),
+            np.floor(np.log(estimates.step_seconds[row] / least) / np.log(selection.TIE_FACTOR)),
+            *(getattr(plans, name)[row] for name in selection.SIMPLEST_FIRST),
             np.float32(estimates.step_seconds[row]),
         ),
     )
     unpruned = best_plans(setup, limits, count)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranking, "MIN_PLANS_TO_BOUND", 0)
-        patch.setattr(ranking, "FIRST_TIMED_PER_FAMILY", 1)
+        patch.setattr(selection, "MIN_PLANS_TO_BOUND", 0)
+        patch.setattr(selection, "FIRST_TIMED_PER_FAMILY", 1)
         pruned = best_plans(setup, limits, count)
         best = best_plan(setup, limits)
     assert [result.plan for result in pruned.best] == [plans.plan(int(row)) for row in order[:count]]

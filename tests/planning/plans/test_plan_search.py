@@ -17,8 +17,8 @@ from refold.planning.plans import (
     all_plans,
     best_plan,
     best_plans,
-    ranking,
     rejection_reasons,
+    selection,
 )
 from refold.planning.plans.rules import format_gib
 from refold.planning.plans.space import divisors
@@ -83,7 +83,7 @@ def test_the_best_plans_are_sorted_and_fit(make_setup: MakeSetup) -> None:
     search = best_plans(setup, count=20)
     seconds = [found.step_seconds for found in search.best]
     assert len(seconds) == 20
-    assert all(first <= second * ranking.TIE_FACTOR for first, second in pairwise(seconds))
+    assert all(first <= second * selection.TIE_FACTOR for first, second in pairwise(seconds))
     assert all(found.fits and not rejection_reasons(setup, found.plan) for found in search.best)
     best = best_plan(setup)
     assert best is not None
@@ -104,10 +104,10 @@ def test_slower_families_are_reported_with_their_slowdown(make_setup: MakeSetup)
     assert {"pipeline parallel", "offload"} <= {group.name for group in slower}
     assert [group.margin for group in slower] == sorted(group.margin for group in slower)
     for group in slower:
-        tied = group.margin <= ranking.TIE_FACTOR
+        tied = group.margin <= selection.TIE_FACTOR
         comparison = "within 1 % as fast, but less simple" if tied else f"at least {group.margin:.2f} × the step time"
         assert group.explanation == f"{group.name}, {comparison}"
-        assert group.margin >= 1 / ranking.TIE_FACTOR
+        assert group.margin >= 1 / selection.TIE_FACTOR
         assert not rejection_reasons(setup, group.example)
 
 
@@ -192,7 +192,7 @@ def test_the_simplest_of_equally_fast_plans_is_best(make_setup: MakeSetup) -> No
     best = best_plans(setup, count=200).best
     least = min(found.step_seconds for found in best)
     for first, second in pairwise(best):
-        levels = [floor(log(found.step_seconds / least) / log(ranking.TIE_FACTOR)) for found in (first, second)]
+        levels = [floor(log(found.step_seconds / least) / log(selection.TIE_FACTOR)) for found in (first, second)]
         assert levels == sorted(levels)
         if levels[0] == levels[1]:
             simplicity = [

@@ -17,7 +17,16 @@ from refold.core.events import RunFinished
 from refold.journal.history import History
 from refold.placement import Floats
 from refold.simulator.results.axes import Axis, Frame, Plot, nice_maximum, nice_step, range_axis, ticks, value_axis
-from refold.simulator.results.charts import BarGroup, ChartLine, bar_chart, line_chart
+from refold.simulator.results.charts import (
+    TEXT_HEIGHT,
+    BarGroup,
+    ChartLine,
+    DrawnLine,
+    LabelPlace,
+    bar_chart,
+    line_chart,
+    place_labels,
+)
 from refold.simulator.results.gantt import (
     FILLS,
     JobColours,
@@ -27,7 +36,6 @@ from refold.simulator.results.gantt import (
     gantt_chart,
     rasterise,
 )
-from refold.simulator.results.line_labels import TEXT_HEIGHT, DrawnLine, LabelPlace, place_labels
 from refold.simulator.results.svg import DARK_SERIES, LIGHT_SERIES, document, series_class, tag
 from refold.testing import make_cluster, make_job
 

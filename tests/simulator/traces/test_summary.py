@@ -8,8 +8,7 @@ from refold.errors import BadRow
 from refold.model import Demand, format_count
 from refold.simulator.traces import summarise
 from refold.simulator.traces.summary import Portion, Summary, size_name
-from refold.simulator.traces.text_source import BadCell
-from refold.simulator.traces.timestamps import parse_time, parse_time_or_none, shift_to_first_submission
+from refold.simulator.traces.text_source import BadCell, parse_time, parse_time_or_none, shift_to_first_submission
 from refold.simulator.traces.trace import Trace, make_trace
 from refold.testing import make_job
 

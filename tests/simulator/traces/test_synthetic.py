@@ -9,11 +9,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from tools.demo_trace import LOAD, demo_cluster, demo_trace
 
 from refold.errors import BadValue
 from refold.model import Demand, Job
 from refold.model.units import DAY, HOUR
-from refold.simulator.traces.demo import LOAD, demo_cluster, demo_trace
 from refold.simulator.traces.formats import read_cluster, read_trace
 from refold.simulator.traces.synthetic import (
     OFFICE_HOURS,

@@ -35,7 +35,7 @@ from refold.simulator.tuning import (
     render_trade_off,
     split_history,
 )
-from refold.simulator.tuning.bootstrap import interval
+from refold.simulator.tuning.report import interval
 
 JOBS = 200
 DELAY = OBJECTIVES["delay"]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from refold.cli.inputs import SelectedPolicy, Workload
+    from refold.simulator import PolicyFile
     from refold.simulator.tuning import Goal, Objective, ReportPolicy, Split, TunedPolicy, TuningResult
 
 STUDY_FILE = "study.jsonl"
@@ -296,7 +297,6 @@ def _write_policy(path: Path, workload: Workload, result: TuningResult) -> Path:
     """Write the chosen settings, with how they were chosen."""
     from refold import __version__
     from refold.simulator import PolicyFile
-    from refold.simulator.tuning import write_policy_file
 
     report = result.report
     assert report.chosen is not None
@@ -310,8 +310,28 @@ def _write_policy(path: Path, workload: Workload, result: TuningResult) -> Path:
         "score": {"value": round(row.score.value, 4), "low": round(row.score.low, 4), "high": round(row.score.high, 4)},
         "refold": __version__,
     }
-    write_policy_file(path, PolicyFile(row.policy.policy, settings, tuned))
+    _write_policy_file(path, PolicyFile(row.policy.policy, settings, tuned))
     return path
+
+
+def _write_policy_file(path: Path, file: PolicyFile) -> None:
+    """Write a policy file. The path of a Python file in it becomes relative to its folder."""
+    from os.path import relpath
+
+    import msgspec
+    import yaml
+
+    from refold.errors import BadFile
+
+    if file.name.endswith(".py"):
+        name = relpath(Path(file.name).resolve(), path.parent.resolve())
+        file = msgspec.structs.replace(file, name=name)
+    comment = f"# Settings of a policy, for example: refold serve --policy {path}\n"
+    try:
+        document = yaml.safe_dump(msgspec.to_builtins(file), sort_keys=False, allow_unicode=True)
+        path.write_text(comment + document, encoding="utf-8")
+    except OSError as error:
+        raise BadFile(path, f"cannot be written: {error.strerror or error}") from None
 
 
 def _write_picture(path: Path, title: str, result: TuningResult) -> Path:

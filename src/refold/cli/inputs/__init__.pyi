@@ -1,4 +1,3 @@
-from .backlog import read_backlog as read_backlog
 from .charges import (
     format_charging as format_charging,
     parse_charging as parse_charging,
@@ -20,11 +19,6 @@ from .hardware import (
     parse_gpu_pools as parse_gpu_pools,
     pools_with_gpus as pools_with_gpus,
 )
-from .job_classes import (
-    ClassName as ClassName,
-    OtherClass as OtherClass,
-    parse_job_class as parse_job_class,
-)
 from .journal_state import (
     NOW as NOW,
     JournalState as JournalState,
@@ -34,15 +28,14 @@ from .journal_state import (
     read_journal_state as read_journal_state,
     stop_after as stop_after,
 )
-from .journal_workload import (
-    read_recorded_run as read_recorded_run,
-    workload_from_history as workload_from_history,
-)
-from .kept_history import KeptHistory as KeptHistory
-from .launch_engines import (
+from .named_options import (
+    ClassName as ClassName,
     LaunchEngineName as LaunchEngineName,
     LaunchTargetName as LaunchTargetName,
+    OtherClass as OtherClass,
+    parse_job_class as parse_job_class,
     parse_launch_engine as parse_launch_engine,
+    read_or_trace_model as read_or_trace_model,
 )
 from .policy_choice import (
     POWER_PLACEMENT as POWER_PLACEMENT,
@@ -60,18 +53,11 @@ from .power_limits import (
     spreads_power as spreads_power,
     with_power_limits as with_power_limits,
 )
-from .setting_ranges import parse_ranges as parse_ranges
-from .slurm_history import (
-    parse_since as parse_since,
-    read_slurm_workload as read_slurm_workload,
-)
 from .submission import (
     SubmitOptions as SubmitOptions,
     read_submissions as read_submissions,
 )
-from .traced_models import (
-    read_or_trace_model as read_or_trace_model,
-)
+from .tuning_inputs import KeptHistory as KeptHistory, parse_ranges as parse_ranges
 from .workload import (
     Workload as Workload,
     with_charging as with_charging,
@@ -81,5 +67,10 @@ from .workload import (
 )
 from .workload_reader import (
     DEMO as DEMO,
+    parse_since as parse_since,
+    read_backlog as read_backlog,
+    read_recorded_run as read_recorded_run,
+    read_slurm_workload as read_slurm_workload,
     read_workload as read_workload,
+    workload_from_history as workload_from_history,
 )

@@ -2,14 +2,8 @@ from .backend import (
     LocalBackend as LocalBackend,
     local_cluster as local_cluster,
 )
-from .cgroup_mounts import find_hierarchies as find_hierarchies
-from .cgroups import (
-    Cgroups as Cgroups,
-    open_cgroups as open_cgroups,
-)
 from .engine import (
     PRIVILEGED_STATE as PRIVILEGED_STATE,
-    LocalEngine as LocalEngine,
     describe_user as describe_user,
     split_privileges as split_privileges,
 )
@@ -19,11 +13,7 @@ from .environment import (
     no_exported_environment as no_exported_environment,
     no_secrets as no_secrets,
 )
-from .helper import start_daemon as start_daemon
-from .helper_processes import (
-    HelperLost as HelperLost,
-    HelperProcesses as HelperProcesses,
-)
+from .helper_processes import HelperLost as HelperLost
 from .process import (
     Process as Process,
     identify_process as identify_process,
@@ -33,6 +23,7 @@ from .process_host import (
     MARK_VARIABLE as MARK_VARIABLE,
     OwnProcesses as OwnProcesses,
     ProcessHost as ProcessHost,
+    find_start_problem as find_start_problem,
 )
 from .process_tree import (
     ProcessScanner as ProcessScanner,
@@ -47,7 +38,6 @@ from .shim import (
     shim_command as shim_command,
     without_linker_variables as without_linker_variables,
 )
-from .start_check import find_start_problem as find_start_problem
 from .terminal import (
     hand_out as hand_out,
     terminal_command as terminal_command,

@@ -87,9 +87,6 @@ class LocalEngine(ClusterEngine):
             host=self._host,
         )
 
-    def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> None:
-        """Return None: runs write their output to the files of the daemon."""
-
     def make_parts(
         self, state: LiveState, inbox: Inbox, admission: Admission, status_of: StatusOf, end: Callable[[], None]
     ) -> EngineParts:

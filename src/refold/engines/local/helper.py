@@ -38,8 +38,13 @@ from refold.engines.local.helper_messages import (
     send,
 )
 from refold.engines.local.process import list_processes
-from refold.engines.local.process_host import MARK_VARIABLE, signal_groups, start_in_group
-from refold.engines.local.start_check import OutputCopy, find_start_problem
+from refold.engines.local.process_host import (
+    MARK_VARIABLE,
+    OutputCopy,
+    find_start_problem,
+    signal_groups,
+    start_in_group,
+)
 from refold.errors import BadInput
 from refold.model import Seconds
 from refold.server import JobAccount, find_job_account

@@ -27,8 +27,8 @@ from refold.engines.local.helper_messages import (
     send,
 )
 from refold.engines.local.process import ProcessInfo
+from refold.engines.local.process_host import OutputCopy
 from refold.engines.local.run_groups import NO_GROUPS, GroupPlace, InstanceUsage, RunGroups
-from refold.engines.local.start_check import OutputCopy
 from refold.errors import RefoldError
 from refold.server import find_job_account
 from refold.server.output import SHARED_FILE, raise_if_shortage

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from refold.engines.local.process import Process, boot_id, wait_for_exit
+from refold.engines.local.process_host import OutputCopy
 from refold.engines.local.process_tree import ProcessTree
 from refold.engines.local.run_groups import GroupPlace, ResourceLimits
 from refold.engines.local.shim import CLAIM_FAILED, Claim, describe_exit, read_claim, read_exit_status, start_shim
-from refold.engines.local.start_check import OutputCopy
 from refold.model import Job, Seconds
 from refold.server.output import RunFiles, regular_size, retry_on_shortage
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +17,6 @@ from refold.engines.local import process
 from refold.engines.local.cgroups import Cgroups
 from refold.engines.local.process import ProcessInfo
 from refold.engines.local.run_groups import NO_GROUPS, GroupPlace, RunGroups
-from refold.engines.local.start_check import OutputCopy, find_start_problem
 
 MARK_VARIABLE = "REFOLD_MARK"
 """Environment variable by which the processes of a run are recognised."""
@@ -152,3 +154,31 @@ class OwnProcesses:
     def signal(self, uid: int | None, groups: Iterable[int], number: signal.Signals) -> None:  # noqa: ARG002
         """Signal process groups."""
         signal_groups(groups, number)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputCopy:
+    """A file that receives a copy of a stream. `replace`: whether to empty the file first."""
+
+    stream: str
+    path: Path | None = None
+    replace: bool = False
+
+
+NO_COPIES = (OutputCopy("output"), OutputCopy("error"))
+
+
+def find_start_problem(
+    program: str, folder: Path, environment: Mapping[str, str], copies: Sequence[OutputCopy] = NO_COPIES
+) -> str:
+    """Return why the program cannot be started, or ''."""
+    if not folder.is_dir():
+        return f"folder {str(folder)!r} does not exist"
+    for file in filter(None, (copy.path for copy in copies)):
+        if file.is_dir() or not file.parent.is_dir():
+            return f"{file} cannot be written: {os.strerror(errno.EISDIR if file.is_dir() else errno.ENOENT)}"
+    path = str(folder / program) if "/" in program else program
+    if shutil.which(path, path=environment.get("PATH", os.defpath)):
+        return ""
+    exists = "/" in program and Path(path).exists()
+    return f"cannot start {program!r}: {os.strerror(errno.EACCES if exists else errno.ENOENT)}"

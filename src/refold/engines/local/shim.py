@@ -16,9 +16,8 @@ from pathlib import Path
 
 from refold.engines.local.environment import output_path
 from refold.engines.local.process import Process, boot_id, identify_process, is_alive, parse_stat
-from refold.engines.local.process_host import GATE, OwnProcesses, ProcessHost
+from refold.engines.local.process_host import GATE, NO_COPIES, OutputCopy, OwnProcesses, ProcessHost
 from refold.engines.local.run_groups import GroupPlace
-from refold.engines.local.start_check import NO_COPIES, OutputCopy
 from refold.model import Job
 from refold.server import job_descriptor_limit
 from refold.server.output import OWNER_ONLY_FILE, RunFiles, open_regular, read_regular, share_pipe

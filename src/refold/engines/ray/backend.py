@@ -1,4 +1,4 @@
-"""Runs on Ray: an actor for each instance, on the node that the scheduler chose."""
+"""Runs on Ray: an actor for each instance, on the node that was chosen; none while the head node is lost."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 from refold.core import Order, RunFailed, StartRun, StopRun
 from refold.engines.local import Devices, RunEnvironment, no_exported_environment, no_secrets
 from refold.engines.ray.cluster import RayNodes
-from refold.engines.ray.gang import Rank, RayGang
+from refold.engines.ray.gang import Rank, RayGang, RayRunFiles
 from refold.engines.ray.guard import InstanceSpec
-from refold.engines.ray.run_files import RayRunFiles
 from refold.model import WHOLE, Job, Seconds, Share
 from refold.server import ExportedOf, Report, SecretsOf
 from refold.server.output import new_mark
@@ -170,3 +169,26 @@ def resources_of(share: Share) -> dict[str, float]:
     gpus = len(share.gpus) * share.gpu_milli / WHOLE
     found = {"CPU": share.cpu_milli / WHOLE, "GPU": gpus, "memory": float(share.memory_mib * 2**20)}
     return {name: amount for name, amount in found.items() if amount} or {"CPU": 0.001}
+
+
+class DisconnectedBackend:
+    """Takes no notice of orders. They are repeated to its successor, which then finds the runs or not."""
+
+    async def carry_out(self, orders: Sequence[Order], jobs: Mapping[str, Job]) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    def kill(self, job_id: str) -> None:
+        """Do nothing."""
+
+    async def detach(self) -> None:
+        """Do nothing."""
+
+    async def stop_all_except(self, runs: Collection[tuple[str, int]]) -> None:
+        """Do nothing."""
+
+    def enforcement(self) -> str:
+        """Describe what limits the runs."""
+        return ""

@@ -1,17 +1,67 @@
-"""The nodes of a Ray cluster as the scheduler's `Cluster`."""
+"""The connection to a Ray cluster, which may be lost and made again, its nodes, and what is reported about them.
+
+Ray ends a process that has lost the head node: after a minute, or at once when another one has its address. So the
+daemon looks for itself whether the head node can be reached, and disconnects before that.
+"""
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from math import ceil
 from typing import Any, NamedTuple
 
-from refold.errors import BadValue, UnknownName
-from refold.model import MAX_GPUS_PER_NODE, PCIE, WHOLE, Cluster, Link, Node, Tenant
-from refold.planning.catalogue import base_gpu_type, find_gpu
+from refold.core import Event, NodeLost, NodeReturned
+from refold.engines.ray.tasks import connect_ray
+from refold.errors import BadValue
+from refold.model import MAX_GPUS_PER_NODE, WHOLE, Allocation, Cluster, Node, Seconds, Share, Tenant
+from refold.planning.catalogue import gpu_link
+from refold.server import LiveState, UseByOthers
 from refold.simulator.traces import UNKNOWN_GPU_TYPE
 
+PROBE_TIMEOUT: Seconds = 2.0
+
 ACCELERATOR_PREFIX = "accelerator_type:"
+
+PREFIX = "ray: "
+"""Nodes that are down for a reason that begins so return when Ray has them; others when an operator says so."""
+
+GONE = f"{PREFIX}it is gone"
+TOLERANCE = 0.01
+"""Of a GPU or CPU: Ray counts in floating-point numbers, and runs that need nothing have a thousandth of a CPU."""
+
+FreeResources = Mapping[str, Mapping[str, float]]
+"""What nobody has reserved, by the id of a node."""
+
+
+class RayConnection:
+    """A connection to the cluster that Ray is connected to."""
+
+    def __init__(self, ray: Any) -> None:
+        self.ray = ray
+        self.address: str = ray.get_runtime_context().gcs_address
+
+    def is_reachable(self) -> bool:
+        """Whether something answers at the address of the head node."""
+        host, _, port = self.address.rpartition(":")
+        with suppress(OSError), socket.create_connection((host.strip("[]"), int(port)), PROBE_TIMEOUT):
+            return True
+        return False
+
+    def disconnect(self) -> None:
+        """Give the connection up."""
+        self.ray.shutdown()
+
+    def connect(self) -> None:
+        """Connect to the cluster at the same address. Raises RefoldError."""
+        connect_ray(self.ray, self.address)
+
+    def free_resources(self) -> Mapping[str, Mapping[str, float]]:
+        """Return what is not reserved on each node, by the id of the node."""
+        found: Mapping[str, Mapping[str, float]] = self.ray._private.state.available_resources_per_node()
+        return found
 
 
 class RayNode(NamedTuple):
@@ -72,11 +122,64 @@ def map_nodes(nodes: Sequence[RayNode], tenants: tuple[Tenant, ...] = ()) -> Ray
 
 def _model_node(node: RayNode) -> Node:
     gpus = min(node.gpus, MAX_GPUS_PER_NODE)
-    return Node(node.name, gpus, node.gpu_type, int(node.cpus * WHOLE), node.memory_mib, inside=_link(node.gpu_type))
+    return Node(node.name, gpus, node.gpu_type, int(node.cpus * WHOLE), node.memory_mib, inside=gpu_link(node.gpu_type))
 
 
-def _link(gpu_type: str) -> Link:
-    try:
-        return find_gpu(base_gpu_type(gpu_type)).link
-    except UnknownName:
-        return PCIE
+class Use(NamedTuple):
+    """What is used on a node."""
+
+    gpus: float
+    cpus: float
+    memory_mib: float
+
+
+class RayNodeReports:
+    """Reports the state and the use of nodes."""
+
+    def __init__(self, state: LiveState, nodes: Sequence[RayNode]) -> None:
+        self._state = state
+        self._nodes = nodes
+        self._use_by_others = UseByOthers(state)
+        self._last: dict[int, Use] = {}
+
+    def current_runs(self) -> dict[tuple[str, int], Allocation]:
+        """Return what the runs hold now."""
+        return {(run.job, run.number): run.allocation for run in self._state.view.runs.values()}
+
+    def lost(self, why: str) -> list[Event]:
+        """Return that all nodes are lost."""
+        return [NodeLost(index, PREFIX + why) for index in range(len(self._nodes)) if self._state.view.is_up(index)]
+
+    def events(self, present: Collection[str], free: FreeResources, runs: Iterable[Allocation]) -> list[Event]:
+        """Return what has changed, given the names of the nodes that Ray has, and runs that may have been there."""
+        shares = [share for run in runs for share in run.placement]
+        found: list[Event | None] = []
+        for index, node in enumerate(self._nodes):
+            found.append(self._availability(index, node.name in present))
+            if node.id in free:
+                found.append(self._use(index, node, free[node.id], [each for each in shares if each.node == index]))
+        return [event for event in found if event is not None]
+
+    def _availability(self, index: int, is_present: bool) -> Event | None:
+        view = self._state.view
+        if not is_present:
+            return NodeLost(index, GONE) if view.is_up(index) else None
+        is_ours = view.down_reason(index).startswith(PREFIX)
+        return NodeReturned(index) if is_ours and not view.is_up(index) else None
+
+    def _use(self, index: int, node: RayNode, free: Mapping[str, float], shares: Sequence[Share]) -> Event | None:
+        """Return what others use on a node, if that has changed and was read twice: Ray is late about runs that end."""
+        now = others_use(node, free, shares)
+        before, self._last[index] = self._last.get(index, now), now
+        used = Use(*map(min, before, now))
+        return self._use_by_others.change(
+            index, ceil(used.gpus - TOLERANCE), int(used.cpus * WHOLE), int(used.memory_mib)
+        )
+
+
+def others_use(node: RayNode, free: Mapping[str, float], shares: Sequence[Share]) -> Use:
+    """Return what is reserved on a node, and not for these shares of runs."""
+    gpus = node.gpus - free.get("GPU", 0.0) - sum(len(each.gpus) * each.gpu_milli for each in shares) / WHOLE
+    cpus = node.cpus - free.get("CPU", 0.0) - sum(each.cpu_milli for each in shares) / WHOLE
+    memory = node.memory_mib - free.get("memory", 0.0) / 2**20 - sum(each.memory_mib for each in shares)
+    return Use(max(0.0, gpus), cpus if cpus > TOLERANCE else 0.0, max(0.0, memory))

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from time import monotonic
 
 from refold.core import PastJob
-from refold.engines.ray.backend import RayBackend
-from refold.engines.ray.cluster import RayNode, RayNodes, map_nodes, read_nodes
-from refold.engines.ray.connection import RayConnection
-from refold.engines.ray.disconnected import DisconnectedBackend
-from refold.engines.ray.node_reports import FreeResources, RayNodeReports
+from refold.engines.ray.backend import DisconnectedBackend, RayBackend
+from refold.engines.ray.cluster import (
+    FreeResources,
+    RayConnection,
+    RayNode,
+    RayNodeReports,
+    RayNodes,
+    map_nodes,
+    read_nodes,
+)
 from refold.errors import BadInput, BadValue, RefoldError
 from refold.model import Cluster, Seconds, Tenant
 from refold.server import (
@@ -101,9 +105,6 @@ class RayEngine(ClusterEngine):
             secrets=options.secrets,
             max_output_bytes=options.max_output_bytes,
         )
-
-    def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> None:
-        """Return None: the back end copies output to the files of the daemon all the time."""
 
     def make_parts(
         self, state: LiveState, inbox: Inbox, admission: Admission, status_of: StatusOf, end: Callable[[], None]

@@ -1,6 +1,8 @@
 """The actor of an instance: it starts the command on its node, keeps its output, and knows how it ended.
 
 Methods take and return plain values, so that the daemon and the nodes need not agree on more than this file.
+
+Of the output the last part is kept, in files that have no name and end with the actor.
 """
 
 from __future__ import annotations
@@ -8,12 +10,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
 import msgspec
 
-from refold.engines.ray.bounded_output import BoundedOutput
 from refold.engines.ray.guard import InstanceEnd, InstanceSpec, StopInstance
 from refold.model import Seconds
 
@@ -29,6 +31,52 @@ ALL_OUTPUT = 2**62
 
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """Ray has set them for the actor: it decides which GPUs of the node the instance gets."""
+
+
+class BoundedOutput:
+    """Keeps the last `limit` bytes, or at least half of them. Offsets count all bytes that were ever written."""
+
+    def __init__(self, limit: int) -> None:
+        self._half = max(1, limit // 2)
+        self._lock = threading.Lock()
+        self._older = tempfile.TemporaryFile(prefix="refold-")  # noqa: SIM115 - as long as the actor lives
+        self._newer = tempfile.TemporaryFile(prefix="refold-")  # noqa: SIM115
+        self._first = 0
+        """The offset of the first byte that is kept."""
+        self._begin = 0
+        """The offset of the first byte in the newer file."""
+        self.size = 0
+
+    def write(self, data: bytes) -> None:
+        """Append output; forget what was written long ago."""
+        with self._lock:
+            while data:
+                room = self._half - (self.size - self._begin)
+                if not room:
+                    self._older, self._newer = self._newer, self._older
+                    self._first, self._begin, room = self._begin, self.size, self._half
+                    self._newer.truncate(0)
+                part, data = data[:room], data[room:]
+                os.pwrite(self._newer.fileno(), part, self.size - self._begin)
+                self.size += len(part)
+
+    def read(self, offset: int, limit: int) -> tuple[int, bytes]:
+        """Return what was written from an offset on, or from the first byte that is kept, and where that begins."""
+        with self._lock:
+            begin = min(max(offset, self._first), self.size)
+            data = b""
+            if begin < self._begin:
+                data = os.pread(self._older.fileno(), min(limit, self._begin - begin), begin - self._first)
+            position = begin + len(data)
+            if position >= self._begin and len(data) < limit:
+                data += os.pread(self._newer.fileno(), limit - len(data), position - self._begin)
+            return begin, data
+
+    def close(self) -> None:
+        """Delete the files."""
+        with self._lock:
+            self._older.close()
+            self._newer.close()
 
 
 class RankActor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from refold.engines.ray.connection import RayConnection
+from refold.engines.ray.cluster import RayConnection
 from refold.engines.ray.engine import DAEMON_KEY, RayEngine
 from refold.engines.ray.tasks import connected, load_ray
 from refold.server import ServeRequest, load_daemon_id, on_termination, serve_cluster

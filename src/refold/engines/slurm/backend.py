@@ -14,12 +14,11 @@ from time import monotonic, time
 
 from refold.core import JobCancelled, Order, RunFailed, RunStarted, RunStopped, StartRun, StopRun
 from refold.engines.local import no_exported_environment, no_secrets
-from refold.engines.slurm.cluster import SlurmCluster
-from refold.engines.slurm.held_pool import HeldPool
 from refold.engines.slurm.job_owners import DaemonOwner, JobOwners, Uid
+from refold.engines.slurm.nodes import SlurmCluster
+from refold.engines.slurm.pool import HeldPool
 from refold.engines.slurm.programs import Programs, SlurmError
 from refold.engines.slurm.requests import DEFAULT_SETTINGS, SlurmSettings
-from refold.engines.slurm.run_files import SlurmRunFiles
 from refold.engines.slurm.run_jobs import QueuedRuns, RunKey, RunSteps, SlurmId, read_runs
 from refold.engines.slurm.run_state import (
     Abandon,
@@ -34,7 +33,7 @@ from refold.engines.slurm.run_state import (
     Step,
     Submit,
 )
-from refold.engines.slurm.scripts import KILL_SIGNAL, STOP_SIGNAL
+from refold.engines.slurm.scripts import KILL_SIGNAL, STOP_SIGNAL, SlurmRunFiles
 from refold.engines.slurm.step_submission import NotStarted, StepSubmitter
 from refold.engines.slurm.submission import InstanceWriter, JobSubmitter, Submitter, SupervisedRun, describe_failure
 from refold.errors import RefoldError

@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Mapping
 from time import time
 
 from msgspec.structs import replace
 
-from refold.core import PastJob
+from refold.core import Event, NodeDrained, NodeLost, NodeReturned, PastJob
 from refold.engines.local import ProcessHost
 from refold.engines.slurm.backend import SlurmBackend
-from refold.engines.slurm.cluster import SlurmCluster, map_nodes
-from refold.engines.slurm.held_pool import HeldPool
 from refold.engines.slurm.history import read_history
 from refold.engines.slurm.job_owners import DaemonOwner, JobOwners, SubmitterOwners
-from refold.engines.slurm.node_records import SlurmNode, read_nodes
-from refold.engines.slurm.node_reports import SlurmNodeReports
-from refold.engines.slurm.pool import PoolSettings
+from refold.engines.slurm.nodes import GpuGroup, SlurmCluster, SlurmNode, map_nodes, read_nodes
+from refold.engines.slurm.pool import HeldPool, PoolSettings
 from refold.engines.slurm.programs import Programs, SlurmError
 from refold.engines.slurm.requests import SlurmSettings
 from refold.errors import BadInput, BadValue
-from refold.model import DAY, Allocation, Cluster, Seconds, Tenant
+from refold.model import DAY, WHOLE, Allocation, Cluster, Seconds, Tenant
 from refold.server import (
     MAX_PAST_JOBS,
     Admission,
@@ -33,7 +29,11 @@ from refold.server import (
     Inbox,
     LiveState,
     StatusOf,
+    UseByOthers,
 )
+
+PREFIX = "slurm: "
+"""Nodes that are down for a reason that begins so return when Slurm says so; others when an operator does."""
 
 DAEMON_KEY = "slurm-daemon"
 """Key in the store's `meta` table: the id of the daemon."""
@@ -50,6 +50,70 @@ HISTORY: Seconds = 14 * DAY
 NO_POOL = PoolSettings()
 
 log = logging.getLogger("refold")
+
+
+class SlurmNodeReports:
+    """Reports the state and the use of nodes. `pool`: what is held; without one, all nodes can be used."""
+
+    def __init__(self, state: LiveState, inbox: Inbox, nodes: SlurmCluster, pool: HeldPool | None = None) -> None:
+        self._state = state
+        self._inbox = inbox
+        self._nodes = nodes
+        self._pool = pool
+        self._use_by_others = UseByOthers(state)
+
+    def current_runs(self) -> dict[tuple[str, int], Allocation]:
+        """Return what the runs hold now."""
+        return {(run.job, run.number): run.allocation for run in self._state.view.runs.values()}
+
+    def report(self, nodes: Mapping[str, SlurmNode], runs: Collection[Allocation]) -> None:
+        """Report what has changed. `runs`: those that may have been in Slurm when the nodes were read."""
+        for index, group in enumerate(self._nodes.groups):
+            node = nodes.get(group.node.name)
+            for event in (self._availability(index, node), self._use(index, group, node, runs)):
+                if event is not None:
+                    self._inbox.report(event)
+
+    def _availability(self, index: int, node: SlurmNode | None) -> Event | None:
+        """Return whether a node can be used, and why not, if that has changed and no operator of Refold decides it."""
+        view = self._state.view
+        down = node.down_reason if node is not None else "it is not configured any more"
+        why = down or (self._drain_reason(node) if node is not None else "")
+        is_up, known = view.is_up(index), (view.down_reason(index), view.is_drained(index))
+        if not is_up and not known[0].startswith(PREFIX):
+            return None
+        if not why:
+            return None if is_up else NodeReturned(index)
+        event = (NodeLost if down else NodeDrained)(index, PREFIX + why)
+        return event if is_up or known != (event.why, not down) else None
+
+    def _use(self, index: int, group: GpuGroup, node: SlurmNode | None, runs: Iterable[Allocation]) -> Event | None:
+        """Return what others use on a node, if that is not what was reported last.
+
+        CPUs and memory that Slurm has given to runs beyond what their jobs request count as used by others.
+        """
+        if node is None:
+            return None
+        gpus, cpus, memory_mib = self._allocated(group, node)
+        shares = [] if self._pool is not None else [s for run in runs for s in run.placement if s.node == index]
+        gpus -= len({gpu for share in shares for gpu in share.gpus})  # several runs may have parts of one
+        cpu = int(cpus * WHOLE * group.share) - sum(share.cpu_milli for share in shares)
+        memory = int(memory_mib * group.share) - sum(share.memory_mib for share in shares)
+        return self._use_by_others.change(index, gpus, cpu, memory)
+
+    def _drain_reason(self, node: SlurmNode) -> str:
+        return node.drain_reason or (self._pool.drain_reason(node) if self._pool is not None else "")
+
+    def _allocated(self, group: GpuGroup, node: SlurmNode) -> tuple[int, int, int]:
+        """Return GPUs, CPUs and MiB that cannot be used, or are used by runs: with a pool, what it does not have."""
+        if self._pool is None:
+            return node.used_gpus.get(group.slurm_type, 0), node.used_cpus, node.used_memory_mib
+        place = self._pool.place(node.name)
+        if place is None:  # the node is drained
+            return 0, 0, 0
+        held = place[1]
+        gpus = node.gpus.get(group.slurm_type, 0) - held.gpus.get(group.slurm_type, 0)
+        return gpus, node.cpus - held.cpus, node.memory_mib - (held.memory_mib or node.memory_mib)
 
 
 class SlurmEngine(ClusterEngine):
@@ -135,9 +199,6 @@ class SlurmEngine(ClusterEngine):
             secrets=options.secrets,
             max_output_bytes=options.max_output_bytes,
         )
-
-    def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> None:
-        """Return None: runs write their output to the files of the daemon."""
 
     def make_parts(
         self, state: LiveState, inbox: Inbox, admission: Admission, status_of: StatusOf, end: Callable[[], None]

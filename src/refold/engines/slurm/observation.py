@@ -24,11 +24,16 @@ from refold.core import (
     PastJob,
     RunAdopted,
 )
-from refold.engines.slurm.cluster import SlurmCluster, constraint_features, map_nodes
 from refold.engines.slurm.history import read_history
-from refold.engines.slurm.hostlist import expand_hosts, expand_tasks
 from refold.engines.slurm.job_records import SlurmJob, read_queue
-from refold.engines.slurm.node_records import read_nodes
+from refold.engines.slurm.nodes import (
+    SlurmCluster,
+    constraint_features,
+    expand_hosts,
+    expand_tasks,
+    map_nodes,
+    read_nodes,
+)
 from refold.engines.slurm.programs import Run, SlurmError
 from refold.errors import BadInput, BadValue
 from refold.model import WHOLE, Allocation, Demand, Job, Reason, Seconds, Share, StartEstimate, Wait

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from refold.engines.slurm.cluster import GpuGroup, SlurmCluster
+from refold.engines.slurm.nodes import GpuGroup, SlurmCluster
 from refold.errors import BadInput
 from refold.model import DAY, WHOLE, Allocation, Job, Seconds, Share
 

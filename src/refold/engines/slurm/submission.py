@@ -22,8 +22,8 @@ from refold.engines.local import (
     shim_command,
     without_linker_variables,
 )
-from refold.engines.slurm.cluster import SlurmCluster
 from refold.engines.slurm.job_owners import JobOwners, Uid
+from refold.engines.slurm.nodes import SlurmCluster
 from refold.engines.slurm.requests import (
     NodeRequest,
     SlurmSettings,
@@ -33,10 +33,9 @@ from refold.engines.slurm.requests import (
     resource_arguments,
     time_argument,
 )
-from refold.engines.slurm.run_files import SlurmRunFiles
 from refold.engines.slurm.run_jobs import SlurmId, run_mark
 from refold.engines.slurm.run_state import RunState
-from refold.engines.slurm.scripts import AgentCall, batch_script, instance_script
+from refold.engines.slurm.scripts import AgentCall, SlurmRunFiles, batch_script, instance_script
 from refold.errors import BadInput
 from refold.model import Allocation, Job, Seconds
 from refold.server import ExportedOf, SecretsOf

@@ -2,15 +2,310 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from refold.errors import BadFile
+from refold.errors import BadFile, BadValue
 from refold.model.documents import Part, convert, load_yaml, read_text
 from refold.planning.catalogue.builtin import find_model, known_model
-from refold.planning.catalogue.hugging_face import shape_from_config
-from refold.planning.perf import ModelShape
+from refold.planning.perf import ModelKind, ModelShape
+
+MAX_DEFAULT_SEQUENCE = 8192
+"""Limit of the default sequence length: models with a long context are rarely trained at full length."""
+
+MAX_COUNT = 10**12
+"""Upper limit of any count in a configuration."""
+
+EXPECTED_CONFIG = "the configuration of a model"
+
+HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
+HEAD_SIZE = ("head_dim", "d_kv")
+FFN = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size")
+EXPERT_FFN = ("moe_intermediate_size", *FFN)
+LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token")
+
+ACTIVATION = ("hidden_act", "hidden_activation", "activation_function")
+
+COMPOSED_ACTIVATIONS = ("gelu_new", "gelu_fast", "gelu_10")
+"""Activation functions that transformers computes in several steps."""
+
+UNSUPPORTED_KEYS = {
+    "intermediate_size_mlp": "layers of different kinds",
+    "attn_layer_period": "layers of different kinds",
+    "hybrid_override_pattern": "layers of different kinds",
+    "mamba_d_state": "layers of different kinds",
+    "ssm_cfg": "layers without attention",
+    "ffn_config": "a nested feed-forward configuration",
+}
+"""Keys of architectures that `ModelShape` cannot represent; ignoring them would give wrong numbers."""
+
+
+NOT_MODELLED = {
+    "vision_config": "the vision part",
+    "audio_config": "the audio part",
+    "attn_logit_softcapping": "the limit of attention scores",
+    "index_topk": "the choice of keys (sparse attention)",
+}
+"""Keys of parts that a model has besides, and that estimates leave out, with their descriptions."""
 
 SUFFIXES = {".json", ".yaml", ".yml"}
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Properties that a configuration leaves to the code of its model type.
+
+    `learned_positions`: positions are learned embeddings. `default_ffn`: without a feed-forward width in the
+    configuration, it is four times the hidden width. `norms` and `head_norms`: see `ModelShape`. `activation`: the
+    activation function without one in the configuration.
+    """
+
+    kind: ModelKind = "decoder"
+    gated: bool = False
+    bias: bool = False
+    tied: bool = True
+    learned_positions: bool = False
+    default_ffn: bool = False
+    norms: int = 2
+    head_norms: bool = False
+    activation: str = ""
+
+
+_LLAMA = Family(gated=True, tied=False)
+_QWEN3 = Family(gated=True, tied=False, head_norms=True)
+_GEMMA = Family(gated=True)
+_BERT = Family("encoder", bias=True, learned_positions=True)
+_T5 = Family("encoder-decoder")
+
+FAMILIES: dict[str, Family] = {
+    "bert": _BERT,
+    "bloom": Family(bias=True, default_ffn=True),
+    "falcon": Family(default_ffn=True),
+    "gemma": _GEMMA,
+    "gemma2": Family(gated=True, norms=4),
+    "gemma3_text": Family(gated=True, norms=4, head_norms=True),
+    "gpt2": Family(bias=True, learned_positions=True, default_ffn=True, activation="gelu_new"),
+    "gpt_oss": Family(gated=True, bias=True, tied=False),
+    "gpt_neox": Family(bias=True, tied=False),
+    "gptj": Family(bias=True, tied=False, default_ffn=True, norms=1, activation="gelu_new"),
+    "llama": _LLAMA,
+    "mistral": _LLAMA,
+    "mixtral": _LLAMA,
+    "mpt": Family(default_ffn=True),
+    "mt5": _T5,
+    "opt": Family(bias=True, learned_positions=True),
+    "phi": Family(bias=True, tied=False, norms=1, activation="gelu_new"),
+    "phi3": _LLAMA,
+    "deepseek_v2": _LLAMA,
+    "deepseek_v3": _LLAMA,
+    "kimi_k2": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen2_moe": _LLAMA,
+    "qwen3": _QWEN3,
+    "qwen3_moe": _QWEN3,
+    "roberta": _BERT,
+    "t5": _T5,
+    "vit": Family("vit", bias=True),
+}
+"""Supported model types. For other types, the keys are taken at face value."""
+
+
+def shape_from_config(config: Part, name: str) -> ModelShape:
+    """Return the shapes of a configuration; for a multimodal model, those of its text part."""
+    config.fields(expected=EXPECTED_CONFIG)
+    whole = keys = _Config(config)
+    text = keys.get("text_config")
+    if text is not None and isinstance(text.value, dict):
+        keys = _Config(text)
+    model_type = keys.text("model_type")
+    family = FAMILIES.get(model_type) or _guess_family(keys)
+    keys.reject(UNSUPPORTED_KEYS)
+    fields = _common_fields(keys, family) | _expert_fields(keys) | _latent_attention_fields(keys)
+    fields |= _type_specific_fields(model_type, keys)
+    source = f"Hugging Face config of type {model_type or 'unknown'}"
+    missing = tuple(what for name, what in NOT_MODELLED.items() if whole.is_set(name) or keys.is_set(name))
+    try:
+        return ModelShape(name=name, source=source, not_modelled=missing, **fields)
+    except BadValue as error:
+        raise config.error(error) from None
+
+
+def _guess_family(keys: _Config) -> Family:
+    """Guess the family of an unknown model type."""
+    keys.reject({"is_encoder_decoder": "of the encoder-decoders, only t5 and mt5 are"})
+    architectures = keys.get("architectures")
+    masked = architectures is not None and "MaskedLM" in str(architectures.to_plain())
+    gated = (keys.text("hidden_act") or keys.text("hidden_activation")) in ("silu", "swiglu", "swish", "geglu")
+    return Family("encoder" if masked else "decoder", gated=gated)
+
+
+def _common_fields(keys: _Config, family: Family) -> dict[str, Any]:
+    """Return the fields that nearly all configurations have, under similar keys."""
+    length = keys.count(*LENGTH, default=2048)
+    heads = keys.count(*HEADS)
+    kv_heads = keys.count(*KV_HEADS, default=heads)
+    return {
+        "kind": family.kind,
+        "layers": keys.count(*LAYERS),
+        "hidden": keys.count(*HIDDEN),
+        "heads": heads,
+        "kv_heads": kv_heads if kv_heads != heads else 0,
+        "head_size": keys.count(*HEAD_SIZE, default=0),
+        "ffn": keys.count(*FFN, default=0 if family.default_ffn else None),
+        "gated": family.gated,
+        "bias": family.bias,
+        "vocabulary": 0 if family.kind == "vit" else keys.count("vocab_size"),
+        "tied": keys.flag("tie_word_embeddings", family.tied),
+        "positions": length if family.learned_positions else 0,
+        "norms": family.norms,
+        "head_norms": family.head_norms,
+        "capped_logits": keys.is_set("final_logit_softcapping"),
+        "composed_activation": _activation(keys, family) in COMPOSED_ACTIVATIONS,
+        "sequence": min(length, MAX_DEFAULT_SEQUENCE),
+    }
+
+
+def _activation(keys: _Config, family: Family) -> str:
+    return next(filter(None, map(keys.text, ACTIVATION)), family.activation)
+
+
+def _expert_fields(keys: _Config) -> dict[str, Any]:
+    """Return the fields of experts: none if there is only one."""
+    experts = keys.count(*EXPERTS, default=1)
+    if experts == 1:
+        return {}
+    keys.reject_other("decoder_sparse_step", 1, "layers of different kinds")
+    keys.reject_other("moe_layer_freq", 1, "layers of different kinds")
+    width = keys.count(*EXPERT_FFN)
+    dense = keys.amount("first_k_dense_replace") or keys.length("mlp_only_layers")
+    shared = keys.amount("shared_expert_intermediate_size")
+    return {
+        "experts": experts,
+        "experts_per_token": keys.count(*EXPERTS_PER_TOKEN),
+        "groups_per_token": keys.amount("topk_group") if keys.amount("n_group") > keys.amount("topk_group") else 0,
+        "mtp_layers": keys.amount("num_nextn_predict_layers"),
+        "ffn": width,
+        "shared_ffn": shared or width * keys.amount("n_shared_experts"),
+        "dense_layers": dense,
+        "dense_ffn": keys.count(*FFN) if dense else 0,
+    }
+
+
+def _latent_attention_fields(keys: _Config) -> dict[str, Any]:
+    """Return the fields of latent attention (MLA): none without it."""
+    rank = keys.amount("kv_lora_rank")
+    if not rank:
+        return {}
+    return {
+        "key_rank": rank,
+        "query_rank": keys.amount("q_lora_rank"),
+        "kv_heads": 0,
+        "head_size": keys.count("qk_nope_head_dim"),
+        "rope_size": keys.count("qk_rope_head_dim"),
+        "value_size": keys.count("v_head_dim"),
+    }
+
+
+def _type_specific_fields(model_type: str, keys: _Config) -> dict[str, Any]:
+    """Return the fields that are specific to one model type."""
+    match model_type:
+        case "falcon":
+            grouped = keys.flag("new_decoder_architecture", False) or not keys.flag("multi_query", True)
+            return {"bias": keys.flag("bias", False)} | ({} if grouped else {"kv_heads": 1})
+        case "mpt":
+            return _mpt_fields(keys)
+        case "roberta":  # the first two positions are unused
+            return {"sequence": max(1, min(keys.count(*LENGTH) - 2, MAX_DEFAULT_SEQUENCE))}
+        case "t5" | "mt5":
+            encoder_layers = keys.count("num_layers")
+            gated = keys.text("feed_forward_proj").startswith("gated")
+            layers = keys.count("num_decoder_layers", default=encoder_layers)
+            return {"layers": layers, "encoder_layers": encoder_layers, "gated": gated, "sequence": 512}
+        case "vit":
+            patches = (keys.count("image_size") // keys.count("patch_size")) ** 2
+            return {"positions": patches + 1, "sequence": patches + 1}
+    return {}
+
+
+def _mpt_fields(keys: _Config) -> dict[str, Any]:
+    attention = keys.section("attn_config")
+    learned_positions = keys.flag("learned_pos_emb", True) and not attention.flag("alibi", False)
+    return {
+        "ffn": keys.count("expansion_ratio", default=4) * keys.count(*HIDDEN),
+        "bias": not keys.flag("no_bias", False),
+        "positions": keys.count(*LENGTH, default=2048) if learned_positions else 0,
+        "kv_heads": attention.count("kv_n_heads", default=0),
+    }
+
+
+class _Config:
+    """A configuration whose values may have one of several keys; null counts as missing."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+        self._parts = {} if part.value is None else part.fields(expected=EXPECTED_CONFIG)
+
+    def get(self, name: str) -> Part | None:
+        """Return a value, or None if it is missing."""
+        part = self._parts.get(name)
+        return None if part is None or part.value is None else part
+
+    def count(self, *names: str, default: int | None = None) -> int:
+        """Return the first of the keys that is present, as an integer ≥ 1."""
+        for part in filter(None, map(self.get, names)):
+            return part.integer(f"a whole number from 1 to {MAX_COUNT:.0e}", 1, MAX_COUNT)
+        if default is None:
+            others = f" (or {', '.join(names[1:])})" if names[1:] else ""
+            raise self._part.error(f"{names[0]}{others} is missing, expected a whole number ≥ 1")
+        return default
+
+    def amount(self, name: str) -> int:
+        """Return an integer ≥ 0; 0 if it is missing."""
+        part = self.get(name)
+        return 0 if part is None else part.integer(f"a whole number from 0 to {MAX_COUNT:.0e}", 0, MAX_COUNT)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Return a boolean."""
+        part = self.get(name)
+        return default if part is None else part.boolean()
+
+    def is_set(self, name: str) -> bool:
+        """Return whether a key has a value that is not empty or 0."""
+        part = self.get(name)
+        return part is not None and bool(part.value)
+
+    def length(self, name: str) -> int:
+        """Return the length of a list; 0 if it is missing."""
+        part = self.get(name)
+        return 0 if part is None else len(part.entries())
+
+    def reject_other(self, name: str, expected: int, reason: str) -> None:
+        """Raise an error if a key is set to another number."""
+        if self.get(name) is not None and self.count(name) != expected:
+            self.reject({name: reason})
+
+    def text(self, name: str) -> str:
+        """Return a string; empty if missing."""
+        part = self.get(name)
+        return "" if part is None else part.text()
+
+    def section(self, name: str) -> _Config:
+        """Return a nested configuration; empty if missing."""
+        return _Config(self._parts.get(name, Part(self._part.where, self._part.line, None)))
+
+    def reject(self, reasons: Mapping[str, str]) -> None:
+        """Raise an error if one of these keys is set."""
+        for name, reason in reasons.items():
+            part = self.get(name)
+            if part is not None and part.value:
+                raise part.error(f"is not supported ({reason}); write the closest shapes as YAML")
 
 
 def read_model(path_or_name: str | Path) -> ModelShape:

@@ -8,7 +8,6 @@ from .columns import (
 )
 from .compute import (
     TENSOR_CORE_ALIGNMENT as TENSOR_CORE_ALIGNMENT,
-    UNALIGNED_PEAK_SHARE as UNALIGNED_PEAK_SHARE,
     head_time as head_time,
     layer_time as layer_time,
 )
@@ -27,6 +26,10 @@ from .estimation import (
     estimate_at as estimate_at,
     model_flops as model_flops,
     step_time_parts as step_time_parts,
+)
+from .explained_communication import (
+    FormulaLine as FormulaLine,
+    Section as Section,
 )
 from .explanation import explain as explain
 from .fitting import (
@@ -49,12 +52,7 @@ from .forms import (
     RubickForm as RubickForm,
     apply_corrections as apply_corrections,
 )
-from .formula_lines import (
-    FormulaLine as FormulaLine,
-    Section as Section,
-)
 from .hardware import (
-    DEFAULT_MARGIN as DEFAULT_MARGIN,
     Efficiency as Efficiency,
     GpuSpec as GpuSpec,
     Machines as Machines,
@@ -79,8 +77,8 @@ from .shapes import (
     ModelKind as ModelKind,
     ModelShape as ModelShape,
 )
-from .training_setup import TrainingSetup as TrainingSetup
-from .tuning import (
+from .training_setup import (
     Optimizer as Optimizer,
+    TrainingSetup as TrainingSetup,
     Tuning as Tuning,
 )

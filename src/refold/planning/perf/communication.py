@@ -69,11 +69,13 @@ def pass_seconds(machines: Machines, payload: Column, layout: GroupLayout, inter
     """Return the seconds of a reduce-scatter or an all-gather of `payload` bytes in a group with a known layout."""
     inside = payload * (1 - 1 / layout.on_node) / link_rate(machines)
     across = payload * (1 - 1 / layout.nodes) * layout.sharing * inter_node_factor / node_rate(machines)
-    latency = (
-        machines.inside.latency_microseconds * np.log2(layout.on_node)
-        + machines.network.latency_microseconds * np.log2(layout.nodes)
-    ) * 1e-6
-    return np.maximum(inside, across) + latency
+    return np.maximum(inside, across) + _latency(machines, layout)
+
+
+def _latency(machines: Machines, layout: GroupLayout) -> Column:
+    """Return the seconds until the first bytes have reached all members."""
+    inside = machines.inside.latency_microseconds * np.log2(layout.on_node)
+    return (inside + machines.network.latency_microseconds * np.log2(layout.nodes)) * 1e-6
 
 
 def tensor_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
@@ -147,11 +149,7 @@ def exchange_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     inside = sent * _others(plans.expert, model.experts_per_token, np.inf) / link_rate(machines)
     nodes = _others(layout.nodes, model.experts_per_token, model.groups_per_token or np.inf)
     across = sent * nodes * (machines.gpus / len(machines.domains)) / node_rate(machines)
-    latency = (
-        machines.inside.latency_microseconds * np.log2(layout.on_node)
-        + machines.network.latency_microseconds * np.log2(layout.nodes)
-    ) * 1e-6
-    return np.maximum(inside, across) + latency
+    return np.maximum(inside, across) + _latency(machines, layout)
 
 
 def _others(places: Column, experts: int, limit: float) -> Column:

@@ -11,8 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refold.planning.perf.columns import FULL, SELECTIVE, Column, PlanColumns
-from refold.planning.perf.training_setup import TrainingSetup
-from refold.planning.perf.tuning import FROZEN_WEIGHT_BYTES, QUANTIZED_WEIGHT_BYTES
+from refold.planning.perf.training_setup import FROZEN_WEIGHT_BYTES, QUANTIZED_WEIGHT_BYTES, TrainingSetup
 
 BACKWARD_SCORES = 2.0
 """Without fused attention, the backward pass has two products for each of the forward pass."""

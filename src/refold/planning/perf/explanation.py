@@ -14,8 +14,14 @@ from refold.planning.perf.estimation import (
     layer_launch_seconds,
     update_bytes,
 )
-from refold.planning.perf.explained_communication import add_communication, add_data_parallel, replicas, shard_count
-from refold.planning.perf.formula_lines import Lines, Section
+from refold.planning.perf.explained_communication import (
+    Lines,
+    Section,
+    add_communication,
+    add_data_parallel,
+    replicas,
+    shard_count,
+)
 from refold.planning.perf.training_setup import TrainingSetup
 
 

@@ -184,14 +184,12 @@ def choose_samples_adaptively(form: Form, candidates: Sequence[Measurement], cou
     return chosen
 
 
-def refit_if_needed(
-    form: Form, fitted: Fitted | None, samples: Sequence[Measurement], threshold: float = REFIT_THRESHOLD
-) -> Fitted | None:
-    """Return the same fit, or a new one to these samples if there is none or its mean error exceeds the threshold.
+def refit_if_needed(form: Form, fitted: Fitted | None, samples: Sequence[Measurement]) -> Fitted | None:
+    """Return the same fit, or a new one to these samples if there is none or its mean error is too large.
 
     None: samples of fewer than three configurations, which determine no parameters.
     """
-    if fitted is not None and np.mean(np.abs(relative_errors(form, fitted, samples))) <= threshold:
+    if fitted is not None and np.mean(np.abs(relative_errors(form, fitted, samples))) <= REFIT_THRESHOLD:
         return fitted
     return fit(form, samples, MIN_CONFIGURATIONS) if _count_configurations(samples) >= MIN_CONFIGURATIONS else None
 

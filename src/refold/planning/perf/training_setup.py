@@ -1,8 +1,9 @@
-"""The training setup of a job: everything except its plan."""
+"""What a job trains, with which optimizer, and its whole training setup: everything except its plan."""
 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -11,7 +12,106 @@ from refold.planning.perf.columns import Column, PlanColumns
 from refold.planning.perf.engine import Engine
 from refold.planning.perf.hardware import Machines
 from refold.planning.perf.shapes import ModelShape
-from refold.planning.perf.tuning import Tuning
+
+Optimizer = Literal["adamw", "adamw-8bit"]
+
+MAX_RANK = 65_536
+
+FROZEN_WEIGHT_BYTES = 2.0
+"""Bytes per frozen weight: half precision, without a copy in single precision."""
+
+QUANTIZED_WEIGHT_BYTES = 0.516
+"""Bytes per weight in 4 bits with scales that are quantized themselves (Dettmers et al. 2023: 4.127 bits)."""
+
+MOMENT_BYTES = 8.0
+"""Bytes per weight of Adam's two moments in single precision."""
+
+QUANTIZED_MOMENT_BYTES = 2.0
+"""The same in 8 bits (Dettmers et al. 2022)."""
+
+
+class Adapters(NamedTuple):
+    """Adapters of an average layer: their number, and the widths of their inputs and of their outputs, summed."""
+
+    number: float
+    inputs: float
+    outputs: float
+
+
+class Tuning(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What is trained. `lora_rank`: of the adapters of all linear layers but the output layer; 0: all weights.
+
+    `quantized`: frozen weights of layers are stored in 4 bits, and dequantized wherever they are used (QLoRA).
+    `frozen_layers`: the first layers that are not trained, and the embedding before them; they have no backward pass.
+    """
+
+    lora_rank: int = 0
+    quantized: bool = False
+    optimizer: Optimizer = "adamw"
+    frozen_layers: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.lora_rank <= MAX_RANK:
+            raise BadValue(f"the rank of LoRA is {self.lora_rank}, expected 0 to {MAX_RANK:,}")
+        if self.quantized and not self.lora_rank:
+            raise BadValue("quantized weights cannot be trained: QLoRA needs the rank of its adapters")
+        if self.frozen_layers < 0:
+            raise BadValue(f"frozen_layers is {self.frozen_layers}, expected a number ≥ 0")
+        if self.frozen_layers and self.lora_rank:
+            raise BadValue("with LoRA, all layers are frozen already")
+
+    @property
+    def backward_products(self) -> float:
+        """Matrix products of the backward pass for each of the forward pass: none for the weights if frozen."""
+        return 1.0 if self.lora_rank else 2.0
+
+    def optimizer_bytes(self, in_single_precision: float) -> float:
+        """Return the bytes of optimizer state per trained weight, where AdamW in single precision has so many."""
+        if self.optimizer == "adamw":
+            return in_single_precision
+        moments = min(MOMENT_BYTES, in_single_precision)
+        return in_single_precision - moments + min(QUANTIZED_MOMENT_BYTES, moments)
+
+    def trained_share(self, model: ModelShape) -> float:
+        """Return the number of trained weights relative to those of the model."""
+        return self.trained_parameters(model) / model.parameters
+
+    def trained_parameters(self, model: ModelShape) -> float:
+        """Return the number of trained weights: those of layers that are not frozen, or two matrices per adapter."""
+        if not self.lora_rank:
+            return float(model.parameters) - self._frozen_parameters(model)
+        adapters = self.adapters(model, experts=model.experts)
+        return self.lora_rank * model.blocks * (adapters.inputs + adapters.outputs)
+
+    def _frozen_parameters(self, model: ModelShape) -> float:
+        if not self.frozen_layers:
+            return 0.0
+        embedding = 0 if model.tied else model.embedding_parameters  # a tied one is the output layer, which is trained
+        return embedding + model.stack_parameters * self.frozen_layers / model.blocks
+
+    def adapters(self, model: ModelShape, experts: float) -> Adapters:
+        """Return the adapters of an average layer, of so many experts of each layer that has any."""
+        if not self.lora_rank:
+            return Adapters(0.0, 0.0, 0.0)
+        attentions = model.attentions / model.blocks
+        wide, narrow = (2.0, 1.0) if model.gated else (1.0, 1.0)  # matrices to the feed-forward width, and back
+        dense = model.dense_layers / model.blocks
+        blocks = dense + (1 - dense) * (experts + (1.0 if model.shared_ffn else 0.0))
+        ffn = dense * model.dense_ffn + (1 - dense) * (experts * model.ffn_width + model.shared_ffn)
+        return Adapters(
+            4 * attentions + (wide + narrow) * blocks,
+            attentions * (3 * model.hidden + model.value_width) + wide * blocks * model.hidden + narrow * ffn,
+            attentions * (model.query_width + 2 * model.key_width + model.hidden)
+            + wide * ffn
+            + narrow * blocks * model.hidden,
+        )
+
+    def frozen_weight_bytes(self, model: ModelShape) -> float:
+        """Return the bytes of a frozen weight on average; embeddings and output layer are not quantized."""
+        if not self.quantized:
+            return FROZEN_WEIGHT_BYTES
+        stack = min(1.0, model.stack_parameters / model.parameters)
+        return stack * QUANTIZED_WEIGHT_BYTES + (1 - stack) * FROZEN_WEIGHT_BYTES
 
 
 class TrainingSetup(msgspec.Struct, frozen=True, dict=True):

@@ -20,8 +20,6 @@ from .launch_targets import (
     launch_problem as launch_problem,
     launch_settings as launch_settings,
 )
-from .ranking import TIE_FACTOR as TIE_FACTOR
-from .rejections import RejectedPlans as RejectedPlans
 from .relative_speed import (
     GUARANTEE_TOLERANCE as GUARANTEE_TOLERANCE,
     Minimums as Minimums,
@@ -30,7 +28,6 @@ from .relative_speed import (
 )
 from .rules import (
     RULES as RULES,
-    Rule as Rule,
     format_gib as format_gib,
     rejection_reasons as rejection_reasons,
 )
@@ -41,6 +38,7 @@ from .search import (
     best_plans as best_plans,
     is_risky as is_risky,
 )
+from .selection import TIE_FACTOR as TIE_FACTOR, RejectedPlans as RejectedPlans
 from .space import (
     Pins as Pins,
     PlanLimits as PlanLimits,

@@ -26,7 +26,7 @@ from refold.planning.perf import (
     TrainingSetup,
     concatenate_plans,
 )
-from refold.planning.plans.ranking import TIE_FACTOR, fastest, memory_headroom, step_seconds, time_candidates
+from refold.planning.plans.selection import TIE_FACTOR, fastest, memory_headroom, step_seconds, time_candidates
 from refold.planning.plans.space import DEFAULT_LIMITS, PlanLimits, all_plans, plans_on
 
 MIN_SPEEDUP = TIE_FACTOR

@@ -7,8 +7,7 @@ from typing import NamedTuple
 from refold.model import Plan
 from refold.planning.catalogue import GENERAL_ENGINE, find_engine
 from refold.planning.perf import Engine, GpuSpec, ModelShape, Precision, Tuning, plans_to_columns
-from refold.planning.plans.engine_features import cannot_run
-from refold.planning.plans.space import Pins
+from refold.planning.plans.space import Pins, cannot_run
 
 LORA_BATCH, LORA_SEQUENCE = 16, 2048
 """Samples per step and tokens per sample of fine-tuning, unless given. Pretraining has those of the model."""

@@ -11,7 +11,6 @@ import numpy as np
 
 from refold.model import Plan
 from refold.planning.perf import SELECTIVE, Estimate, PlanColumns, TrainingSetup, estimate, plans_to_columns
-from refold.planning.plans.engine_features import cannot_run, cannot_run_reason
 from refold.planning.plans.launch_targets import cannot_launch, launch_problem
 from refold.planning.plans.space import (
     BOUNDED_FIELDS,
@@ -21,6 +20,8 @@ from refold.planning.plans.space import (
     MIN_HYBRID_ZERO,
     Mask,
     PlanLimits,
+    cannot_run,
+    cannot_run_reason,
     decode_value,
     encode_value,
 )

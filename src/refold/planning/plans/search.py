@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from refold.errors import BadValue
+from refold.model import Plan
 from refold.planning.perf import (
     Estimate,
     Machines,
@@ -25,21 +26,19 @@ from refold.planning.perf import (
     estimate_at,
 )
 from refold.planning.plans.defaults import dividing_batch
-from refold.planning.plans.ranking import (
+from refold.planning.plans.selection import (
     TIE_FACTOR,
     MemoryHeadroom,
+    RejectedPlans,
     Rows,
+    family_of,
     fastest,
     memory_headroom,
     nearest_to_fitting,
-    time_candidates,
-)
-from refold.planning.plans.rejections import (
-    RejectedPlans,
-    family_of,
     plans_breaking_rules,
     plans_out_of_memory,
     slower_families,
+    time_candidates,
 )
 from refold.planning.plans.space import DEFAULT_LIMITS, PlanLimits, all_plans, divisors
 
@@ -57,6 +56,12 @@ RISKY_GIB = 3.0
 
 MAX_REMOVED_GPUS = 64
 """How many GPUs are removed at most when no plan can use all GPUs."""
+
+MAX_SLOWDOWN = 2.0
+"""A family whose best plan is modelled to take longer than this many times the fastest is not measured."""
+
+MICRO_BATCHES_PER_STAGE = 4
+"""Micro-batches with which a pipeline is filled, if the batch is large enough."""
 
 
 class PlanSearch(msgspec.Struct, frozen=True):
@@ -240,3 +245,38 @@ def _smaller(setup: TrainingSetup) -> Iterator[Machines]:
         share = count / whole.gpus
         fewer = build_machines(whole.gpu, count, cpus=share * whole.cpus, memory_gib=share * whole.memory_gib)
         yield msgspec.structs.replace(fewer, inside=whole.inside, network=whole.network, margin=whole.margin)
+
+
+def best_of_families(setup: TrainingSetup, limits: PlanLimits) -> list[Plan]:
+    """Return the best plan of each family as modelled, fastest first."""
+    search = best_plans(setup, limits, 1)
+    slower = [group.example for group in search.rejected if group.reason == "slower" and group.margin <= MAX_SLOWDOWN]
+    return [*(estimate.plan for estimate in search.best), *slower]
+
+
+def simple_plans(own: Plan, gpus: int, batch: int) -> list[Plan]:
+    """Return plans for a model of which nothing is known, the most likely to be fast first.
+
+    Compared with the job's own plan, a GPU holds no larger part of the model, since its memory may not be sufficient.
+    """
+    parts = own.tensor * own.pipeline
+    plans: list[Plan] = []
+    for tensor, pipeline in ((own.tensor, own.pipeline), (1, 1), (2, 1), (gpus, 1), (1, 2), (1, gpus)):
+        data, rest = divmod(gpus, tensor * pipeline)
+        if rest or tensor * pipeline < parts or batch % data:
+            continue
+        accumulation = own.accumulation if pipeline == 1 else _micro_batches(batch // data, pipeline)
+        if (batch // data) % accumulation == 0 and (pipeline == 1 or accumulation >= pipeline):
+            degrees = {"data": data, "tensor": tensor, "pipeline": pipeline, "accumulation": accumulation}
+            zero = own.zero if data > 1 and (pipeline == 1 or own.zero < 2) else 0
+            plans.append(msgspec.structs.replace(own, zero=zero, interleave=1, sequence_parallel=False, **degrees))
+    return list(dict.fromkeys(plans))
+
+
+def _micro_batches(samples: int, stages: int) -> int:
+    """Return the largest number of micro-batches up to a few per stage."""
+    return max(_divisors_up_to(samples, MICRO_BATCHES_PER_STAGE * stages))
+
+
+def _divisors_up_to(number: int, limit: int) -> Iterator[int]:
+    return (divisor for divisor in divisors(number) if divisor <= limit)

@@ -1,8 +1,8 @@
-"""The plan space: all valid plans of a training setup, constructed from divisors so that no rule is broken."""
+"""The plan space: all valid plans of a training setup that a training framework can run, constructed from divisors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import gcd, isqrt
 from typing import Any
 
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from refold.errors import BadValue
 from refold.model import MAX_DEGREE, RECOMPUTE, LaunchEngine, Plan, Recompute
-from refold.planning.perf import SELECTIVE, PlanColumns, TrainingSetup
-from refold.planning.plans.engine_features import cannot_run
+from refold.planning.perf import FULL, SELECTIVE, Engine, PlanColumns, PlanFeature, TrainingSetup, plans_to_columns
 from refold.planning.plans.launch_targets import cannot_launch
 
 Ints = NDArray[np.int64]
@@ -31,6 +30,42 @@ CHOICE_FIELDS = ("zero", "offload", "recompute", "sequence_parallel")
 
 BOUNDED_FIELDS = ("tensor", "interleave", "context", "expert", "replicate")
 """Fields of a plan for which limits have a maximum degree."""
+
+LONG_SEQUENCE = 16_384
+
+USES: dict[PlanFeature, Callable[[PlanColumns], Any]] = {
+    "tensor": lambda plans: plans.tensor > 1,
+    "sequence": lambda plans: plans.sequence_parallel > 0,
+    "pipeline": lambda plans: plans.pipeline > 1,
+    "interleave": lambda plans: plans.interleave > 1,
+    "context": lambda plans: plans.context > 1,
+    "expert": lambda plans: plans.expert > 1,
+    "zero-1": lambda plans: plans.zero == 1,
+    "zero-2": lambda plans: plans.zero == 2,
+    "zero-3": lambda plans: plans.zero == 3,
+    "replicate": lambda plans: plans.replicate > 1,
+    "offload": lambda plans: plans.offload > 0,
+    "selective": lambda plans: plans.recompute == SELECTIVE,
+    "full": lambda plans: plans.recompute == FULL,
+}
+"""Whether plans use a feature."""
+
+NAMES: dict[PlanFeature, str] = {
+    "tensor": "tensor parallelism",
+    "sequence": "sequence parallelism",
+    "pipeline": "pipeline stages",
+    "interleave": "interleaved stages",
+    "context": "context parallelism",
+    "expert": "expert parallelism",
+    "zero-1": "ZeRO-1",
+    "zero-2": "ZeRO-2",
+    "zero-3": "ZeRO-3",
+    "replicate": "hybrid sharding",
+    "offload": "offload",
+    "selective": "selective recomputation",
+    "full": "full recomputation",
+}
+"""Names of features in messages."""
 
 
 class Pins(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -116,8 +151,6 @@ class PlanLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
 DEFAULT_LIMITS = PlanLimits()
 """The default limits."""
-
-LONG_SEQUENCE = 16_384
 
 
 def wide_limits(sequence: int) -> PlanLimits:
@@ -314,3 +347,21 @@ def _interleave(table: Table, setup: TrainingSetup, limits: PlanLimits) -> Table
     return _cross(
         table, "interleave", choices, (choices == 1) | ((pipeline > 1) & divided & (accumulation % pipeline == 0))
     )
+
+
+def lacking_features(engine: Engine) -> list[PlanFeature]:
+    """Return the features that a framework does not have."""
+    return [feature for feature in USES if engine.runs and feature not in engine.runs]
+
+
+def cannot_run(engine: Engine, plans: PlanColumns) -> NDArray[np.bool_]:
+    """Return which of the plans a framework cannot run."""
+    used = [USES[feature](plans) for feature in lacking_features(engine)]
+    return np.asarray(np.logical_or.reduce([np.zeros(len(plans), bool), *used]))
+
+
+def cannot_run_reason(engine: Engine, plan: Plan) -> str:
+    """Return why a framework cannot run a plan."""
+    plans = plans_to_columns([plan])
+    missing = [NAMES[feature] for feature in lacking_features(engine) if USES[feature](plans)[0]]
+    return f"{engine.name} has no {', '.join(missing)}"

@@ -33,9 +33,8 @@ from refold.planning.perf import (
 from refold.planning.plans.cluster_machines import MIB_PER_GIB, ClusterMachines, Layout
 from refold.planning.plans.launch_targets import LAUNCH_TARGETS, launch_problem
 from refold.planning.plans.measured_steps import MeasuredSteps, StepTable
-from refold.planning.plans.profile_plans import best_of_families, simple_plans
-from refold.planning.plans.ranking import fastest
-from refold.planning.plans.search import best_plan, best_plans
+from refold.planning.plans.search import best_of_families, best_plan, best_plans, simple_plans
+from refold.planning.plans.selection import fastest
 from refold.planning.plans.space import DEFAULT_LIMITS, PlanLimits
 
 

@@ -8,9 +8,8 @@ from .draft import (
 from .durations import (
     DurationSource as DurationSource,
     DurationSourceName as DurationSourceName,
-    RemainingTime as RemainingTime,
+    ExpectedService as ExpectedService,
 )
-from .expected_service import ExpectedService as ExpectedService
 from .fair_share import (
     AccountShare as AccountShare,
     FairShare as FairShare,

@@ -14,7 +14,7 @@ from refold.core import View
 from refold.errors import BadValue
 from refold.model import WHOLE, Allocation, ChangeWay, Demand, Job, Run, Seconds
 from refold.planning.plans import Knowledge, Speeds
-from refold.policies.common.expected_service import ExpectedService
+from refold.policies.common.durations import ExpectedService
 
 MIN_REMAINING_STEPS = 0.5
 """A job that still runs has at least this much left: part of its last step."""

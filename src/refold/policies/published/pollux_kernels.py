@@ -8,7 +8,7 @@ may evaluate the parts of an expression in any order.
 from __future__ import annotations
 
 from math import nan
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cython
 import numpy as np
@@ -20,7 +20,18 @@ if not cython.compiled:
     from math import pow
 
     from refold.model.arrays import view
-    from refold.policies.published.random_numbers import RandomNumbers
+
+    def bits_of(generator: np.random.Generator) -> Any:
+        return generator.bit_generator.ctypes
+
+    def next_double(bits: Any) -> float:
+        return float(bits.next_double(bits.state))
+
+    def next_uint32(bits: Any) -> int:
+        return int(bits.next_uint32(bits.state))
+
+
+LOW_BITS = (1 << 32) - 1
 
 Flags = NDArray[np.uint8]
 
@@ -32,6 +43,28 @@ CLEAR_PROBABILITY = 0.01
 
 MEAN_RESIZED_JOBS = 2.0
 """Mean number of jobs per child that mutation resizes (not from Pollux)."""
+
+
+class RandomNumbers:
+    """The random numbers of a NumPy generator, drawn from its state."""
+
+    def __init__(self, generator: np.random.Generator) -> None:
+        self.generator = generator
+        self.bits = bits_of(generator)
+
+    def uniform(self) -> float:
+        """Return the same as `generator.random()`."""
+        return next_double(self.bits)
+
+    def below(self, bound: int) -> int:
+        """Return the same as `generator.integers(0, bound)`, which uses Lemire's method, for bounds below 2³²."""
+        if bound == 1:
+            return 0
+        product = next_uint32(self.bits) * bound
+        if product & LOW_BITS < bound:
+            while product & LOW_BITS < (LOW_BITS + 1 - bound) % bound:
+                product = next_uint32(self.bits) * bound
+        return product >> 32
 
 
 class AllocationProblem(NamedTuple):

@@ -11,11 +11,6 @@ from .guarantees import (
     check_guarantees as check_guarantees,
     find_violations as find_violations,
 )
-from .interval_chart import (
-    IntervalChart as IntervalChart,
-    IntervalRow as IntervalRow,
-    Ratio as Ratio,
-)
 from .job_measures import (
     JobMeasures as JobMeasures,
     join_measures as join_measures,
@@ -28,7 +23,6 @@ from .measures import (
     compute_spread as compute_spread,
     measure as measure,
 )
-from .page import html_page as html_page
 from .plan_curve_chart import (
     CurveChart as CurveChart,
     CurveStep as CurveStep,
@@ -47,6 +41,7 @@ from .report import (
     write_report as write_report,
 )
 from .start_estimates import StartEstimateGroup as StartEstimateGroup
+from .svg import html_page as html_page
 from .tables import (
     MAIN_MEASURES as MAIN_MEASURES,
     MORE_MEASURES as MORE_MEASURES,
@@ -54,8 +49,7 @@ from .tables import (
     START_ESTIMATE_MEASURES as START_ESTIMATE_MEASURES,
     Comparison as Comparison,
     MeasureRow as MeasureRow,
+    describe_unfinished as describe_unfinished,
     format_value as format_value,
-    group_table as group_table,
     measure_table as measure_table,
 )
-from .unfinished import describe_unfinished as describe_unfinished

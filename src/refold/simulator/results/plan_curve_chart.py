@@ -13,7 +13,7 @@ from math import ceil, log2
 
 from refold.simulator.results import svg
 from refold.simulator.results.axes import Axis, Frame, Plot, nice_maximum
-from refold.simulator.results.page import html_page
+from refold.simulator.results.svg import html_page
 
 FRAME = Frame(1000.0, 520.0, left=74, right=28, top=104, bottom=54)
 

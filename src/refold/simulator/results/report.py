@@ -22,7 +22,7 @@ from refold.simulator.results import gantt, power, svg, tables, time_series
 from refold.simulator.results.axes import Axis, nice_maximum
 from refold.simulator.results.charts import Band, BarGroup, Chart, ChartLine, ReferenceLine, bar_chart, line_chart
 from refold.simulator.results.measures import Measures, Spread, midpoints
-from refold.simulator.results.unfinished import describe_unfinished
+from refold.simulator.results.tables import describe_unfinished
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -19,6 +19,15 @@ Further series use the same colours with dashed lines.
 FIRST_NON_POLICY_SERIES = 1000
 """Series from this number on are not policies: colours start again, and their legend entries are independent."""
 
+SERIES_RULES = "\n".join(f".s{series} {{ color: var(--s{series}); }}" for series in range(len(LIGHT_SERIES)))
+"""CSS rules that give each series its colour."""
+
+STYLE = (
+    "body { margin: 24px auto; max-width: 1000px; font: 14px system-ui, sans-serif; color-scheme: light dark; }"
+    "svg { max-width: 100%; height: auto; } table { border-collapse: collapse; margin: 8px 28px 32px; }"
+    "td, th { padding: 3px 16px 3px 0; text-align: right; } td:first-child, td:last-child { text-align: left; }"
+)
+
 
 def format_number(value: float) -> str:
     """Format a coordinate with one decimal, which is more precise than the eye can see."""
@@ -130,9 +139,6 @@ def series_variables(colours: Sequence[str]) -> str:
     return " ".join(f"--s{series}: {colour};" for series, colour in enumerate(colours))
 
 
-SERIES_RULES = "\n".join(f".s{series} {{ color: var(--s{series}); }}" for series in range(len(LIGHT_SERIES)))
-"""CSS rules that give each series its colour."""
-
 _STYLE = f"""
 :root {{ color-scheme: light dark;
   --page: #ffffff; --ink: #1c2128; --soft: #5b6570; --line: #c9d0d6; --grid: #e9ecef;
@@ -154,3 +160,11 @@ text {{ font: 12px system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", Ar
 .bar, .dot, .swatch {{ fill: currentColor; }}
 {SERIES_RULES}
 """
+
+
+def html_page(title: str, content: str) -> str:
+    """Return a page; `content` is HTML."""
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f"<style>{STYLE}</style></head>\n<body>{content}</body></html>\n"
+    )

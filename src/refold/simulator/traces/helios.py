@@ -6,8 +6,16 @@ from functools import cache
 
 from refold.model import Demand, Job
 from refold.simulator.traces.common_format import equal_instances
-from refold.simulator.traces.text_source import RowParser, TextSource, TextTable, parse_number, parse_rows, parse_whole
-from refold.simulator.traces.timestamps import parse_time, shift_to_first_submission
+from refold.simulator.traces.text_source import (
+    RowParser,
+    TextSource,
+    TextTable,
+    parse_number,
+    parse_rows,
+    parse_time,
+    parse_whole,
+    shift_to_first_submission,
+)
 from refold.simulator.traces.trace import Trace, make_trace
 
 REQUIRED_COLUMNS = ("job_id", "gpu_num", "cpu_num", "node_num", "submit_time", "duration")

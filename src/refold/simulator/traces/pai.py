@@ -17,8 +17,8 @@ from refold.simulator.traces.text_source import (
     parse_number_or_none,
     parse_rows,
     parse_whole,
+    shift_to_first_submission,
 )
-from refold.simulator.traces.timestamps import shift_to_first_submission
 from refold.simulator.traces.trace import Trace, make_trace, whole_file_note
 
 TASK_COLUMNS = (

@@ -8,9 +8,15 @@ import msgspec
 
 from refold.model import Demand, Job
 from refold.simulator.traces.common_format import equal_instances
-from refold.simulator.traces.json_entries import decode_document, parse_entries
-from refold.simulator.traces.text_source import BadCell, TextSource
-from refold.simulator.traces.timestamps import parse_time, parse_time_or_none, shift_to_first_submission
+from refold.simulator.traces.text_source import (
+    BadCell,
+    TextSource,
+    decode_document,
+    parse_entries,
+    parse_time,
+    parse_time_or_none,
+    shift_to_first_submission,
+)
 from refold.simulator.traces.trace import Trace, make_trace, whole_file_note
 
 

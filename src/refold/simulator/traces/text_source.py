@@ -1,20 +1,43 @@
-"""Read text files, plain or gzipped, and tables of cells. No other module of this folder opens a trace file."""
+"""Read text files, plain or gzipped: tables of cells, JSON entries and calendar times of traces.
+
+No other module of this folder opens a trace file.
+"""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import io
+import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from refold.errors import BadFile, BadRow, BadValue
-from refold.model import MAX_AMOUNT
+from refold.model import MAX_AMOUNT, Job
 
 _GZIP_MAGIC = b"\x1f\x8b"
+
+D = TypeVar("D")
+E = TypeVar("E")
+T = TypeVar("T")
+
+RowParser = Callable[[list[str]], T | None]
+"""Returns what a row stands for, or None if the row is to be left out (for example, a job step)."""
+
+RowRepair = Callable[[list[str]], list[str]]
+"""Returns a row with the expected number of cells, made from a row with more."""
+
+NO_TIME = frozenset({"", "None", "none", "Unknown", "N/A", "NaN", "nan"})
+"""Cell values that mean that the event did not happen."""
+
+_EPOCH, _EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
+_SECOND = timedelta(seconds=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +175,6 @@ class TextTable:
         return BadRow(self.path, self.line, cell.column, cell.found, cell.expected)
 
 
-T = TypeVar("T")
-
-RowParser = Callable[[list[str]], T | None]
-"""Returns what a row stands for, or None if the row is to be left out (for example, a job step)."""
-
-RowRepair = Callable[[list[str]], list[str]]
-"""Returns a row with the expected number of cells, made from a row with more."""
-
-
 def _no_repair(row: list[str]) -> list[str]:
     return row
 
@@ -198,3 +212,100 @@ def parse_rows(
 def int_if_whole(value: float) -> int | float:
     """Return whole numbers as int, to be written without '.0'."""
     return int(value) if value == int(value) else value
+
+
+def parse_time(text: str, column: str) -> float:
+    """Parse '2017-10-07 01:12:09', '2024-05-01T08:00:00' or '1714550400' as seconds since 1970.
+
+    A time without a time zone is taken as UTC; only differences are used.
+    """
+    try:
+        time = datetime.fromisoformat(text.removesuffix(" PST").removesuffix(" PDT"))
+    except ValueError:
+        if text[:1].isdigit() and "-" not in text:
+            return parse_number(text, column)
+        raise BadCell(column, text, "a time such as 2017-10-07 01:12:09") from None
+    return (time - (_EPOCH if time.tzinfo is None else _EPOCH_UTC)) / _SECOND
+
+
+def parse_time_or_none(text: str | None, column: str) -> float | None:
+    """Parse a time; None if the event did not happen."""
+    return None if text is None or text in NO_TIME else parse_time(text, column)
+
+
+def shift_to_first_submission(jobs: Iterable[Job]) -> tuple[list[Job], list[str]]:
+    """Shift the jobs so that the first is submitted at time 0; return them and a note with the original time."""
+    jobs = list(jobs)
+    if not jobs:
+        return jobs, []
+    first = min(job.submitted for job in jobs)
+    shifted = [msgspec.structs.replace(job, submitted=job.submitted - first) for job in jobs]
+    year_2000 = 946684800.0
+    when = datetime.fromtimestamp(first, UTC).isoformat(" ", "seconds")[:19] if first > year_2000 else f"{first:g}"
+    return shifted, [f"time 0 is the first submission, at {when}"]
+
+
+def decode_document(source: TextSource, kind: type[D], expected: str) -> D:
+    """Decode the whole file; `expected` says what it should be, such as 'a JSON list of jobs'."""
+    try:
+        return msgspec.json.decode(source.text.encode(), type=kind)
+    except msgspec.DecodeError as error:
+        raise BadFile(source.path, f"is not {expected}: {error}") from None
+    except RecursionError:
+        raise BadFile(source.path, "is nested too deeply") from None
+
+
+def parse_entries(
+    source: TextSource, entries: Sequence[msgspec.Raw], kind: type[E], parse: Callable[[E], T | None]
+) -> tuple[list[T], list[BadRow]]:
+    """Decode and parse the entries of a file. Return the results, without None, and the errors of bad entries."""
+    decoder = msgspec.json.Decoder(kind)
+    parsed: list[T] = []
+    bad_entries: list[BadRow] = []
+    for line, entry in _with_lines(source, entries):
+        try:
+            result = parse(decoder.decode(entry))
+        except msgspec.ValidationError as error:
+            bad_entries.append(_bad_entry(source, line, entry, error))
+        except BadCell as cell:
+            bad_entries.append(BadRow(source.path, line, cell.column, cell.found, cell.expected))
+        except BadValue as error:
+            bad_entries.append(BadRow(source.path, line, "entry", str(error), "a valid job"))
+        else:
+            parsed += [] if result is None else [result]
+    return parsed, bad_entries
+
+
+def _with_lines(source: TextSource, entries: Sequence[msgspec.Raw]) -> Iterator[tuple[int, bytes]]:
+    content = source.text.encode()
+    line, start, end = 1, 0, 0
+    for raw in entries:
+        entry = bytes(raw)
+        before, start = start, content.index(entry, end)
+        line += content.count(b"\n", before, start)
+        end = start + len(entry)
+        yield line, entry
+
+
+def _bad_entry(source: TextSource, line: int, entry: bytes, error: msgspec.ValidationError) -> BadRow:
+    """Parse key and expected type from 'Expected `str`, got `int` - at `$.time.start`'."""
+    problem, _, json_path = str(error).partition(" - at ")
+    keys = re.findall(r"[^.`$]+", json_path)
+    expected = re.sub("^Expected |, got .*|`", "", problem)
+    missing = re.fullmatch("Object missing required field (.*)", expected)
+    if missing:
+        return BadRow(source.path, line, ".".join([*keys, missing[1]]), None, "a value")
+    return BadRow(source.path, line, ".".join(keys) or "entry", _value_at(entry, keys), expected)
+
+
+def _value_at(entry: bytes, keys: Sequence[str]) -> object:
+    """Return a value by its keys, or the text of the innermost object found, cut to 40 characters."""
+    value: Any = msgspec.json.decode(entry)
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            break
+        value = value[key]
+    if isinstance(value, str | int | float | None):
+        return value
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= 40 else text[:40] + "…"

@@ -17,8 +17,7 @@ import numpy as np
 from refold.errors import BadFile
 from refold.placement import Floats
 from refold.simulator.results import JobMeasures
-from refold.simulator.tuning.parts import HistoryPart
-from refold.simulator.tuning.tuner import PartRun
+from refold.simulator.tuning.tuner import HistoryPart, PartRun
 
 FORMAT = 1
 

@@ -1,4 +1,4 @@
-"""The demo workload and cluster that ship with the package: `python -m refold.simulator.traces.demo` makes them."""
+"""The demo workload and cluster that ship with the package: `python tools/demo_trace.py` makes them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ from pathlib import Path
 import msgspec
 
 from refold.model import DAY, Cluster, Demand, GpuType, Link, Node, Rack
-from refold.simulator.traces.formats import write_cluster, write_trace
-from refold.simulator.traces.synthetic import (
-    OFFICE_HOURS,
+from refold.simulator.traces import (
     Lognormal,
     PoissonArrivals,
     SizeClass,
+    Trace,
     WorkloadShape,
     generate,
+    write_cluster,
+    write_trace,
 )
-from refold.simulator.traces.trace import Trace
+from refold.simulator.traces.synthetic import OFFICE_HOURS
+
+SHIPPED = Path(__file__).parent.parent / "src" / "refold" / "simulator" / "traces" / "shipped"
 
 A100, V100, T4 = "A100-80GB", "V100-32GB", "T4"
 JOBS, LOAD, SEED = 1500, 0.9, 20
@@ -109,6 +112,5 @@ def demo_trace() -> Trace:
 
 
 if __name__ == "__main__":
-    folder = Path(__file__).with_name("shipped")
-    write_trace(demo_trace(), folder / "demo.csv")
-    write_cluster(demo_cluster(), folder / "demo.yaml")
+    write_trace(demo_trace(), SHIPPED / "demo.csv")
+    write_cluster(demo_cluster(), SHIPPED / "demo.yaml")

@@ -1,4 +1,4 @@
-"""A speed model from measured step times by model, plan and layout, with interpolation between them.
+"""Speed models: from the performance model, and from measured step times by model, plan and layout.
 
 The step time on a layout that was not measured is that of the performance model, corrected by the model's error at
 the nearest measured point: `modelled(here) · measured(there) / modelled(there)`. The nearest point has the same method
@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from math import inf, log2
 
+from refold.errors import BadInput
 from refold.model import WHOLE, Allocation, Job, Plan, Seconds
 from refold.planning.catalogue import known_model
 from refold.planning.perf import Measurement
-from refold.planning.plans import Layout, Speeds, requested_cpus, requested_layout
+from refold.planning.plans import Layout, ModelledSpeedSource, Speeds, requested_cpus, requested_layout
 from refold.simulator.costs import SpeedModel
 
 METHOD_DISTANCE = 100.0
@@ -103,3 +104,27 @@ def _method(plan: Plan) -> tuple[bool, bool, bool, bool]:
     """Return the method of a plan, without its degrees. ZeRO with a single replica does not count as sharding."""
     model_parallel = plan.tensor * plan.pipeline > 1
     return plan.zero > 0 and plan.data > 1 and not plan.offload, plan.offload, plan.recompute == "full", model_parallel
+
+
+class ModelledSpeeds:
+    """Speeds from the performance model. For jobs that it cannot model, the `fallback` is used.
+
+    The run time on the requested resources is as recorded, or if it was not recorded, that of the performance model.
+    """
+
+    def __init__(self, speeds: Speeds, fallback: SpeedModel) -> None:
+        self._speeds, self._fallback = speeds, fallback
+        self._source = ModelledSpeedSource(speeds)
+
+    def work(self, job: Job) -> Seconds:
+        """Return the recorded run time, or the time of all steps on the requested resources."""
+        if job.work is not None or not self._speeds.can_model(job):
+            return self._fallback.work(job)
+        if job.steps is None:
+            raise BadInput(f"job {job.id!r} has neither a duration nor a number of steps, so it cannot be simulated")
+        return job.steps / self._speeds.requested_speed(job).steps_per_second
+
+    def speed(self, job: Job, allocation: Allocation) -> float:
+        """Return the step time on the requested resources divided by that on the allocation."""
+        source = self._source if self._speeds.can_model(job) else self._fallback
+        return source.speed(job, allocation)

@@ -1,0 +1,105 @@
+"""Options with names as values: the training framework and the model of a command, and the class of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from refold.model import JobClass, LaunchEngine
+    from refold.planning.perf import ModelShape
+
+CLASSES: tuple[JobClass, ...] = ("guaranteed", "best-effort")
+
+
+def _complete(incomplete: str) -> list[str]:
+    from refold.model import LAUNCH_ENGINES
+
+    return [name for name in LAUNCH_ENGINES if name.startswith(incomplete)]
+
+
+LaunchEngineName = Annotated[
+    str | None,
+    typer.Option(
+        "--engine",
+        metavar="NAME",
+        help="Training framework of the command, which gets the plan as its arguments: megatron, deepspeed, fsdp, "
+        "accelerate or trainer.",
+        autocompletion=_complete,
+    ),
+]
+
+LaunchTargetName = Annotated[
+    str | None,
+    typer.Option(
+        "--launch",
+        metavar="NAME",
+        help="Only plans that this framework can run, and how to start the best: megatron, deepspeed, fsdp (or "
+        "torchrun), accelerate or trainer.",
+        autocompletion=_complete,
+    ),
+]
+
+
+def parse_launch_engine(text: str) -> LaunchEngine:
+    """Parse the name of a training framework that can be told a plan; torchrun starts PyTorch's own, FSDP."""
+    from refold.errors import UnknownName
+    from refold.model import LAUNCH_ENGINES
+
+    if text.lower() == "torchrun":
+        return "fsdp"
+    for name in LAUNCH_ENGINES:
+        if name == text.lower():
+            return name
+    raise UnknownName("launch engine", text, LAUNCH_ENGINES)
+
+
+def read_or_trace_model(text: str) -> ModelShape:
+    """Return a model; 'model.py' is traced with its function build(), 'model.py:other' with other()."""
+    from refold.planning.catalogue import read_model
+
+    file, _, function = text.partition(":")
+    if Path(file).suffix != ".py":
+        return read_model(text)
+    from refold.errors import BadFile
+    from refold.train import require_torch
+
+    if not Path(file).is_file():
+        raise BadFile(file, "does not exist")
+    require_torch(f"tracing {file}")
+    from refold.train import trace_file
+
+    return trace_file(Path(file), function or "build")
+
+
+def _complete_classes(incomplete: str) -> list[str]:
+    return [name for name in CLASSES if name.startswith(incomplete)]
+
+
+ClassName = Annotated[
+    str | None,
+    typer.Option(
+        "--class", metavar="CLASS", help="Job class: guaranteed or best-effort.", autocompletion=_complete_classes
+    ),
+]
+OtherClass = Annotated[
+    str | None,
+    typer.Option(
+        "--class",
+        metavar="CLASS",
+        help="Also estimate with this job class: guaranteed or best-effort.",
+        autocompletion=_complete_classes,
+    ),
+]
+
+
+def parse_job_class(text: str) -> JobClass:
+    """Parse the name of a job class."""
+    from refold.errors import UnknownName
+
+    for name in CLASSES:
+        if name == text:
+            return name
+    raise UnknownName("job class", text, CLASSES)
