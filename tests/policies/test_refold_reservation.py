@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
@@ -135,3 +136,28 @@ def first_start(jobs: list[Job], cluster: Cluster, policy: Policy) -> float:
     simulate(jobs, cluster, policy, journal=Journals(Audit(cluster), journal))
     orders = ((entry.now, order) for entry in journal.entries for order in entry.orders)
     return next(now for now, order in orders if isinstance(order, StartRun) and order.job == "wide")
+
+
+def stream(gpus: int, gap: float, work: float, count: int, **more: Any) -> list[Job]:
+    return [make_job(f"s{n:04}", gpus=gpus, at=n * gap, work=work, preemptible=False, **more) for n in range(count)]
+
+
+def wait_of_wide(jobs: list[Job], wide: Job, cluster: Cluster) -> float:
+    ordered = sorted([*jobs, wide], key=lambda job: job.submitted)
+    return first_start(ordered, cluster, Refold()) - wide.submitted
+
+
+def test_use_of_gpus_that_a_job_cannot_use_does_not_count() -> None:
+    """Long runs ahead of it on 16 other GPUs use more than the jobs behind it, but do not delay it."""
+    cluster = make_cluster(4, 16, types=("A100", "V100"))
+    other = make_job("other", gpus=16, at=0.0, work=1e6, preemptible=False, types=("V100",))
+    small = stream(1, 6.0, 20.0, 600, types=("A100",))
+    wide = make_job("wide", gpus=4, at=601.0, work=30.0, preemptible=False, types=("A100",))
+    assert wait_of_wide([other, *small], wide, cluster) < 100.0
+
+
+def test_most_of_a_gpu_becomes_free_for_a_job_that_was_overtaken() -> None:
+    """Quarters of two GPUs become free one at a time, so that three quarters of one are never free by themselves."""
+    quarters = stream(1, 5.0, 42.0, 400, share=0.25)
+    large = make_job("wide", gpus=1, share=0.75, at=301.0, work=30.0, preemptible=False)
+    assert wait_of_wide(quarters, large, make_cluster(2)) < 300.0

@@ -56,7 +56,7 @@ class Overtaking:
 
     def __init__(self) -> None:
         self._types: dict[str, int] = {}
-        """Numbers of the cluster's GPU types."""
+        """Numbers of the GPU types that have been used."""
         self._usable: dict[GpuTypes, int] = {}
         """Numbers of sets of GPU types that jobs may use; the empty set stands for all."""
         self._ended: list[_Ended] = []
@@ -90,19 +90,20 @@ class Overtaking:
     def update(self, view: View, table: EstimateTable) -> None:
         """Count what was used since the last update. The rows of all jobs must be up to date."""
         used_so_far = table.column("held_gpus") * (view.now - table.column("held_since"))
+        order = _Order(table.column("priority"), table.column("submitted"))
         for gpu_types, usable in self._usable.items():
             rows = (table.column("usable_types") == usable).nonzero()[0]
-            if len(rows):
-                self._count(table, rows, used_so_far, gpu_types, usable)
+            if not len(rows):
+                continue
+            is_usable = np.array([not gpu_types or name in gpu_types for name in self._types], dtype=np.bool_)
+            by_run = used_so_far * is_usable[table.column("held_type")] if len(is_usable) else used_so_far
+            self._count(table, rows, by_run, order.sums_behind(by_run)[rows], is_usable, usable)
         self._ended.clear()
 
-    def _count(self, table: EstimateTable, rows: Ints, used_so_far: Floats, gpu_types: GpuTypes, usable: int) -> None:
+    def _count(
+        self, table: EstimateTable, rows: Ints, by_run: Floats, behind: Floats, is_usable: Flags, usable: int
+    ) -> None:
         """Count what was used on some types of GPUs, for the rows of the jobs that may use these."""
-        is_usable = np.array([not gpu_types or name in gpu_types for name in self._types], dtype=np.bool_)
-        by_run = used_so_far
-        if gpu_types and len(is_usable):
-            by_run = used_so_far * is_usable[table.column("held_type")]
-        behind = _sums_behind(table.column("priority"), table.column("submitted"), by_run)[rows]
         before = table.column("used_behind")[rows]
         for ended in self._ended:
             if is_usable[ended.gpu_type]:
@@ -123,23 +124,26 @@ class Overtaking:
 
     def _type_of(self, cluster: Cluster, held: Allocation) -> int:
         """Return the number of the GPU type of an allocation, which is one unless types are interchangeable."""
-        if not self._types:
-            self._types = {name: number for number, name in enumerate(dict.fromkeys(n.gpu_type for n in cluster.nodes))}
-        return self._types[cluster.nodes[held.placement[0].node].gpu_type]
+        return self._types.setdefault(cluster.nodes[held.placement[0].node].gpu_type, len(self._types))
+
+
+class _Order:
+    """All rows of a table in order of priority and submission."""
+
+    def __init__(self, priority: Ints, submitted: Floats) -> None:
+        self._order = np.lexsort((submitted, -priority))
+        ranks = np.stack([priority[self._order], submitted[self._order]])
+        is_last_of_equals = np.append((ranks[:, 1:] != ranks[:, :-1]).any(axis=0), True)[: len(priority)]
+        last_of_equals = is_last_of_equals.nonzero()[0]
+        self._last_of_equals = last_of_equals[np.searchsorted(last_of_equals, np.arange(len(priority)))]
+
+    def sums_behind(self, values: Floats) -> Floats:
+        """Return for each row the sum of the values of those behind it."""
+        in_order = values[self._order]
+        sums: Floats = np.empty(len(values))
+        sums[self._order] = (in_order.sum() - np.cumsum(in_order))[self._last_of_equals]
+        return sums
 
 
 def _gpus(run: Run) -> float:
     return run.allocation.gpu_milli / WHOLE
-
-
-def _sums_behind(priority: Ints, submitted: Floats, used: Floats) -> Floats:
-    """Return for each job the sum of what the jobs behind it have used."""
-    order = np.lexsort((submitted, -priority))
-    in_order = used[order]
-    behind = in_order.sum() - np.cumsum(in_order)
-    ranks = np.stack([priority[order], submitted[order]])
-    is_last_of_equals = np.append((ranks[:, 1:] != ranks[:, :-1]).any(axis=0), True)[: len(order)]
-    last_of_equals = is_last_of_equals.nonzero()[0]
-    sums: Floats = np.empty(len(order))
-    sums[order] = behind[last_of_equals[np.searchsorted(last_of_equals, np.arange(len(order)))]]
-    return sums
