@@ -9,14 +9,14 @@ from real_daemon import RealDaemon
 
 
 def test_a_job_for_all_slots_starts_while_small_ones_keep_arriving(tmp_path: Path) -> None:
-    """Small jobs take longer than the gap between them, so that both slots are hardly ever free at the same time."""
-    with RealDaemon(tmp_path / "state", slots=2) as daemon, daemon.client() as client:
+    """A small job of two seconds arrives every half second, so that the four slots are never free at the same time."""
+    with RealDaemon(tmp_path / "state", slots=4, policy="refold") as daemon, daemon.client() as client:
         wide = ""
-        for number in range(120):
-            client.submit(name="small", command=["sleep", "1"], export="NONE")
+        for number in range(80):
+            client.submit(name="small", command=["sleep", "2"], export="NONE")
             if number == 4:
-                wide = client.submit(name="wide", command=["true"], gpus=2, export="NONE").id
-            if wide and client.job(wide).state != "queued":
+                wide = client.submit(name="wide", command=["true"], gpus=4, export="NONE").id
+            if wide and client.job(wide).state != "waiting":
                 break
-            time.sleep(0.55)
-        assert client.job(wide).state != "queued"
+            time.sleep(0.45)
+        assert client.job(wide).state != "waiting"
