@@ -24,7 +24,7 @@ FREQUENT_WIDE_JOBS = 18.0
 """Wide jobs are frequent if at least one of so many jobs is wide: `wide_weight` is the weight of each of them."""
 
 
-RESTARTED_OVERTAKING_SHARE = 0.7
+RESTARTED_OVERTAKING_SHARE = 0.9
 """The least `overtaking_share` of jobs that have run before and may be stopped again.
 
 They wait because they turned out to be long, and with the usual share would go before the short ones again.

@@ -1,13 +1,14 @@
 """How far each waiting job is overtaken: the GPU time that jobs behind it use while it waits.
 
-Behind a job are those of lower priority, and those of the same priority that were submitted later. As long as they use
+Behind a job are those of lower priority, and those of the same priority that were submitted later; guaranteed jobs are
+ahead of all others. As long as they use
 at most the share *s* of the GPU time that is used after its submission, the job waits at most 1 / (1 − *s*) times as
 long as the jobs ahead of it need. What decides is what was used, not what was predicted, on any scale of time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from math import nan
 from typing import NamedTuple
 
@@ -22,6 +23,9 @@ from refold.policies.refold.table import EstimateTable
 Flags = NDArray[np.bool_]
 GpuTypes = tuple[str, ...]
 
+GUARANTEED_RANK = 1 << 40
+"""Added to the priority of guaranteed jobs."""
+
 
 class GpuUse(NamedTuple):
     """The part of a row of the table that this keeps.
@@ -30,7 +34,8 @@ class GpuUse(NamedTuple):
     used since it was submitted, also while it ran. `used_behind`: those that runs of jobs behind it have used so far;
     not a number if that has not been computed yet.
     `held_gpus`, `held_type`, `held_since`: GPUs that it holds, the number of their type, and since when; 0 if it waits.
-    `usable_types`: the number of the set of GPU types that it may use.
+    `usable_types`: the number of the set of GPU types that it may use. `rank`: its priority; that of
+    guaranteed jobs is above all others.
     """
 
     overtaken: float
@@ -40,12 +45,13 @@ class GpuUse(NamedTuple):
     held_type: int
     held_since: Seconds
     usable_types: int
+    rank: int
 
 
 class _Ended(NamedTuple):
     """A run that has ended, and the GPU-seconds that it used."""
 
-    priority: int
+    rank: int
     submitted: Seconds
     gpu_type: int
     used: float
@@ -66,7 +72,7 @@ class Overtaking:
         self._used_before: dict[int, float] = {}
         """GPU-seconds used until the last update, by set of types."""
 
-    def observe(self, view: View, by_id: Mapping[str, Job]) -> None:
+    def observe(self, view: View, by_id: Mapping[str, Job], guaranteed: Collection[str]) -> None:
         """Note the runs that have ended. Must be called once for each view, before jobs are forgotten."""
         for run in view.changes.ended:
             gpu_type = self._type_of(view.cluster, run.allocation)
@@ -74,23 +80,23 @@ class Overtaking:
             self._used_by_ended[gpu_type] = self._used_by_ended.get(gpu_type, 0.0) + used
             job = by_id.get(run.job)
             if job is not None:
-                self._ended.append(_Ended(job.priority, job.submitted, gpu_type, used))
+                self._ended.append(_Ended(_rank(job, guaranteed), job.submitted, gpu_type, used))
 
-    def columns(self, view: View, table: EstimateTable, job: Job) -> GpuUse:
+    def columns(self, view: View, table: EstimateTable, job: Job, guaranteed: Collection[str]) -> GpuUse:
         """Return what the row of a job has to contain; what was counted so far is kept."""
         usable = self._usable.setdefault(job.demand.gpu_types, len(self._usable))
         counted = 0.0, 0.0, nan
         if job.id in table.row_of:
             counted = tuple(table.value(name, job.id) for name in GpuUse._fields[:3])
-        run = view.runs.get(job.id)
+        rank, run = _rank(job, guaranteed), view.runs.get(job.id)
         if run is None:
-            return GpuUse(*counted, 0.0, 0, view.now, usable)
-        return GpuUse(*counted, _gpus(run), self._type_of(view.cluster, run.allocation), run.since, usable)
+            return GpuUse(*counted, 0.0, 0, view.now, usable, rank)
+        return GpuUse(*counted, _gpus(run), self._type_of(view.cluster, run.allocation), run.since, usable, rank)
 
     def update(self, view: View, table: EstimateTable) -> None:
         """Count what was used since the last update. The rows of all jobs must be up to date."""
         used_so_far = table.column("held_gpus") * (view.now - table.column("held_since"))
-        order = _Order(table.column("priority"), table.column("submitted"))
+        order = _Order(table.column("rank"), table.column("submitted"))
         for gpu_types, usable in self._usable.items():
             rows = (table.column("usable_types") == usable).nonzero()[0]
             if not len(rows):
@@ -118,8 +124,8 @@ class Overtaking:
 
     def _is_ahead_of(self, table: EstimateTable, rows: Ints, ended: _Ended) -> Flags:
         """Return which rows are those of jobs ahead of one that has ended."""
-        priority, submitted = table.column("priority")[rows], table.column("submitted")[rows]
-        is_ahead: Flags = (priority > ended.priority) | (priority == ended.priority) & (submitted < ended.submitted)
+        rank, submitted = table.column("rank")[rows], table.column("submitted")[rows]
+        is_ahead: Flags = (rank > ended.rank) | (rank == ended.rank) & (submitted < ended.submitted)
         return is_ahead
 
     def _type_of(self, cluster: Cluster, held: Allocation) -> int:
@@ -128,14 +134,14 @@ class Overtaking:
 
 
 class _Order:
-    """All rows of a table in order of priority and submission."""
+    """All rows of a table in order of rank and submission."""
 
-    def __init__(self, priority: Ints, submitted: Floats) -> None:
-        self._order = np.lexsort((submitted, -priority))
-        ranks = np.stack([priority[self._order], submitted[self._order]])
-        is_last_of_equals = np.append((ranks[:, 1:] != ranks[:, :-1]).any(axis=0), True)[: len(priority)]
+    def __init__(self, rank: Ints, submitted: Floats) -> None:
+        self._order = np.lexsort((submitted, -rank))
+        ranks = np.stack([rank[self._order], submitted[self._order]])
+        is_last_of_equals = np.append((ranks[:, 1:] != ranks[:, :-1]).any(axis=0), True)[: len(rank)]
         last_of_equals = is_last_of_equals.nonzero()[0]
-        self._last_of_equals = last_of_equals[np.searchsorted(last_of_equals, np.arange(len(priority)))]
+        self._last_of_equals = last_of_equals[np.searchsorted(last_of_equals, np.arange(len(rank)))]
 
     def sums_behind(self, values: Floats) -> Floats:
         """Return for each row the sum of the values of those behind it."""
@@ -143,6 +149,10 @@ class _Order:
         sums: Floats = np.empty(len(values))
         sums[self._order] = (in_order.sum() - np.cumsum(in_order))[self._last_of_equals]
         return sums
+
+
+def _rank(job: Job, guaranteed: Collection[str]) -> int:
+    return job.priority + GUARANTEED_RANK * (job.id in guaranteed)
 
 
 def _gpus(run: Run) -> float:

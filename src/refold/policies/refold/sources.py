@@ -68,7 +68,7 @@ class JobSources:
     def observe(self, view: View) -> None:
         """Note what has changed. Must be called once for each view."""
         changes = view.changes
-        self._overtaking.observe(view, self.by_id)
+        self._overtaking.observe(view, self.by_id, self.guaranteed)
         for job_id in ended_jobs(view):
             self._forget(job_id)
         for job in (*changes.submitted, *changes.requeued):
@@ -160,7 +160,7 @@ class JobSources:
             predicted_done=predicted.done,
             predicted_ended=predicted.ended_runs,
             is_restarted=job.preemptible and view.run_count(job_id) > 0,
-            **self._overtaking.columns(view, self.table, job)._asdict(),
+            **self._overtaking.columns(view, self.table, job, guaranteed)._asdict(),
         )
         self.table.put(job_id, row)
         self.facts[job_id], self.by_id[job_id] = JobFacts(options, is_known), job

@@ -66,6 +66,7 @@ class EstimateRow(NamedTuple):
     held_type: int
     held_since: Seconds
     usable_types: int
+    rank: int
 
 
 class EstimateTable:
