@@ -11,13 +11,13 @@ from scripted_policy import ScriptedPolicy
 
 from refold.core import JobSubmitted, Journals, ListJournal, Policy, Scheduler
 from refold.core.events import RunStarted
-from refold.core.orders import StartRun
+from refold.core.orders import StartRun, StopRun
 from refold.model import Allocation, Cluster, Decision, Job, Reason, Share, Start
 from refold.placement import Placer
 from refold.policies.common import Draft
 from refold.policies.queueing.fifo import Fifo
 from refold.policies.refold.policy import Refold
-from refold.simulator import simulate
+from refold.simulator import Costs, simulate
 from refold.testing import Audit, make_cluster, make_job
 
 HOUR = 3600.0
@@ -80,7 +80,7 @@ def test_jobs_that_end_before_the_nodes_are_free_may_start_there() -> None:
     long = [fixed(f"l{number}", 1, 0.0, 40 * HOUR) for number in range(7)]
     short = [fixed(f"s{number:03}", 1, 60.0 * number, 30.0) for number in range(1000)]
     result = Result([*long, *short, fixed("wide", 4, 1.0, 600.0)])
-    reserved = range(4, 16)  # hours in which the job is starving and short ones arrive
+    reserved = range(4, 16)  # hours in which nodes are reserved and short jobs arrive
     delays = [result.starts[job.id] - job.submitted for job in short if job.submitted // HOUR in reserved]
     assert delays and max(delays) <= 60.0
     assert result.starts["wide"] == pytest.approx(40 * HOUR, abs=1.0)
@@ -161,3 +161,36 @@ def test_most_of_a_gpu_becomes_free_for_a_job_that_was_overtaken() -> None:
     quarters = stream(1, 5.0, 42.0, 400, share=0.25)
     large = make_job("wide", gpus=1, share=0.75, at=301.0, work=30.0, preemptible=False)
     assert wait_of_wide(quarters, large, make_cluster(2)) < 300.0
+
+
+def test_use_of_jobs_ahead_does_not_count_while_there_is_room_beside_them() -> None:
+    """Runs ahead hold three of four nodes for hours; in order of submission, it would get the fourth in seconds."""
+    long = [make_job(f"l{n}", gpus=4, at=0.0, work=10 * HOUR, preemptible=False) for n in range(3)]
+    wide = make_job("wide", gpus=4, at=301.0, work=30.0, preemptible=False)
+    assert wait_of_wide([*long, *stream(1, 6.0, 20.0, 400)], wide, make_cluster(4, 4, 4, 4)) < 150.0
+
+
+def test_several_instances_of_a_gang_get_the_same_node() -> None:
+    wide = make_job("wide", gpus=2, instances=4, at=301.0, work=30.0, preemptible=False)
+    assert wait_of_wide(stream(1, 3.0, 20.0, 800), wide, make_cluster(4, 4)) < 150.0
+
+
+@pytest.mark.parametrize("hours", [3.8, 5.0, 5.2, 5.4])
+def test_other_nodes_are_reserved_if_an_urgent_job_starts_on_the_reserved_ones(hours: float) -> None:
+    urgent = make_job("urgent", gpus=1, at=hours * HOUR + 1, work=60 * HOUR, priority=1, preemptible=False)
+    wide = make_job("wide", gpus=4, at=3 * HOUR, work=600.0, preemptible=False)
+    small = stream(1, HOUR / 4, 2 * HOUR, 150)
+    assert wait_of_wide([*small, urgent], wide, TWO_NODES) < 8 * HOUR
+
+
+def test_a_run_is_not_stopped_at_once_for_overdue_jobs_behind_it() -> None:
+    """The wide job may be stopped, and the small ones that wait while it starts are overdue soon."""
+    wide = make_job("wide", gpus=4, at=100.0, work=3000.0)
+    jobs = sorted([*stream(1, 5.0, 20.0, 300), wide], key=lambda job: job.submitted)
+    journal = ListJournal()
+    costs = Costs(restart=78.0)
+    simulate(jobs, make_cluster(4), Refold(), journal=Journals(Audit(make_cluster(4)), journal), costs=costs)
+    orders = [(entry.now, order) for entry in journal.entries for order in entry.orders]
+    starts = [now for now, order in orders if isinstance(order, StartRun) and order.job == "wide"]
+    stops = [now for now, order in orders if isinstance(order, StopRun) and order.job == "wide"]
+    assert all(stop - max(start for start in starts if start <= stop) >= 78.0 for stop in stops)

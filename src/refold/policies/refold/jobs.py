@@ -294,3 +294,11 @@ class RoundJobs:
     def overdue(self) -> set[str]:
         """Return the waiting jobs that were overtaken so much that they go first."""
         return set(self.table.ids[self._is_overdue])
+
+    def goes_before(self, job_id: str, other: str) -> bool:
+        """Return whether a job goes before another in order of guarantee, priority and submission."""
+        one, two = (
+            (name not in self.guaranteed, -self.by_id[name].priority, self.by_id[name].submitted)
+            for name in (job_id, other)
+        )
+        return one < two

@@ -3,7 +3,9 @@
 Behind a job are those of lower priority, and those of the same priority that were submitted later; guaranteed jobs are
 ahead of all others. As long as they use
 at most the share *s* of the GPU time that is used after its submission, the job waits at most 1 / (1 − *s*) times as
-long as the jobs ahead of it need. What decides is what was used, not what was predicted, on any scale of time.
+long as the jobs ahead of it need. The use of those ahead does not count while there is room for the job beside all of
+them, since it would run then in order of submission. What decides is what was used, not what was predicted, on any
+scale of time.
 """
 
 from __future__ import annotations
@@ -102,14 +104,28 @@ class Overtaking:
             if not len(rows):
                 continue
             is_usable = np.array([not gpu_types or name in gpu_types for name in self._types], dtype=np.bool_)
-            by_run = used_so_far * is_usable[table.column("held_type")] if len(is_usable) else used_so_far
-            self._count(table, rows, by_run, order.sums_behind(by_run)[rows], is_usable, usable)
+            on_usable = is_usable[table.column("held_type")] if len(is_usable) else True
+            by_run = used_so_far * on_usable
+            waits_for = table.column("gpus") * ~table.column("is_running") * self._overlaps(table, gpu_types)
+            ahead = order.sums_ahead(table.column("held_gpus") * on_usable + waits_for)[rows]
+            fits = ahead + table.column("gpus")[rows] <= _gpus_of(view.cluster, gpu_types)
+            self._count(table, rows, by_run, order.sums_behind(by_run)[rows], fits, is_usable, usable)
         self._ended.clear()
 
     def _count(
-        self, table: EstimateTable, rows: Ints, by_run: Floats, behind: Floats, is_usable: Flags, usable: int
+        self,
+        table: EstimateTable,
+        rows: Ints,
+        by_run: Floats,
+        behind: Floats,
+        fits: Flags,
+        is_usable: Flags,
+        usable: int,
     ) -> None:
-        """Count what was used on some types of GPUs, for the rows of the jobs that may use these."""
+        """Count what was used on some types of GPUs, for the rows of the jobs that may use these.
+
+        `fits`: which of them have room beside all jobs ahead of them, whose use does not count then.
+        """
         before = table.column("used_behind")[rows]
         for ended in self._ended:
             if is_usable[ended.gpu_type]:
@@ -117,10 +133,18 @@ class Overtaking:
         in_all = float(by_run.sum()) + sum(used for one, used in self._used_by_ended.items() if is_usable[one])
         is_known = ~np.isnan(before)
         waited = is_known & ~table.column("is_running")[rows]
-        table.column("overtaken")[rows[waited]] += np.maximum(behind - before, 0.0)[waited]
-        table.column("used_in_all")[rows[is_known]] += max(in_all - self._used_before.get(usable, in_all), 0.0)
+        by_those_behind = np.where(waited, np.maximum(behind - before, 0.0), 0.0)
+        by_all = max(in_all - self._used_before.get(usable, in_all), 0.0)
+        table.column("overtaken")[rows] += by_those_behind
+        table.column("used_in_all")[rows[is_known]] += np.where(fits & waited, by_those_behind, by_all)[is_known]
         table.column("used_behind")[rows] = behind
         self._used_before[usable] = in_all
+
+    def _overlaps(self, table: EstimateTable, gpu_types: GpuTypes) -> Flags:
+        """Return by row which jobs may use some of these types."""
+        overlaps = [not one or not gpu_types or not set(one).isdisjoint(gpu_types) for one in self._usable]
+        by_row: Flags = np.array(overlaps, dtype=np.bool_)[table.column("usable_types")]
+        return by_row
 
     def _is_ahead_of(self, table: EstimateTable, rows: Ints, ended: _Ended) -> Flags:
         """Return which rows are those of jobs ahead of one that has ended."""
@@ -143,6 +167,13 @@ class _Order:
         last_of_equals = is_last_of_equals.nonzero()[0]
         self._last_of_equals = last_of_equals[np.searchsorted(last_of_equals, np.arange(len(rank)))]
 
+    def sums_ahead(self, values: Floats) -> Floats:
+        """Return for each row the sum of the values of those ahead of it."""
+        in_order = values[self._order]
+        sums: Floats = np.empty(len(values))
+        sums[self._order] = np.cumsum(in_order) - in_order
+        return sums
+
     def sums_behind(self, values: Floats) -> Floats:
         """Return for each row the sum of the values of those behind it."""
         in_order = values[self._order]
@@ -153,6 +184,10 @@ class _Order:
 
 def _rank(job: Job, guaranteed: Collection[str]) -> int:
     return job.priority + GUARANTEED_RANK * (job.id in guaranteed)
+
+
+def _gpus_of(cluster: Cluster, gpu_types: GpuTypes) -> int:
+    return sum(node.gpus for node in cluster.nodes if not gpu_types or node.gpu_type in gpu_types)
 
 
 def _gpus(run: Run) -> float:

@@ -281,7 +281,8 @@ class _Victims:
             return protection is Protection.NONE
         if job_id in jobs.guaranteed or jobs.by_id[other].priority < jobs.by_id[job_id].priority:
             return True
-        return protection is Protection.UNLESS_OVERDUE and jobs.is_overdue(job_id)
+        is_ahead = jobs.by_id[job_id].submitted < jobs.by_id[other].submitted
+        return protection is Protection.UNLESS_OVERDUE and is_ahead and jobs.is_overdue(job_id)
 
     def _may_change(self, other: str) -> bool:
         return self._draft.allocation_of(other) is not None and self._draft.may_change(other)

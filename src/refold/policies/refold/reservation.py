@@ -2,7 +2,7 @@
 
 No job may start there that could still run when the nodes are free. Without it, smaller jobs would take every GPU that
 becomes free, and a job that needs a whole node would never start. One job at a time has a reservation. It keeps its
-nodes until it starts: if others were reserved whenever they seem to be free sooner, GPUs would be idle in vain.
+nodes until they should be free: if it changed whenever others seem to be free sooner, GPUs would be idle in vain.
 """
 
 from __future__ import annotations
@@ -28,32 +28,45 @@ class NodeReservation(NamedTuple):
 
     `occupants`: the jobs that ran there when the reservation was made. Only these delay it: when they have ended, no
     other job starts there. Otherwise one run after the other that takes longer than predicted would delay it.
+    `keep_until`: when the nodes were expected to be free at first. If they are not, others may be better.
     """
 
     job: str
     nodes: tuple[int, ...]
     free_at: Seconds
     occupants: frozenset[str]
+    keep_until: Seconds
 
 
 def reserve_nodes(jobs: RoundJobs, draft: Draft, job_id: str, before: NodeReservation | None) -> NodeReservation | None:
     """Reserve nodes for the smallest shape of a job: those it had `before`, or else those that will be free soonest.
 
-    Returns None if there are not enough nodes.
+    Returns None if there are not enough nodes. It loses its nodes if another job that goes before it starts there.
     """
     demand = min(jobs.options_of(job_id), key=lambda option: option.gpus).demand
     nodes = _OccupiedNodes(jobs, draft, demand)
-    if before is not None and before.job == job_id and all(map(nodes.is_usable, before.nodes)):
-        chosen, occupants = before.nodes, before.occupants
+    if before is not None and before.job == job_id and _can_keep(jobs, nodes, before):
+        chosen, occupants, keep_until = nodes.share_out(before.nodes), before.occupants, before.keep_until
     else:
-        usable = (node for node in range(len(jobs.view.cluster.nodes)) if nodes.is_usable(node))
-        soonest = sorted((nodes.seconds_until_free(node), node) for node in usable)
-        chosen = tuple(node for _, node in soonest[: demand.instances])
-        occupants = nodes.jobs_on(chosen)
-    wait = max((nodes.seconds_until_free(node, occupants) for node in chosen), default=inf)
-    if len(chosen) < demand.instances or wait == inf:
+        usable = [node for node in range(len(jobs.view.cluster.nodes)) if nodes.capacity(node)]
+        if sum(map(nodes.capacity, usable)) < demand.instances:
+            return None
+        chosen = nodes.share_out(sorted(usable, key=lambda node: (nodes.seconds_until_free(node, 1), node)))
+        is_same = before is not None and before.job == job_id and before.nodes == tuple(chosen)
+        occupants, keep_until = before.occupants if before and is_same else nodes.jobs_on(chosen), None
+    wait = max((nodes.seconds_until_free(node, count, occupants) for node, count in chosen.items()), default=inf)
+    if sum(chosen.values()) < demand.instances or wait == inf:
         return None
-    return NodeReservation(job_id, chosen, jobs.view.now + wait, occupants)
+    free_at = jobs.view.now + wait
+    return NodeReservation(job_id, tuple(chosen), free_at, occupants, free_at if keep_until is None else keep_until)
+
+
+def _can_keep(jobs: RoundJobs, nodes: _OccupiedNodes, before: NodeReservation) -> bool:
+    """Return whether a job keeps its nodes: they are up and not late, and no other goes before it there."""
+    if jobs.view.now > before.keep_until or not all(map(nodes.capacity, before.nodes)):
+        return False
+    newcomers = nodes.jobs_on(before.nodes) - before.occupants
+    return not any(jobs.goes_before(other, before.job) for other in newcomers)
 
 
 class _OccupiedNodes:
@@ -71,22 +84,31 @@ class _OccupiedNodes:
         """Return the jobs that run on these nodes."""
         return frozenset(job_id for node in nodes for job_id, _ in self._on_node[node])
 
-    def is_usable(self, node: int) -> bool:
-        """Return whether the node, when empty, has room for an instance."""
-        types = self._demand.gpu_types
-        is_of_type = not types or self._jobs.view.cluster.nodes[node].gpu_type in types
-        return self._jobs.view.is_up(node) and is_of_type and self._has_room(node, ())
+    def capacity(self, node: int) -> int:
+        """Return how many instances the node has room for when it is empty."""
+        types, view = self._demand.gpu_types, self._jobs.view
+        is_of_type = not types or view.cluster.nodes[node].gpu_type in types
+        return self._instances(node, ()) if view.is_up(node) and is_of_type else 0
 
-    def seconds_until_free(self, node: int, occupants: Collection[str] | None = None) -> Seconds:
-        """Return after which time the node is expected to have room, if only these of the jobs on it are counted."""
+    def share_out(self, nodes: Iterable[int]) -> dict[int, int]:
+        """Return how many instances each of these nodes gets, the first ones as many as they have room for."""
+        missing, chosen = self._demand.instances, dict[int, int]()
+        for node in nodes:
+            if missing:
+                chosen[node] = min(missing, self.capacity(node))
+                missing -= chosen[node]
+        return chosen
+
+    def seconds_until_free(self, node: int, count: int, occupants: Collection[str] | None = None) -> Seconds:
+        """Return when the node is expected to have room for instances, if only these of the jobs on it are counted."""
         held = [one for one in self._on_node[node] if occupants is None or one[0] in occupants]
         held.sort(key=lambda one: (self._remaining_time(one[0]), one[0]))
         shares = [share for _, share in held]
         ends = [0.0, *(self._remaining_time(job_id) for job_id, _ in held)]
-        return next((end for ended, end in enumerate(ends) if self._has_room(node, shares[ended:])), inf)
+        return next((end for ended, end in enumerate(ends) if self._instances(node, shares[ended:]) >= count), inf)
 
-    def _has_room(self, node: int, held: Iterable[Share]) -> bool:
-        """Return whether a node has room for an instance besides what is held."""
+    def _instances(self, node: int, held: Iterable[Share]) -> int:
+        """Return for how many instances a node has room besides what is held."""
         view, demand, spec = self._jobs.view, self._demand, self._jobs.view.cluster.nodes[node]
         gpus = [WHOLE if view.is_gpu_up(node, gpu) else 0 for gpu in range(spec.gpus)]
         cpu_milli, memory_mib = spec.cpu_milli, spec.memory_mib
@@ -95,11 +117,14 @@ class _OccupiedNodes:
                 gpus[gpu] -= share.gpu_milli
             cpu_milli -= share.cpu_milli
             memory_mib -= share.memory_mib
-        return (
-            sum(free >= demand.gpu_milli for free in gpus) >= demand.gpus
-            and (cpu_milli >= demand.cpu_milli or not view.cluster.cpus_known)
-            and (memory_mib >= demand.memory_mib or not view.cluster.memory_known)
-        )
+        limits = [demand.instances]
+        if demand.gpus:
+            limits.append(sum(free // demand.gpu_milli for free in gpus) // demand.gpus)
+        if demand.cpu_milli and view.cluster.cpus_known:
+            limits.append(cpu_milli // demand.cpu_milli)
+        if demand.memory_mib and view.cluster.memory_known:
+            limits.append(memory_mib // demand.memory_mib)
+        return max(0, min(limits))
 
     def _remaining_time(self, job_id: str) -> Seconds:
         if job_id not in self._remaining:

@@ -95,8 +95,9 @@ class Starter:
         return self._jobs.guarantee_options.get(job_id) or self._jobs.options_of(job_id)
 
     def is_review_useful(self) -> bool:
-        """Return whether a job still waits that may preempt others later, because their predictions change."""
-        return not self._jobs.table.column("is_known")[self._unplaced()].all()
+        """Return whether a job still waits, and predictions change with time by which it may preempt others later."""
+        waits = len(self._unplaced()) > 0 or bool(self._draft.without_allocation())
+        return waits and not self._jobs.table.column("is_known").all()
 
     def overtaken_by_fair_share(self) -> dict[str, int]:
         """Return how many jobs have got GPUs before each job that still waits, by fair share alone."""
@@ -159,7 +160,7 @@ class Starter:
         """Place a job on reserved nodes if it will almost certainly have ended when they are free."""
         jobs, options = self._jobs, self._jobs.options_of(job_id)
         left = reservation.free_at - jobs.view.now
-        if options in self._unplaceable_on_reserved or jobs.run_time(job_id, options[-1]) > left:
+        if left <= 0 or options in self._unplaceable_on_reserved or jobs.run_time(job_id, options[-1]) > left:
             return False
         if jobs.remaining_time_quantile(job_id, END_QUANTILE) > left:
             return False
