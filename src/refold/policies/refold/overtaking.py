@@ -34,7 +34,7 @@ class GpuUse(NamedTuple):
 
     `overtaken`: GPU-seconds that jobs behind the job have used while it waited. `used_in_all`: those that all jobs have
     used since it was submitted, also while it ran. `used_behind`: those that runs of jobs behind it have used so far;
-    not a number if that has not been computed yet.
+    not a number if that has not been computed yet. `has_room`: there are enough GPUs for it beside all jobs ahead.
     `held_gpus`, `held_type`, `held_since`: GPUs that it holds, the number of their type, and since when; 0 if it waits.
     `usable_types`: the number of the set of GPU types that it may use. `rank`: its priority; that of
     guaranteed jobs is above all others.
@@ -43,6 +43,7 @@ class GpuUse(NamedTuple):
     overtaken: float
     used_in_all: float
     used_behind: float
+    has_room: bool
     held_gpus: float
     held_type: int
     held_since: Seconds
@@ -87,9 +88,10 @@ class Overtaking:
     def columns(self, view: View, table: EstimateTable, job: Job, guaranteed: Collection[str]) -> GpuUse:
         """Return what the row of a job has to contain; what was counted so far is kept."""
         usable = self._usable.setdefault(job.demand.gpu_types, len(self._usable))
-        counted = 0.0, 0.0, nan
+        # Before a job was known here, only jobs ahead of it are assumed to have run.
+        counted = 0.0, _gpus_of(view.cluster, job.demand.gpu_types) * max(view.now - job.submitted, 0.0), nan, False
         if job.id in table.row_of:
-            counted = tuple(table.value(name, job.id) for name in GpuUse._fields[:3])
+            counted = tuple(table.value(name, job.id) for name in GpuUse._fields[:4])
         rank, run = _rank(job, guaranteed), view.runs.get(job.id)
         if run is None:
             return GpuUse(*counted, 0.0, 0, view.now, usable, rank)
@@ -108,8 +110,8 @@ class Overtaking:
             by_run = used_so_far * on_usable
             waits_for = table.column("gpus") * ~table.column("is_running") * self._overlaps(table, gpu_types)
             ahead = order.sums_ahead(table.column("held_gpus") * on_usable + waits_for)[rows]
-            fits = ahead + table.column("gpus")[rows] <= _gpus_of(view.cluster, gpu_types)
-            self._count(table, rows, by_run, order.sums_behind(by_run)[rows], fits, is_usable, usable)
+            has_room = ahead + table.column("gpus")[rows] <= _gpus_of(view.cluster, gpu_types)
+            self._count(table, rows, by_run, order.sums_behind(by_run)[rows], has_room, is_usable, usable)
         self._ended.clear()
 
     def _count(
@@ -118,13 +120,13 @@ class Overtaking:
         rows: Ints,
         by_run: Floats,
         behind: Floats,
-        fits: Flags,
+        has_room: Flags,
         is_usable: Flags,
         usable: int,
     ) -> None:
         """Count what was used on some types of GPUs, for the rows of the jobs that may use these.
 
-        `fits`: which of them have room beside all jobs ahead of them, whose use does not count then.
+        `has_room`: which of them have room from now on beside all jobs ahead of them, whose use does not count then.
         """
         before = table.column("used_behind")[rows]
         for ended in self._ended:
@@ -136,7 +138,9 @@ class Overtaking:
         by_those_behind = np.where(waited, np.maximum(behind - before, 0.0), 0.0)
         by_all = max(in_all - self._used_before.get(usable, in_all), 0.0)
         table.column("overtaken")[rows] += by_those_behind
-        table.column("used_in_all")[rows[is_known]] += np.where(fits & waited, by_those_behind, by_all)[is_known]
+        had_room = table.column("has_room")[rows]
+        table.column("used_in_all")[rows[is_known]] += np.where(had_room & waited, by_those_behind, by_all)[is_known]
+        table.column("has_room")[rows] = has_room
         table.column("used_behind")[rows] = behind
         self._used_before[usable] = in_all
 

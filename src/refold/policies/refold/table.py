@@ -62,6 +62,7 @@ class EstimateRow(NamedTuple):
     overtaken: float
     used_in_all: float
     used_behind: float
+    has_room: bool
     held_gpus: float
     held_type: int
     held_since: Seconds
