@@ -33,7 +33,7 @@ TOLERANCE = 0.01
 """Of a GPU or CPU: Ray counts in floating-point numbers, and runs that need nothing have a thousandth of a CPU."""
 
 FreeResources = Mapping[str, Mapping[str, float]]
-"""What nobody has reserved, by the id of a node."""
+"""Resources that are not reserved, by the id of a node."""
 
 
 class RayConnection:

@@ -1,11 +1,10 @@
 """How far each waiting job is overtaken: the GPU time that jobs behind it use while it waits.
 
 Behind a job are those of lower priority, and those of the same priority that were submitted later; guaranteed jobs are
-ahead of all others. As long as they use
-at most the share *s* of the GPU time that is used after its submission, the job waits at most 1 / (1 − *s*) times as
-long as the jobs ahead of it need. The use of those ahead does not count while there is room for the job beside all of
-them, since it would run then in order of submission. What decides is what was used, not what was predicted, on any
-scale of time.
+ahead of all others. As long as those behind use at most the share *s* of the GPU time that is used after its
+submission, the job waits at most 1 / (1 − *s*) times as long as the jobs ahead of it need. The use of those ahead does
+not count while there is room for the job beside all of them, since it would run then in order of submission. What
+decides is what was used, not what was predicted, on any scale of time.
 """
 
 from __future__ import annotations
