@@ -21,7 +21,6 @@ from refold.model import ChangeLimit, Cluster, Job, Plan, Reason, Tenant
 from refold.planning.plans.speeds import Speeds
 from refold.policies.common import Draft
 from refold.policies.refold import preemption as refold_preemption
-from refold.policies.refold.overtaking import GpuUse
 from refold.policies.refold.policy import Refold
 from refold.policies.refold.sources import JobFacts, JobSources
 from refold.policies.refold.table import EstimateRow
@@ -552,7 +551,7 @@ class CheckedTable(Refold):
         assert set(sources.with_shapes) == set(anew.with_shapes)
         assert set(sources.with_range) == set(anew.with_range)
         own_rows, other_rows = sources.table.rows(sources.by_id), anew.table.rows(sources.by_id)
-        for name in [name for name in EstimateRow._fields if name not in GpuUse._fields]:
+        for name in EstimateRow._fields:
             own, other = sources.table.column(name)[own_rows], anew.table.column(name)[other_rows]
             np.testing.assert_array_equal(own, other, name)
         self.renewed += sum(sources.facts[job_id] is not self.known.get(job_id) for job_id in sources.facts)

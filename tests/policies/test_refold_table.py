@@ -5,7 +5,9 @@ from random import Random
 
 import numpy as np
 
-from refold.policies.refold.table import EstimateRow, EstimateTable
+from refold.policies.refold.table import EstimateRow, EstimateTable, GpuUse
+
+NO_USE = GpuUse(0.0, 0.0, nan, False, 0.0, 0, 0.0, 0, 0)
 
 
 def row(**fields: float) -> EstimateRow:
@@ -20,7 +22,7 @@ def test_rows_are_found_after_others_were_added_and_dropped() -> None:
             table.drop(job_id)
             expected.pop(job_id, None)
         else:
-            table.put(job_id, row(work=float(number)))
+            table.put(job_id, row(work=float(number)), NO_USE)
             expected[job_id] = float(number)
         assert len(table) == len(expected)
     assert dict(zip(table.ids, table.column("work"), strict=True)) == expected
@@ -31,7 +33,7 @@ def test_rows_are_sorted_by_all_keys_and_then_by_job() -> None:
     random, table = Random(2), EstimateTable()
     jobs = {f"job-{random.random()}": (random.randrange(3), random.randrange(4) / 2) for _ in range(200)}
     for job_id, (priority, work) in jobs.items():
-        table.put(job_id, row(priority=priority, work=work))
+        table.put(job_id, row(priority=priority, work=work), NO_USE)
     chosen = table.rows(random.sample(sorted(jobs), 150))
     ordered = table.ids[table.sort(chosen, -table.column("priority")[chosen], table.column("work")[chosen])].tolist()
     assert ordered == sorted(table.ids[chosen], key=lambda job_id: (-jobs[job_id][0], jobs[job_id][1], job_id))
@@ -40,12 +42,12 @@ def test_rows_are_sorted_by_all_keys_and_then_by_job() -> None:
 def test_sorting_few_rows() -> None:
     table = EstimateTable()
     assert table.sort(table.rows([]), np.zeros(0)).tolist() == []
-    table.put("a", row())
+    table.put("a", row(), NO_USE)
     assert table.sort(table.rows(["a"]), np.zeros(1)).tolist() == [0]
 
 
 def test_work_done_grows_while_a_run_computes() -> None:
     table = EstimateTable()
-    table.put("waiting", row(reported_done=7.0))
-    table.put("running", row(reported_done=7.0, computing_since=100.0))
+    table.put("waiting", row(reported_done=7.0), NO_USE)
+    table.put("running", row(reported_done=7.0, computing_since=100.0), NO_USE)
     assert table.done(table.rows(["waiting", "running"]), 130.0).tolist() == [7.0, 37.0]

@@ -19,35 +19,13 @@ from numpy.typing import NDArray
 from refold.core import View
 from refold.model import WHOLE, Allocation, Cluster, Job, Run, Seconds
 from refold.placement import Floats, Ints
-from refold.policies.refold.table import EstimateTable
+from refold.policies.refold.table import EstimateTable, GpuUse
 
 Flags = NDArray[np.bool_]
 GpuTypes = tuple[str, ...]
 
 GUARANTEED_RANK = 1 << 40
 """Added to the priority of guaranteed jobs."""
-
-
-class GpuUse(NamedTuple):
-    """The part of a row of the table that this keeps.
-
-    `overtaken`: GPU-seconds that jobs behind the job have used while it waited. `used_in_all`: those that all jobs have
-    used since it was submitted, also while it ran. `used_behind`: those that runs of jobs behind it have used so far;
-    not a number if that has not been computed yet. `has_room`: there are enough GPUs for it beside all jobs ahead.
-    `held_gpus`, `held_type`, `held_since`: GPUs that it holds, the number of their type, and since when; 0 if it waits.
-    `usable_types`: the number of the set of GPU types that it may use. `rank`: its priority; that of
-    guaranteed jobs is above all others.
-    """
-
-    overtaken: float
-    used_in_all: float
-    used_behind: float
-    has_room: bool
-    held_gpus: float
-    held_type: int
-    held_since: Seconds
-    usable_types: int
-    rank: int
 
 
 class _Ended(NamedTuple):

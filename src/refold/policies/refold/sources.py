@@ -160,9 +160,8 @@ class JobSources:
             predicted_done=predicted.done,
             predicted_ended=predicted.ended_runs,
             is_restarted=job.preemptible and view.run_count(job_id) > 0,
-            **self._overtaking.columns(view, self.table, job, guaranteed)._asdict(),
         )
-        self.table.put(job_id, row)
+        self.table.put(job_id, row, self._overtaking.columns(view, self.table, job, guaranteed))
         self.facts[job_id], self.by_id[job_id] = JobFacts(options, is_known), job
         _set_member(self.with_shapes, job_id, len(options) > 1)
         _set_member(self.with_range, job_id, job.gpu_range is not None)

@@ -37,7 +37,7 @@ class EstimateRow(NamedTuple):
     again for jobs that turn out shorter. `kind`: jobs with the same possible shapes have the same number.
     `may_be_stopped`: it consents, and its run is not stopping already. `predicted_done`, `predicted_ended`: work done
     and number of ended runs at the time of the last prediction. `is_restarted`: it has run before, and may be stopped
-    again. The others are those of `GpuUse`.
+    again.
     """
 
     submitted: Seconds
@@ -59,6 +59,19 @@ class EstimateRow(NamedTuple):
     predicted_done: Seconds
     predicted_ended: int
     is_restarted: bool
+
+
+class GpuUse(NamedTuple):
+    """The rest of a row: GPU time used by the job and by others since its submission (`Overtaking`).
+
+    `overtaken`: GPU-seconds that jobs behind the job have used while it waited. `used_in_all`: those that all jobs have
+    used since it was submitted, also while it ran. `used_behind`: those that runs of jobs behind it have used so far;
+    not a number if that has not been computed yet. `has_room`: there are enough GPUs for it beside all jobs ahead.
+    `held_gpus`, `held_type`, `held_since`: GPUs that it holds, the number of their type, and since when; 0 if it waits.
+    `usable_types`: the number of the set of GPU types that it may use. `rank`: its priority; that of guaranteed jobs is
+    above all others.
+    """
+
     overtaken: float
     used_in_all: float
     used_behind: float
@@ -76,14 +89,15 @@ class EstimateTable:
     def __init__(self) -> None:
         self.row_of: dict[str, int] = {}
         self._ids: Ids = np.empty(INITIAL_ROWS, dtype=np.object_)
-        self._columns = {name: np.zeros(INITIAL_ROWS, dtype=kind) for name, kind in get_type_hints(EstimateRow).items()}
+        kinds = get_type_hints(EstimateRow) | get_type_hints(GpuUse)
+        self._columns = {name: np.zeros(INITIAL_ROWS, dtype=kind) for name, kind in kinds.items()}
         self._used: dict[str, NDArray[Any]] = {}
         """The used parts of columns, kept until the number of rows changes."""
 
     def __len__(self) -> int:
         return len(self.row_of)
 
-    def put(self, job_id: str, row: EstimateRow) -> None:
+    def put(self, job_id: str, row: EstimateRow, use: GpuUse) -> None:
         """Add a row, or replace it."""
         at = self.row_of.setdefault(job_id, len(self))
         if at == len(self.row_of) - 1:
@@ -92,7 +106,7 @@ class EstimateTable:
             self._ids = _doubled(self._ids)
             self._columns = {name: _doubled(column) for name, column in self._columns.items()}
         self._ids[at] = job_id
-        for column, value in zip(self._columns.values(), row, strict=True):
+        for column, value in zip(self._columns.values(), (*row, *use), strict=True):
             column[at] = value
 
     def drop(self, job_id: str) -> None:
