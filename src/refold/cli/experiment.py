@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from refold.cli.experiment_options import ExperimentOptions, TraceOptions
     from refold.core import Header, Journal
     from refold.journal import History
+    from refold.model import PreemptionOutlook
     from refold.simulator import Costs
-    from refold.simulator.results import ReportRun
+    from refold.simulator.results import Recorded, ReportRun
 
 JOURNAL_FILE_NAME = "journal.jsonl"
 REPORT_FILE_NAME = "report.html"
@@ -159,9 +160,13 @@ def describe_conditions(workload: Workload, runs: Sequence[ReportRun]) -> str:
 
 
 def trace_notes(workload: Workload) -> list[str]:
-    """Return the notes on reading the trace, including the number of skipped rows."""
+    """Return the notes on reading the trace, on skipped rows, and on a record that the cluster cannot explain."""
+    from refold.simulator.results import peak_gpus
+
     skipped = f"skipped {plural(workload.skipped_rows, 'row')} of {workload.name}"
-    return [*workload.notes, *([skipped] if workload.skipped_rows else [])]
+    peak, gpus = peak_gpus(workload.jobs, workload.waits), workload.cluster.gpus
+    larger = f"up to {peak:,} GPUs were in use at once when this was recorded; the cluster has {gpus:,}"
+    return [*workload.notes, *([skipped] if workload.skipped_rows else []), *([larger] if peak > gpus else [])]
 
 
 def collect_notes(workload: Workload, runs: Sequence[ReportRun]) -> list[str]:
@@ -194,7 +199,13 @@ def output_folder(folder: Path | None) -> Iterator[None]:
 
 
 def try_write_report(
-    folder: Path, runs: Sequence[ReportRun], title: str, conditions: str, notes: Sequence[str]
+    folder: Path,
+    runs: Sequence[ReportRun],
+    title: str,
+    conditions: str,
+    notes: Sequence[str],
+    outlook: PreemptionOutlook | None = None,
+    recorded: Recorded | None = None,
 ) -> Path | None:
     """Write the report and return its path; if the plotting library is missing, print a note and return None.
 
@@ -207,7 +218,16 @@ def try_write_report(
     path = folder / REPORT_FILE_NAME
     try:
         with progress("writing the report"):
-            write_report(path, runs, title=title, workload=conditions, command=current_command_line(), notes=notes)
+            write_report(
+                path,
+                runs,
+                title=title,
+                workload=conditions,
+                command=current_command_line(),
+                notes=notes,
+                outlook=outlook,
+                recorded=recorded,
+            )
     except MissingExtra as missing:
         print_notes([f"no report: {missing}"])
         return None

@@ -37,6 +37,7 @@ from .consent import (
     PreemptionRules as PreemptionRules,
     consent_of as consent_of,
     find_consent as find_consent,
+    jobs_under as jobs_under,
 )
 from .decision import (
     NO_CHANGE as NO_CHANGE,
@@ -95,6 +96,10 @@ from .plan import (
     Recompute as Recompute,
     parse_plan as parse_plan,
     parse_plan_fields as parse_plan_fields,
+)
+from .preemption_outlook import (
+    PreemptionOutcome as PreemptionOutcome,
+    PreemptionOutlook as PreemptionOutlook,
 )
 from .run import (
     Run as Run,

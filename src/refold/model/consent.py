@@ -6,8 +6,10 @@ unless the owner of the cluster has decided otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
+
+import msgspec
 
 from refold.model.job import ChangeLimit, Job, JobClass
 from refold.model.units import format_duration, plural
@@ -53,6 +55,25 @@ def find_consent(
     if preemption == "always":
         return Consent(True, "the daemon's configuration has preemption: always")
     return Consent(False, "not requested")
+
+
+def jobs_under(preemption: Preemption, jobs: Sequence[Job], *, has_consent: bool = False) -> list[Job]:
+    """Return jobs of which all are preemptible, those that consent, or none.
+
+    `has_consent`: they were submitted to a daemon, which has decided about each. Jobs of a trace are preemptible unless
+    the trace says otherwise; they consent if they are best-effort or reshapable too.
+    """
+
+    def may_be(job: Job) -> bool:
+        if preemption != "consent":
+            return preemption == "always"
+        if has_consent:
+            return job.preemptible
+        return find_consent(None if job.preemptible else False, job.job_class, job.reshapable).is_given
+
+    return [
+        job if job.preemptible == may_be(job) else msgspec.structs.replace(job, preemptible=may_be(job)) for job in jobs
+    ]
 
 
 def consent_of(job: Job) -> Consent:

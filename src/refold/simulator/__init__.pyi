@@ -28,6 +28,12 @@ from .futures import (
     continue_with_own_policy as continue_with_own_policy,
     simulate_futures as simulate_futures,
 )
+from .preemption_outlook import (
+    DAEMON_COSTS as DAEMON_COSTS,
+    DEFAULT_POLICY as DEFAULT_POLICY,
+    compute_outlook as compute_outlook,
+    simulate_outlook as simulate_outlook,
+)
 from .registry import (
     START_ESTIMATES as START_ESTIMATES,
     PolicyFile as PolicyFile,

@@ -226,3 +226,23 @@ def test_json_that_is_not_of_sacct_is_an_error(tmp_path: Path, text: str) -> Non
     path.write_text(text)
     with pytest.raises(BadFile, match=r"is not the output of sacct --json|nested too deeply"):
         read_trace(path)
+
+
+def test_a_requeued_job_waited_until_its_last_run(tmp_path: Path) -> None:
+    trace = read(tmp_path, row("7", state="NODE_FAIL", hour=8), row("7", hour=9), row("8", hour=9))
+    assert trace.waits == {"7": 4200.0, "8": 600.0}
+
+
+def test_a_job_waits_from_the_time_at_which_it_is_eligible(tmp_path: Path) -> None:
+    header = "JobID|Submit|Eligible|Start|End|AllocTRES"
+    day = "2026-03-01T"
+    held = f"1|{day}06:00:00|{day}08:00:00|{day}08:10:00|{day}09:00:00|gres/gpu=1"
+    unknown = f"2|{day}08:00:00|Unknown|{day}08:30:00|{day}09:00:00|gres/gpu=1"
+    trace = read(tmp_path, held, unknown, header=header)
+    assert [(job.id, job.submitted) for job in trace.jobs] == [("1", 0.0), ("2", 0.0)]
+    assert trace.waits == {"1": 600.0, "2": 1800.0}
+
+
+def test_without_submissions_nothing_is_known_about_waits(tmp_path: Path) -> None:
+    times = "2026-03-01T08:10:00|2026-03-01T08:40:00"
+    assert read(tmp_path, f"1|{times}|gres/gpu=1", header="JobID|Start|End|AllocTRES").waits == {}

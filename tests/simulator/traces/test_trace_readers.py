@@ -44,6 +44,7 @@ def test_openb_pods_are_read() -> None:
             Job("pod-2", 120.0, Demand(1, 0, 1000, 2000, 1024), 30.0),
         ),
         notes=("in the whole file: 1 pod never scheduled: run time is deletion − creation",),
+        waits={"pod-1": 0.0, "pod-0": 10.0},
     )
 
 
@@ -70,6 +71,7 @@ def test_a_philly_job_log_is_read() -> None:
             "in the whole file: 1 job skipped that never ran or never ended: the log has no GPUs or no run time"
             " for them",
         ),
+        waits={"application_3": 30.0, "application_1": 1140.0},
     )
 
 
@@ -82,6 +84,7 @@ def test_a_helios_cluster_log_is_read() -> None:
             Job("9", 86400.0, Demand(1, 0, cpu_milli=4000), 0.0, tenant="vcA", user="u1", group="eval"),
         ),
         notes=("time 0 is the first submission, at 2020-04-01 00:00:00",),
+        waits={"5": 0.0, "7": 10.0, "9": 0.0},
     )
 
 
@@ -108,6 +111,7 @@ def test_a_pai_task_table_is_read_with_the_job_table_in_the_same_folder() -> Non
             "in the whole file: 2 tasks skipped that had not started or not ended",
             "in the whole file: 1 duplicate id given a suffix (such as '.2')",
         ),
+        waits={"job-b": 10.0, "job-a": 10.0, "job-a.2": 10.0},
     )
 
 
@@ -185,6 +189,7 @@ def test_sacct_output_is_read() -> None:
             "in the whole file: 1 job skipped that never started",
             "in the whole file: 1 job still running: the run time is the time elapsed so far",
         ),
+        waits={"102_3": 60.0, "101": 600.0, "104": 0.0},
     )
 
 

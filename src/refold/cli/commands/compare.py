@@ -27,7 +27,8 @@ from refold.cli.views import AsJson, print_json, print_line, print_notes, print_
 
 if TYPE_CHECKING:
     from refold.cli.inputs import SelectedPolicy, Workload
-    from refold.simulator.results import ReportRun
+    from refold.model import Job, PreemptionOutlook
+    from refold.simulator.results import Measures, Recorded, ReportRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +142,7 @@ def compare(
         try_write_report,
     )
     from refold.cli.inputs import DEMO, power_limit_notes
+    from refold.simulator.results import measure_waits
 
     out = output.out
     reader = source.reader(None if trace == DEMO else trace)
@@ -149,38 +151,74 @@ def compare(
         experiment = replace(experiment, consent=PreemptionOptions())
     workload, selected = prepare_experiment(trace, cluster, chosen, experiment, reader)
     with output_folder(out):
-        if mode is PreemptionMode.ALWAYS:
-            selected, runs = _run_both_modes(workload, selected, output)
-        else:
-            runs = output.run(workload, selected)
+        results = _simulate(workload, selected, mode, output)
+        selected, runs = results.policies, results.runs
         notes = collect_notes(workload, runs) + power_limit_notes(selected, runs)
         title = f"{len(runs)} policies on {workload.name}"
         shown = [*([workload.recorded] if workload.recorded else []), *runs]
-        conditions = describe_conditions(workload, runs)
-        report = try_write_report(out, shown, title, conditions, trace_notes(workload))
+        conditions, recorded = describe_conditions(workload, runs), measure_waits(workload.jobs, workload.waits)
+        report = try_write_report(out, shown, title, conditions, trace_notes(workload), results.outlook, recorded)
     if output.as_json:
-        print_json(_document(workload, selected, runs, conditions, notes, report))
+        print_json(_document(workload, results, recorded, conditions, notes, report))
         return
     print_notes(notes)
-    _print_table(workload, selected, shown)
+    _print_tables(workload, results, shown, recorded)
     print_paragraph(conditions)
     if report:
         print_line(f"report: {report}")
 
 
-def _run_both_modes(
-    workload: Workload, selected: list[SelectedPolicy], output: _OutputOptions
-) -> tuple[list[SelectedPolicy], list[ReportRun]]:
-    """Simulate the policies by consent, and with all jobs preemptible as further rows where that changes something."""
+@dataclass(frozen=True, slots=True)
+class _Results:
+    """The run of each policy, and what preemption costs and brings under one of them."""
+
+    policies: list[SelectedPolicy]
+    runs: list[ReportRun]
+    outlook: PreemptionOutlook | None = None
+
+
+def _simulate(
+    workload: Workload, selected: list[SelectedPolicy], mode: PreemptionMode, output: _OutputOptions
+) -> _Results:
+    """Simulate the policies, with `always` in further rows with all jobs preemptible where that changes something."""
     from refold.cli.inputs import with_preemption
 
+    runs = output.run(workload, selected)
+    if mode is PreemptionMode.NEVER:
+        return _Results(selected, runs)
+    if mode is PreemptionMode.CONSENT:
+        return _Results(selected, runs, _simulate_outlook(workload, selected, output, [(workload, runs)]))
+    all_preemptible = with_preemption(workload, PreemptionMode.ALWAYS)
+    others = output.run(all_preemptible, selected)
     rows: list[tuple[SelectedPolicy, ReportRun]] = []
-    all_preemptible = output.run(with_preemption(workload, PreemptionMode.ALWAYS), selected)
-    for choice, usual, run in zip(selected, output.run(workload, selected), all_preemptible, strict=True):
-        rows.append((choice, usual))
-        if run.measures != usual.measures:
-            rows.append((choice, replace(run, name=f"{run.name}, all preemptible")))
-    return [choice for choice, _ in rows], [run for _, run in rows]
+    for choice, run, other in zip(selected, runs, others, strict=True):
+        rows.append((choice, run))
+        if other.measures != run.measures:
+            rows.append((choice, replace(other, name=f"{other.name}, all preemptible")))
+    outlook = _simulate_outlook(workload, selected, output, [(workload, runs), (all_preemptible, others)])
+    return _Results([choice for choice, _ in rows], [run for _, run in rows], outlook)
+
+
+def _simulate_outlook(
+    workload: Workload,
+    selected: list[SelectedPolicy],
+    output: _OutputOptions,
+    simulated: list[tuple[Workload, list[ReportRun]]],
+) -> PreemptionOutlook | None:
+    """Return what preemption costs and brings under the daemon's default policy, if it is compared."""
+    from refold.simulator import DEFAULT_POLICY, compute_outlook
+
+    names = [choice.policy for choice in selected]
+    if DEFAULT_POLICY not in names:
+        return None
+    number = names.index(DEFAULT_POLICY)
+    choice = selected[number]
+
+    def measure_jobs(jobs: list[Job]) -> Measures:
+        return output.run(replace(workload, jobs=jobs), [choice])[0].measures
+
+    known = [(each.jobs, runs[number].measures) for each, runs in simulated]
+    return compute_outlook(workload.name, choice.name, workload.jobs, measure_jobs, has_consent=True, known=known)
 
 
 def _split_list(option: str, text: str) -> list[str]:
@@ -194,8 +232,8 @@ def _split_list(option: str, text: str) -> list[str]:
 
 def _document(
     workload: Workload,
-    selected: list[SelectedPolicy],
-    runs: list[ReportRun],
+    results: _Results,
+    recorded: Recorded | None,
     conditions: str,
     notes: list[str],
     report: Path | None,
@@ -215,20 +253,22 @@ def _document(
                 "node_faults": count_node_faults(run.history),
                 "measures": run.measures,
             }
-            for choice, run in zip(selected, runs, strict=True)
+            for choice, run in zip(results.policies, results.runs, strict=True)
         ],
+        "preemption": results.outlook,
         **({"recorded": workload.recorded.measures} if workload.recorded else {}),
+        **({"recorded": recorded} if recorded else {}),
         "report": report and str(report),
     }
 
 
-def _print_table(workload: Workload, selected: list[SelectedPolicy], runs: list[ReportRun]) -> None:
+def _print_tables(workload: Workload, results: _Results, runs: list[ReportRun], recorded: Recorded | None) -> None:
     from refold.cli import format_node_faults
     from refold.cli.inputs import spreads_power
-    from refold.cli.views import comparison_table, start_estimate_tables
+    from refold.cli.views import comparison_table, outlook_table, start_estimate_tables
 
-    simulated = runs[-len(selected) :]  # behind what was recorded
-    oracles = {run.name for choice, run in zip(selected, simulated, strict=True) if choice.oracle}
-    power = any(spreads_power(choice) for choice in selected)
-    table = comparison_table(str(workload), runs, oracles, format_node_faults(runs), power)
-    print_tables(table, *start_estimate_tables(runs))
+    oracles = {run.name for choice, run in zip(results.policies, results.runs, strict=True) if choice.oracle}
+    power = any(spreads_power(choice) for choice in results.policies)
+    table = comparison_table(str(workload), runs, oracles, format_node_faults(runs), power, recorded)
+    outlook = [outlook_table(results.outlook)] if results.outlook else []
+    print_tables(table, *start_estimate_tables(runs), *outlook)

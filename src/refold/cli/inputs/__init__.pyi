@@ -67,6 +67,7 @@ from .workload import (
 )
 from .workload_reader import (
     DEMO as DEMO,
+    jobs_with_work as jobs_with_work,
     parse_since as parse_since,
     read_backlog as read_backlog,
     read_recorded_run as read_recorded_run,

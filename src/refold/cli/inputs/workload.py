@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from refold.cli.inputs.charges import AS_RECORDED, Charging
 
 if TYPE_CHECKING:
     from refold.cli import FaultOptions, NeverEndingOptions, PreemptionMode
-    from refold.model import Cluster, Job
+    from refold.model import Cluster, Job, Seconds
     from refold.simulator import Costs, Fault, NeverEnds
     from refold.simulator.results import ReportRun
 
@@ -21,7 +21,7 @@ MAX_FAULTS = 1_000_000
 class Workload:
     """Everything in an experiment except the policy. `skipped_rows` and `notes` are about reading the trace.
 
-    `recorded`: what the scheduler of the trace did, if that is known.
+    `recorded`: what the scheduler of the trace did, if that is known; `waits`: or else how long jobs waited, by id.
     `has_consent`: the jobs were submitted to a daemon, which has decided which of them may be preempted.
     """
 
@@ -35,6 +35,7 @@ class Workload:
     charging: Charging = AS_RECORDED
     never_end: Sequence[NeverEnds] = ()
     recorded: ReportRun | None = None
+    waits: Mapping[str, Seconds] = field(default_factory=dict)
     has_consent: bool = False
 
     def __str__(self) -> str:
@@ -48,21 +49,9 @@ def with_preemption(workload: Workload, mode: PreemptionMode) -> Workload:
     """Return the workload with the jobs preemptible that may be preempted."""
     from dataclasses import replace
 
-    from msgspec.structs import replace as changed
+    from refold.model import jobs_under
 
-    from refold.cli import PreemptionMode
-    from refold.model import find_consent
-
-    if mode is PreemptionMode.CONSENT and workload.has_consent:
-        return workload
-
-    def may_be(job: Job) -> bool:
-        if mode is PreemptionMode.CONSENT:
-            return find_consent(None if job.preemptible else False, job.job_class, job.reshapable).is_given
-        return mode is PreemptionMode.ALWAYS
-
-    jobs = [job if job.preemptible == may_be(job) else changed(job, preemptible=may_be(job)) for job in workload.jobs]
-    return replace(workload, jobs=jobs)
+    return replace(workload, jobs=jobs_under(mode.value, workload.jobs, has_consent=workload.has_consent))
 
 
 def with_charging(workload: Workload, charge: str | None, charging: Charging) -> Workload:

@@ -41,7 +41,9 @@ def read_workload(trace: str, cluster: str | None, options: TraceOptions, costs:
     read = options.read(trace, max_gpus_per_node(machines))
     first = replace(read, jobs=read.jobs[: options.limit])
     ready = options.adapt(_with_work(first, options.skip_bad), machines)
-    return Workload(ready.name, ready.jobs, machines, costs, (), len(ready.skipped_rows), ready.notes)
+    return Workload(
+        ready.name, ready.jobs, machines, costs, (), len(ready.skipped_rows), ready.notes, waits=ready.waits
+    )
 
 
 def _cluster_for(trace: str, cluster: str | None) -> str:
@@ -131,7 +133,7 @@ def read_slurm_workload(
     ready = options.adapt(first, machines)
     skipped = len(ready.skipped_rows)
     if cluster is not None:  # Slurm's decisions were for its own nodes
-        return Workload(ready.name, ready.jobs, machines, costs, (), skipped, ready.notes)
+        return Workload(ready.name, ready.jobs, machines, costs, (), skipped, ready.notes, waits=ready.waits)
     recorded, left_out = _recorded_run(history._replace(trace=ready), found)
     notes = [f"{format_count(left_out, 'job')} left out of what Slurm did: no GPUs were free by its records"]
     notes = [*ready.notes, *(notes if left_out else [])]
@@ -145,7 +147,7 @@ def _recorded_run(history: SlurmHistory, cluster: SlurmCluster) -> tuple[ReportR
 
     entries, left_out = recorded_entries(history.trace.jobs, history.starts, cluster)
     found = History.from_entries(cluster.cluster, entries)
-    return ReportRun("Slurm (recorded)", found, measure(found)), left_out
+    return ReportRun("Slurm (recorded)", found, measure(found), is_recorded=True), left_out
 
 
 def read_recorded_run(path: Path) -> tuple[ReportRun, Header]:
@@ -157,14 +159,14 @@ def read_recorded_run(path: Path) -> tuple[ReportRun, Header]:
     with progress(f"reading {path.name}"):
         header, history = read_history(path)
         name = f"{policy_label(header.policy, header.settings)} (recorded)"
-        return ReportRun(name, history, measure(history)), header
+        return ReportRun(name, history, measure(history), is_recorded=True), header
 
 
 def workload_from_history(path: Path, history: History, costs: Costs) -> Workload:
     """Return the jobs of a history, with the work that they did, and its node faults, as a workload to simulate."""
     from refold.errors import BadInput
 
-    jobs = _jobs_with_work(history)
+    jobs = jobs_with_work(history)
     if not jobs:
         raise BadInput(f"{path}: no job of the journal has ended, so there is nothing to simulate")
     skipped = len(history.jobs) - len(jobs)
@@ -172,7 +174,7 @@ def workload_from_history(path: Path, history: History, costs: Costs) -> Workloa
     return Workload(path.name, jobs, history.cluster, costs, _node_faults(history), notes=notes)
 
 
-def _jobs_with_work(history: History) -> list[Job]:
+def jobs_with_work(history: History) -> list[Job]:
     """Return the jobs of known work in order of submission, which a live journal does not guarantee."""
     import msgspec
 

@@ -5,6 +5,7 @@ from .measures import (
     comparison_table as comparison_table,
     guarantee_tables as guarantee_tables,
     measure_tables as measure_tables,
+    outlook_table as outlook_table,
     start_estimate_tables as start_estimate_tables,
 )
 from .output import (

@@ -9,6 +9,7 @@ from refold.cli.views.output import format_number
 from refold.cli.views.tables import Column, Table, fact_table
 
 if TYPE_CHECKING:
+    from refold.model import PreemptionOutlook
     from refold.simulator.results import (
         Comparison,
         GuaranteeReport,
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
         PowerUse,
         QuotaWait,
         RackPower,
+        Recorded,
         ReportRun,
         Spread,
         StartEstimateGroup,
@@ -28,6 +30,9 @@ MAX_RACKS = 12
 MAX_WAITS = 12
 BEST_MARK = "*"
 ORACLE_MARK = "†"
+HEADLINE_MEASURES = ("waiting_mean", "waiting_p99")
+"""Keys of the measures of which the best values are stated below comparisons."""
+
 FAULT_MEASURES = ("failures", "lost")
 """Keys of the measures that are added to comparisons with node faults."""
 
@@ -194,21 +199,50 @@ def _groups(title: str, what: str, groups: Sequence[MeasureGroup], total: int) -
 
 
 def comparison_table(
-    title: str, runs: Sequence[ReportRun], oracles: Collection[str], faults: str, power: bool = False
+    title: str,
+    runs: Sequence[ReportRun],
+    oracles: Collection[str],
+    faults: str,
+    power: bool = False,
+    recorded: Recorded | None = None,
 ) -> Table:
     """Return the comparison of runs. The best value of each column and policies that know run times are marked.
 
-    With `power`, the measures of rack power are included.
+    With `power`, the measures of rack power are included. Below it stand the best values, compared with what was
+    recorded or with a usual baseline.
     """
-    from refold.simulator.results import MAIN_MEASURES, MORE_MEASURES, POWER_MEASURES, measure_table
+    from refold.simulator.results import (
+        MAIN_MEASURES,
+        MORE_MEASURES,
+        POWER_MEASURES,
+        compare_with_record,
+        measure_table,
+    )
 
     measured = (
         *MAIN_MEASURES,
         *(one for one in MORE_MEASURES if faults and one[0].key in FAULT_MEASURES),
         *(POWER_MEASURES if power else ()),
     )
-    comparison = measure_table([(run.name, run.measures) for run in runs], measured)
-    return _side_by_side(title, comparison, oracles, _footnotes(comparison, runs, oracles, faults))
+    comparison = measure_table([(run.name, run.measures) for run in runs], measured, recorded)
+    best = [
+        f"{one.title.lower()}: {one.policy} {one.value}, {one.remark}"
+        for one in compare_with_record(runs, recorded)
+        if one.key in HEADLINE_MEASURES and one.policy and one.remark
+    ]
+    return _side_by_side(title, comparison, oracles, [*_footnotes(comparison, runs, oracles, faults), *best])
+
+
+def outlook_table(outlook: PreemptionOutlook) -> Table:
+    """Return the table of what preemption costs and brings."""
+    from refold.simulator.results import outlook_table as compared
+
+    title = f"What preemption costs and brings: {format_number(outlook.jobs)} jobs under {outlook.policy}"
+    after = [
+        "`preemption` in refold.yaml decides. Stopped jobs are assumed to continue where they were stopped: jobs "
+        "without checkpoints would lose their work."
+    ]
+    return _side_by_side(title, compared(outlook), (), after, "jobs that may be preempted")
 
 
 def start_estimate_tables(runs: Sequence[ReportRun]) -> list[Table]:
@@ -221,11 +255,13 @@ def start_estimate_tables(runs: Sequence[ReportRun]) -> list[Table]:
     return [_side_by_side("Start estimates and overtaking", comparison, (), [])]
 
 
-def _side_by_side(title: str, comparison: Comparison, oracles: Collection[str], after: Sequence[str]) -> Table:
+def _side_by_side(
+    title: str, comparison: Comparison, oracles: Collection[str], after: Sequence[str], first: str = "policy"
+) -> Table:
     def name(row: MeasureRow) -> str:
         return f"{row.name} {ORACLE_MARK}" if row.name in oracles else row.name
 
-    columns: list[Column[MeasureRow]] = [Column("policy", name, whole=True)]
+    columns: list[Column[MeasureRow]] = [Column(first, name, whole=True)]
     columns += [_measure_column(column.name, index) for index, column in enumerate(comparison.columns)]
     return Table(title, columns, comparison.rows, after)
 

@@ -72,7 +72,7 @@ def read_history(run: Run, cluster: SlurmCluster, since: Seconds) -> SlurmHistor
     )
     if text.count("\n") < 2:
         raise BadInput("Slurm's accounting has no jobs in this time")
-    trace = parse_sacct(text.replace("|Eligible|", "|Submit|", 1), cluster.cluster.max_node_gpus)
+    trace = parse_sacct(text, cluster.cluster.max_node_gpus)
     rows = _rows(text)
     partitions = {name: tuple(row["Partition"].split(",")) for name, row in rows.items()}
     jobs = [_with_types(job, partitions.get(job.id, ()), cluster) for job in trace.jobs if job.demand.gpus]

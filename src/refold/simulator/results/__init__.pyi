@@ -35,9 +35,11 @@ from .power import (
     format_rack_name as format_rack_name,
     sort_by_limit_margin as sort_by_limit_margin,
 )
+from .recorded import measure_waits as measure_waits, peak_gpus as peak_gpus
 from .replayed import replayed_history as replayed_history
 from .report import (
     ReportRun as ReportRun,
+    compare_with_record as compare_with_record,
     write_report as write_report,
 )
 from .start_estimates import StartEstimateGroup as StartEstimateGroup
@@ -49,7 +51,9 @@ from .tables import (
     START_ESTIMATE_MEASURES as START_ESTIMATE_MEASURES,
     Comparison as Comparison,
     MeasureRow as MeasureRow,
+    Recorded as Recorded,
     describe_unfinished as describe_unfinished,
     format_value as format_value,
     measure_table as measure_table,
+    outlook_table as outlook_table,
 )

@@ -15,14 +15,15 @@ import numpy as np
 from refold import __version__
 from refold.errors import BadFile, BadValue, MissingExtra
 from refold.journal import History, Outcome
-from refold.model import Cluster, format_count, format_duration
+from refold.model import Cluster, PreemptionOutlook, format_count, format_duration
 from refold.placement import Floats
 from refold.policies import POLICIES
 from refold.simulator.results import gantt, power, svg, tables, time_series
 from refold.simulator.results.axes import Axis, nice_maximum
 from refold.simulator.results.charts import Band, BarGroup, Chart, ChartLine, ReferenceLine, bar_chart, line_chart
 from refold.simulator.results.measures import Measures, Spread, midpoints
-from refold.simulator.results.tables import describe_unfinished
+from refold.simulator.results.recorded import Headline, find_headlines, find_reference
+from refold.simulator.results.tables import Recorded, describe_unfinished
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -45,6 +46,8 @@ class ReportRun:
     name: str
     history: History
     measures: Measures
+    is_recorded: bool = False
+    """It happened, and was not simulated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,24 +71,24 @@ class Figure:
     legend: Sequence[LegendEntry] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A headline number, the policy that achieved it, and a remark."""
-
-    title: str
-    value: str
-    policy: str
-    remark: str
-
-
 def write_report(
-    path: Path, runs: Sequence[ReportRun], *, title: str, workload: str, command: str, notes: Sequence[str] = ()
+    path: Path,
+    runs: Sequence[ReportRun],
+    *,
+    title: str,
+    workload: str,
+    command: str,
+    notes: Sequence[str] = (),
+    outlook: PreemptionOutlook | None = None,
+    recorded: Recorded | None = None,
 ) -> None:
-    """Write the report of these runs, which are compared with the first.
+    """Write the report of these runs. `notes` about the workload are shown near the top.
 
-    `notes` about the workload are shown near the top.
+    `recorded`: how long jobs have waited, if there is no run of that.
     """
-    text = report_html(runs, title=title, workload=workload, command=command, notes=notes)
+    text = report_html(
+        runs, title=title, workload=workload, command=command, notes=notes, outlook=outlook, recorded=recorded
+    )
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -93,7 +96,14 @@ def write_report(
 
 
 def report_html(
-    runs: Sequence[ReportRun], *, title: str, workload: str, command: str, notes: Sequence[str] = ()
+    runs: Sequence[ReportRun],
+    *,
+    title: str,
+    workload: str,
+    command: str,
+    notes: Sequence[str] = (),
+    outlook: PreemptionOutlook | None = None,
+    recorded: Recorded | None = None,
 ) -> str:
     """Return the report as HTML."""
     if not runs:
@@ -119,13 +129,15 @@ def report_html(
             facts=_facts(runs),
             unfinished=unfinished,
             notes=[note for note in notes if note not in unfinished_notes],
+            outlook=outlook and {"policy": outlook.policy, "table": tables.outlook_table(outlook)},
             policies=[
                 LegendEntry(svg.series_class(series), run.name, series, mark=ORACLE if _is_oracle(run.name) else "")
                 for series, run in enumerate(runs)
             ],
+            recorded=recorded and LegendEntry("", recorded.name),
             oracle=ORACLE if any(_is_oracle(run.name) for run in runs) else "",
-            cards=_cards(measured),
-            main=tables.measure_table(measured),
+            cards=compare_with_record(runs, recorded),
+            main=tables.measure_table(measured, recorded=recorded),
             more=tables.measure_table(measured, _more_measures(measured)),
             over_time=[_allocation(runs, span), _queue(runs, span)],
             distributions=[_completion(runs), _waiting(runs)],
@@ -218,42 +230,20 @@ def _describe_cluster(cluster: Cluster) -> str:
     return f"{size} ({', '.join(cluster.type_names)})" if cluster.type_names else size
 
 
-def _cards(measured: Sequence[tuple[str, Measures]]) -> list[Card]:
-    """Return the best values. Policies that know run times in advance are left out, unless there are no others."""
-    measured = [(name, measures) for name, measures in measured if not _is_oracle(name)] or measured
-    comparison = tables.measure_table(measured)
-    titles = {
-        "completion_mean": "Mean completion time",
-        "waiting_mean": "Mean waiting time",
-        "waiting_p99": "p99 waiting time",
-        "allocation": "GPU allocation",
-    }
-    cards = []
-    for index, column in enumerate(comparison.columns):
-        if column.key in titles:
-            cells = [row.cells[index] for row in comparison.rows]
-            best = next((row for row, cell in enumerate(cells) if cell.best), 0)
-            policy = measured[best][0] if len(measured) > 1 else ""
-            remark = _improvement(column, cells[best], cells[0], measured[0][0]) if best else _no_improvement(cells)
-            cards.append(Card(titles[column.key], cells[best].text, _marked(policy), remark))
-    return cards
+def compare_with_record(runs: Sequence[ReportRun], recorded: Recorded | None = None) -> list[Headline]:
+    """Return the best values of policies that do not know run times in advance, compared with what was recorded.
 
-
-def _no_improvement(cells: Sequence[tables.Cell]) -> str:
-    if len(cells) < 2:
-        return ""
-    return f"best of {len(cells)}" if cells[0].best else "equal for all policies"
-
-
-def _improvement(column: tables.MeasureColumn, best: tables.Cell, first: tables.Cell, name: str) -> str:
-    """Describe how much better the best policy is than the first."""
-    if best.value is None or first.value is None:
-        return ""
-    if column.unit == "%":
-        return f"{(best.value - first.value) * 100:+.1f} percentage points over {name}"
-    if best.value <= 0 or first.value / best.value >= 100:
-        return f"{first.text} with {name}"
-    return f"{first.value / best.value:.1f} × shorter than {name}"
+    Without a record, they are compared with a usual baseline.
+    """
+    if recorded is None:
+        recorded_run = next((run.name for run in runs if run.is_recorded), None)
+        recorded = find_reference([(run.name, run.measures) for run in runs], recorded_run)
+    simulated = [run for run in runs if not run.is_recorded] or runs
+    fair = [run for run in simulated if not _is_oracle(run.name)] or simulated
+    return [
+        headline._replace(policy=_marked(headline.policy))
+        for headline in find_headlines([(run.name, run.measures) for run in fair], recorded)
+    ]
 
 
 # Charts over time.

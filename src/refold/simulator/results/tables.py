@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
 import numpy as np
 
 from refold.journal import History, Outcome
-from refold.model import Cluster, Job, format_count, format_duration
+from refold.model import Cluster, Job, PreemptionOutlook, format_count, format_duration
 from refold.simulator.results.measures import MeasureGroup, Measures
 from refold.simulator.results.power import PowerUse
 from refold.simulator.results.start_estimates import StartEstimateGroup
@@ -73,6 +73,12 @@ MAIN_MEASURES: tuple[MeasureDefinition, ...] = (
     (MeasureColumn("jain_tenants", "Jain, tenants", "index", "more"), lambda measures: measures.jain_tenants),
 )
 """The measures that policies are compared by."""
+
+WAITING_MEDIAN: MeasureDefinition = (
+    MeasureColumn("waiting_median", "median waiting", "s", "less"),
+    lambda measures: measures.waiting.median,
+)
+"""A column beside what was recorded."""
 
 UNFINISHED: MeasureDefinition = (
     MeasureColumn("not_finished", "not finished", "", "less"),
@@ -150,18 +156,56 @@ START_ESTIMATE_MEASURES: tuple[MeasureDefinition, ...] = (
 """Accuracy of start estimates, for policies that make them, and how many later jobs overtook a job."""
 
 
+class Recorded(msgspec.Struct, frozen=True):
+    """What is known of a history or a run: its values by the keys of their columns. `jobs`: the number with values."""
+
+    name: str
+    jobs: int
+    values: Mapping[str, float | None]
+
+
 def measure_table(
-    runs: Sequence[tuple[str, Measures]], measures: tuple[MeasureDefinition, ...] = MAIN_MEASURES
+    runs: Sequence[tuple[str, Measures]],
+    measures: tuple[MeasureDefinition, ...] = MAIN_MEASURES,
+    recorded: Recorded | None = None,
 ) -> Comparison:
     """Return a table with one row per policy and one column per measure. The best cells are marked.
 
-    If the measures begin with MAIN_MEASURES and any policy left jobs unfinished, their number is the first column.
+    If the measures begin with MAIN_MEASURES and any policy left jobs unfinished, their number is the first column. The
+    first row is what was `recorded`, if given, with the median of waiting times as another column.
     """
+    if recorded is not None:
+        place = next((place for place, (column, _) in enumerate(measures) if column.key == "waiting_p99"), 0)
+        measures = (*measures[:place], WAITING_MEDIAN, *measures[place:])
     if measures[: len(MAIN_MEASURES)] == MAIN_MEASURES and any(run.jobs > run.outcomes.finished for _, run in runs):
         measures = (UNFINISHED, *measures)
-    columns = [_cells(column, [get(run) for _, run in runs]) for column, get in measures]
-    rows = [MeasureRow(name, tuple(cells[row] for cells in columns)) for row, (name, _) in enumerate(runs)]
+    first = [recorded] if recorded is not None else []
+    columns = [
+        _cells(column, [*(each.values.get(column.key) for each in first), *(get(run) for _, run in runs)])
+        for column, get in measures
+    ]
+    names = [*(each.name for each in first), *(name for name, _ in runs)]
+    rows = [MeasureRow(name, tuple(cells[row] for cells in columns)) for row, name in enumerate(names)]
     return Comparison(tuple(column for column, _ in measures), tuple(rows))
+
+
+OUTLOOK_COLUMNS = (
+    MeasureColumn("mean_wait", "mean waiting", "s", "less"),
+    MeasureColumn("longest_wait", "longest waiting", "s", "less"),
+    MeasureColumn("preemptions", "preemptions", "", "neither"),
+    MeasureColumn("overhead", "GPU-hours of overhead", "h", "less"),
+)
+
+
+def outlook_table(outlook: PreemptionOutlook) -> Comparison:
+    """Return a table with one row per rule of preemption."""
+    outcomes = [
+        (outcome.mean_wait, outcome.longest_wait, outcome.preemptions, outcome.overhead_gpu_hours)
+        for _, outcome in outlook.rows
+    ]
+    columns = [_cells(column, [outcome[index] for outcome in outcomes]) for index, column in enumerate(OUTLOOK_COLUMNS)]
+    rows = [MeasureRow(who, tuple(cells[row] for cells in columns)) for row, (who, _) in enumerate(outlook.rows)]
+    return Comparison(OUTLOOK_COLUMNS, tuple(rows))
 
 
 def group_table(

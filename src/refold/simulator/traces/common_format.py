@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from refold.errors import BadFile
-from refold.model import WHOLE, Demand, Job, JobClass, mib_from_gib, milli_from_number
+from refold.model import WHOLE, Demand, Job, JobClass, Seconds, mib_from_gib, milli_from_number
 from refold.simulator.traces.text_source import (
     BadCell,
     RowParser,
@@ -30,7 +30,7 @@ from refold.simulator.traces.text_source import (
     parse_rows,
     parse_whole,
 )
-from refold.simulator.traces.trace import Trace, make_trace, whole_file_note
+from refold.simulator.traces.trace import RecordedJob, Trace, make_trace, whole_file_note
 
 _DEMAND_COLUMNS = ("num_inst", "gpu_per_inst", "num_gpu", "gpu_milli", "cpu_per_inst", "mem_gib_per_inst", "gpu_type")
 COLUMNS = ("job_id", "submit_s", "duration_s", *_DEMAND_COLUMNS, "user", "group", "status", "truncated", "extra")
@@ -76,8 +76,9 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
     for column in REQUIRED_COLUMNS:
         table.index(column)
     truncated_ids: list[str] = []
-    jobs, skipped_rows = parse_rows(table, _make_row_parser(table, gpus_per_instance, truncated_ids), skip_bad=skip_bad)
-    return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=_notes(jobs, truncated_ids))
+    rows, skipped_rows = parse_rows(table, _make_row_parser(table, gpus_per_instance, truncated_ids), skip_bad=skip_bad)
+    jobs, waits = [row.job for row in rows], [row.wait for row in rows]
+    return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=_notes(jobs, truncated_ids), waits=waits)
 
 
 def _notes(jobs: list[Job], truncated_ids: list[str]) -> list[str]:
@@ -88,7 +89,7 @@ def _notes(jobs: list[Job], truncated_ids: list[str]) -> list[str]:
     return notes + ([whole_file_note(unknown, "job", "without a duration")] if unknown else [])
 
 
-def _make_row_parser(table: TextTable, gpus_per_instance: int, truncated_ids: list[str]) -> RowParser[Job]:
+def _make_row_parser(table: TextTable, gpus_per_instance: int, truncated_ids: list[str]) -> RowParser[RecordedJob]:
     """Return a parser of rows that adds the ids of truncated jobs to `truncated_ids`.
 
     Few demands differ, so each is parsed once.
@@ -100,27 +101,28 @@ def _make_row_parser(table: TextTable, gpus_per_instance: int, truncated_ids: li
         indices = (table.index_or_none(column) for column in columns)
         return itemgetter(*(width if index is None else index for index in indices))
 
-    job_cells = cells("job_id", "submit_s", "duration_s", "user", "group", "truncated", "extra")
+    job_cells = cells("job_id", "submit_s", "duration_s", "wait_s", "user", "group", "truncated", "extra")
     demand_cells = cells(*_DEMAND_COLUMNS)
     demands: dict[tuple[str, ...], Demand] = {}
 
-    def parse_row(row: list[str]) -> Job:
+    def parse_row(row: list[str]) -> RecordedJob:
         row.append("")
         key = demand_cells(row)
         demand = demands.get(key)
         if demand is None:
             demand = demands[key] = _parse_demand(gpus_per_instance, *key)
-        job_id, submitted, duration, user, group, truncated, extra = job_cells(row)
+        job_id, submitted, duration, waited, user, group, truncated, extra = job_cells(row)
         if not job_id:
             raise BadCell("job_id", job_id, "a name")
         seconds = parse_number(submitted, "submit_s")
         work = parse_number(duration, "duration_s") if duration else None
+        wait = parse_number(waited, "wait_s") if waited else None
         if truncated == "True":
             truncated_ids.append(job_id)
         if extra:
             fields = {"tenant": group or "default", **_parse_extra(extra)}
-            return Job(job_id, seconds, demand, work, user=user, **fields)
-        return Job(job_id, seconds, demand, work, group or "default", user)
+            return RecordedJob(Job(job_id, seconds, demand, work, user=user, **fields), wait)
+        return RecordedJob(Job(job_id, seconds, demand, work, group or "default", user), wait)
 
     return parse_row
 
@@ -191,15 +193,16 @@ def _parse_value(field: str, key: str, value: str) -> object:
         raise BadCell("extra", f"{key}={value}", f"{key} as JSON ({error})") from None
 
 
-def write(jobs: Iterable[Job], path: Path) -> None:
-    """Write the jobs as a table, gzipped if the name ends in .gz.
+def write(jobs: Iterable[Job], path: Path, waits: Mapping[str, Seconds] | None = None) -> None:
+    """Write the jobs as a table, gzipped if the name ends in .gz; with `waits` by id, how long they waited.
 
     GPU types must not contain '|', and names no '\\r'.
     """
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(map(_format_row, jobs))
+    writer.writerow((*COLUMNS, "wait_s") if waits else COLUMNS)
+    for job in jobs:
+        writer.writerow((*_format_row(job), *([waits.get(job.id, "")] if waits else [])))
     content = text.getvalue().encode()
     try:
         # No time stamp in the gzip header: the same jobs give the same bytes.

@@ -90,7 +90,7 @@ def write_trace(trace: Trace, path: str | Path) -> None:
     """Write the trace in the common format, gzipped for .gz; `read_trace` returns the same jobs."""
     from refold.simulator.traces import common_format
 
-    common_format.write(trace.jobs, Path(path))
+    common_format.write(trace.jobs, Path(path), trace.waits)
 
 
 def read_cluster(path: str | Path) -> Cluster:

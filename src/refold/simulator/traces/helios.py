@@ -13,10 +13,11 @@ from refold.simulator.traces.text_source import (
     parse_number,
     parse_rows,
     parse_time,
+    parse_time_or_none,
     parse_whole,
     shift_to_first_submission,
 )
-from refold.simulator.traces.trace import Trace, make_trace
+from refold.simulator.traces.trace import RecordedJob, Trace, make_trace
 
 REQUIRED_COLUMNS = ("job_id", "gpu_num", "cpu_num", "node_num", "submit_time", "duration")
 
@@ -29,14 +30,16 @@ def recognises(first_line: str) -> bool:
 def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace:
     """Read one job per row, with one instance per node if the GPUs divide evenly; the tenant is the virtual cluster."""
     table = TextTable(source)
-    jobs, skipped_rows = parse_rows(table, _make_row_parser(table, gpus_per_instance), skip_bad=skip_bad)
-    jobs, notes = shift_to_first_submission(jobs)
-    return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes)
+    rows, skipped_rows = parse_rows(table, _make_row_parser(table, gpus_per_instance), skip_bad=skip_bad)
+    jobs, notes = shift_to_first_submission(row.job for row in rows)
+    return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes, waits=[row.wait for row in rows])
 
 
-def _make_row_parser(table: TextTable, gpus_per_instance: int) -> RowParser[Job]:
+def _make_row_parser(table: TextTable, gpus_per_instance: int) -> RowParser[RecordedJob]:
     name, gpus, cpus, nodes, submitted, duration = (table.index(column) for column in REQUIRED_COLUMNS)
-    user, cluster, job_name = (table.index_or_none(column) for column in ("user", "vc", "jobname"))
+    user, cluster, job_name, started = (
+        table.index_or_none(column) for column in ("user", "vc", "jobname", "start_time")
+    )
 
     @cache
     def demand(gpu_num: str, cpu_num: str, node_num: str) -> Demand:
@@ -47,8 +50,8 @@ def _make_row_parser(table: TextTable, gpus_per_instance: int) -> RowParser[Job]
             cpu_milli=round(parse_number(cpu_num, "cpu_num") * 1000),
         )
 
-    def parse_row(row: list[str]) -> Job:
-        return Job(
+    def parse_row(row: list[str]) -> RecordedJob:
+        job = Job(
             row[name],
             parse_time(row[submitted], "submit_time"),
             demand(row[gpus], row[cpus], row[nodes]),
@@ -57,6 +60,7 @@ def _make_row_parser(table: TextTable, gpus_per_instance: int) -> RowParser[Job]
             user=row[user] if user is not None else "",
             group=row[job_name] if job_name is not None else "",
         )
+        return RecordedJob.started_at(job, None if started is None else parse_time_or_none(row[started], "start_time"))
 
     return parse_row
 

@@ -18,7 +18,7 @@ from refold.simulator.traces.text_source import (
     parse_rows,
     parse_whole,
 )
-from refold.simulator.traces.trace import Trace, make_trace, whole_file_note
+from refold.simulator.traces.trace import RecordedJob, Trace, make_trace, whole_file_note
 
 REQUIRED_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 TIMES = ("creation_time", "scheduled_time", "deletion_time")
@@ -35,7 +35,7 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
     has_times = set(TIMES) <= set(table.columns)
     counts: Counter[str] = Counter()
     parse_row = _make_timed_row_parser(table, counts) if has_times else _make_untimed_row_parser(table)
-    jobs, skipped_rows = parse_rows(table, parse_row, skip_bad=skip_bad)
+    rows, skipped_rows = parse_rows(table, parse_row, skip_bad=skip_bad)
     notes = []
     if not has_times:
         notes.append("the file has no times: pods are submitted in file order, one per second, and have no duration")
@@ -43,15 +43,16 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
         notes.append(
             whole_file_note(counts["never scheduled"], "pod", "never scheduled: run time is deletion − creation")
         )
-    return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes)
+    jobs, waits = [row.job for row in rows], [row.wait for row in rows]
+    return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes, waits=waits)
 
 
-def _make_timed_row_parser(table: TextTable, counts: Counter[str]) -> RowParser[Job]:
+def _make_timed_row_parser(table: TextTable, counts: Counter[str]) -> RowParser[RecordedJob]:
     parse_row_demand = _make_demand_parser(table)
     name, created, scheduled, deleted = (table.index(column) for column in ("name", *TIMES))
     qos = table.index_or_none("qos")
 
-    def parse_row(row: list[str]) -> Job:
+    def parse_row(row: list[str]) -> RecordedJob:
         submitted = parse_number(row[created], "creation_time")
         if row[scheduled]:
             started = parse_number(row[scheduled], "scheduled_time")
@@ -62,18 +63,19 @@ def _make_timed_row_parser(table: TextTable, counts: Counter[str]) -> RowParser[
         if work < 0:
             raise BadCell("deletion_time", row[deleted], f"a time ≥ {started:g}")
         job_class: JobClass = "best-effort" if qos is not None and row[qos] == "BE" else "guaranteed"
-        return Job(row[name], submitted, parse_row_demand(row), work, job_class=job_class)
+        job = Job(row[name], submitted, parse_row_demand(row), work, job_class=job_class)
+        return RecordedJob.started_at(job, started if row[scheduled] else None)
 
     return parse_row
 
 
-def _make_untimed_row_parser(table: TextTable) -> RowParser[Job]:
+def _make_untimed_row_parser(table: TextTable) -> RowParser[RecordedJob]:
     parse_row_demand = _make_demand_parser(table)
     name = table.index("name")
     first_line = table.line + 1
 
-    def parse_row(row: list[str]) -> Job:
-        return Job(row[name], float(table.line - first_line), parse_row_demand(row))
+    def parse_row(row: list[str]) -> RecordedJob:
+        return RecordedJob(Job(row[name], float(table.line - first_line), parse_row_demand(row)), None)
 
     return parse_row
 

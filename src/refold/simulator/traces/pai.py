@@ -19,7 +19,7 @@ from refold.simulator.traces.text_source import (
     parse_whole,
     shift_to_first_submission,
 )
-from refold.simulator.traces.trace import Trace, make_trace, whole_file_note
+from refold.simulator.traces.trace import RecordedJob, Trace, make_trace, whole_file_note
 
 TASK_COLUMNS = (
     "job_name",
@@ -48,14 +48,14 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
     table = TextTable(source, columns=None if _has_header(source) else TASK_COLUMNS)
     submissions = _read_job_table(source.path)
     counts: Counter[str] = Counter()
-    jobs, skipped_rows = parse_rows(table, _make_row_parser(table, submissions, counts), skip_bad=skip_bad)
-    jobs, notes = shift_to_first_submission(jobs)
+    rows, skipped_rows = parse_rows(table, _make_row_parser(table, submissions, counts), skip_bad=skip_bad)
+    jobs, notes = shift_to_first_submission(row.job for row in rows)
     notes.append("gpu_type is the type that a task ran on; it is used as the requested type")
     if not submissions:
         notes.append("no job table in the same folder: submission times are start times, and users are unknown")
     if counts["unfinished"]:
         notes.append(whole_file_note(counts["unfinished"], "task", "skipped that had not started or not ended"))
-    return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes)
+    return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes, waits=[row.wait for row in rows])
 
 
 def _has_header(source: TextSource) -> bool:
@@ -74,13 +74,15 @@ def _read_job_table(path: Path) -> dict[str, tuple[str, str]]:
     return {}
 
 
-def _make_row_parser(table: TextTable, submissions: dict[str, tuple[str, str]], counts: Counter[str]) -> RowParser[Job]:
+def _make_row_parser(
+    table: TextTable, submissions: dict[str, tuple[str, str]], counts: Counter[str]
+) -> RowParser[RecordedJob]:
     job_name, task_name, inst_num, start, end, cpu, mem, gpu, gpu_type = (
         table.index(column) for column in TASK_COLUMNS if column != "status"
     )
     demand = cache(_parse_demand)
 
-    def parse_row(row: list[str]) -> Job | None:
+    def parse_row(row: list[str]) -> RecordedJob | None:
         started = parse_number_or_none(row[start], "start_time")
         ended = parse_number_or_none(row[end], "end_time")
         if started is None or ended is None:
@@ -89,7 +91,7 @@ def _make_row_parser(table: TextTable, submissions: dict[str, tuple[str, str]], 
         if ended < started:
             raise BadCell("end_time", row[end], f"a time ≥ {row[start]}")
         user, submitted = submissions.get(row[job_name], ("", ""))
-        return Job(
+        job = Job(
             row[job_name],
             min(parse_number_or_none(submitted, "start_time") or started, started),
             demand(row[inst_num], row[cpu], row[mem], row[gpu], row[gpu_type]),
@@ -97,6 +99,7 @@ def _make_row_parser(table: TextTable, submissions: dict[str, tuple[str, str]], 
             user=user,
             workload=row[task_name],
         )
+        return RecordedJob.started_at(job, started if submitted else None)
 
     return parse_row
 

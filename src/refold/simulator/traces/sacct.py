@@ -37,7 +37,7 @@ from refold.simulator.traces.text_source import (
     parse_whole,
     shift_to_first_submission,
 )
-from refold.simulator.traces.trace import Trace, make_trace, whole_file_note
+from refold.simulator.traces.trace import RecordedJob, Trace, make_trace, whole_file_note
 
 MAX_BAD_SHARE = 0.1
 """Rows that cannot be read are left out and reported up to this share; above it the export is most likely damaged."""
@@ -61,9 +61,10 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
     runs, skipped_rows = (_read_json if source.first_line.startswith("{") else _read_table)(source, rows)
     if skipped_rows and not skip_bad and len(skipped_rows) > MAX_BAD_SHARE * (len(runs) + len(skipped_rows)):
         raise skipped_rows[0]
-    jobs = _join_requeued(runs, rows.counts)
-    shifted, notes = shift_to_first_submission(jobs)
-    return make_trace(source.name, shifted, skipped_rows=skipped_rows, notes=[*notes, *_notes(jobs, rows.counts)])
+    recorded = _join_requeued(runs, rows.counts)
+    jobs, notes = shift_to_first_submission(each.job for each in recorded)
+    notes, waits = [*notes, *_notes(jobs, rows.counts)], [each.wait for each in recorded]
+    return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes, waits=waits)
 
 
 def parse_sacct(text: str, gpus_per_instance: int) -> Trace:
@@ -74,7 +75,7 @@ def parse_sacct(text: str, gpus_per_instance: int) -> Trace:
 def _read_table(source: TextSource, rows: _SacctRows) -> tuple[list[_Run], list[BadRow]]:
     table = TextTable(source, delimiter="|", quoted=False)
     table.index("JobID")
-    if not {"Submit", "Start"} & set(table.columns):
+    if not {"Submit", "Eligible", "Start"} & set(table.columns):
         raise BadFile(source.path, "has neither Submit nor Start; run sacct with --format=JobID,Submit,Start,End,…")
     if not set(GPU_COLUMNS) & set(table.columns):
         raise BadFile(
@@ -121,6 +122,7 @@ class _Run(msgspec.Struct, frozen=True):
 
     job: Job
     state: str
+    started: float | None
 
 
 class _SacctRows:
@@ -135,7 +137,7 @@ class _SacctRows:
             return None
         state = cells.get("State", "")
         started = parse_time_or_none(cells.get("Start"), "Start")
-        submitted = parse_time_or_none(cells.get("Submit"), "Submit")
+        submitted = _submission(cells)
         submitted = started if submitted is None else submitted
         work = _run_time(cells, started)
         if submitted is None or work is None or state.startswith("PENDING"):
@@ -153,27 +155,35 @@ class _SacctRows:
             group=cells.get("JobName", ""),
             time_limit=parse_time_limit(cells.get("Timelimit", "")),
         )
-        return _Run(job, state)
+        return _Run(job, state, started if {"Submit", "Eligible"} & set(cells) else None)
 
 
-def _join_requeued(runs: Iterable[_Run], counts: Counter[str]) -> list[Job]:
+def _submission(cells: Mapping[str, str]) -> float | None:
+    """Return when a job was first eligible, if known: its begin time had come, and its dependencies had ended."""
+    eligible = parse_time_or_none(cells.get("Eligible"), "Eligible")
+    return parse_time_or_none(cells.get("Submit"), "Submit") if eligible is None else eligible
+
+
+def _join_requeued(runs: Iterable[_Run], counts: Counter[str]) -> list[RecordedJob]:
     """Return one job per submission: a requeued job has a row per run, of which the last did its work.
 
     Rows with the same id are different jobs if the earlier one was not requeued: ids are used again in time.
     """
-    jobs: list[Job] = []
+    recorded: list[RecordedJob] = []
     requeued: dict[tuple[str, str, str], int] = {}
     for run in runs:
         key = (run.job.id, run.job.user, run.job.group)
         earlier = requeued.pop(key, None)
         if earlier is None:
-            jobs.append(run.job)
+            recorded.append(RecordedJob.started_at(run.job, run.started))
         else:
-            jobs[earlier] = msgspec.structs.replace(run.job, submitted=min(jobs[earlier].submitted, run.job.submitted))
+            first = min(recorded[earlier].job.submitted, run.job.submitted)
+            job = msgspec.structs.replace(run.job, submitted=first)
+            recorded[earlier] = RecordedJob.started_at(job, run.started)
             counts["requeued"] += 1
         if run.state.startswith(_REQUEUED):
-            requeued[key] = len(jobs) - 1 if earlier is None else earlier
-    return jobs
+            requeued[key] = len(recorded) - 1 if earlier is None else earlier
+    return recorded
 
 
 def _notes(jobs: Sequence[Job], counts: Mapping[str, int]) -> list[str]:

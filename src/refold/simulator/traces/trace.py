@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
 from refold.errors import BadRow
-from refold.model import Demand, Job, format_count
+from refold.model import Demand, Job, Seconds, format_count
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 REPLACEMENT = "\ufffd"
 """Replaces control characters in names, which could move the cursor or change colours when printed."""
 
 
+class RecordedJob(NamedTuple):
+    """A job, and how long it waited according to its history; None if that is not known."""
+
+    job: Job
+    wait: Seconds | None
+
+    @classmethod
+    def started_at(cls, job: Job, started: Seconds | None) -> RecordedJob:
+        """Return a job that waited until a time in the same clock; clocks of different machines may differ a little."""
+        return cls(job, None if started is None else max(0.0, started - job.submitted))
+
+
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """A job history. `skipped_rows` could not be parsed; `notes` state the assumptions made when reading."""
+    """A job history. `skipped_rows` could not be parsed; `notes` state the assumptions made when reading.
+
+    `waits`: how long jobs waited, by id, as far as the history says so.
+    """
 
     name: str
     jobs: tuple[Job, ...]
     skipped_rows: tuple[BadRow, ...] = ()
     notes: tuple[str, ...] = ()
+    waits: Mapping[str, Seconds] = field(default_factory=dict)
 
     @property
     def span(self) -> float:
@@ -42,17 +59,29 @@ def whole_file_note(count: int, noun: str, what: str) -> str:
 
 
 def make_trace(
-    name: str, jobs: Iterable[Job], *, skipped_rows: Iterable[BadRow] = (), notes: Iterable[str] = ()
+    name: str,
+    jobs: Iterable[Job],
+    *,
+    skipped_rows: Iterable[BadRow] = (),
+    notes: Iterable[str] = (),
+    waits: Sequence[Seconds | None] = (),
 ) -> Trace:
-    """Return a trace of the jobs sorted by submission (stable), with unique ids and printable names."""
-    printable, changed = _with_printable_names(sorted(jobs, key=lambda job: job.submitted))
+    """Return a trace of the jobs sorted by submission (stable), with unique ids and printable names.
+
+    `waits`: how long each of the jobs waited, if that is known of any.
+    """
+    jobs = list(jobs)
+    order = sorted(range(len(jobs)), key=lambda index: jobs[index].submitted)
+    printable, changed = _with_printable_names([jobs[index] for index in order])
     unique, renamed = _with_unique_ids(printable)
     if changed:
         replaced = f"with control characters in their names, replaced by {REPLACEMENT!r}"
         notes = (*notes, whole_file_note(changed, "job", replaced))
     if renamed:
         notes = (*notes, whole_file_note(renamed, "duplicate id", "given a suffix (such as '.2')"))
-    return Trace(name, tuple(unique), tuple(skipped_rows), tuple(notes))
+    known = zip(unique, (waits[index] for index in order), strict=True) if waits else ()
+    waited = {job.id: wait for job, wait in known if wait is not None}
+    return Trace(name, tuple(unique), tuple(skipped_rows), tuple(notes), waited)
 
 
 def _with_unique_ids(jobs: list[Job]) -> tuple[list[Job], int]:

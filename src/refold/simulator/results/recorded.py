@@ -1,0 +1,104 @@
+"""How long the jobs of a history waited, and the headlines of a comparison: the best policies against that record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import numpy as np
+
+from refold.model import Job, Seconds
+from refold.simulator.results.measures import Measures, compute_spread
+from refold.simulator.results.tables import MAIN_MEASURES, MeasureColumn, Recorded, format_value
+
+USUAL_BASELINES = ("easy", "fifo-skip")
+"""Policies that headlines refer to if there is no record: what clusters do unless they have chosen something else."""
+
+HEADLINES = {
+    "completion_mean": "Mean completion time",
+    "waiting_mean": "Mean waiting time",
+    "waiting_p99": "p99 waiting time",
+    "allocation": "GPU allocation",
+}
+"""Titles of headlines by measure."""
+
+
+class Headline(NamedTuple):
+    """The best value of a measure, the policy that achieved it, and how it compares with the record or a baseline."""
+
+    key: str
+    title: str
+    value: str
+    policy: str
+    remark: str
+
+
+def measure_waits(jobs: Sequence[Job], waits: Mapping[str, Seconds]) -> Recorded | None:
+    """Return what the history says about jobs: how long they waited, and when they ended; None if nothing."""
+    known = [(job.submitted, waits[job.id], job.work) for job in jobs if job.id in waits and job.work is not None]
+    if not known:
+        return None
+    submitted, waited, work = np.array(known).T
+    waiting, completion = compute_spread(waited), compute_spread(waited + work)
+    values = {
+        "completion_mean": completion.mean,
+        "completion_median": completion.median,
+        "completion_p99": completion.p99,
+        "waiting_mean": waiting.mean,
+        "waiting_median": waiting.median,
+        "waiting_p99": waiting.p99,
+        "makespan": float((submitted + waited + work).max() - submitted.min()),
+    }
+    return Recorded("recorded", len(known), values)
+
+
+def peak_gpus(jobs: Sequence[Job], waits: Mapping[str, Seconds]) -> int:
+    """Return how many GPUs were in use at once, according to a history; runs that touch do not overlap."""
+    started = [(job.submitted + waits[job.id], job) for job in jobs if job.id in waits and job.work]
+    changes = [(at, job.demand.total_gpus) for at, job in started]
+    changes += [(at + (job.work or 0.0), -job.demand.total_gpus) for at, job in started]
+    return round(max(accumulate(count for _, count in sorted(changes)), default=0))
+
+
+def find_reference(measured: Sequence[tuple[str, Measures]], recorded_run: str | None) -> Recorded:
+    """Return the values that policies are compared with: of the run that was recorded, or else a usual baseline."""
+    names = [name for name, _ in measured]
+    name = recorded_run or next((name for name in USUAL_BASELINES if name in names), names[0])
+    return _values_of(name, dict(measured)[name])
+
+
+def _values_of(name: str, measures: Measures) -> Recorded:
+    """Return measures by the keys of their columns."""
+    return Recorded(name, measures.jobs, {column.key: get(measures) for column, get in MAIN_MEASURES})
+
+
+def find_headlines(measured: Sequence[tuple[str, Measures]], reference: Recorded) -> list[Headline]:
+    """Return the best value of each measure among policies, compared with a record or a baseline."""
+    found = []
+    for column, get in MAIN_MEASURES:
+        values = {name: value for name, measures in measured if (value := get(measures)) is not None}
+        if column.key in HEADLINES and values:
+            best = (max if column.better == "more" else min)(values, key=values.__getitem__)
+            policy = "" if len(measured) == 1 and best == reference.name else best
+            text = format_value(values[best], column.unit)
+            remark = _compare(column, values[best], reference, len(measured))
+            found.append(Headline(column.key, HEADLINES[column.key], text, policy, remark))
+    return found
+
+
+def _compare(column: MeasureColumn, best: float, reference: Recorded, policies: int) -> str:
+    """Describe by how much the best value differs from that of the reference."""
+    other = reference.values.get(column.key)
+    if other is None:
+        return ""
+    text = format_value(other, column.unit)
+    if format_value(best, column.unit) == text:
+        return f"best of {policies}" if policies > 1 else ""
+    if column.unit == "%":
+        return f"{(best - other) * 100:+.1f} percentage points over {reference.name}"
+    if min(best, other) <= 0 or max(best, other) / min(best, other) >= 100:
+        return f"{text} with {reference.name}"
+    if best > other:
+        return f"{best / other:.1f} × longer than {reference.name}"
+    return f"{other / best:.1f} × shorter than {reference.name}"
