@@ -22,7 +22,7 @@ run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/refold serve
 
 compare: $(VENV)/installed.run  ## compare the default policies on the workload that ships with the package, and write a report
-	@$(BIN)/refold compare --stop-cost 18s --restart-cost 1m
+	@$(BIN)/refold compare
 
 kernels: $(VENV)/installed.test  ## compile the kernels that have changed; `make check` and `make test` do it, too
 	@$(KERNELS)

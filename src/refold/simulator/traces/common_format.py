@@ -30,7 +30,7 @@ from refold.simulator.traces.text_source import (
     parse_rows,
     parse_whole,
 )
-from refold.simulator.traces.trace import RecordedJob, Trace, make_trace, whole_file_note
+from refold.simulator.traces.trace import Trace, TraceJob, make_trace, whole_file_note
 
 _DEMAND_COLUMNS = ("num_inst", "gpu_per_inst", "num_gpu", "gpu_milli", "cpu_per_inst", "mem_gib_per_inst", "gpu_type")
 COLUMNS = ("job_id", "submit_s", "duration_s", *_DEMAND_COLUMNS, "user", "group", "status", "truncated", "extra")
@@ -89,7 +89,7 @@ def _notes(jobs: list[Job], truncated_ids: list[str]) -> list[str]:
     return notes + ([whole_file_note(unknown, "job", "without a duration")] if unknown else [])
 
 
-def _make_row_parser(table: TextTable, gpus_per_instance: int, truncated_ids: list[str]) -> RowParser[RecordedJob]:
+def _make_row_parser(table: TextTable, gpus_per_instance: int, truncated_ids: list[str]) -> RowParser[TraceJob]:
     """Return a parser of rows that adds the ids of truncated jobs to `truncated_ids`.
 
     Few demands differ, so each is parsed once.
@@ -105,7 +105,7 @@ def _make_row_parser(table: TextTable, gpus_per_instance: int, truncated_ids: li
     demand_cells = cells(*_DEMAND_COLUMNS)
     demands: dict[tuple[str, ...], Demand] = {}
 
-    def parse_row(row: list[str]) -> RecordedJob:
+    def parse_row(row: list[str]) -> TraceJob:
         row.append("")
         key = demand_cells(row)
         demand = demands.get(key)
@@ -121,8 +121,8 @@ def _make_row_parser(table: TextTable, gpus_per_instance: int, truncated_ids: li
             truncated_ids.append(job_id)
         if extra:
             fields = {"tenant": group or "default", **_parse_extra(extra)}
-            return RecordedJob(Job(job_id, seconds, demand, work, user=user, **fields), wait)
-        return RecordedJob(Job(job_id, seconds, demand, work, group or "default", user), wait)
+            return TraceJob(Job(job_id, seconds, demand, work, user=user, **fields), wait)
+        return TraceJob(Job(job_id, seconds, demand, work, group or "default", user), wait)
 
     return parse_row
 

@@ -17,7 +17,7 @@ from refold.simulator.traces.text_source import (
     parse_whole,
     shift_to_first_submission,
 )
-from refold.simulator.traces.trace import RecordedJob, Trace, make_trace
+from refold.simulator.traces.trace import Trace, TraceJob, make_trace
 
 REQUIRED_COLUMNS = ("job_id", "gpu_num", "cpu_num", "node_num", "submit_time", "duration")
 
@@ -35,7 +35,7 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
     return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes, waits=[row.wait for row in rows])
 
 
-def _make_row_parser(table: TextTable, gpus_per_instance: int) -> RowParser[RecordedJob]:
+def _make_row_parser(table: TextTable, gpus_per_instance: int) -> RowParser[TraceJob]:
     name, gpus, cpus, nodes, submitted, duration = (table.index(column) for column in REQUIRED_COLUMNS)
     user, cluster, job_name, started = (
         table.index_or_none(column) for column in ("user", "vc", "jobname", "start_time")
@@ -50,7 +50,7 @@ def _make_row_parser(table: TextTable, gpus_per_instance: int) -> RowParser[Reco
             cpu_milli=round(parse_number(cpu_num, "cpu_num") * 1000),
         )
 
-    def parse_row(row: list[str]) -> RecordedJob:
+    def parse_row(row: list[str]) -> TraceJob:
         job = Job(
             row[name],
             parse_time(row[submitted], "submit_time"),
@@ -60,7 +60,7 @@ def _make_row_parser(table: TextTable, gpus_per_instance: int) -> RowParser[Reco
             user=row[user] if user is not None else "",
             group=row[job_name] if job_name is not None else "",
         )
-        return RecordedJob.started_at(job, None if started is None else parse_time_or_none(row[started], "start_time"))
+        return TraceJob.started_at(job, None if started is None else parse_time_or_none(row[started], "start_time"))
 
     return parse_row
 

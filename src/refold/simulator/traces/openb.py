@@ -18,7 +18,7 @@ from refold.simulator.traces.text_source import (
     parse_rows,
     parse_whole,
 )
-from refold.simulator.traces.trace import RecordedJob, Trace, make_trace, whole_file_note
+from refold.simulator.traces.trace import Trace, TraceJob, make_trace, whole_file_note
 
 REQUIRED_COLUMNS = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 TIMES = ("creation_time", "scheduled_time", "deletion_time")
@@ -47,12 +47,12 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
     return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes, waits=waits)
 
 
-def _make_timed_row_parser(table: TextTable, counts: Counter[str]) -> RowParser[RecordedJob]:
+def _make_timed_row_parser(table: TextTable, counts: Counter[str]) -> RowParser[TraceJob]:
     parse_row_demand = _make_demand_parser(table)
     name, created, scheduled, deleted = (table.index(column) for column in ("name", *TIMES))
     qos = table.index_or_none("qos")
 
-    def parse_row(row: list[str]) -> RecordedJob:
+    def parse_row(row: list[str]) -> TraceJob:
         submitted = parse_number(row[created], "creation_time")
         if row[scheduled]:
             started = parse_number(row[scheduled], "scheduled_time")
@@ -64,18 +64,18 @@ def _make_timed_row_parser(table: TextTable, counts: Counter[str]) -> RowParser[
             raise BadCell("deletion_time", row[deleted], f"a time ≥ {started:g}")
         job_class: JobClass = "best-effort" if qos is not None and row[qos] == "BE" else "guaranteed"
         job = Job(row[name], submitted, parse_row_demand(row), work, job_class=job_class)
-        return RecordedJob.started_at(job, started if row[scheduled] else None)
+        return TraceJob.started_at(job, started if row[scheduled] else None)
 
     return parse_row
 
 
-def _make_untimed_row_parser(table: TextTable) -> RowParser[RecordedJob]:
+def _make_untimed_row_parser(table: TextTable) -> RowParser[TraceJob]:
     parse_row_demand = _make_demand_parser(table)
     name = table.index("name")
     first_line = table.line + 1
 
-    def parse_row(row: list[str]) -> RecordedJob:
-        return RecordedJob(Job(row[name], float(table.line - first_line), parse_row_demand(row)), None)
+    def parse_row(row: list[str]) -> TraceJob:
+        return TraceJob(Job(row[name], float(table.line - first_line), parse_row_demand(row)), None)
 
     return parse_row
 

@@ -19,7 +19,7 @@ from refold.simulator.traces.text_source import (
     parse_whole,
     shift_to_first_submission,
 )
-from refold.simulator.traces.trace import RecordedJob, Trace, make_trace, whole_file_note
+from refold.simulator.traces.trace import Trace, TraceJob, make_trace, whole_file_note
 
 TASK_COLUMNS = (
     "job_name",
@@ -76,13 +76,13 @@ def _read_job_table(path: Path) -> dict[str, tuple[str, str]]:
 
 def _make_row_parser(
     table: TextTable, submissions: dict[str, tuple[str, str]], counts: Counter[str]
-) -> RowParser[RecordedJob]:
+) -> RowParser[TraceJob]:
     job_name, task_name, inst_num, start, end, cpu, mem, gpu, gpu_type = (
         table.index(column) for column in TASK_COLUMNS if column != "status"
     )
     demand = cache(_parse_demand)
 
-    def parse_row(row: list[str]) -> RecordedJob | None:
+    def parse_row(row: list[str]) -> TraceJob | None:
         started = parse_number_or_none(row[start], "start_time")
         ended = parse_number_or_none(row[end], "end_time")
         if started is None or ended is None:
@@ -99,7 +99,7 @@ def _make_row_parser(
             user=user,
             workload=row[task_name],
         )
-        return RecordedJob.started_at(job, started if submitted else None)
+        return TraceJob.started_at(job, started if submitted else None)
 
     return parse_row
 

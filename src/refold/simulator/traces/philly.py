@@ -17,7 +17,7 @@ from refold.simulator.traces.text_source import (
     parse_time_or_none,
     shift_to_first_submission,
 )
-from refold.simulator.traces.trace import RecordedJob, Trace, make_trace, whole_file_note
+from refold.simulator.traces.trace import Trace, TraceJob, make_trace, whole_file_note
 
 
 class _Detail(msgspec.Struct):
@@ -49,7 +49,7 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
     """Read one job per entry: the GPUs of its last attempt, the run time of all; tenants are virtual clusters."""
     never_ran: Counter[str] = Counter()
 
-    def parse(entry: _LogEntry) -> RecordedJob | None:
+    def parse(entry: _LogEntry) -> TraceJob | None:
         recorded = _read_job(entry, gpus_per_instance)
         never_ran["jobs"] += recorded is None
         return recorded
@@ -71,7 +71,7 @@ def read(source: TextSource, *, skip_bad: bool, gpus_per_instance: int) -> Trace
     return make_trace(source.name, jobs, skipped_rows=skipped_rows, notes=notes, waits=waits)
 
 
-def _read_job(entry: _LogEntry, gpus_per_instance: int) -> RecordedJob | None:
+def _read_job(entry: _LogEntry, gpus_per_instance: int) -> TraceJob | None:
     """Return the job, or None if no attempt both started and ended. It waited when it did not run."""
     submitted = parse_time(entry.submitted_time, "submitted_time")
     runs = [run for attempt in entry.attempts if (run := _run(attempt)) is not None]
@@ -81,7 +81,7 @@ def _read_job(entry: _LogEntry, gpus_per_instance: int) -> RecordedJob | None:
     gpus = next((count for attempt in reversed(entry.attempts) if (count := _gpus(attempt))), 0)
     instances, each = equal_instances(gpus, gpus_per_instance)
     job = Job(entry.jobid, submitted, Demand(instances, each), work, entry.vc or "default", entry.user or "")
-    return RecordedJob.started_at(job, max(end for _, end in runs) - work)
+    return TraceJob.started_at(job, max(end for _, end in runs) - work)
 
 
 def _gpus(attempt: _Attempt) -> int:

@@ -37,7 +37,7 @@ from refold.simulator.traces.text_source import (
     parse_whole,
     shift_to_first_submission,
 )
-from refold.simulator.traces.trace import RecordedJob, Trace, make_trace, whole_file_note
+from refold.simulator.traces.trace import Trace, TraceJob, make_trace, whole_file_note
 
 MAX_BAD_SHARE = 0.1
 """Rows that cannot be read are left out and reported up to this share; above it the export is most likely damaged."""
@@ -164,22 +164,22 @@ def _submission(cells: Mapping[str, str]) -> float | None:
     return parse_time_or_none(cells.get("Submit"), "Submit") if eligible is None else eligible
 
 
-def _join_requeued(runs: Iterable[_Run], counts: Counter[str]) -> list[RecordedJob]:
+def _join_requeued(runs: Iterable[_Run], counts: Counter[str]) -> list[TraceJob]:
     """Return one job per submission: a requeued job has a row per run, of which the last did its work.
 
     Rows with the same id are different jobs if the earlier one was not requeued: ids are used again in time.
     """
-    recorded: list[RecordedJob] = []
+    recorded: list[TraceJob] = []
     requeued: dict[tuple[str, str, str], int] = {}
     for run in runs:
         key = (run.job.id, run.job.user, run.job.group)
         earlier = requeued.pop(key, None)
         if earlier is None:
-            recorded.append(RecordedJob.started_at(run.job, run.started))
+            recorded.append(TraceJob.started_at(run.job, run.started))
         else:
             first = min(recorded[earlier].job.submitted, run.job.submitted)
             job = msgspec.structs.replace(run.job, submitted=first)
-            recorded[earlier] = RecordedJob.started_at(job, run.started)
+            recorded[earlier] = TraceJob.started_at(job, run.started)
             counts["requeued"] += 1
         if run.state.startswith(_REQUEUED):
             requeued[key] = len(recorded) - 1 if earlier is None else earlier

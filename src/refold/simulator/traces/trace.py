@@ -17,14 +17,14 @@ REPLACEMENT = "\ufffd"
 """Replaces control characters in names, which could move the cursor or change colours when printed."""
 
 
-class RecordedJob(NamedTuple):
+class TraceJob(NamedTuple):
     """A job, and how long it waited according to its history; None if that is not known."""
 
     job: Job
     wait: Seconds | None
 
     @classmethod
-    def started_at(cls, job: Job, started: Seconds | None) -> RecordedJob:
+    def started_at(cls, job: Job, started: Seconds | None) -> TraceJob:
         """Return a job that waited until a time in the same clock; clocks of different machines may differ a little."""
         return cls(job, None if started is None else max(0.0, started - job.submitted))
 
