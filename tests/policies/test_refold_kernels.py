@@ -6,7 +6,17 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import given, strategies as st
 
-from refold.policies.refold.kernels import DelayColumns, DelayRules, PredictionColumns, delay_weights, outdated_rows
+from refold.policies.refold.kernels import (
+    DelayColumns,
+    DelayRules,
+    EndedRuns,
+    PredictionColumns,
+    UsableGpus,
+    UseColumns,
+    count_use,
+    delay_weights,
+    outdated_rows,
+)
 from refold.predict import is_outdated
 
 seconds = st.floats(0.0, 1e5)
@@ -69,3 +79,55 @@ def test_weights_of_delays() -> None:
     assert (weights[preferred], weights[other_wide]) == (8.0, 1.0)
     without_preference = delay_weights(1000.0, DelayRules(100.0, 50.0, 0.0), columns, is_preferred)
     assert without_preference[[preferred, other_wide]].tolist() == [1 + (1000 - 200) / 50] * 2
+
+
+class OneUse(NamedTuple):
+    submitted: float
+    rank: int
+    gpus: float
+    is_running: bool
+    held_type: int
+    held_since: float
+    usable_types: int
+    used_behind: float
+    has_room: bool
+
+
+uses = st.builds(
+    OneUse,
+    st.sampled_from([0.0, 1.0, 2.0]),
+    st.integers(0, 1),
+    st.sampled_from([1.0, 4.0]),
+    st.booleans(),
+    st.integers(0, 1),
+    st.sampled_from([3.0, 5.0]),
+    st.integers(0, 1),
+    st.sampled_from([nan, 0.0, 2.0]),
+    st.booleans(),
+)
+
+
+@given(st.lists(uses, min_size=1, max_size=12), st.sampled_from([nan, 3.0]))
+def test_the_use_of_those_behind_a_waiting_job_counts(jobs: list[OneUse], used_before: float) -> None:
+    now, is_usable = 8.0, np.array([[True, True], [True, False]])  # by set of types, and type
+    held = np.array([job.gpus * job.is_running for job in jobs])
+    table = {name: np.array([getattr(job, name) for job in jobs]) for name in OneUse._fields}
+    zeros = {"overtaken": np.zeros(len(jobs)), "used_in_all": np.zeros(len(jobs)), "held_gpus": held}
+    before, columns = {name: column.copy() for name, column in table.items()}, UseColumns(**table, **zeros)
+    counted = UsableGpus(
+        np.array([12.0, 8.0]), np.full(2, used_before), is_usable, np.ones((2, 2), np.bool_), np.array([1.0, 2.0])
+    )
+    ended = EndedRuns(np.array([1]), np.array([1.0]), np.array([1]), np.array([2.0]))
+    count_use(now, np.lexsort((table["submitted"], -table["rank"])), columns, counted, ended)
+    for row, job in enumerate(jobs):
+        types = is_usable[job.usable_types]
+        place = -job.rank, job.submitted
+        used = [types[one.held_type] * one.is_running * one.gpus * (now - one.held_since) for one in jobs]
+        behind = sum(use for use, one in zip(used, jobs, strict=True) if (-one.rank, one.submitted) > place)
+        assert columns.used_behind[row] == behind
+        in_all = 0.0 if np.isnan(used_before) else max(sum(used) + sum(types * [1.0, 2.0]) - used_before, 0.0)
+        newly_behind = max(behind - before["used_behind"][row] + 2.0 * (types[1] and place < (-1, 1.0)), 0.0)
+        is_counted, waits = not np.isnan(job.used_behind), not job.is_running
+        assert columns.overtaken[row] == (newly_behind if is_counted and waits else 0.0)
+        by_all = newly_behind if waits and job.has_room else in_all
+        assert columns.used_in_all[row] == (by_all if is_counted else 0.0)

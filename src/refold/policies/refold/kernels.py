@@ -38,6 +38,45 @@ class DelayColumns(NamedTuple):
     may_be_preferred: Bools
 
 
+class UseColumns(NamedTuple):
+    """Columns of the table of jobs by which the use of GPUs is counted; see `GpuUse`."""
+
+    submitted: Floats
+    rank: Ints
+    gpus: Floats
+    is_running: Bools
+    held_gpus: Floats
+    held_type: Ints
+    held_since: Floats
+    usable_types: Ints
+    overtaken: Floats
+    used_in_all: Floats
+    used_behind: Floats
+    has_room: Bools
+
+
+class UsableGpus(NamedTuple):
+    """By set of GPU types: their GPUs, and the GPU-seconds used on them until the last count (not a number: none yet).
+
+    `is_usable`: by set and type. `overlaps`: by two sets. `used_by_ended`: GPU-seconds of ended runs, by type.
+    """
+
+    gpus: Floats
+    used_before: Floats
+    is_usable: Bools
+    overlaps: Bools
+    used_by_ended: Floats
+
+
+class EndedRuns(NamedTuple):
+    """Runs that have ended since the last count, and the GPU-seconds that they used."""
+
+    rank: Ints
+    submitted: Floats
+    gpu_type: Ints
+    used: Floats
+
+
 class DelayRules(NamedTuple):
     """The weight of delays: the times in which it doubles, and that of preferred wide jobs; 0: there are none."""
 
@@ -93,3 +132,66 @@ def delay_weights(now: Seconds, rules: DelayRules, columns: DelayColumns, is_pre
             delay = max(0.0, age - _done_by(now, reported_done[row], computing_since[row]))
             weights[row] = 1 + delay / delay_doubling
     return result
+
+
+def count_use(now: Seconds, order: Ints, columns: UseColumns, usable: UsableGpus, ended: EndedRuns) -> None:
+    """Count what was used since the last time, in the rows of waiting jobs and of runs. `order`: rows by rank."""
+    submitted, rank, gpus = columns.submitted, columns.rank, columns.gpus
+    held_gpus, held_type, held_since = columns.held_gpus, columns.held_type, columns.held_since
+    is_running, has_room = columns.is_running.view(np.uint8), columns.has_room.view(np.uint8)
+    usable_types, overtaken, used_in_all = columns.usable_types, columns.overtaken, columns.used_in_all
+    used_behind, used_before, used_by_ended = columns.used_behind, usable.used_before, usable.used_by_ended
+    gpus_of, is_usable, overlaps = usable.gpus, usable.is_usable.view(np.uint8), usable.overlaps.view(np.uint8)
+    ended_rank, ended_submitted, ended_type, ended_used = ended
+    used_now, last = np.empty(len(order)), len(order) - 1
+    used = used_now
+    for types in range(len(gpus_of)):
+        in_all, is_empty = 0.0, True
+        for row in range(len(order)):
+            is_empty = is_empty and usable_types[row] != types
+            is_held = held_gpus[row] > 0.0 and is_usable[types, held_type[row]]
+            used[row] = held_gpus[row] * (now - held_since[row]) if is_held else 0.0
+            in_all += used[row]
+        if is_empty:  # no job may use just these types
+            continue
+        for gpu_type in range(len(used_by_ended)):
+            if is_usable[types, gpu_type]:
+                in_all += used_by_ended[gpu_type]
+        used_by_all = 0.0 if isnan(used_before[types]) else max(in_all - used_before[types], 0.0)
+        used_before[types] = in_all
+
+        # From the last job to the first: what those behind a job have used. Equal jobs are not behind each other.
+        behind, following = 0.0, last
+        for at in range(last, -1, -1):
+            row, other = order[at], order[following]
+            if rank[row] != rank[other] or submitted[row] != submitted[other]:
+                for passed in range(following, at, -1):
+                    behind += used[order[passed]]
+                following = at
+            if usable_types[row] != types:
+                continue
+            before = used_behind[row]
+            used_behind[row] = behind
+            if isnan(before):
+                continue
+            for run in range(len(ended_rank)):
+                is_behind = rank[row] == ended_rank[run] and submitted[row] < ended_submitted[run]
+                if is_usable[types, ended_type[run]] and (is_behind or rank[row] > ended_rank[run]):
+                    before -= ended_used[run]
+            if is_running[row]:
+                used_in_all[row] += used_by_all
+                continue
+            used_by_those_behind = max(behind - before, 0.0)
+            overtaken[row] += used_by_those_behind
+            used_in_all[row] += used_by_those_behind if has_room[row] else used_by_all
+
+        # From the first job to the last: whether there is room beside all jobs ahead.
+        ahead = 0.0
+        for at in range(len(order)):
+            row = order[at]
+            if usable_types[row] == types:
+                has_room[row] = ahead + gpus[row] <= gpus_of[types]
+            if not is_running[row]:
+                ahead += gpus[row] if overlaps[types, usable_types[row]] else 0.0
+            elif held_gpus[row] > 0.0 and is_usable[types, held_type[row]]:
+                ahead += held_gpus[row]

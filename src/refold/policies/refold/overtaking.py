@@ -9,19 +9,17 @@ decides is what was used, not what was predicted, on any scale of time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from math import nan
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from refold.core import View
 from refold.model import WHOLE, Allocation, Cluster, Job, Run, Seconds
-from refold.placement import Floats, Ints
+from refold.policies.refold.kernels import EndedRuns, UsableGpus, UseColumns, count_use
 from refold.policies.refold.table import EstimateTable, GpuUse
 
-Flags = NDArray[np.bool_]
 GpuTypes = tuple[str, ...]
 
 GUARANTEED_RANK = 1 << 40
@@ -29,7 +27,7 @@ GUARANTEED_RANK = 1 << 40
 
 
 class _Ended(NamedTuple):
-    """A run that has ended, and the GPU-seconds that it used."""
+    """A run that has ended: a row of `EndedRuns`."""
 
     rank: int
     submitted: Seconds
@@ -45,12 +43,13 @@ class Overtaking:
         """Numbers of the GPU types that have been used."""
         self._usable: dict[GpuTypes, int] = {}
         """Numbers of sets of GPU types that jobs may use; the empty set stands for all."""
+        self._gpus: dict[GpuTypes, int] = {}
+        """Number of GPUs by set."""
         self._ended: list[_Ended] = []
         """Runs that have ended since the last update."""
         self._used_by_ended: dict[int, float] = {}
         """GPU-seconds by type of all runs that have ended."""
-        self._used_before: dict[int, float] = {}
-        """GPU-seconds used until the last update, by set of types."""
+        self._counted: UsableGpus | None = None
 
     def observe(self, view: View, by_id: Mapping[str, Job], guaranteed: Collection[str]) -> None:
         """Note the runs that have ended. Must be called once for each view, before jobs are forgotten."""
@@ -64,9 +63,12 @@ class Overtaking:
 
     def columns(self, view: View, table: EstimateTable, job: Job, guaranteed: Collection[str]) -> GpuUse:
         """Return what the row of a job has to contain; what was counted so far is kept."""
-        usable = self._usable.setdefault(job.demand.gpu_types, len(self._usable))
+        types = job.demand.gpu_types
+        if types not in self._usable:
+            self._usable[types], self._gpus[types] = len(self._usable), _gpus_of(view.cluster, types)
+        usable = self._usable[types]
         # Before a job was known here, only jobs ahead of it are assumed to have run.
-        counted = 0.0, _gpus_of(view.cluster, job.demand.gpu_types) * max(view.now - job.submitted, 0.0), nan, False
+        counted = 0.0, self._gpus[types] * max(view.now - job.submitted, 0.0), nan, False
         if job.id in table.row_of:
             counted = tuple(table.value(name, job.id) for name in GpuUse._fields[:4])
         rank, run = _rank(job, guaranteed), view.runs.get(job.id)
@@ -76,95 +78,50 @@ class Overtaking:
 
     def update(self, view: View, table: EstimateTable) -> None:
         """Count what was used since the last update. The rows of all jobs must be up to date."""
-        used_so_far = table.column("held_gpus") * (view.now - table.column("held_since"))
-        order = _Order(table.column("rank"), table.column("submitted"))
-        for gpu_types, usable in self._usable.items():
-            rows = (table.column("usable_types") == usable).nonzero()[0]
-            if not len(rows):
-                continue
-            is_usable = np.array([not gpu_types or name in gpu_types for name in self._types], dtype=np.bool_)
-            on_usable = is_usable[table.column("held_type")] if len(is_usable) else True
-            by_run = used_so_far * on_usable
-            waits_for = table.column("gpus") * ~table.column("is_running") * self._overlaps(table, gpu_types)
-            ahead = order.sums_ahead(table.column("held_gpus") * on_usable + waits_for)[rows]
-            has_room = ahead + table.column("gpus")[rows] <= _gpus_of(view.cluster, gpu_types)
-            self._count(table, rows, by_run, order.sums_behind(by_run)[rows], has_room, is_usable, usable)
-        self._ended.clear()
+        ended, self._ended = _as_columns(self._ended), []
+        if not len(table):
+            return
+        if self._counted is None or self._counted.is_usable.shape != (len(self._usable), len(self._types)):
+            self._counted = self._usable_gpus(self._counted)
+        self._counted.used_by_ended[:] = [self._used_by_ended.get(gpu_type, 0.0) for gpu_type in self._types.values()]
+        order = np.lexsort((table.column("submitted"), -table.column("rank")))
+        count_use(view.now, order, table.columns(UseColumns), self._counted, ended)
 
-    def _count(
-        self,
-        table: EstimateTable,
-        rows: Ints,
-        by_run: Floats,
-        behind: Floats,
-        has_room: Flags,
-        is_usable: Flags,
-        usable: int,
-    ) -> None:
-        """Count what was used on some types of GPUs, for the rows of the jobs that may use these.
-
-        `has_room`: which of them have room from now on beside all jobs ahead of them, whose use does not count then.
-        """
-        before = table.column("used_behind")[rows]
-        for ended in self._ended:
-            if is_usable[ended.gpu_type]:
-                before -= ended.used * self._is_ahead_of(table, rows, ended)
-        in_all = float(by_run.sum()) + sum(used for one, used in self._used_by_ended.items() if is_usable[one])
-        is_known = ~np.isnan(before)
-        waited = is_known & ~table.column("is_running")[rows]
-        by_those_behind = np.where(waited, np.maximum(behind - before, 0.0), 0.0)
-        by_all = max(in_all - self._used_before.get(usable, in_all), 0.0)
-        table.column("overtaken")[rows] += by_those_behind
-        had_room = table.column("has_room")[rows]
-        table.column("used_in_all")[rows[is_known]] += np.where(had_room & waited, by_those_behind, by_all)[is_known]
-        table.column("has_room")[rows] = has_room
-        table.column("used_behind")[rows] = behind
-        self._used_before[usable] = in_all
-
-    def _overlaps(self, table: EstimateTable, gpu_types: GpuTypes) -> Flags:
-        """Return by row which jobs may use some of these types."""
-        overlaps = [not one or not gpu_types or not set(one).isdisjoint(gpu_types) for one in self._usable]
-        by_row: Flags = np.array(overlaps, dtype=np.bool_)[table.column("usable_types")]
-        return by_row
-
-    def _is_ahead_of(self, table: EstimateTable, rows: Ints, ended: _Ended) -> Flags:
-        """Return which rows are those of jobs ahead of one that has ended."""
-        rank, submitted = table.column("rank")[rows], table.column("submitted")[rows]
-        is_ahead: Flags = (rank > ended.rank) | (rank == ended.rank) & (submitted < ended.submitted)
-        return is_ahead
+    def _usable_gpus(self, before: UsableGpus | None) -> UsableGpus:
+        """Return the sets of GPU types, with what was counted `before` there were more types or sets."""
+        used_before = np.full(len(self._usable), nan)
+        if before is not None:
+            used_before[: len(before.used_before)] = before.used_before
+        return UsableGpus(
+            np.array(list(self._gpus.values()), dtype=np.float64),
+            used_before,
+            np.array([[not types or one in types for one in self._types] for types in self._usable], dtype=np.bool_),
+            np.array([[_overlap(one, other) for other in self._usable] for one in self._usable], dtype=np.bool_),
+            np.zeros(len(self._types)),
+        )
 
     def _type_of(self, cluster: Cluster, held: Allocation) -> int:
         """Return the number of the GPU type of an allocation, which is one unless types are interchangeable."""
         return self._types.setdefault(cluster.nodes[held.placement[0].node].gpu_type, len(self._types))
 
 
-class _Order:
-    """All rows of a table in order of rank and submission."""
-
-    def __init__(self, rank: Ints, submitted: Floats) -> None:
-        self._order = np.lexsort((submitted, -rank))
-        ranks = np.stack([rank[self._order], submitted[self._order]])
-        is_last_of_equals = np.append((ranks[:, 1:] != ranks[:, :-1]).any(axis=0), True)[: len(rank)]
-        last_of_equals = is_last_of_equals.nonzero()[0]
-        self._last_of_equals = last_of_equals[np.searchsorted(last_of_equals, np.arange(len(rank)))]
-
-    def sums_ahead(self, values: Floats) -> Floats:
-        """Return for each row the sum of the values of those ahead of it."""
-        in_order = values[self._order]
-        sums: Floats = np.empty(len(values))
-        sums[self._order] = np.cumsum(in_order) - in_order
-        return sums
-
-    def sums_behind(self, values: Floats) -> Floats:
-        """Return for each row the sum of the values of those behind it."""
-        in_order = values[self._order]
-        sums: Floats = np.empty(len(values))
-        sums[self._order] = (in_order.sum() - np.cumsum(in_order))[self._last_of_equals]
-        return sums
-
-
 def _rank(job: Job, guaranteed: Collection[str]) -> int:
     return job.priority + GUARANTEED_RANK * (job.id in guaranteed)
+
+
+def _as_columns(runs: Sequence[_Ended]) -> EndedRuns:
+    ranks, submitted, types, used = zip(*runs, strict=True) if runs else ((), (), (), ())
+    return EndedRuns(
+        np.array(ranks, dtype=np.int64),
+        np.array(submitted, dtype=np.float64),
+        np.array(types, dtype=np.int64),
+        np.array(used, dtype=np.float64),
+    )
+
+
+def _overlap(one: GpuTypes, other: GpuTypes) -> bool:
+    """Return whether two sets of types have one in common."""
+    return not one or not other or not set(one).isdisjoint(other)
 
 
 def _gpus_of(cluster: Cluster, gpu_types: GpuTypes) -> int:
