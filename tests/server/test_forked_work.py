@@ -2,6 +2,9 @@
 
 import asyncio
 import os
+import select
+import subprocess
+import sys
 import threading
 import time
 from functools import partial
@@ -55,6 +58,29 @@ def test_a_copy_whose_result_nobody_waits_for_is_ended() -> None:
 def test_a_copy_that_waits_forever_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("refold.server.forked_work.MAX_WAIT_SECONDS", 0.1)
     assert asyncio.run(ForkedWork().run(threading.Event().wait)).result is None
+
+
+DAEMON = """
+import asyncio, os, threading
+from pathlib import Path
+from refold.server.forked_work import ForkedWork
+
+def work():
+    print(os.getpid(), flush=True)
+    threading.Event().wait()
+
+asyncio.run(ForkedWork().run(work))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_a_copy_ends_with_a_daemon_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", DAEMON], stdout=subprocess.PIPE) as daemon:
+        assert daemon.stdout is not None
+        copy = os.pidfd_open(int(daemon.stdout.readline()))
+        daemon.kill()
+        assert select.select([copy], [], [], 30)[0]
+        os.close(copy)
 
 
 def test_a_few_copies_work_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

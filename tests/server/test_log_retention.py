@@ -137,13 +137,13 @@ def test_no_ended_job_is_visited_again(tmp_path: Path, monkeypatch: pytest.Monke
 def test_files_that_cannot_be_removed_are_logged_and_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def test(setup: RetentionSetup) -> None:
         first, second = await setup.job(), await setup.job()
-        stubborn = RunFiles(setup.logs, first, 1).folder / "run-of-its-own"
+        stubborn = RunFiles(setup.logs, first, 1).folder / "run-of\nits-own"
         stubborn.mkdir()
         setup.now = 1e12
         setup.retention.sweep()
-        assert setup.remaining() == {first: ["run-of-its-own"]}
+        assert setup.remaining() == {first: ["run-of\nits-own"]}
         assert [record.getMessage().partition(": Is")[0] for record in caplog.records] == [
-            f"cannot remove the output of {first}: {stubborn}"
+            f"cannot remove the output of {first}: {str(stubborn)!r}"
         ]
         assert second not in caplog.text
 

@@ -63,6 +63,7 @@ from .serving import (
 )
 from .signals import (
     TERMINATION_SIGNALS as TERMINATION_SIGNALS,
+    end_with_parent as end_with_parent,
     interruptible as interruptible,
 )
 from .snapshot import encode_snapshot as encode_snapshot

@@ -22,6 +22,7 @@ from typing import Generic, NoReturn, TypeVar
 import msgspec
 
 from refold.model import Seconds
+from refold.server.signals import end_with_parent
 
 T = TypeVar("T")
 log = logging.getLogger("refold")
@@ -61,11 +62,12 @@ class ForkedWork:
 
     async def _run(self, work: Callable[[], T]) -> WorkOutcome[T]:
         reader, writer = os.pipe()
+        parent = os.getpid()
         with warnings.catch_warnings():  # of Python 3.12: the copy has none of the other threads, and needs none
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            _end_with_result(work, writer)
+            _end_with_result(work, writer, parent)
         os.close(writer)
         try:
             output = await asyncio.wait_for(_read_all(reader), MAX_WAIT_SECONDS)
@@ -91,9 +93,10 @@ class WorkHere:
         return WorkOutcome(work(), 0.0)
 
 
-def _end_with_result(work: Callable[[], object], writer: int) -> NoReturn:
-    """Do the work in the copy, write the outcome and end."""
+def _end_with_result(work: Callable[[], object], writer: int, parent: int) -> NoReturn:
+    """Do the work in the copy, write the outcome and end; at once if the daemon ends."""
     try:
+        end_with_parent(signal.SIGKILL, parent)
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)

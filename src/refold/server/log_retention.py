@@ -67,11 +67,11 @@ class LogRetention:
 
     def _remove(self, job_id: str, should_remove: Callable[[Path], bool] = lambda _: True) -> None:
         files = RunFiles(self._logs, job_id, run=0)
-        for path in filter(should_remove, files.folder.glob("run-*")):
+        for path in filter(should_remove, (*files.records.glob("run-*"), *files.folder.glob("run-*"))):
             try:
                 path.unlink()
-            except OSError as error:
-                log.warning("cannot remove the output of %s: %s: %s", job_id, path, error.strerror)
-        for folder in (files.checkpoint_folder, files.folder):
+            except OSError as error:  # the job's user may have given the file a name of several lines
+                log.warning("cannot remove the output of %s: %r: %s", job_id, str(path), error.strerror)
+        for folder in (files.records, files.checkpoint_folder, files.folder):
             with suppress(OSError):  # not empty, or missing
                 folder.rmdir()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -25,6 +26,7 @@ from refold.placement import Floats
 from refold.policies import POLICIES
 from refold.server.live_state import LiveState
 from refold.server.recovery import MAX_PAST_JOBS
+from refold.server.signals import end_with_parent
 from refold.server.snapshot import redacted
 from refold.server.store import StoreReader
 from refold.simulator import (
@@ -113,7 +115,7 @@ class PolicyComparer:
 async def _run_process(task: _Task, limit: Seconds) -> _SimulatedAnswer:
     encoded = await asyncio.to_thread(msgspec.json.encode, task)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", __name__, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", __name__, str(os.getpid()), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     try:
         async with asyncio.timeout(limit):
@@ -221,7 +223,8 @@ def _maker(name: str, settings: Mapping[str, Any]) -> Callable[[], Policy]:
 
 
 def main() -> None:
-    """Answer one task."""
+    """Answer one task for the daemon whose pid is given."""
+    end_with_parent(signal.SIGKILL, int(sys.argv[1]))
     os.nice(NICENESS)
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=_Task)
     try:

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(number: signal.Signals, parent: int | None = None) -> None:
+    """Let the kernel signal this process when its parent ends, also if that is killed. Linux only.
+
+    `parent`: its pid, if that may have ended already.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    if parent not in (None, os.getppid()):
+        os.kill(os.getpid(), number)
 
 
 class Interruption:

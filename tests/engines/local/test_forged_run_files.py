@@ -8,6 +8,7 @@ import socket
 import stat
 import subprocess
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -129,29 +130,35 @@ def test_records_of_the_daemon_that_a_user_has_written_are_not_read(helped: Help
 
 
 @needs_root
-def test_output_that_a_user_has_renamed_is_not_a_record(helped: HelpedDaemon) -> None:
-    """Logs are files of the daemon, with content of the job."""
+@pytest.mark.parametrize("mode", [0o600, 0o644])
+def test_output_that_a_user_has_renamed_is_not_a_record(helped: HelpedDaemon, mode: int) -> None:
+    """Logs, and what is copied of them, are files of the daemon with content of the job."""
     files = RunFiles(helped.out, "job", 1)
-    log = files.log(0)
-    log.write_bytes(msgspec.json.encode(UNREAL_MARK))
-    log.chmod(0o644)
-    as_user(ANN, log.rename, helped.out / "job" / "run-1.start")
-    assert files.read_start() is None
+    records = {"run-1.start": UNREAL_MARK, "run-1.end": RunFinished("job", 1)}
+    for name, record in records.items():
+        log = files.log(0)
+        log.write_bytes(msgspec.json.encode(record))
+        os.chown(log, DAEMON.uid, DAEMON.gid)
+        log.chmod(mode)
+        as_user(ANN, log.rename, helped.out / "job" / name)
+    assert as_user(DAEMON.uid, lambda: (files.read_start(), files.read_end())) == (None, None)
 
 
-def test_a_start_record_that_a_user_has_renamed_is_not_that_of_another_run(tmp_path: Path) -> None:
-    files = RunFiles(tmp_path, "job", 1)
-    record = files.record_start(StartRecord("mark", 0))
-    assert files.read_start() == record == StartRecord("mark", 0, run=1)
-    (files.folder / "run-1.start").rename(files.folder / "run-2.start")
-    assert files.of_run(2).read_start() is None
-
-
-def test_a_start_record_of_an_older_daemon_is_that_of_its_run(tmp_path: Path) -> None:
-    files = RunFiles(tmp_path, "job", 3)
-    files.record_start(StartRecord("mark", 0))
-    (files.folder / "run-3.start").write_text('{"mark":"older","port":0}')
-    assert files.read_start() == StartRecord("older", 0)
+@needs_root
+def test_a_user_can_neither_read_nor_replace_records_of_the_daemon(helped: HelpedDaemon) -> None:
+    files = RunFiles(helped.out, "job", 1)
+    as_user(DAEMON.uid, files.record_start, StartRecord("mark", 0))
+    as_user(DAEMON.uid, files.record_end, RunStopped("job", 1))
+    (helped.out / "job" / "forged").touch()
+    for name in ("run-1.start", "run-1.end"):
+        for act in (
+            (files.records / name).read_bytes,
+            (files.records / name).unlink,
+            partial((helped.out / "job" / "forged").rename, files.records / name),
+        ):
+            with pytest.raises(PermissionError):
+                as_user(ANN, act)
+    assert (files.read_start(), files.read_end()) == (StartRecord("mark", 0), RunStopped("job", 1))
 
 
 @pytest.mark.parametrize("swap", ["a link", "a file"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -10,12 +11,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from time import sleep
 
 import pytest
 from other_users import ANN, BEN, as_user, needs_root, public_folder
 
-from refold.engines.local import helper
-from refold.engines.local.helper import Helper
+from refold.engines.local import helper, helper_processes
+from refold.engines.local.helper import Helper, drop_privileges
 from refold.engines.local.helper_messages import Signal, StartShim, receive_reply, send
 from refold.engines.local.helper_processes import HelperLost, HelperProcesses
 from refold.engines.local.process import Process, wait_for_exit
@@ -144,17 +146,85 @@ def test_a_command_is_looked_for_with_the_rights_of_the_user(helped: HelpedDaemo
         def problem(user: int, *copies: Path) -> str:
             files = [OutputCopy("output", path) for path in copies]
             folder = home / "private"
-            return helped.processes.find_start_problem(str(user), "./run.sh", folder, ENVIRONMENT, files)
+            return asyncio.run(helped.processes.find_start_problem(str(user), "./run.sh", folder, ENVIRONMENT, files))
 
         assert problem(ANN) == ""
         assert problem(ANN, home / "missing" / "out.log").endswith("cannot be written: No such file or directory")
         assert "Permission denied" in problem(BEN) or "does not exist" in problem(BEN)
 
 
-def test_the_helper_does_not_wait_for_a_user_forever(helped: HelpedDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(helper, "CHECK_SECONDS", 0.1)
-    monkeypatch.setattr(helper, "find_start_problem", lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
-    assert helped.processes.find_start_problem(str(ANN), "true", Path("/"), ENVIRONMENT, ()) == "no answer within 0.1 s"
+def test_a_check_that_its_user_stops_keeps_nobody_waiting_and_is_killed(
+    helped: HelpedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helper, "CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(helper_processes, "CHECK_SECONDS", 0.1)
+    monkeypatch.setattr(helper, "find_start_problem", stop_itself)
+
+    async def check() -> tuple[str, set[str]]:
+        checks = [
+            asyncio.create_task(helped.processes.find_start_problem(str(ANN), "true", Path("/"), ENVIRONMENT, ()))
+            for _ in range(3)
+        ]
+        await asyncio.sleep(0)
+        meanwhile = await asyncio.to_thread(helped.run, str(BEN), "echo", "runs")
+        return meanwhile, set(await asyncio.gather(*checks))
+
+    problem = "cannot start 'true': whether user '60001' can was not answered within 0.1 s"
+    assert asyncio.run(check()) == ("runs\n", {problem})
+    while [one for one in helped.processes.list_processes() if one.uid == ANN and one.alive]:
+        sleep(0.02)
+
+
+def stop_itself(*_: object) -> str:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return ""
+
+
+def test_a_start_that_its_user_stops_keeps_nobody_waiting(
+    helped: HelpedDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the change of its uid and the shell, the process can be stopped by its user."""
+    monkeypatch.setattr(helper, "drop_privileges", drop_and_stop)
+    log = os.open(helped.out / "stopped", os.O_WRONLY | os.O_CREAT, 0o600)
+    pid = helped.processes.start(str(ANN), ["/bin/sh", "-c", "true"], ENVIRONMENT, log)
+    os.close(log)
+    assert helped.run(str(BEN), "echo", "runs") == "runs\n"
+    helped.processes.signal(ANN, [pid], signal.SIGKILL)
+    while any(one.pid == pid and one.alive for one in helped.processes.list_processes()):
+        sleep(0.02)
+
+
+STOP_ALL = "while :; do kill -s STOP -- -1; done"
+"""Stops all processes of its user, but itself."""
+
+
+@pytest.mark.long
+def test_starts_go_on_while_a_user_stops_all_of_its_processes(helped: HelpedDaemon) -> None:
+    helped.connection.settimeout(120.0)
+    log = os.open(helped.out / "stopped", os.O_WRONLY | os.O_CREAT, 0o600)
+    attackers = [subprocess.Popen(["/bin/sh", "-c", STOP_ALL], user=ANN) for _ in range(2)]
+    try:
+        pids = [helped.processes.start(str(ANN), ["/bin/sh", "-c", "true"], ENVIRONMENT, log) for _ in range(200)]
+    finally:
+        os.close(log)
+        for attacker in attackers:
+            attacker.kill()
+            attacker.wait()
+    helped.processes.signal(ANN, pids, signal.SIGKILL)
+    assert helped.run(str(BEN), "echo", "runs") == "runs\n"
+
+
+def drop_and_stop(account: JobAccount) -> None:
+    drop_privileges(account)
+    if account.uid == ANN:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def test_a_command_that_the_kernel_would_not_take_is_refused(helped: HelpedDaemon) -> None:
+    for words in (["x" * 2**17], ["x" * 1000] * 20_000):
+        with pytest.raises(OSError, match="Argument list too long"):
+            helped.run(str(ANN), *words)
+    assert helped.run(str(ANN), "sh", "-c", "echo ${#1}", "-", "x" * (2**17 - 1)) == "131071\n"
 
 
 def test_only_processes_of_the_jobs_user_are_signalled(helped: HelpedDaemon) -> None:
@@ -167,6 +237,10 @@ def test_only_processes_of_the_jobs_user_are_signalled(helped: HelpedDaemon) -> 
         assert receive_reply(helped.connection).error == ""
         assert of_root.poll() is None
         of_root.kill()
+    with subprocess.Popen(["sleep", "600"], start_new_session=True, user=DAEMON.uid) as of_daemon:
+        helped.processes.signal(ANN, [of_daemon.pid], signal.SIGKILL)
+        assert of_daemon.poll() is None
+        of_daemon.kill()
     with subprocess.Popen(["sleep", "600"], start_new_session=True, user=ANN) as of_ann:
         helped.processes.signal(ANN, [of_ann.pid], signal.SIGTERM)
         assert of_ann.wait() == -signal.SIGTERM
@@ -205,7 +279,5 @@ def test_accounts_are_found_by_name_or_uid() -> None:
 
 
 def test_the_end_of_a_process_that_is_not_a_child_is_noticed() -> None:
-    import asyncio
-
     pid = int(subprocess.run(["sh", "-c", "sleep 0.01 & echo $!"], capture_output=True, check=True).stdout)
     assert asyncio.run(wait_for_exit(Process(pid))) is None

@@ -125,7 +125,7 @@ class RunsInCgroups(BackendContract):
             await harness.start("job", "echo begun >begun; exec sleep 1000")
             await harness.content("begun")
             await harness.replace_backend()
-            record = tmp_path / "logs" / "job" / "run-1.start"
+            record = tmp_path / "logs" / ".records" / "job" / "run-1.start"
             record.write_text('{"mark": "../../\\udcff", "port": 0}')
             await harness.order(StartRun("job", 1, Allocation((Share(0, (0,)),))))
             await harness.started("job")
@@ -258,13 +258,23 @@ def test_a_shim_does_nothing_before_it_is_in_its_cgroup(kind: str, tmp_path: Pat
     require(kind)
     groups = open_for(mark_prefix(tmp_path), kind)
     run = group_name(new_mark(tmp_path))
-    words = ["/bin/sh", "-c", f"{GATE}(cat /proc/self/cgroup)"]
+    words = ["/bin/sh", "-c", "(cat /proc/self/cgroup)"]
     process = start_in_group(words, GroupPlace(run, 0), groups, stdout=subprocess.PIPE)
     output = process.communicate()[0].decode()
     name = f"/refold-{mark_prefix(tmp_path)[:-1]}/{run}.0"
     assert output.count(name) == len({path for path in groups_folders(tmp_path, kind) if path.name.endswith(".0")})
     assert groups.members(run) == []
     groups.remove(run)
+    groups.close()
+    assert groups_folders(tmp_path, kind) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_empty_cgroup_outlives_a_daemon_that_could_not_remove_it(kind: str, tmp_path: Path) -> None:
+    """It was killed after the end of a run; its helper closes the cgroups."""
+    require(kind)
+    groups = open_for(mark_prefix(tmp_path), kind)
+    groups.create(GroupPlace(group_name(new_mark(tmp_path)), 0))
     groups.close()
     assert groups_folders(tmp_path, kind) == []
 

@@ -225,7 +225,7 @@ def test_an_incomplete_exit_status_is_ignored(tmp_path: Path) -> None:
         await harness.start("job", shell)
         await harness.ending("job")
         await harness.replace_backend()
-        run_files(tmp_path).end.unlink()
+        (run_files(tmp_path).records / "run-1.end").unlink()
         run_files(tmp_path).exit(0).write_text("0")
         await harness.start("job", shell)
         assert await harness.ending("job") == RunFailed("job", 1, LOST)

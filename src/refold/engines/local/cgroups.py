@@ -114,9 +114,11 @@ class Cgroups:
                 time.sleep(POLL_SECONDS)
 
     def close(self) -> None:
-        """Remove what is not in use: the daemon ends."""
+        """Remove what is not in use: the daemon ends, or was killed. A cgroup with processes cannot be removed."""
         for tree in self._trees:
             for folder in tree.folders:
+                for name in filter(_FOLDER.fullmatch, _list(folder)):
+                    _remove(folder / name)
                 _remove(folder)
 
     # Reading.

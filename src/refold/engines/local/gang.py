@@ -29,7 +29,15 @@ from refold.engines.local.run_groups import InstanceUsage, limits_of, out_of_mem
 from refold.engines.local.shim import output_copies
 from refold.model import Allocation, ChangeRequest, Job, Seconds, run_plan
 from refold.server import Report
-from refold.server.output import SHORTAGE_ERRNOS, ResourceShortage, RunEnd, RunFiles, StartRecord, retry_on_shortage
+from refold.server.output import (
+    SHORTAGE_ERRNOS,
+    ResourceShortage,
+    RunEnd,
+    RunFiles,
+    StartRecord,
+    is_regular,
+    retry_on_shortage,
+)
 
 KILLED = 128 + signal.SIGKILL
 """Exit code of a process that was killed, as a shell reports it."""
@@ -81,7 +89,7 @@ class Gang:
             next_record = await retry_on_shortage(self._next_files.read_start)
             if end is None and next_record is not None and next_record.mark == record.mark:
                 return self._hand_over(next_record)
-        start_failure = None if end else self._start(environment)
+        start_failure = None if end else await self._start(environment)
         if end:
             self._adopt_claimed()
         if self._is_taken_over and self._instances:
@@ -106,7 +114,7 @@ class Gang:
                 task.cancel()
         return end
 
-    def _start(self, environment: RunEnvironment) -> RunFailed | None:
+    async def _start(self, environment: RunEnvironment) -> RunFailed | None:
         """Start every instance that is not running yet, and return the failure, if there is one."""
         if not self.job.command:
             return self._start_failure("the job has no command")
@@ -117,9 +125,10 @@ class Gang:
             self._tree.mark = record.mark
             environments = environment.build(self.job, self._order, self.files, record, self._grace)
             copies = [output_copies(self.job, self.run, self._folder, number) for number in range(self.instances)]
-            if problem := self._tree.host.find_start_problem(
+            problem = await self._tree.host.find_start_problem(
                 self.job.user, program, self._folder, environments[0], sum(copies, ())
-            ):
+            )
+            if problem:
                 return self._start_failure(problem)
             for number, variables in enumerate(environments):
                 instance = self._instance(number)
@@ -162,7 +171,7 @@ class Gang:
         If the run was prepared by a live change, its processes are taken over; or ended, if they are of no use.
         """
         record = await retry_on_shortage(self.files.read_start)
-        if record is None or not record.origin or self.files.claim(0).exists():
+        if record is None or not record.origin or is_regular(self.files.claim(0)):
             return record
         if record.prepared == self._order.allocation and await retry_on_shortage(lambda: take_over(self.files)):
             self._is_taken_over = True

@@ -5,22 +5,24 @@ It serves one connection, to the daemon that it has started, and ends with it. S
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import select
 import signal
 import socket
 import stat
-import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import Any, NoReturn
 
 from refold.engines.local.cgroups import Cgroups
 from refold.engines.local.helper_messages import (
+    ANSWERED,
+    CHECK_SECONDS,
+    MAX_ANSWER_BYTES,
     Check,
     GroupRequest,
     HelperReply,
@@ -43,22 +45,28 @@ from refold.engines.local.process_host import (
     OutputCopy,
     find_start_problem,
     signal_groups,
-    start_in_group,
 )
 from refold.errors import BadInput
-from refold.model import Seconds
-from refold.server import JobAccount, find_job_account
+from refold.server import JobAccount, end_with_parent, find_job_account
 from refold.server.output import ResourceShortage
 
 JOB_FOLDER_MODE = 0o2770
 """The job's user and the daemon's group may write; what either creates belongs to the daemon's group."""
 
-CHECK_SECONDS: Seconds = 10.0
-"""How long the helper waits for what it does as a user, whose file system may not answer."""
+OPEN = b"\n"
+"""What lets a new process become the user's."""
 
 SHIM_UMASK = 0o002
-PR_SET_PDEATHSIG = 1
 SHELL = "/bin/sh"
+
+MAX_WORD_BYTES = 2**17 - 1
+"""Maximum length of an argument or environment variable that Linux accepts (MAX_ARG_STRLEN)."""
+
+OVERHEAD_BYTES = 9
+"""What the kernel needs for each of them beside its characters: their end, and a pointer."""
+
+FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+UID_MAP = Path("/proc/self/uid_map")
 
 
 class Helper:
@@ -74,7 +82,9 @@ class Helper:
         self._connection = connection
         self._out = os.open(out, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self._daemon = daemon
-        self._started: set[int] = set()
+        self._sender_uid = find_unused_uid()
+        self._children: dict[int, float] = {}
+        """Processes that were started, and when each is to be killed at the latest."""
 
     def serve(self) -> None:
         """Serve until the daemon has closed the connection."""
@@ -86,6 +96,7 @@ class Helper:
 
     def _serve(self) -> None:
         while True:
+            self._wait_for_request()
             try:
                 request, descriptors = receive_request(self._connection)
             except (EOFError, OSError):
@@ -94,7 +105,6 @@ class Helper:
                 for descriptor in descriptors:
                     stack.callback(os.close, descriptor)
                 reply = self._answer(request, descriptors)
-            self._reap()
             try:
                 send(self._connection, reply)
             except OSError:
@@ -106,7 +116,7 @@ class Helper:
                 case Prepare():
                     return self._prepare(request)
                 case Check():
-                    return self._check(request)
+                    return self._check(request, descriptors)
                 case StartShim():
                     return self._start(request, descriptors)
                 case ListProcesses():
@@ -132,55 +142,78 @@ class Helper:
             _make_folder(stack, job, "checkpoint", account.uid, account.gid, 0o700)
         return HelperReply()
 
-    def _check(self, request: Check) -> HelperReply:
+    def _check(self, request: Check, descriptors: list[int]) -> HelperReply:
+        """Begin to look, as the user, whether a command can be started. The answer goes to the descriptor."""
         account = find_job_account(request.user, self._daemon.uid)
+        if len(descriptors) != 1:
+            raise BadInput("expected one descriptor for the answer")
         copies = [OutputCopy("output", Path(file)) for file in request.files]
         folder = Path(request.folder)
-        return HelperReply(
-            text=_as_user(account, lambda: find_start_problem(request.program, folder, request.environment, copies))
-        )
+
+        def check() -> None:
+            _set_output(descriptors[0])
+            drop_privileges(account)
+            try:
+                problem = find_start_problem(request.program, folder, request.environment, copies)
+            except OSError as error:
+                problem = str(error)
+            os.write(1, problem.encode("utf-8", "surrogateescape")[: MAX_ANSWER_BYTES - 1] + ANSWERED)
+
+        self._children[_fork(check)] = monotonic() + CHECK_SECONDS
+        return HelperReply()
 
     def _start(self, request: StartShim, descriptors: list[int]) -> HelperReply:
+        """Start a shim. Nothing here waits for a process that has become the user's, who could stop it."""
         account = find_job_account(request.user, self._daemon.uid)
         if len(descriptors) != 1 or request.words[:1] != [SHELL]:
             raise BadInput("expected one descriptor, and a shim")
-        process = start_in_group(
-            request.words,
-            request.place,
-            self._cgroups,
-            stdout=descriptors[0],
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            env=_home_variables(account) | request.environment,
-            user=account.uid,
-            group=account.gid,
-            extra_groups=account.groups,
-            umask=SHIM_UMASK,
-            cwd="/",
-        )
-        process.returncode = 0  # reaped by `_reap`
-        self._started.add(process.pid)
-        return HelperReply(pid=process.pid)
+        environment = _home_variables(account) | request.environment
+        _check_size(request.words, environment)
+        if request.place is not None and self._cgroups is not None:
+            self._cgroups.create(request.place)
+        reading, writing = os.pipe()
+        try:
+            pid = _fork(lambda: _become_shim(account, request.words, environment, reading, writing, descriptors[0]))
+            self._children[pid] = float("inf")
+            if request.place is not None and self._cgroups is not None:
+                self._cgroups.join(request.place, pid)
+            os.write(writing, OPEN)  # without that, it ends before it is the user's
+        finally:
+            os.close(reading)
+            os.close(writing)
+        return HelperReply(pid=pid)
 
     def _signal(self, request: Signal) -> HelperReply:
         """Signal with the rights of the job's user: the kernel protects others' processes, whatever a job claims."""
         account, number = find_job_account(str(request.uid), self._daemon.uid), signal.Signals(request.number)
-        pid = os.fork()
-        if pid == 0:
-            try:
-                # With another real uid, the user cannot stop this process, for which the helper waits.
-                os.setresuid(self._daemon.uid, account.uid, self._daemon.uid)
-                signal_groups((group for group in request.groups if group > 1), number)
-            finally:
-                os._exit(0)
-        os.waitpid(pid, 0)
+
+        def send_signals() -> None:
+            # With a real uid that no process has, the user cannot stop this process, for which the helper waits, and
+            # it cannot signal those of a third user.
+            os.setresuid(self._sender_uid, account.uid, self._sender_uid)
+            signal_groups((group for group in request.groups if group > 1), number)
+
+        os.waitpid(_fork(send_signals), 0)
         return HelperReply()
 
+    def _wait_for_request(self) -> None:
+        """Wait for a request; meanwhile kill checks that take too long, and let the kernel forget what has ended."""
+        while True:
+            self._reap()
+            due = min(self._children.values(), default=float("inf"))
+            timeout = None if due == float("inf") else max(0.0, due - monotonic())
+            if select.select([self._connection], [], [], timeout)[0]:
+                return
+
     def _reap(self) -> None:
-        """Let the kernel forget shims that have ended. Their exit status is in a file."""
-        for pid in list(self._started):
+        """Let the kernel forget processes that have ended: the exit status of a shim is in a file."""
+        for pid, due in list(self._children.items()):
+            if due <= monotonic():
+                os.kill(pid, signal.SIGKILL)
             if os.waitpid(pid, os.WNOHANG)[0]:
-                self._started.discard(pid)
+                del self._children[pid]
+            elif due <= monotonic():
+                self._children[pid] = monotonic() + CHECK_SECONDS
 
 
 def _answer_about_groups(request: GroupRequest, cgroups: Cgroups) -> HelperReply:
@@ -216,26 +249,57 @@ def _make_folder(stack: ExitStack, parent: int, name: str, uid: int, gid: int, m
     return folder
 
 
-def _as_user(account: JobAccount, function: Callable[[], str]) -> str:
-    """Call a function in a process of a user, who may stop it; return its text, or that of its error."""
-    reading, writing = os.pipe()
+def _fork(work: Callable[[], None]) -> int:
+    """Do work in a new process, which then ends; return its pid. It has the signal handlers of any program."""
     pid = os.fork()
-    if pid == 0:
-        try:
-            drop_privileges(account)
-            os.write(writing, function().encode("utf-8", "surrogateescape")[:4096])
-        except BaseException as error:
-            os.write(writing, str(error).encode("utf-8", "surrogateescape")[:4096])
-        finally:
-            os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as answer:
-        in_time = select.select([answer], [], [], CHECK_SECONDS)[0]
-        if not in_time:
-            os.kill(pid, signal.SIGKILL)
-        text = answer.read() if in_time else f"no answer within {CHECK_SECONDS:g} s".encode()
-    os.waitpid(pid, 0)
-    return text.decode("utf-8", "surrogateescape")
+    if pid:
+        return pid
+    try:
+        for number in (*FORWARDED_SIGNALS, signal.SIGPIPE, signal.SIGXFSZ):
+            signal.signal(number, signal.SIG_DFL)
+        work()
+    finally:
+        os._exit(0)
+
+
+def _become_shim(
+    account: JobAccount, words: list[str], environment: dict[str, str], gate: int, other_end: int, output: int
+) -> NoReturn:
+    """Become a process of a user, as soon as the helper has opened the gate: it moves this one to a cgroup before."""
+    os.close(other_end)
+    os.setsid()
+    if os.read(gate, 1) != OPEN:
+        os._exit(1)
+    _set_output(output)
+    os.umask(SHIM_UMASK)
+    os.chdir("/")
+    try:
+        drop_privileges(account)
+        os.execve(words[0], words, environment)
+    except OSError as error:  # the user may have too many processes
+        os.write(2, f"cannot start {words[0]}: {error.strerror}\n".encode())
+        os._exit(1)
+
+
+def _set_output(output: int) -> None:
+    """Let the output of this process go to a descriptor, and close all others: the daemon is at the end of one."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+
+
+def _check_size(words: list[str], environment: dict[str, str]) -> None:
+    """Raise OSError if the kernel would not take so long a command: the helper does not wait until that shows."""
+    sizes = [len(os.fsencode(word)) for word in (*words, *(f"{name}={text}" for name, text in environment.items()))]
+    if max(sizes) > MAX_WORD_BYTES or sum(sizes) + OVERHEAD_BYTES * len(sizes) > os.sysconf("SC_ARG_MAX"):
+        raise OSError(errno.E2BIG, os.strerror(errno.E2BIG))
+
+
+def find_unused_uid() -> int:
+    """Return the highest uid that there is here. No account has it, unless somebody wanted to provoke that."""
+    extents = [line.split() for line in UID_MAP.read_text().splitlines()]
+    return max(int(first) + int(count) - 1 for first, _, count in extents)
 
 
 def drop_privileges(account: JobAccount) -> None:
@@ -263,18 +327,13 @@ def start_daemon(daemon: JobAccount, folder: Path, out: Path, cgroups: Cgroups |
     if pid == 0:
         ours.close()
         drop_privileges(daemon)
-        _end_with_parent()
+        end_with_parent(signal.SIGTERM)  # without its helper, it could start and stop nothing
         os.environ.update(_home_variables(daemon) | {"HOME": str(folder)})
         return theirs
     theirs.close()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in FORWARDED_SIGNALS:
         signal.signal(number, lambda received, _: _forward(pid, received))
     os._exit(_serve_until_end(Helper(ours, out, daemon, cgroups), pid))
-
-
-def _end_with_parent() -> None:
-    """Let the kernel end the daemon if its helper is killed: it could start and stop nothing."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _give(path: Path, daemon: JobAccount, mode: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 from typing import Any
@@ -10,10 +11,20 @@ from typing import Any
 import msgspec
 
 from refold.engines.local.run_groups import GroupPlace, InstanceUsage
+from refold.model import Seconds
 
 _LENGTH = struct.Struct("!I")
 MAX_MESSAGE_BYTES = 64 * 2**20
 MAX_DESCRIPTORS = 1
+
+CHECK_SECONDS: Seconds = 10.0
+"""How long a check may take, in a process that its user may stop, on a file system that may not answer."""
+
+MAX_ANSWER_BYTES = select.PIPE_BUF
+"""Maximum length of the answer to a check, which is then written at once."""
+
+ANSWERED = b"\n"
+"""The end of the answer to a check. Without it, the process was stopped or killed."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):
@@ -24,7 +35,10 @@ class Prepare(msgspec.Struct, frozen=True, tag=True):
 
 
 class Check(msgspec.Struct, frozen=True, tag=True):
-    """Find out, as a user, why a program cannot be started. `files`: those that receive a copy of its output."""
+    """Find out, as a user, why a program cannot be started. `files`: those that receive a copy of its output.
+
+    The answer is written to the descriptor that comes with the message, later than the reply.
+    """
 
     user: str
     program: str

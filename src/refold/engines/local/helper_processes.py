@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from refold.engines.local.cgroups import Cgroups
 from refold.engines.local.helper_messages import (
+    ANSWERED,
+    CHECK_SECONDS,
+    MAX_ANSWER_BYTES,
     Check,
     HelperReply,
     KillRun,
@@ -26,7 +31,7 @@ from refold.engines.local.helper_messages import (
     receive_reply,
     send,
 )
-from refold.engines.local.process import ProcessInfo
+from refold.engines.local.process import ProcessInfo, wait_readable
 from refold.engines.local.process_host import OutputCopy
 from refold.engines.local.run_groups import NO_GROUPS, GroupPlace, InstanceUsage, RunGroups
 from refold.errors import RefoldError
@@ -58,12 +63,23 @@ class HelperProcesses:
         """Let the helper create the folder of a job."""
         self._ask(Prepare(user, name))
 
-    def find_start_problem(
+    async def find_start_problem(
         self, user: str, program: str, folder: Path, environment: Mapping[str, str], copies: Sequence[OutputCopy]
     ) -> str:
-        """Let the helper look as the user, who can see more, or less, than the daemon."""
+        """Let the helper look as the user, who can see more, or less, than the daemon, and may stop what looks."""
         files = [str(copy.path) for copy in copies if copy.path is not None]
-        return self._ask(Check(user, program, str(folder), dict(environment), files)).text
+        reading, writing = os.pipe()
+        try:
+            try:
+                self._ask(Check(user, program, str(folder), dict(environment), files), writing)
+            finally:
+                os.close(writing)
+            answer = await _read_answer(reading)
+        finally:
+            os.close(reading)
+        if not answer.endswith(ANSWERED):
+            return f"cannot start {program!r}: whether user {user!r} can was not answered within {CHECK_SECONDS:g} s"
+        return answer.removesuffix(ANSWERED).decode("utf-8", "surrogateescape")
 
     def command(self, command: Sequence[str]) -> Sequence[str]:
         """Return the command with the usual umask."""
@@ -109,6 +125,15 @@ class HelperProcesses:
             raise_if_shortage(error)
             raise error
         return reply
+
+
+async def _read_answer(descriptor: int) -> bytes:
+    """Read what a process writes at once, if it does so in time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CHECK_SECONDS):
+            await wait_readable(descriptor)
+            return os.read(descriptor, MAX_ANSWER_BYTES)
+    return b""
 
 
 class HelperGroups:

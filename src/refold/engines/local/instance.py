@@ -12,7 +12,7 @@ from refold.engines.local.process_tree import ProcessTree
 from refold.engines.local.run_groups import GroupPlace, ResourceLimits
 from refold.engines.local.shim import CLAIM_FAILED, Claim, describe_exit, read_claim, read_exit_status, start_shim
 from refold.model import Job, Seconds
-from refold.server.output import RunFiles, regular_size, retry_on_shortage
+from refold.server.output import RunFiles, is_regular, regular_size, retry_on_shortage
 
 CLAIM_TIMEOUT: Seconds = 1.0
 """How long to wait for a shim to write the claim file that it has created."""
@@ -55,7 +55,7 @@ class Instance:
 
     def is_claimed(self) -> bool:
         """Whether the instance was started, by this daemon or an earlier one."""
-        return self._files.claim(self._number).exists()
+        return is_regular(self._files.claim(self._number))
 
     async def wait(self) -> None:
         """Wait for the instance to end, and set `failure`, `exit_code` and `lost`."""
@@ -85,7 +85,7 @@ class Instance:
             self.lost = True
             return "lost: the machine was restarted"
         exit_file = self._files.exit(self._number)
-        if status is None and exit_file.exists() and not regular_size(exit_file):
+        if status is None and is_regular(exit_file) and not regular_size(exit_file):
             self.lost = True  # there was no space for its exit status, so the command was not run
             return "lost: the disk was full when it was to start"
         return self._describe_failure(status)

@@ -31,6 +31,7 @@ from refold.server.output import (
     ResourceShortage,
     RunFiles,
     continue_log,
+    is_regular,
     raise_if_shortage,
     read_regular,
     write_atomically,
@@ -44,7 +45,7 @@ POLL_SECONDS: Seconds = 0.02
 
 def has_agent(files: RunFiles) -> bool:
     """Whether an agent runs the processes of a run."""
-    return files.agent.exists()
+    return is_regular(files.agent)
 
 
 def is_on_same_node(old: Allocation, new: Allocation) -> bool:
@@ -92,7 +93,7 @@ def take_over(files: RunFiles) -> bool:
         return False
     try:
         with suppress(FileNotFoundError):
-            if not files.log(0).exists():
+            if not is_regular(files.log(0)):
                 continue_log(files.of_run(files.run - 1).log(0), files.log(0))
         os.link(files.origin_claim, files.claim(0), follow_symlinks=False)
     except OSError as error:

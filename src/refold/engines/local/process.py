@@ -152,7 +152,7 @@ async def wait_for_exit(process: Process) -> int | None:
         return await _poll_for_exit(process)
     try:
         if is_alive(process):  # checked after opening the pidfd, which refers to this process even if its pid is reused
-            await _wait_readable(descriptor)
+            await wait_readable(descriptor)
     finally:
         os.close(descriptor)
     return _reap(process)
@@ -166,7 +166,8 @@ async def _poll_for_exit(process: Process) -> int | None:
     return _reap(process)
 
 
-async def _wait_readable(descriptor: int) -> None:
+async def wait_readable(descriptor: int) -> None:
+    """Wait until there is something to read, or the other end is closed."""
     loop, readable = asyncio.get_running_loop(), asyncio.Event()
     loop.add_reader(descriptor, readable.set)
     try:

@@ -25,7 +25,7 @@ NO_SUCH_GROUP = (ProcessLookupError, PermissionError)
 
 
 GATE = "read -r _refold_gate || exit 97\nexec </dev/null\n"
-"""First lines of a shim that is started in a cgroup: it waits until it has been moved there."""
+"""First lines of a script that is started in a cgroup: it waits until it has been moved there."""
 
 
 class ProcessHost(Protocol):
@@ -37,7 +37,7 @@ class ProcessHost(Protocol):
     def prepare(self, user: str, out: Path, name: str, /) -> None:
         """Create the folder of a job, `name` in `out`, and `checkpoint` in it, if they must not be this user's."""
 
-    def find_start_problem(
+    async def find_start_problem(
         self, user: str, program: str, folder: Path, environment: Mapping[str, str], copies: Sequence[OutputCopy]
     ) -> str:
         """Return why the program cannot be started, or ''."""
@@ -55,7 +55,7 @@ class ProcessHost(Protocol):
     ) -> int:
         """Start a process that leads a session of its own, with a descriptor for its output; return its pid.
 
-        `place`: the cgroup in which it runs. It must begin with `GATE`.
+        `words`: `sh -c SCRIPT` and arguments. `place`: the cgroup in which it runs.
         """
 
     def uid_of(self, user: str) -> int | None:
@@ -75,9 +75,10 @@ def start_in_group(
     if place is None or cgroups is None:
         return subprocess.Popen(words, stdin=subprocess.DEVNULL, **options)
     cgroups.create(place)
+    shell, option, script, *arguments = words
     reading, writing = os.pipe()
     try:
-        process = subprocess.Popen(words, stdin=reading, **options)
+        process = subprocess.Popen([shell, option, GATE + script, *arguments], stdin=reading, **options)
         try:
             cgroups.join(place, process.pid)
         except OSError:
@@ -108,7 +109,7 @@ class OwnProcesses:
     def prepare(self, *_: object) -> None:
         """Do nothing: the folders are this user's."""
 
-    def find_start_problem(
+    async def find_start_problem(
         self,
         user: str,  # noqa: ARG002
         program: str,

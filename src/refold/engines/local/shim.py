@@ -16,7 +16,7 @@ from pathlib import Path
 
 from refold.engines.local.environment import output_path
 from refold.engines.local.process import Process, boot_id, identify_process, is_alive, parse_stat
-from refold.engines.local.process_host import GATE, NO_COPIES, OutputCopy, OwnProcesses, ProcessHost
+from refold.engines.local.process_host import NO_COPIES, OutputCopy, OwnProcesses, ProcessHost
 from refold.engines.local.run_groups import GroupPlace
 from refold.model import Job
 from refold.server import job_descriptor_limit
@@ -98,10 +98,8 @@ def start_shim(
     `host`: what starts it, as `user`; None: this process. `place`: the cgroup in which it runs, if there are any.
     """
     host = host or OwnProcesses()
-    if not host.groups.usable:
-        place = None
     words = shim_command(files, instance, folder, host.command(command), copies, linker_variables(environment))
-    words[2] = f"{GATE * (place is not None)}ulimit -S -n {job_descriptor_limit()} 2>/dev/null\n{words[2]}"
+    words[2] = f"ulimit -S -n {job_descriptor_limit()} 2>/dev/null\n{words[2]}"
     variables = without_linker_variables(environment)
     with open_regular(files.log(instance), os.O_WRONLY | os.O_CREAT | os.O_APPEND) as output:
         return identify_process(host.start(user, words, variables, output.fileno(), place))

@@ -26,6 +26,7 @@ from .safe_files import (
     SHARED_FILE as SHARED_FILE,
     SHORTAGE_ERRNOS as SHORTAGE_ERRNOS,
     ResourceShortage as ResourceShortage,
+    is_regular as is_regular,
     open_regular as open_regular,
     raise_if_shortage as raise_if_shortage,
     read_regular as read_regular,

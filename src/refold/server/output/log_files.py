@@ -19,7 +19,14 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from refold.model import Seconds
-from refold.server.output.safe_files import ResourceShortage, create_regular, open_regular, read_regular, regular_size
+from refold.server.output.safe_files import (
+    ResourceShortage,
+    create_regular,
+    is_regular,
+    open_regular,
+    read_regular,
+    regular_size,
+)
 
 DEFAULT_MAX_OUTPUT_BYTES = 64 * 2**20
 """Maximum output that is stored per instance."""
@@ -77,7 +84,7 @@ def read_log(path: Path, offset: int, limit: int = CHUNK_BYTES) -> LogChunk:
 
 def read_log_at(path: Path, offset: int, limit: int) -> tuple[LogChunk, bool] | None:
     """Read from an offset (negative: from the end), and whether the end was reached. None if there is no log."""
-    if not path.exists():
+    if not is_regular(path):
         return None
     with _lock_of(path):
         chunk = read_log(path, offset if offset >= 0 else max(0, log_size(path) + offset), limit)
@@ -148,6 +155,7 @@ def continue_log(path: Path, successor: Path) -> None:
     with _lock_of(path), _lock_of(successor):
         path.rename(successor)  # a process writes to the file that it has opened, whatever its name
         with open_regular(successor, os.O_RDWR) as log, create_regular(path) as older:
+            os.fchmod(older.fileno(), os.fstat(log.fileno()).st_mode & NOT_EXECUTABLE)
             _copy(log, older, os.fstat(log.fileno()).st_size)
             log.truncate(0)
 

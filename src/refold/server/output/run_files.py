@@ -1,4 +1,8 @@
-"""The files of a run in its job's folder, by which a restarted daemon adopts runs that are still running."""
+"""The files of a run, by which a restarted daemon adopts runs that are still running.
+
+What the daemon records of a run is in a folder of its own, which users cannot change. Output, claims, exit statuses and
+whatever else the processes of a run write is in the folder of its job, which may belong to the job's user.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,6 @@ from urllib.parse import quote
 from uuid import uuid4
 
 import msgspec
-from msgspec.structs import replace
 
 from refold.core import RunFailed, RunFinished, RunStopped
 from refold.model import Allocation
@@ -24,6 +27,9 @@ from refold.server.output.safe_files import (
 )
 
 MAX_FOLDER_NAME_CHARS = 200
+
+RECORDS_FOLDER = ".records"
+"""Folder of the daemon's records of runs, beside the jobs' folders, none of which has a name that begins with a dot."""
 
 RECORD_SUFFIXES = (".start", ".claim", ".exit", ".end", ".progress", ".pipe", ".change", ".done", ".agent")
 
@@ -47,8 +53,7 @@ class StartRecord(msgspec.Struct, frozen=True):
 
     `port` is that of the rendezvous; `worker_ports` has one per instance, for frameworks whose workers listen.
     After a live change, `origin` is the run that started the processes, and `prepared` the allocation that they were
-    prepared for (see `live_change`). `run`: the run that the record is of, so that a job that renames it gains nothing;
-    0: an older daemon has written it.
+    prepared for (see `live_change`).
     """
 
     mark: str
@@ -56,7 +61,6 @@ class StartRecord(msgspec.Struct, frozen=True):
     worker_ports: tuple[int, ...] = ()
     origin: int = 0
     prepared: Allocation | None = None
-    run: int = 0
 
 
 class RunFiles:
@@ -70,9 +74,13 @@ class RunFiles:
         self.folder = out / _folder_name(job)
         self.checkpoint_folder = self.folder / "checkpoint"
         """A folder that persists across the runs of the job."""
-        self.end = self.folder / f"run-{run}.end"
+        self.records = out / RECORDS_FOLDER / self.folder.name
+        """A folder that only the daemon can write."""
         self._name = f"run-{run}"
-        self._start = self.folder / f"{self._name}.start"
+        self._start = self.records / f"{self._name}.start"
+        self._end = self.records / f"{self._name}.end"
+        self.end = self.folder / f"{self._name}.end"
+        """A file that keeps instances from starting. It says nothing: the job's user may write it."""
         self.launch_folder = self.folder / f"{self._name}.launch"
         """A folder for configuration files of the training framework."""
 
@@ -155,8 +163,8 @@ class RunFiles:
         return self.replace_start(record)
 
     def replace_start(self, record: StartRecord) -> StartRecord:
-        """Write the start record, and return it with its run."""
-        record = replace(record, run=self.run)
+        """Write the start record, and return it."""
+        self._make_records_folder()
         write_atomically(self._start, msgspec.json.encode(record))
         self._origin = record.origin or self.run
         return record
@@ -182,36 +190,29 @@ class RunFiles:
     def read_start(self) -> StartRecord | None:
         """Return the start record, or None."""
         try:
-            record = msgspec.json.decode(self._read_own(self._start), type=StartRecord)
+            record = msgspec.json.decode(read_regular(self._start), type=StartRecord)
         except UNREADABLE:
-            return None
-        if record.run not in (0, self.run):
             return None
         self._origin = record.origin or self.run
         return record
 
     def record_end(self, end: RunEnd) -> None:
         """Write how the run ends before it is ended: from then on no instance starts, and the end is final."""
-        write_atomically(self.end, msgspec.json.encode(end))
+        write_atomically(self.end, b"")
+        self._make_records_folder()
+        write_atomically(self._end, msgspec.json.encode(end))
 
     def read_end(self) -> RunEnd | None:
         """Return how the run ends, if that is recorded."""
         try:
-            end: RunEnd = msgspec.json.decode(self._read_own(self.end), type=RunEnd)
+            end: RunEnd = msgspec.json.decode(read_regular(self._end), type=RunEnd)
         except UNREADABLE:
             return None
-        return end if (end.job, end.run) == (self.job, self.run) else None  # a job may have renamed a record
+        return end
 
-    def _read_own(self, path: Path) -> bytes:
-        """Read a record that only the daemon writes.
-
-        In a folder of a job's user, that user may have put another file in its place. Output of jobs is in files of the
-        daemon, too, but these are not private.
-        """
-        is_of_user = False
-        with suppress(FileNotFoundError):  # there is no record yet; a shortage is to be noticed nevertheless
-            is_of_user = self.folder.stat().st_uid != self._out.stat().st_uid
-        return read_regular(path, private=is_of_user)
+    def _make_records_folder(self) -> None:
+        for folder in (self.records.parent, self.records):
+            folder.mkdir(mode=OWNER_ONLY_FOLDER, exist_ok=True)
 
 
 def mark_prefix(out: Path) -> str:

@@ -61,16 +61,10 @@ def create_regular(path: Path) -> IO[bytes]:
     return open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 
-def read_regular(path: Path, limit: int = MAX_READ_BYTES, *, private: bool = False) -> bytes:
-    """Read up to `limit` bytes of a regular file. Raises OSError or `ResourceShortage`.
-
-    `private`: only if it is this user's, and no one else may read it.
-    """
+def read_regular(path: Path, limit: int = MAX_READ_BYTES) -> bytes:
+    """Read up to `limit` bytes of a regular file. Raises OSError or `ResourceShortage`."""
     try:
         with open_regular(path) as file:
-            info = os.fstat(file.fileno())
-            if private and (info.st_uid, stat.S_IMODE(info.st_mode)) != (os.geteuid(), OWNER_ONLY_FILE):
-                raise PermissionError(errno.EPERM, "not a private file of this user", str(path))
             return file.read(limit)
     except OSError as error:
         raise_if_shortage(error)
@@ -111,6 +105,14 @@ def share_pipe(path: Path) -> None:
         os.fchmod(pipe, PIPE_FOR_ALL)
     finally:
         os.close(pipe)
+
+
+def is_regular(path: Path) -> bool:
+    """Whether there is a regular file; a link to one is none, wherever it points."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
 
 
 def regular_size(path: Path) -> int:
