@@ -165,7 +165,7 @@ def test_the_retention_time_is_configurable(tmp_path: Path) -> None:
     with RealDaemon(tmp_path / "state", keep_logs_for=0.2, **FREQUENT_SWEEPS) as daemon, daemon.client() as client:
         job = client.submit(name="brief", command=["echo", "here"])
         client.wait(job.id, timeout=20)
-        wait_until(lambda: not list((tmp_path / "state" / "logs").iterdir()))
+        wait_until(lambda: not list((tmp_path / "state" / "logs").rglob("brief*")))
         assert "".join(client.logs(job.id)) == ""
         assert client.job(job.id).state == "finished"
         assert daemon.end() == 0
