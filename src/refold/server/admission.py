@@ -27,7 +27,7 @@ from refold.model import (
 )
 from refold.placement import FreeResources, Power
 from refold.planning.catalogue import gpu_names, matching_gpu_names
-from refold.planning.plans import launch_problem
+from refold.planning.plans import check_gang_command, launch_problem
 from refold.server.auto_requests import choose_requests
 from refold.server.environments import Environments
 from refold.server.inbox import Inbox
@@ -191,6 +191,7 @@ class Admission:
         self._check_tenant_limit(job)
         job = self._limits.apply(choose_requests(job, self._state.header.cluster, self._reader.group_usage))
         _check_engine(job)
+        check_gang_command(submission.name, job.command, job.demand.instances)
         unmet = dict.fromkeys(str(unmet) for text in submission.after for unmet in self._resolve_dependency(text))
         begin = None if submission.begin is None else self._state.journal_time(submission.begin)
         return replace(job, launch=replace(job.launch, after=tuple(unmet), begin=begin))

@@ -41,7 +41,7 @@ def test_the_plan_of_the_annotation_is_that_of_the_environment() -> None:
 
 def test_a_single_instance_is_not_a_gang() -> None:
     found = variables(Job("one"), Allocation((Share(0, (0,)),)))
-    assert "MASTER_ADDR" not in found
+    assert "MASTER_ADDR" not in found and "PET_NNODES" not in found
     assert "REFOLD_PLAN" not in found
     assert (found["REFOLD_INSTANCES"], found["REFOLD_RUN"]) == ("1", "2")
     assert found["REFOLD_CHECKPOINT"] == "/refold/checkpoints/one"
@@ -53,6 +53,19 @@ def test_pods_of_a_gang_find_the_first_by_its_name() -> None:
     address = next(entry["value"] for entry in template["containers"][0]["env"] if entry["name"] == "MASTER_ADDR")
     assert address == f"{body['metadata']['name']}-0.refold-0123abcd"
     assert template["subdomain"] == "refold-0123abcd" == service_manifest(SETTINGS)["metadata"]["name"]
+
+
+def test_pods_of_a_gang_have_the_variables_of_torchrun() -> None:
+    found = variables(Job("llm-7"), Allocation(TWO_NODES), instance=1)
+    torchrun = {name: value for name, value in found.items() if name.startswith("PET_")}
+    assert torchrun == {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": found["MASTER_ADDR"],
+        "PET_MASTER_PORT": "29500",
+        "PET_RDZV_ENDPOINT": f"{found['MASTER_ADDR']}:29500",
+    }
 
 
 def test_pods_request_what_each_instance_has() -> None:

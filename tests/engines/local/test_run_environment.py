@@ -84,6 +84,22 @@ def test_a_gang_gets_the_variables_of_torch_distributed(tmp_path: Path) -> None:
     assert values_of(second, "CUDA_VISIBLE_DEVICES", "REFOLD_SLOTS") == ["1", "1"]
 
 
+def test_a_gang_gets_the_variables_of_torchrun_whose_nodes_may_differ(tmp_path: Path) -> None:
+    first, second = run_and_read_environments(tmp_path, {"PET_NNODES": "9"}, Share(0, (0, 1, 2)), Share(0, (3,)))
+    port = first["MASTER_PORT"]
+    options = ("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "RDZV_ENDPOINT")
+    names = [f"PET_{option}" for option in options]
+    assert values_of(first, *names) == ["2", "3", "0", "127.0.0.1", port, f"127.0.0.1:{port}"]
+    assert values_of(second, *names) == ["2", "1", "1", "127.0.0.1", port, f"127.0.0.1:{port}"]
+    others = {name for name in first if name.startswith("PET_")} - {*names}
+    assert not others  # a static rendezvous, which is the default of torchrun
+
+
+def test_each_process_of_a_gang_without_gpus_is_one_worker(tmp_path: Path) -> None:
+    for found in run_and_read_environments(tmp_path, {}, Share(0, ()), Share(0, ())):
+        assert found["PET_NPROC_PER_NODE"] == "1"
+
+
 def test_a_gang_gets_the_variables_of_slurm_and_skypilot(tmp_path: Path) -> None:
     _, second = run_and_read_environments(tmp_path, {}, Share(0, (0, 2)), Share(0, (1, 3)))
     assert values_of(second, "SLURM_PROCID", "SLURM_NTASKS") == ["1", "2"]
@@ -126,8 +142,9 @@ def test_a_task_of_an_array_gets_its_number_and_those_of_the_array(tmp_path: Pat
 
 def test_a_single_process_gets_no_gang_variables(tmp_path: Path) -> None:
     (found,) = run_and_read_environments(
-        tmp_path, {"RANK": "7", "WORLD_SIZE": "8", "SLURM_NTASKS": "8"}, Share(0, (0, 1))
+        tmp_path, {"RANK": "7", "PET_NNODES": "8", "SLURM_NTASKS": "8"}, Share(0, (0, 1))
     )
+    assert not [name for name in found if name.startswith("PET_")]
     assert values_of(found, *GANG_VARIABLES, "MASTER_PORT", "SLURM_PROCID", "TF_CONFIG") == [None] * 10
 
 

@@ -21,7 +21,7 @@ from refold.engines.kubernetes.resources import FRACTION_ANNOTATION, GPU_RESOURC
 from refold.errors import BadInput
 from refold.model import DAY, WHOLE, Allocation, Job, Plan, Seconds, Share, run_plan
 from refold.planning.catalogue import known_model
-from refold.planning.plans import LaunchRequest, Workers, launch_settings
+from refold.planning.plans import LaunchRequest, Workers, gang_variables, launch_settings
 
 SUBMITTED_LABEL = "refold.dev/submitted"
 """The daemon whose job it is. Pods with this label are not gangs of users."""
@@ -175,31 +175,17 @@ def _run_variables(job: Job, run: int, allocation: Allocation, share: Share, gra
 
 
 def _gang_variables(job: Job, run: int, allocation: Allocation, settings: PodSettings) -> dict[str, str]:
-    """Return the variables of torch.distributed and JAX, and the plan as arguments of the job's training framework.
+    """Return the variables of a gang, and the plan as arguments of the job's training framework.
 
     Kubernetes replaces $(REFOLD_INSTANCE) by the number of the instance.
     """
     count, instance = len(allocation.placement), "$(REFOLD_INSTANCE)"
     address = f"{object_name(settings.daemon, job.id, run)}-0.{settings.service}"
-    variables: dict[str, str] = {}
-    if count > 1:
-        variables = {
-            "RANK": instance,
-            "WORLD_SIZE": str(count),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
-            "GROUP_RANK": instance,
-            "NODE_RANK": instance,
-            "MASTER_ADDR": address,
-            "MASTER_PORT": str(MASTER_PORT),
-            "JAX_COORDINATOR_ADDRESS": f"{address}:{MASTER_PORT}",
-            "JAX_NUM_PROCESSES": str(count),
-            "JAX_PROCESS_ID": instance,
-        }
+    gpus = len(allocation.placement[0].gpus)
+    workers = Workers(gpus or 1, count, instance, address, str(MASTER_PORT))
+    variables = gang_variables(workers) if count > 1 else {}
     if job.engine is not None:
-        gpus = len(allocation.placement[0].gpus)
         plan = run_plan(job, allocation) or Plan(data=max(1, gpus * count))
-        workers = Workers(gpus or 1, count, instance, address, str(MASTER_PORT))
         model = known_model(job.workload)
         batch = job.batch or (model.batch if model else 0)
         found = launch_settings(job.engine, LaunchRequest(plan, batch, workers, VOLUME_PATH))

@@ -15,28 +15,13 @@ from refold.engines.local.process import Process, is_alive
 from refold.engines.local.process_host import MARK_VARIABLE
 from refold.model import WHOLE, ArrayTask, Job, MiB, Plan, Seconds, Share, expand_output_pattern, run_plan
 from refold.planning.catalogue import known_model
-from refold.planning.plans import LaunchRequest, Workers, launch_settings
+from refold.planning.plans import GANG_VARIABLES, LaunchRequest, Workers, gang_variables, launch_settings
 from refold.server import ExportedOf, SecretsOf
 from refold.server.output import RunFiles, StartRecord
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 
-_GANG_VARIABLES = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "NODE_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "SLURM_PROCID",
-    "SLURM_NTASKS",
-    "JAX_COORDINATOR_ADDRESS",
-    "JAX_NUM_PROCESSES",
-    "JAX_PROCESS_ID",
-    "TF_CONFIG",
-)
+_GANG_VARIABLES = GANG_VARIABLES | {"SLURM_PROCID", "SLURM_NTASKS", "TF_CONFIG"}
 _OUR_PREFIX = "REFOLD_"
 _MPS_FOLDER_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
 
@@ -159,13 +144,17 @@ class RunEnvironment:
             **_run_variables(job, order, files, grace),
             MARK_VARIABLE: record.mark,
         }
+        workers = [
+            Workers(len(share.gpus) or 1, len(placement), str(instance), places[0], str(record.port))
+            for instance, share in enumerate(placement)
+        ]
         return [
             {
                 **shared,
                 **self.devices.variables(share),
                 **_instance_variables(instance, placement, files, places),
-                **(_gang_variables(instance, record, places) if len(placement) > 1 else {}),
-                **_launch_variables(job, order, instance, files, record, places[0]),
+                **(_gang_variables(instance, workers[instance], record, places) if len(placement) > 1 else {}),
+                **_launch_variables(job, order, files, workers[instance]),
             }
             for instance, share in enumerate(placement)
         ]
@@ -223,15 +212,12 @@ def _instance_variables(
     }
 
 
-def _launch_variables(
-    job: Job, order: StartRun, instance: int, files: RunFiles, record: StartRecord, address: str
-) -> dict[str, str]:
+def _launch_variables(job: Job, order: StartRun, files: RunFiles, workers: Workers) -> dict[str, str]:
     """Return the plan as arguments of the job's training framework, and write its configuration files."""
     if job.engine is None:
         return {}
     placement = order.allocation.placement
     plan = run_plan(job, order.allocation) or Plan(data=max(1, sum(len(share.gpus) for share in placement)))
-    workers = Workers(len(placement[instance].gpus) or 1, len(placement), str(instance), address, str(record.port))
     model = known_model(job.workload)
     batch = job.batch or (model.batch if model else 0)
     settings = launch_settings(job.engine, LaunchRequest(plan, batch, workers, str(files.launch_folder)))
@@ -264,15 +250,13 @@ def number_of(job_id: str) -> int:
     return int(digits[0]) if digits else crc32(job_id.encode())
 
 
-def _gang_variables(instance: int, record: StartRecord, addresses: Sequence[str]) -> dict[str, str]:
-    """Return the variables of torch.distributed, Slurm, JAX and TensorFlow: one process per instance.
+def _gang_variables(instance: int, workers: Workers, record: StartRecord, addresses: Sequence[str]) -> dict[str, str]:
+    """Return the variables by which the instances of a gang find each other.
 
     Only for gangs: a single process with these variables would not start workers of its own.
     """
-    rank, world_size, coordinator = str(instance), str(len(addresses)), f"{addresses[0]}:{record.port}"
-    torch = (rank, world_size, "0", "1", rank, rank, addresses[0], str(record.port))
-    others = (rank, world_size, coordinator, world_size, rank, _tf_config(instance, record, addresses))
-    return dict(zip(_GANG_VARIABLES, torch + others, strict=True))
+    slurm = {"SLURM_PROCID": str(instance), "SLURM_NTASKS": str(len(addresses))}
+    return gang_variables(workers) | slurm | {"TF_CONFIG": _tf_config(instance, record, addresses)}
 
 
 def _tf_config(instance: int, record: StartRecord, addresses: Sequence[str]) -> str:

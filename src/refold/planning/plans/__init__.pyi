@@ -26,6 +26,11 @@ from .relative_speed import (
     ModelledSpeedSource as ModelledSpeedSource,
     SpeedSource as SpeedSource,
 )
+from .rendezvous import (
+    GANG_VARIABLES as GANG_VARIABLES,
+    check_gang_command as check_gang_command,
+    gang_variables as gang_variables,
+)
 from .rules import (
     RULES as RULES,
     format_gib as format_gib,
