@@ -17,7 +17,10 @@ class SlurmDaemon(ServedDaemon):
 
     def __init__(self, slurm: SlurmServers, folder: Path, *options: str) -> None:
         log = folder.with_name(f"{folder.name}.log")
-        super().__init__(folder, log, ["--on", "slurm", *options], slurm.environment)
+        config = folder.with_name(f"{folder.name}.yaml")
+        given = () if "--config" in options else ("--config", str(config))
+        config.write_text("slurm: {as_root: true}\n")
+        super().__init__(folder, log, ["--on", "slurm", *given, *options], slurm.environment)
 
     def start(self) -> None:
         """Start it; return when it answers."""

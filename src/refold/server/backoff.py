@@ -5,7 +5,7 @@ The release time is derived from the job record, so a restarted daemon can recom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from refold.core import Event, JobHeld, JobReleased
@@ -15,11 +15,18 @@ from refold.server.live_state import LiveState
 from refold.server.subscribers import LoopStep, Subscriber
 
 
-class Backoff(Subscriber):
-    """Releases jobs whose back-off has expired."""
+def no_delay(job: str) -> Seconds:
+    """Return 0."""
+    del job
+    return 0.0
 
-    def __init__(self, state: LiveState) -> None:
+
+class Backoff(Subscriber):
+    """Releases jobs whose back-off has expired. `retry_delay`: how long the engine wants a job to wait at least."""
+
+    def __init__(self, state: LiveState, retry_delay: Callable[[str], Seconds] = no_delay) -> None:
         self._state = state
+        self._retry_delay = retry_delay
         self._due: list[tuple[Seconds, str]] = []
 
     def started(self) -> None:
@@ -54,4 +61,5 @@ class Backoff(Subscriber):
 
     def _release_time(self, job_id: str) -> Seconds:
         record = self._state.job_table.records[job_id]
-        return (record.last_run_ended or 0.0) + backoff_seconds(record.failures)
+        delay = max(backoff_seconds(record.failures), self._retry_delay(job_id))
+        return (record.last_run_ended or 0.0) + delay

@@ -111,7 +111,7 @@ class DaemonParts:
         self._drains = DrainManager(state, inbox)
         self._copier = self._engine.make_output(state, self._logs, config.serve.max_output)
         self._refresh_log = self._copier.refresh if self._copier is not None else is_up_to_date
-        self._retries = Retries(state, inbox, self._output, self._refresh_log)
+        self._retries = Retries(state, inbox, self._output, self._refresh_log, self._engine.retry_delay)
         self._retention = LogRetention(self._store.reader, self._logs, config.serve.keep_logs_for)
 
     def _answer_queries(self) -> None:
@@ -122,7 +122,9 @@ class DaemonParts:
         self._forecasts = StartForecasts(state, past_jobs(store.reader, self._recorded))
         users = user_check(bool(self._config.serve.user))
         self._limits = JobLimits(self._config.limits, state.job_table.records.values(), users)
-        self.queries = JobQueries(state, self._writer, store.reader, self._logs, self._forecasts, self._refresh_log)
+        self.queries = JobQueries(
+            state, self._writer, store.reader, self._logs, self._forecasts, self._refresh_log, self._engine.run_note
+        )
 
     async def open(self) -> None:
         """Claim the GPUs; then create what launches runs on them."""
@@ -163,7 +165,7 @@ class DaemonParts:
         """Create the loop; `others`: subscribers of the engine."""
         subscribers = [
             self._drains,
-            Backoff(self.state),
+            Backoff(self.state, self._engine.retry_delay),
             OutputFollower(self.state, self._output),
             self._conditions,
             self._messages,

@@ -85,6 +85,16 @@ class ClusterEngine(Protocol):
         """Return what the operator should know about runs."""
         return []
 
+    def run_note(self, job: str) -> str:
+        """Return what the engine says about the run of a job that has not begun, or about its last one, or ''."""
+        del job
+        return ""
+
+    def retry_delay(self, job: str) -> Seconds:
+        """Return how long a job whose run was given back waits before the next; 0: not at all."""
+        del job
+        return 0.0
+
     def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> OutputCopier | None:
         """Return what copies output, at most this much of each instance; None: it comes to the files by itself."""
         del state, logs, max_bytes

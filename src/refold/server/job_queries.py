@@ -16,7 +16,7 @@ from refold.server.log_copies import RefreshLog, is_up_to_date
 from refold.server.output import LogChunk, log_path, read_log_at
 from refold.server.predicted_speeds import PredictedSpeeds
 from refold.server.start_forecasts import StartForecasts
-from refold.server.status import JobStates, wire_estimate
+from refold.server.status import JobStates, RunNote, no_note, wire_estimate
 from refold.server.store import StoreReader
 from refold.server.writer import Writer
 
@@ -32,6 +32,7 @@ class JobQueries:
         logs: Path,
         forecasts: StartForecasts,
         refresh_log: RefreshLog = is_up_to_date,
+        run_note: RunNote = no_note,
     ) -> None:
         self._state = state
         self._writer = writer
@@ -39,12 +40,13 @@ class JobQueries:
         self._logs = logs
         self._forecasts = forecasts
         self._refresh_log = refresh_log
+        self._run_note = run_note
         self._speeds = PredictedSpeeds(state)
 
     @property
     def _active(self) -> JobStates:
         state = self._state
-        return JobStates(state.view, state.job_table.records, self._forecasts, state.wall_time)
+        return JobStates(state.view, state.job_table.records, self._forecasts, state.wall_time, self._run_note)
 
     def find(self, name: str) -> str:
         """Return the id of the job with this id, number or name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
@@ -11,9 +12,10 @@ import msgspec
 from refold.core import Event, JobHeld, MemoryRaised, NodeDrained, RunFailed, RunFinished, RunProgressed, RunStopped
 from refold.errors import Refused
 from refold.journal import JobRecord
-from refold.model import MiB, Reason, format_memory
+from refold.model import MiB, Reason, Seconds, format_memory
 from refold.placement import FreeResources
 from refold.server.auto_requests import raised_memory
+from refold.server.backoff import no_delay
 from refold.server.inbox import Inbox
 from refold.server.job_table import Notice
 from refold.server.live_state import LiveState
@@ -35,12 +37,19 @@ class Retries:
     """
 
     def __init__(
-        self, state: LiveState, inbox: Inbox, output: OutputWatch, refresh_log: RefreshLog = is_up_to_date
+        self,
+        state: LiveState,
+        inbox: Inbox,
+        output: OutputWatch,
+        refresh_log: RefreshLog = is_up_to_date,
+        retry_delay: Callable[[str], Seconds] = no_delay,
     ) -> None:
+        """`retry_delay`: how long a job whose run was given back waits before the next; 0: not at all."""
         self._state = state
         self._inbox = inbox
         self._output = output
         self._refresh_log = refresh_log
+        self._retry_delay = retry_delay
         self._event_loop = asyncio.get_running_loop()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -65,6 +74,8 @@ class Retries:
             await self._report_failure(event)
         else:
             self._inbox.report(event)
+            if isinstance(event, RunStopped) and self._retry_delay(event.job):
+                self._inbox.report(JobHeld(event.job, Reason.BACKOFF))  # in the same step
 
     async def _report_last_progress(self, event: RunEnd) -> None:
         """Report the steps that the run has written since the last poll; its output is complete only now."""

@@ -37,15 +37,30 @@ UNKNOWN_POWER = (None, None)
 WallTime = Callable[[Seconds], float]
 """Converts journal seconds to Unix seconds."""
 
+RunNote = Callable[[str], str]
+"""Returns what the engine says about the run of a job that has not begun, or about its last one."""
+
+
+def no_note(job: str) -> str:
+    """Return ''."""
+    del job
+    return ""
+
 
 class JobStates:
     """Status of active jobs, from the scheduler's view, the job table and the forecasts."""
 
     def __init__(
-        self, view: View, job_table: Mapping[str, JobRecord], forecasts: StartForecasts, wall_time: WallTime
+        self,
+        view: View,
+        job_table: Mapping[str, JobRecord],
+        forecasts: StartForecasts,
+        wall_time: WallTime,
+        run_note: RunNote = no_note,
     ) -> None:
         self._view, self._job_table, self._wall_time = view, job_table, wall_time
         self._forecasts = forecasts
+        self._run_note = run_note
 
     def page(self, query: JobsQuery) -> Jobs:
         """Return a page of matching jobs and their total number."""
@@ -110,7 +125,7 @@ class JobStates:
             runs=record.runs,
             placement=[] if run is None else wire_placement(run.allocation, view.cluster),
             reason="" if wait is None else wait.reason.value,
-            message=record.why if wait is None else wait.text(job.demand) or self._condition_text(wait.reason, job),
+            message=self._message(job, record, wait),
             start_estimate=None if estimate is None else wire_estimate(estimate, self._wall_time),
             end_estimate=None if end is None else wire_estimate(end, self._wall_time),
             steps_done=view.steps_done(job.id)[0],
@@ -122,6 +137,12 @@ class JobStates:
             cpu_seconds=record.cpu_seconds,
             peak_memory_mib=record.peak_memory_mib,
         )
+
+    def _message(self, job: Job, record: JobRecord, wait: Wait | None) -> str:
+        """Return why a job waits, or what is to be said about its run."""
+        if wait is None:
+            return self._run_note(job.id) or record.why
+        return wait.text(job.demand) or self._condition_text(wait.reason, job)
 
     def _condition_text(self, reason: Reason, job: Job) -> str:
         """Describe the condition for which a job is held: 'until 2026-11-16 14:05:00', 'afterany:train-7'."""
@@ -136,6 +157,8 @@ class JobStates:
                 return f"{listed} and {more:,} more" if more > 0 else listed
             case Reason.ARRAY_LIMIT if launch.array is not None:
                 return f"at most {launch.array.limit:,} of its tasks at once"
+            case Reason.BACKOFF:
+                return self._run_note(job.id)
             case _:
                 return ""
 

@@ -13,13 +13,14 @@ from refold.engines.slurm.requests import (
     SlurmSettings,
     components,
     node_requests,
+    partition_arguments,
     partitions_of,
     resource_arguments,
-    time_argument,
 )
 from refold.engines.slurm.run_jobs import RunJob, read_runs, run_mark
 from refold.engines.slurm.run_state import (
     GHOST_SECONDS,
+    REFUSED_SECONDS,
     REPEAT_SECONDS,
     SETTLE_SECONDS,
     START_TIMEOUT,
@@ -28,11 +29,13 @@ from refold.engines.slurm.run_state import (
     Ended,
     Facts,
     GiveUp,
+    Postpone,
     ReportStarted,
     RunState,
     SignalRun,
     Step,
     Submit,
+    waiting_reason,
 )
 from refold.errors import BadInput
 from refold.model import Allocation, Job, Share
@@ -198,6 +201,32 @@ def test_a_job_that_waits_for_long_is_given_up() -> None:
     assert state.next_steps(Facts((RunJob("5", "CANCELLED"),), None, None, 900.0)) == [Ended(end)]
 
 
+@pytest.mark.parametrize("reason", ["ReqNodeNotAvail, May be reserved for other job", "Reservation"])
+def test_a_job_that_its_nodes_refuse_is_given_up_soon(reason: str) -> None:
+    state, jobs = RunState(KEY, 10.0), (RunJob("5", "PENDING", reason=reason),)
+    assert state.next_steps(Facts(jobs, None, None, 0.0)) == []
+    end = RunFailed(*KEY, f"Slurm did not start it within {REFUSED_SECONDS:g} s: {reason}", retry=True)
+    assert state.next_steps(Facts(jobs, None, None, REFUSED_SECONDS)) == [GiveUp(end, "5")]
+
+
+@pytest.mark.parametrize("reason", ["QOSMaxGRESPerUser", "AssocGrpGRES", "Licenses", "MaxJobsPerAccount"])
+def test_a_job_that_reaches_a_limit_is_postponed_once_and_not_failed(reason: str) -> None:
+    state, jobs = RunState(KEY, 10.0), (RunJob("5", "PENDING", reason=reason),)
+    assert state.next_steps(Facts(jobs, None, None, 0.0)) == []
+    assert state.next_steps(Facts(jobs, None, None, REFUSED_SECONDS)) == [Postpone(reason)]
+    assert state.next_steps(Facts(jobs, None, None, 10 * START_TIMEOUT)) == []
+    state.stop = True
+    assert state.next_steps(Facts(jobs, None, None, 11 * START_TIMEOUT)) == [Cancel("5")]
+    assert state.next_steps(Facts((RunJob("5", "CANCELLED"),), None, None, 12 * START_TIMEOUT)) == [STOPPED]
+
+
+def test_why_a_run_has_not_begun() -> None:
+    pending = RunJob("5", "PENDING", reason="Priority")
+    assert waiting_reason(Facts([pending], None, None, 0.0)) == "Priority"
+    assert waiting_reason(Facts([RunJob("5", "RUNNING")], "5", None, 0.0)) is None
+    assert waiting_reason(Facts([], None, None, 0.0)) is None
+
+
 def test_a_stop_is_signalled_once_and_slurm_ends_what_does_not_end() -> None:
     state, jobs = RunState(KEY, 10.0, stop=True), (RunJob("5", "RUNNING"),)
     moments = (0.0, 1.0, 10.0 + REPEAT_SECONDS, 11.0 + REPEAT_SECONDS)
@@ -301,7 +330,7 @@ def test_requests_of_a_run() -> None:
         NodeRequest("n0", "gpu:a100:3", 2 + 8, 100 + 8192),
         NodeRequest("n1", "gpu:a100:2,gpu:h100:1", 16 + 8, 16384 + 8192),
     ]
-    assert partitions_of(CLUSTER, requests) == "gpu"
+    assert partitions_of(CLUSTER, requests) == ["gpu"]
     with pytest.raises(BadInput, match="no partition has all of n1, n2"):
         partitions_of(CLUSTER, [requests[1], NodeRequest("n2", "", 1, 1)])
 
@@ -333,5 +362,29 @@ def test_equal_nodes_are_one_component() -> None:
 
 def test_options() -> None:
     assert SlurmSettings(account="lab", options=("--exclude=n9",)).arguments() == ["--account=lab", "--exclude=n9"]
-    assert time_argument(Job("job", time_limit=90.0), 10.0) == ["--time=3"]
-    assert time_argument(Job("job", time_limit=float("inf")), 10.0) == []
+    assert SlurmSettings(options=("--constraint=ib", "--constraint=a&b")).option("constraint") == "a&b"
+    assert SlurmSettings(options=("--constraint=ib",)).option("reservation") == ""
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (90.0, ["--partition=short,day,any", "--time=3"]),
+        (3600.0, ["--partition=short,day,any", "--time=60"]),  # not more than the first partition allows
+        (2 * 3600.0, ["--partition=day,any", "--time=122"]),
+        (None, ["--partition=any", "--time=UNLIMITED"]),
+        (float("inf"), ["--partition=any", "--time=UNLIMITED"]),
+    ],
+)
+def test_a_time_limit_is_always_given_and_partitions_that_allow_it(limit: float | None, expected: list[str]) -> None:
+    cluster = CLUSTER._replace(time_limits={"short": 3600.0, "day": 86400.0})
+    job = Job("job", time_limit=limit)
+    assert partition_arguments(cluster, ["short", "day", "any"], job, 10.0) == expected
+
+
+def test_without_a_limit_of_its_own_a_job_has_that_of_its_partition_and_a_longer_one_fails() -> None:
+    cluster = CLUSTER._replace(time_limits={"short": 3600.0})
+    assert partition_arguments(cluster, ["short"], Job("job"), 10.0) == ["--partition=short", "--time=60"]
+    why = "job has a time limit of 2 h, and partition short of Slurm allows 1 h"
+    with pytest.raises(BadInput, match=why):
+        partition_arguments(cluster, ["short"], Job("job", time_limit=7200.0), 10.0)

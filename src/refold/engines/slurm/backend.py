@@ -12,12 +12,23 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, time
 
-from refold.core import JobCancelled, Order, RunFailed, RunStarted, RunStopped, StartRun, StopRun
+from refold.core import (
+    JobCancelled,
+    NodeDrained,
+    Order,
+    RunFailed,
+    RunRecalled,
+    RunStarted,
+    RunStopped,
+    StartRun,
+    StopRun,
+)
 from refold.engines.local import no_exported_environment, no_secrets
 from refold.engines.slurm.job_owners import DaemonOwner, JobOwners, Uid
 from refold.engines.slurm.nodes import SlurmCluster
 from refold.engines.slurm.pool import HeldPool
 from refold.engines.slurm.programs import Programs, SlurmError
+from refold.engines.slurm.refusals import PREFIX, Refusals
 from refold.engines.slurm.requests import DEFAULT_SETTINGS, SlurmSettings
 from refold.engines.slurm.run_jobs import QueuedRuns, RunKey, RunSteps, SlurmId, read_runs
 from refold.engines.slurm.run_state import (
@@ -27,11 +38,13 @@ from refold.engines.slurm.run_state import (
     Ending,
     Facts,
     GiveUp,
+    Postpone,
     ReportStarted,
     RunState,
     SignalRun,
     Step,
     Submit,
+    waiting_reason,
 )
 from refold.engines.slurm.scripts import KILL_SIGNAL, STOP_SIGNAL, SlurmRunFiles
 from refold.engines.slurm.step_submission import NotStarted, StepSubmitter
@@ -60,7 +73,7 @@ class SlurmBackend:
 
     `out`: the folder of output and records, which all nodes must see under the same path. `daemon`: tells the runs of
     this daemon from those of others. `grace`: the grace period of runs. `pool`: where runs are started as steps, if it
-    is used. `owners`: as whom jobs run; by default, as this user.
+    is used. `owners`: as whom jobs run; by default, as this user. `refusals`: where it is noted what Slurm refuses.
     """
 
     def __init__(
@@ -74,6 +87,7 @@ class SlurmBackend:
         *,
         pool: HeldPool | None = None,
         owners: JobOwners | None = None,
+        refusals: Refusals | None = None,
         grace: Seconds = 10.0,
         exported: ExportedOf = no_exported_environment,
         secrets: SecretsOf = no_secrets,
@@ -87,6 +101,8 @@ class SlurmBackend:
         self._grace = grace
         self._poll = poll
         self._pool = pool
+        self._nodes = nodes
+        self._refusals = refusals or Refusals()
         self._owners = owners or DaemonOwner(programs)
         self._instances = InstanceWriter(nodes, self._owners, exported, secrets)
         self._submitter: Submitter = (
@@ -244,6 +260,7 @@ class SlurmBackend:
         run.parts = tuple(found.steps.get(key, RunSteps([], [])).parts)
         self._evict_in_time(run, claim)
         facts = Facts(found.jobs_of(key, run.owner, claim, status), claim, status, monotonic(), was_claimed)
+        self._refusals.note_waiting(key[0], waiting_reason(facts))
         for step in run.state.next_steps(facts):
             await self._take(run, step)
 
@@ -266,11 +283,16 @@ class SlurmBackend:
                 await self._cancel(run.owner, number)
             case GiveUp(end, number):
                 self._record_end(run, end)
+                self._avoid_nodes(run, end.why)
                 await self._cancel(run.owner, number)
+            case Postpone(reason):
+                self._refusals.note_limit(key[0], reason)
+                self._report_of(run, RunRecalled(*key, f"Slurm: {reason}"))
             case Abandon(number):
                 assert self._pool is not None, "only a pool has steps"
                 self._pool.abandon(number)
             case ReportStarted():
+                self._refusals.note_started(key[0])
                 self._report_of(run, RunStarted(*key))
             case Ended(end, cancelled):
                 if isinstance(end, RunFailed):
@@ -278,6 +300,13 @@ class SlurmBackend:
                 if cancelled:
                     self._report_of(run, JobCancelled(key[0], cancelled))
                 await self._finish(run, end)
+
+    def _avoid_nodes(self, run: SupervisedRun, why: str) -> None:
+        """Let no run start for a while on nodes that Slurm has refused: at once, since the job is placed again soon."""
+        for index in sorted(run.allocation.nodes):
+            name = self._nodes.groups[index].node.name
+            self._refusals.note_node(name, f"run {run.state.key[1]} of {run.job.id}: {why}", time())
+            self._report(NodeDrained(index, PREFIX + self._refusals.node_reason(name, time())))
 
     def _submit(self, run: SupervisedRun) -> None:
         if run.is_stray:
@@ -311,6 +340,7 @@ class SlurmBackend:
         if isinstance(end, RunFailed) and not end.why:
             end = await asyncio.to_thread(describe_failure, run, end)
         await run.stack.aclose()
+        self._refusals.note_waiting(key[0], None)
         del self._runs[key]
         self._ends[key] = end
         if len(self._ends) > MAX_REMEMBERED_ENDS:
@@ -318,7 +348,7 @@ class SlurmBackend:
         self._report_of(run, end)
         run.ended.set()
 
-    def _report_of(self, run: SupervisedRun, event: RunStarted | JobCancelled | Ending) -> None:
+    def _report_of(self, run: SupervisedRun, event: RunStarted | RunRecalled | JobCancelled | Ending) -> None:
         if not run.is_stray:
             self._report(event)
 

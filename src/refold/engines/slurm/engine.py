@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from math import inf
 from time import time
 
 from msgspec.structs import replace
@@ -17,9 +18,11 @@ from refold.engines.slurm.job_owners import DaemonOwner, JobOwners, SubmitterOwn
 from refold.engines.slurm.nodes import GpuGroup, SlurmCluster, SlurmNode, map_nodes, read_nodes
 from refold.engines.slurm.pool import HeldPool, PoolSettings
 from refold.engines.slurm.programs import Programs, SlurmError
-from refold.engines.slurm.requests import SlurmSettings
+from refold.engines.slurm.refusals import PREFIX, Refusals
+from refold.engines.slurm.requests import DEFAULT_SETTINGS, SlurmSettings, needed_time
+from refold.engines.slurm.site import Site, drain_reason, read_site
 from refold.errors import BadInput, BadValue
-from refold.model import DAY, WHOLE, Allocation, Cluster, Seconds, Tenant
+from refold.model import DAY, MINUTE, WHOLE, Allocation, Cluster, Seconds, Tenant
 from refold.server import (
     MAX_PAST_JOBS,
     Admission,
@@ -31,9 +34,6 @@ from refold.server import (
     StatusOf,
     UseByOthers,
 )
-
-PREFIX = "slurm: "
-"""Nodes that are down for a reason that begins so return when Slurm says so; others when an operator does."""
 
 DAEMON_KEY = "slurm-daemon"
 """Key in the store's `meta` table: the id of the daemon."""
@@ -49,25 +49,46 @@ HISTORY: Seconds = 14 * DAY
 
 NO_POOL = PoolSettings()
 
+LONGEST_GRACE: Seconds = 10 * MINUTE
+"""Grace periods are shorter: so much longer than its time limit a job may take."""
+
 log = logging.getLogger("refold")
 
 
 class SlurmNodeReports:
-    """Reports the state and the use of nodes. `pool`: what is held; without one, all nodes can be used."""
+    """Reports the state and the use of nodes. `pool`: what is held; without one, all nodes can be used.
 
-    def __init__(self, state: LiveState, inbox: Inbox, nodes: SlurmCluster, pool: HeldPool | None = None) -> None:
+    `settings`: how runs are submitted. `refusals`: where they were refused. `grace`: the grace period of runs.
+    """
+
+    def __init__(
+        self,
+        state: LiveState,
+        inbox: Inbox,
+        nodes: SlurmCluster,
+        pool: HeldPool | None = None,
+        settings: SlurmSettings = DEFAULT_SETTINGS,
+        refusals: Refusals | None = None,
+    ) -> None:
         self._state = state
         self._inbox = inbox
         self._nodes = nodes
         self._pool = pool
+        self._settings = settings
+        self._refusals = refusals or Refusals()
+        self._site = Site()
         self._use_by_others = UseByOthers(state)
 
     def current_runs(self) -> dict[tuple[str, int], Allocation]:
         """Return what the runs hold now."""
         return {(run.job, run.number): run.allocation for run in self._state.view.runs.values()}
 
-    def report(self, nodes: Mapping[str, SlurmNode], runs: Collection[Allocation]) -> None:
-        """Report what has changed. `runs`: those that may have been in Slurm when the nodes were read."""
+    def report(self, nodes: Mapping[str, SlurmNode], runs: Collection[Allocation], site: Site | None = None) -> None:
+        """Report what has changed. `runs`: those that may have been in Slurm when the nodes were read.
+
+        `site`: partitions and reservations, if they were read.
+        """
+        self._site = site or self._site
         for index, group in enumerate(self._nodes.groups):
             node = nodes.get(group.node.name)
             for event in (self._availability(index, node), self._use(index, group, node, runs)):
@@ -102,7 +123,19 @@ class SlurmNodeReports:
         return self._use_by_others.change(index, gpus, cpu, memory)
 
     def _drain_reason(self, node: SlurmNode) -> str:
-        return node.drain_reason or (self._pool.drain_reason(node) if self._pool is not None else "")
+        if self._pool is not None:
+            return node.drain_reason or self._pool.drain_reason(node)
+        now = time()
+        refused = self._refusals.node_reason(node.name, now)
+        return refused or drain_reason(node, self._settings, self._site, now, self._needed_time())
+
+    def _needed_time(self) -> Seconds:
+        """Return how long a waiting job may take in Slurm: nodes are closed to all if one cannot start there.
+
+        Without waiting jobs, the next one may take any time.
+        """
+        waiting = self._state.view.waiting.values()
+        return max((needed_time(job, LONGEST_GRACE) for job in waiting), default=inf)
 
     def _allocated(self, group: GpuGroup, node: SlurmNode) -> tuple[int, int, int]:
         """Return GPUs, CPUs and MiB that cannot be used, or are used by runs: with a pool, what it does not have."""
@@ -142,6 +175,8 @@ class SlurmEngine(ClusterEngine):
         self._settings = settings
         self._pool = HeldPool(programs, daemon, settings, pool)
         self._tenants = tenants
+        self._refusals = Refusals()
+        self._site = Site()
         self._known: dict[str, SlurmNode] = {}
         self._nodes: SlurmCluster | None = None
         self._past: list[PastJob] = []
@@ -151,6 +186,7 @@ class SlurmEngine(ClusterEngine):
         try:
             version = await asyncio.to_thread(self._programs.run, "sinfo", "--version")
             self._known = await asyncio.to_thread(self._read_nodes)
+            self._site = await asyncio.to_thread(read_site, self._programs.run)
             await asyncio.to_thread(self._owners.check)
             await asyncio.to_thread(self._hold_pool)
         except (SlurmError, BadValue) as error:
@@ -194,18 +230,28 @@ class SlurmEngine(ClusterEngine):
             self._settings,
             pool=self._pool,
             owners=self._owners,
+            refusals=self._refusals,
             grace=options.grace,
             exported=options.exported,
             secrets=options.secrets,
             max_output_bytes=options.max_output_bytes,
         )
 
+    def run_note(self, job: str) -> str:
+        """Return why the run of a job has not begun in Slurm."""
+        return self._refusals.text(job)
+
+    def retry_delay(self, job: str) -> Seconds:
+        """Return how long a job waits that has reached a limit of Slurm."""
+        return self._refusals.retry_delay(job)
+
     def make_parts(
         self, state: LiveState, inbox: Inbox, admission: Admission, status_of: StatusOf, end: Callable[[], None]
     ) -> EngineParts:
         """Return what follows the nodes. `end`: ends the daemon, if they have changed."""
         del admission, status_of
-        reports = SlurmNodeReports(state, inbox, self.nodes, self._pool if self._pool.is_used else None)
+        pool = self._pool if self._pool.is_used else None
+        reports = SlurmNodeReports(state, inbox, self.nodes, pool, self._settings, self._refusals)
         return EngineParts([], [self._follow_nodes(reports, end)])
 
     async def _follow_nodes(self, reports: SlurmNodeReports, end: Callable[[], None]) -> None:
@@ -216,11 +262,12 @@ class SlurmEngine(ClusterEngine):
                 if self._pool.is_used or self._pool.jobs:
                     await asyncio.to_thread(self._hold_pool, self._busy_nodes(before.values()))
                 nodes = await asyncio.to_thread(self._read_nodes)
+                site = await asyncio.to_thread(read_site, self._programs.run)
             except (SlurmError, BadValue) as error:
                 log.warning("the nodes of Slurm cannot be read: %s", error)
             else:
-                reports.report(nodes, (before | reports.current_runs()).values())
-                if self._has_changed(nodes):
+                reports.report(nodes, (before | reports.current_runs()).values(), site)
+                if self._has_changed(nodes, site):
                     log.info("the nodes of Slurm have changed: continuing with the new cluster")
                     end()
                     return
@@ -237,8 +284,9 @@ class SlurmEngine(ClusterEngine):
     def _busy_nodes(self, runs: Iterable[Allocation]) -> set[str]:
         return {self.nodes.groups[share.node].node.name for run in runs for share in run.placement}
 
-    def _has_changed(self, nodes: dict[str, SlurmNode]) -> bool:
+    def _has_changed(self, nodes: dict[str, SlurmNode], site: Site) -> bool:
         """Whether the cluster would be another one now. A node that is missing is down, not removed."""
+        self._site = site
         known = {**self._known, **nodes}
         try:
             found = self._map(known.values())
@@ -246,12 +294,13 @@ class SlurmEngine(ClusterEngine):
             log.warning("%s; the cluster stays as it was", error)
             return False
         self._known = known
-        return found.cluster != self.cluster
+        return (found.cluster, found.time_limits) != (self.cluster, self.nodes.time_limits)
 
     def _map(self, nodes: Iterable[SlurmNode]) -> SlurmCluster:
         partition = self._settings.partition
         found = map_nodes(node for node in nodes if not partition or partition in node.partitions)
-        return found._replace(cluster=replace(found.cluster, tenants=self._tenants))
+        cluster = replace(found.cluster, tenants=self._tenants)
+        return found._replace(cluster=cluster, time_limits=self._site.time_limits)
 
     def _read_nodes(self) -> dict[str, SlurmNode]:
         return {node.name: node for node in read_nodes(self._programs.run)}

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
+from math import inf
 from typing import NamedTuple
 
 import msgspec
 
 from refold.engines.slurm.programs import Run
 from refold.errors import BadValue
-from refold.model import MAX_GPU_TYPES, MAX_GPUS_PER_NODE, WHOLE, Cluster, Node
+from refold.model import MAX_GPU_TYPES, MAX_GPUS_PER_NODE, WHOLE, Cluster, Node, Seconds
 from refold.planning.catalogue import gpu_link
 from refold.simulator.traces import UNKNOWN_GPU_TYPE, BadCell, GpuAmount, parse_gpus
 
@@ -206,10 +207,18 @@ class GpuGroup(NamedTuple):
 
 
 class SlurmCluster(NamedTuple):
-    """The cluster, and the groups of GPUs that it was made from. Both have the same order."""
+    """The cluster, and the groups of GPUs that it was made from. Both have the same order.
+
+    `time_limits`: those of partitions; partitions that are not there have none.
+    """
 
     cluster: Cluster
     groups: tuple[GpuGroup, ...]
+    time_limits: Mapping[str, Seconds] = {}
+
+    def time_limit(self, partition: str) -> Seconds:
+        """Return the longest time that a job of a partition can take."""
+        return self.time_limits.get(partition, inf)
 
     def indices(self, name: str) -> list[int]:
         """Return the nodes of the cluster that are on a node of Slurm."""

@@ -35,6 +35,7 @@ from refold.engines.slurm.nodes import (
     read_nodes,
 )
 from refold.engines.slurm.programs import Run, SlurmError
+from refold.engines.slurm.run_jobs import is_limit
 from refold.errors import BadInput, BadValue
 from refold.model import WHOLE, Allocation, Demand, Job, Reason, Seconds, Share, StartEstimate, Wait
 from refold.server import MAX_PAST_JOBS
@@ -251,5 +252,4 @@ def _hold_reason(job: SlurmJob) -> Reason | None:
         return Reason.HELD
     if job.reason in HELD:
         return HELD[job.reason]
-    is_limit = job.reason.startswith(("QOS", "Assoc", "Partition", "Max")) or job.reason.endswith("Limit")
-    return Reason.LIMIT if is_limit else None
+    return Reason.LIMIT if is_limit(job.reason) or job.reason.startswith("Partition") else None

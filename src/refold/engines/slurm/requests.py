@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from itertools import groupby
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 import msgspec
 
 from refold.engines.slurm.nodes import GpuGroup, SlurmCluster
 from refold.errors import BadInput
-from refold.model import DAY, WHOLE, Allocation, Job, Seconds, Share
+from refold.model import DAY, WHOLE, Allocation, Job, Seconds, Share, format_duration
 
 YEAR: Seconds = 365 * DAY
 """Slurm's own time limits are shorter."""
@@ -28,6 +28,11 @@ class SlurmSettings(msgspec.Struct, frozen=True):
         """Return the options of sbatch, except the partition."""
         given = {"account": self.account, "qos": self.qos}
         return [*(f"--{name}={value}" for name, value in given.items() if value), *self.options]
+
+    def option(self, name: str) -> str:
+        """Return the value of one of the further options, or ''."""
+        prefix = f"--{name}="
+        return next((each.removeprefix(prefix) for each in reversed(self.options) if each.startswith(prefix)), "")
 
 
 DEFAULT_SETTINGS = SlurmSettings()
@@ -107,14 +112,14 @@ def components(requests: list[NodeRequest]) -> list[list[NodeRequest]]:
     return [list(group) for _, group in groupby(ordered, key=lambda request: request.amounts)]
 
 
-def partitions_of(nodes: SlurmCluster, requests: list[NodeRequest]) -> str:
+def partitions_of(nodes: SlurmCluster, requests: list[NodeRequest]) -> list[str]:
     """Return the partitions that have all of these nodes."""
     names = {request.node for request in requests}
     found = [group.node.partitions for group in nodes.groups if group.node.name in names]
     common = [name for name in found[0] if all(name in others for others in found)]
     if not common:
         raise BadInput(f"no partition has all of {', '.join(sorted(names))}")
-    return ",".join(common)
+    return common
 
 
 def resource_arguments(requests: list[NodeRequest]) -> list[str]:
@@ -131,9 +136,28 @@ def resource_arguments(requests: list[NodeRequest]) -> list[str]:
     ]
 
 
-def time_argument(job: Job, grace: Seconds) -> list[str]:
-    """Return a time limit that Slurm enforces if Refold, which ends runs earlier, does not run then."""
-    return minutes_argument(None if job.time_limit is None else job.time_limit + grace + 60)
+def needed_time(job: Job, grace: Seconds) -> Seconds:
+    """Return the time limit that a job needs in Slurm: Refold ends its runs earlier, if it runs then."""
+    return inf if job.time_limit is None else job.time_limit + grace + 60
+
+
+def partition_arguments(nodes: SlurmCluster, partitions: list[str], job: Job, grace: Seconds) -> list[str]:
+    """Return the partitions that allow a job to take as long as it may, and its time limit there.
+
+    The limit is always given: Slurm's default may be shorter, and it decides whether a run can start before a
+    reservation begins. Raises BadInput if the job may take longer than is allowed: Slurm would never start it.
+    """
+    allowed, limit = max(map(nodes.time_limit, partitions)), inf if job.time_limit is None else job.time_limit
+    if allowed < limit < inf:
+        names = " or ".join(partitions)
+        raise BadInput(
+            f"{job.id} has a time limit of {format_duration(limit)}, and partition {names} of Slurm allows "
+            f"{format_duration(allowed)}"
+        )
+    least = min(limit, allowed)
+    chosen = [name for name in partitions if nodes.time_limit(name) >= least]
+    seconds = min(needed_time(job, grace), *map(nodes.time_limit, chosen))
+    return [f"--partition={','.join(chosen)}", *(minutes_argument(seconds) or ["--time=UNLIMITED"])]
 
 
 def minutes_argument(limit: Seconds | None) -> list[str]:

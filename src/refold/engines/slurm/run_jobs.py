@@ -50,6 +50,15 @@ ENDED = frozenset(
 """States in which all processes have ended and the GPUs are free; not COMPLETING."""
 
 
+REFUSED = ("ReqNodeNotAvail", "Reservation", "NodeDown", "BadConstraints", "PartitionDown", "PartitionInactive")
+"""Beginnings of reasons of jobs that do not start on the nodes that they request."""
+
+
+def is_limit(reason: str) -> bool:
+    """Whether a job waits because of a limit, and not for its nodes."""
+    return reason.startswith(("QOS", "Assoc", "Licenses", "Max")) or reason.endswith("Limit")
+
+
 class RunJob(msgspec.Struct, frozen=True):
     """A job or a step of Slurm for a run. `exit_code`: as a shell reports it. `restarts`: how often it was requeued.
 
@@ -75,6 +84,16 @@ class RunJob(msgspec.Struct, frozen=True):
     def is_waiting(self) -> bool:
         """Whether it has no nodes yet, or again."""
         return self.state in WAITING
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it waits because of a limit of a QOS, an association or a partition, or for licences."""
+        return is_limit(self.reason)
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether it waits because Slurm does not start it on its nodes."""
+        return self.reason.startswith(REFUSED)
 
 
 PART = "part."

@@ -27,6 +27,12 @@ WITHOUT_STATUS = frozenset({"", "COMPLETED", "FAILED"})
 START_TIMEOUT: Seconds = 120.0
 """How long a job may wait in Slurm's queue before its run is given up, so that the policy can place it elsewhere."""
 
+REFUSED_SECONDS: Seconds = 10.0
+"""How long a job may wait for a reason that time alone does not mend: its nodes cannot be used, or a limit is reached.
+
+Slurm states such a reason also for a moment, as after a controller has started.
+"""
+
 REPEAT_SECONDS: Seconds = 15.0
 """After how long Slurm is asked again to end a job that has not ended."""
 
@@ -67,6 +73,12 @@ class Facts(NamedTuple):
     was_claimed: bool = False
 
 
+def waiting_reason(facts: Facts) -> str | None:
+    """Return why a run that was submitted has not begun, as Slurm says it; None if it has begun, or is not there."""
+    waiting = [job for job in facts.jobs if job.is_waiting]
+    return waiting[0].reason if waiting and facts.claim is None else None
+
+
 class Submit(NamedTuple):
     """Submit a job for the run."""
 
@@ -91,6 +103,12 @@ class GiveUp(NamedTuple):
     job: SlurmId
 
 
+class Postpone(NamedTuple):
+    """Hold the job of the run for a while: a limit of Slurm keeps it from starting, on whatever nodes."""
+
+    why: str
+
+
 class Abandon(NamedTuple):
     """Use the allocation of a step no more: Slurm keeps a step there that has ended."""
 
@@ -108,7 +126,7 @@ class Ended(NamedTuple):
     cancelled: str = ""
 
 
-Step = Submit | SignalRun | Cancel | GiveUp | Abandon | ReportStarted | Ended
+Step = Submit | SignalRun | Cancel | GiveUp | Postpone | Abandon | ReportStarted | Ended
 
 
 @dataclass(slots=True)
@@ -122,6 +140,7 @@ class RunState:
     given_up: RunFailed | None = None
     started: bool = False
     _waiting_since: Seconds | None = None
+    _is_postponed: bool = False
     _missing_since: Seconds | None = None
     _ask_again_at: Seconds = 0.0
     _was_killed: bool = False
@@ -151,9 +170,14 @@ class RunState:
             return [Cancel(job.id)]
         if self._waiting_since is None:
             self._waiting_since = facts.now
-        if facts.now - self._waiting_since < START_TIMEOUT:
+        waited = facts.now - self._waiting_since
+        if job.is_limited and waited >= REFUSED_SECONDS and not self._is_postponed:
+            self._is_postponed = True
+            return [Postpone(job.reason)]
+        allowed = REFUSED_SECONDS if job.is_refused else START_TIMEOUT
+        if waited < allowed or self._is_postponed:
             return []
-        why = f"Slurm did not start it within {START_TIMEOUT:g} s: {job.reason or 'no reason given'}"
+        why = f"Slurm did not start it within {allowed:g} s: {job.reason or 'no reason given'}"
         self.given_up = RunFailed(*self.key, why, retry=True)
         return [GiveUp(self.given_up, job.id)]
 

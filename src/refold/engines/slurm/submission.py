@@ -29,9 +29,9 @@ from refold.engines.slurm.requests import (
     SlurmSettings,
     components,
     node_requests,
+    partition_arguments,
     partitions_of,
     resource_arguments,
-    time_argument,
 )
 from refold.engines.slurm.run_jobs import SlurmId, run_mark
 from refold.engines.slurm.run_state import RunState
@@ -151,9 +151,10 @@ class JobSubmitter:
         self._owners.run(run.owner, "sbatch", *self._arguments(run, requests, parts), str(script))
 
     def _arguments(self, run: SupervisedRun, requests: list[NodeRequest], parts: list[list[NodeRequest]]) -> list[str]:
+        partition = self._settings.partition
+        possible = [partition] if partition else partitions_of(self._nodes, requests)
         common = [
-            f"--partition={self._settings.partition or partitions_of(self._nodes, requests)}",
-            *time_argument(run.job, run.state.grace),
+            *partition_arguments(self._nodes, possible, run.job, run.state.grace),
             *self._settings.arguments(),
         ]
         output = str(run.files.output).replace("%", "%%")

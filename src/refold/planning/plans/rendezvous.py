@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import PurePath
 
 from refold.errors import BadInput
 from refold.planning.plans.launch_targets import Workers
@@ -50,7 +49,7 @@ def check_gang_command(job: str, command: Sequence[str], instances: int) -> None
 
     DeepSpeed's launcher reads no variables: without a hosts file each instance would train a copy of its own.
     """
-    if instances > 1 and command and PurePath(command[0]).name == "deepspeed":
+    if instances > 1 and command and command[0].rpartition("/")[2] == "deepspeed":
         options = {word.partition("=")[0] for word in command}
         if options.isdisjoint(_DEEPSPEED_OPTIONS):
             raise BadInput(

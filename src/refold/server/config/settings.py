@@ -298,7 +298,8 @@ class SlurmConfig(msgspec.Struct, frozen=True):
     """How `refold serve --on slurm` submits jobs. `partition`: the nodes to schedule; '': those of all partitions.
 
     `options`: further options of sbatch. `pool`: nodes to hold, in which runs are started; `pool_time`: the time limit
-    of their allocations; `pool_jobs`: allocations of others.
+    of their allocations; `pool_jobs`: allocations of others; `release_idle_after`: how long an allocation may have no
+    runs. `as_root`: whether root may start a daemon without `serve.user`, whose jobs are then root's.
     """
 
     partition: Annotated[str, Meta(pattern=r"^[\w.-]{0,64}\Z", description="the name of a partition")] = ""
@@ -314,6 +315,8 @@ class SlurmConfig(msgspec.Struct, frozen=True):
         tuple[Annotated[int, Meta(ge=1, description="the id of a job of Slurm")], ...],
         Meta(description="a list of job ids such as [4711]"),
     ] = ()
+    release_idle_after: PositiveDuration = 5 * MINUTE
+    as_root: bool = False
 
 
 class Config(msgspec.Struct, frozen=True):

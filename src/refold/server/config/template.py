@@ -140,6 +140,7 @@ slurm:
 #  pool: 4               # hold this number of nodes and start runs inside; without it, each run is a job
 #  pool_time: 12h        # time limit of their allocations
 #  pool_jobs: [4711]     # use existing allocations
+#  release_idle_after: 5m   # give back nodes of the pool that have no runs
 """
 
 
