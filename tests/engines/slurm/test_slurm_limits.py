@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -52,12 +53,12 @@ def test_jobs_without_a_time_limit_run_beside_a_reservation_and_short_ones_befor
     with daemon.client() as client:
         endless = [client.submit(command=SLEEP, name="endless", gpus=8).id for _ in range(2)]
         short = client.submit(command=SLEEP, name="short", gpus=8, time_limit=600.0).id
+
+    def runs(job: str) -> bool:
+        return "RUNNING" in slurm.run("squeue", "--noheader", f"--name={job}", "--format=%T")
+
     for job in (*endless, short):
-        daemon.wait_until(lambda job=job: bool(job_ids(slurm, job)), f"{job} is in Slurm")
-        daemon.wait_until(
-            lambda job=job: "RUNNING" in slurm.run("squeue", "--noheader", f"--name={job}", "--format=%T"),
-            f"Slurm runs {job}",
-        )
+        daemon.wait_until(partial(runs, job), f"Slurm runs {job}")
     assert {node for job in endless for node in nodes_of(daemon, job)} == {"n2", "n3"}
     assert nodes_of(daemon, short) <= {"n0", "n1"}
     limits = slurm.run("squeue", "--noheader", "--format=%j %l").split("\n")
