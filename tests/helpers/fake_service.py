@@ -57,7 +57,7 @@ from refold.client.api.wire import (
     WhatIfOutcome,
 )
 from refold.errors import Conflict, Forbidden, NotFound
-from refold.model import parse_array, parse_dependency, task_id
+from refold.model import PreemptionOutcome, PreemptionOutlook, parse_array, parse_dependency, task_id
 from refold.server.http.app import Api, ApiService
 from refold.server.http.asgi import DEFAULT_BODY_LIMITS, BodyLimits
 from refold.server.http.event_stream import EventStream
@@ -252,6 +252,14 @@ class FakeService:
         return PolicyComparison(
             NOW, "backfill", len(self.jobs_by_id), len(waiting), len(waiting), forecasts, starts[:200]
         )
+
+    async def preemption_outlook(self, caller: Caller) -> PreemptionOutlook:
+        outcomes = (
+            PreemptionOutcome("always", 120, 1800.0, 30_000.0, 41, 9.25),
+            PreemptionOutcome("consent", 48, 3000.0, 36_000.0, 12, 1.5),
+            PreemptionOutcome("never", 0, 5400.0, 64_800.0, 0, 0.0),
+        )
+        return PreemptionOutlook("the daemon's latest jobs", "backfill", 120, *outcomes)
 
     def catalogue(self, caller: Caller) -> Catalogue:
         return Planner().catalogue()

@@ -51,6 +51,7 @@ from refold.client.connection import Connection
 from refold.client.export import EXPORT_ALL, choose_exported
 from refold.client.jobspec import Submittable, export_of, make_submission, with_request_id
 from refold.errors import BadFile, NoDaemon, Unavailable, WaitTimeout
+from refold.model import PreemptionOutlook
 
 RETRY_SECONDS = 0.5
 """Seconds between two polls of a growing log, or of a daemon that does not answer."""
@@ -134,6 +135,10 @@ class Client:
     def compare_policies(self, policies: Sequence[str], futures: int = 10, seed: int = 0) -> PolicyComparison:
         """Return when the present jobs would start and end under other policies."""
         return self._call(PolicyComparison, "compare_policies", body=PolicyQuestion(list(policies), futures, seed))
+
+    def preemption_outlook(self) -> PreemptionOutlook:
+        """Return how long the latest jobs would have waited if all, those that consent, or none could be preempted."""
+        return self._call(PreemptionOutlook, "preemption_outlook")
 
     def catalogue(self) -> Catalogue:
         """Return the models, GPUs and frameworks that `plan` knows."""

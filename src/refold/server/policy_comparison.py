@@ -1,16 +1,9 @@
-"""The present queue under other policies: simulated in a process of its own, which cannot delay the scheduler.
-
-Run as a module, it is that process: it reads a `_Task` from its standard input and writes an `_SimulatedAnswer`.
-"""
+"""The present queue under other policies: simulated in a process of its own, which cannot delay the scheduler."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from math import isfinite
 from time import monotonic
 from typing import Any
@@ -20,13 +13,13 @@ import numpy as np
 
 from refold.client.api import JobStarts, PolicyComparison, PolicyForecast, PolicyQuestion
 from refold.core import Entry, Header, Policy
-from refold.errors import BadInput, RefoldError, TooManyRequests, Unavailable
+from refold.errors import BadInput
 from refold.model import Seconds
 from refold.placement import Floats
 from refold.policies import POLICIES
 from refold.server.live_state import LiveState
 from refold.server.recovery import MAX_PAST_JOBS
-from refold.server.signals import end_with_parent
+from refold.server.simulation_process import LIMIT_SECONDS, SimulationProcess, answer_question
 from refold.server.snapshot import redacted
 from refold.server.store import StoreReader
 from refold.simulator import (
@@ -39,17 +32,12 @@ from refold.simulator import (
     without_start_estimates,
 )
 
-LIMIT_SECONDS: Seconds = 45.0
-"""After this time the process is killed."""
-
 SIMULATION_SECONDS: Seconds = 20.0
 """All policies together simulate no further future after this time."""
 
 MAX_LISTED_JOBS = 200
 SHIFT_SECONDS: Seconds = 1.0
 """A job whose start differs by less starts at the same time."""
-
-NICENESS = 10
 
 
 def comparable_policies() -> list[str]:
@@ -77,7 +65,6 @@ class _Simulated(msgspec.Struct, frozen=True):
 
 
 class _SimulatedAnswer(msgspec.Struct, frozen=True):
-    error: str = ""
     simulated: list[_Simulated] = []
     knows_run_times: bool = True
 
@@ -88,8 +75,7 @@ class PolicyComparer:
     def __init__(self, state: LiveState, reader: StoreReader, limit: Seconds = LIMIT_SECONDS) -> None:
         self._state = state
         self._reader = reader
-        self._limit = limit
-        self._lock = asyncio.Lock()
+        self._process = SimulationProcess(__name__, _SimulatedAnswer, limit)
 
     async def compare(self, question: PolicyQuestion) -> PolicyComparison:
         """Return when the present jobs would start and end under each policy, the configured one first."""
@@ -97,42 +83,16 @@ class PolicyComparer:
         for name in question.policies:
             if name not in known:
                 raise BadInput(f"unknown policy {name!r}, expected one of {', '.join(known)}")
-        if self._lock.locked():
-            raise TooManyRequests("another comparison of policies is running; try again soon")
-        async with self._lock:
-            state = self._state
-            past = await asyncio.to_thread(self._reader.past_jobs, MAX_PAST_JOBS)
-            now, own = state.now(), state.header
-            entry = Entry(now, tuple(map(redacted, state.as_events(past))))
-            others = [name for name in dict.fromkeys(question.policies) if name != own.policy]
-            view = state.view
-            jobs, waiting = len(view.waiting) + len(view.runs), len(view.waiting)
-            task = _Task(own, entry, others, question.futures, question.seed, jobs, waiting)
-            answer = await _run_process(task, self._limit)
+        state = self._state
+        past = await asyncio.to_thread(self._reader.past_jobs, MAX_PAST_JOBS)
+        now, own = state.now(), state.header
+        entry = Entry(now, tuple(map(redacted, state.as_events(past))))
+        others = [name for name in dict.fromkeys(question.policies) if name != own.policy]
+        view = state.view
+        jobs, waiting = len(view.waiting) + len(view.runs), len(view.waiting)
+        task = _Task(own, entry, others, question.futures, question.seed, jobs, waiting)
+        answer = await self._process.ask(task, "try fewer policies, or `refold snapshot` and `refold replay --policy`")
         return _summarise(task, answer, state.wall_time)
-
-
-async def _run_process(task: _Task, limit: Seconds) -> _SimulatedAnswer:
-    encoded = await asyncio.to_thread(msgspec.json.encode, task)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", __name__, str(os.getpid()), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
-    )
-    try:
-        async with asyncio.timeout(limit):
-            output, _ = await process.communicate(encoded)
-    except TimeoutError:
-        problem = f"simulating {len(task.policies) + 1} policies took longer than {limit:g} s; try fewer"
-        raise Unavailable(f"{problem}, or `refold snapshot` and `refold replay --policy`") from None
-    finally:
-        with suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-    if not output:
-        raise Unavailable("the simulation has failed; the daemon's log says why")
-    answer = msgspec.json.decode(output, type=_SimulatedAnswer)
-    if answer.error:
-        raise BadInput(answer.error)
-    return answer
 
 
 def _summarise(task: _Task, answer: _SimulatedAnswer, wall_time: Callable[[Seconds], float]) -> PolicyComparison:
@@ -204,7 +164,7 @@ def simulate_policies(task: _Task) -> _SimulatedAnswer:
         )
         simulated.append((name, futures))
     fewest = min(futures.count for _, futures in simulated)
-    return _SimulatedAnswer("", [_average(name, futures, fewest) for name, futures in simulated], state.knows_run_times)
+    return _SimulatedAnswer([_average(name, futures, fewest) for name, futures in simulated], state.knows_run_times)
 
 
 def _average(name: str, futures: Futures, count: int) -> _Simulated:
@@ -222,17 +182,5 @@ def _maker(name: str, settings: Mapping[str, Any]) -> Callable[[], Policy]:
     return lambda: make_policy(name, without_start_estimates(own))
 
 
-def main() -> None:
-    """Answer one task for the daemon whose pid is given."""
-    end_with_parent(signal.SIGKILL, int(sys.argv[1]))
-    os.nice(NICENESS)
-    task = msgspec.json.decode(sys.stdin.buffer.read(), type=_Task)
-    try:
-        answer = simulate_policies(task)
-    except RefoldError as error:
-        answer = _SimulatedAnswer(str(error))
-    sys.stdout.buffer.write(msgspec.json.encode(answer))
-
-
 if __name__ == "__main__":
-    main()
+    answer_question(_Task, simulate_policies)

@@ -48,7 +48,7 @@ from refold.client.api import (
 )
 from refold.core import Event, JobCancelled, JobHeld, JobReleased
 from refold.errors import BadInput, Conflict, Forbidden
-from refold.model import Job, PreemptionRules
+from refold.model import Job, PreemptionOutlook, PreemptionRules
 from refold.server.admission import Admission
 from refold.server.alerts import find_alerts
 from refold.server.config import LimitsConfig
@@ -62,6 +62,7 @@ from refold.server.live_state import LiveState
 from refold.server.monitor import GpuPoller
 from refold.server.planner import Planner
 from refold.server.policy_comparison import PolicyComparer
+from refold.server.preemption_question import PreemptionAdviser
 from refold.server.preview import Previewer
 from refold.server.run_log import RunLog
 from refold.server.snapshot import journal_lines, snapshot_lines
@@ -113,6 +114,7 @@ class SchedulerService:
         )
         self._planner = Planner()
         self._policies = PolicyComparer(state, store.reader)
+        self._preemption = PreemptionAdviser(state, store.reader)
         self._run_log = RunLog(store.reader)
         self._previewer = Previewer(state, self.admission, forecasts)
         self._environments = environments
@@ -183,6 +185,10 @@ class SchedulerService:
     async def compare_policies(self, caller: Caller, question: PolicyQuestion) -> PolicyComparison:
         """Return when the present jobs would start and end under other policies."""
         return await self._policies.compare(question)
+
+    async def preemption_outlook(self, caller: Caller) -> PreemptionOutlook:
+        """Return what preemption would have cost and brought."""
+        return await self._preemption.outlook()
 
     def catalogue(self, caller: Caller) -> Catalogue:
         """Return the names that a question about plans or policies may use."""

@@ -31,6 +31,7 @@ from .futures import (
 from .preemption_outlook import (
     DAEMON_COSTS as DAEMON_COSTS,
     DEFAULT_POLICY as DEFAULT_POLICY,
+    MAX_OUTLOOK_JOBS as MAX_OUTLOOK_JOBS,
     compute_outlook as compute_outlook,
     simulate_outlook as simulate_outlook,
 )

@@ -41,6 +41,7 @@ ROLES_OF_CALL = {
     "preview": "reader member owner",
     "whatif": "reader member owner",
     "compare_policies": "reader member owner",
+    "preemption_outlook": "reader member owner",
     "catalogue": "reader member owner",
     "plan": "reader member owner",
     "create_environment": "member owner",

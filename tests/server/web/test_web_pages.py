@@ -290,6 +290,15 @@ def test_the_present_queue_is_compared_under_other_policies(page: Any, served: F
     assert starts.get_by_role("columnheader").all_inner_texts() == ["Job", "backfill (present policy)", "las", "refold"]
 
 
+def test_what_preemption_costs_and_brings_is_shown(page: Any, served: FakeServer) -> None:
+    sign_in(page, served.address, READER, "whatif")
+    page.get_by_role("button", name="Compare rules").click()
+    rows = page.get_by_role("region", name="What preemption costs and brings").get_by_role("row")
+    rows.filter(has_text="those that consent (48)").get_by_text("50 min", exact=True).wait_for()
+    assert rows.filter(has_text="all 120 jobs").get_by_text("8 h 20 min").count() == 1
+    assert rows.filter(has_text="none").get_by_text("18 h").count() == 1
+
+
 def test_without_waiting_jobs_there_is_nothing_to_compare(page: Any, served: FakeServer) -> None:
     served.call(served.service.end, "tune-2", "cancelled", "")
     sign_in(page, served.address, READER, "whatif")

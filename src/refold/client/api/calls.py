@@ -64,6 +64,7 @@ from refold.errors import (
     Unauthenticated,
     Unavailable,
 )
+from refold.model import PreemptionOutlook
 
 MAX_BODY_BYTES = 1024 * 1024
 """Maximum size of a request body, unless the daemon is configured otherwise."""
@@ -186,6 +187,10 @@ class Service(Protocol):
     @call("POST", "/whatif/policies", "reader")
     def compare_policies(self, caller: Caller, question: PolicyQuestion) -> Awaitable[PolicyComparison]:
         """Simulate the present jobs under other policies."""
+
+    @call("GET", "/whatif/preemption", "reader")
+    def preemption_outlook(self, caller: Caller) -> Awaitable[PreemptionOutlook]:
+        """Simulate the latest jobs with all, some and none preemptible."""
 
     @call("GET", "/catalogue", "reader")
     def catalogue(self, caller: Caller) -> Catalogue:

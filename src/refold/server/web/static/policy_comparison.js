@@ -73,7 +73,8 @@ export class PolicyComparison {
   }
 }
 
-function table(label, columns, rows, kind = "") {
+/** A table that scrolls sideways if it is wider than the page. */
+export function table(label, columns, rows, kind = "") {
   const head = h("tr", {}, ...columns.map(([text, kind]) => h("th", { scope: "col", class: kind, text })));
   return h("div", { class: `table-scroll ${kind}`, tabindex: 0, role: "region", "aria-label": label }, h("table", { class: "plain" }, h("thead", {}, head), h("tbody", {}, ...rows)));
 }

@@ -158,6 +158,13 @@ export const texts = {
     futures: (count, compared, waiting) => `Means of ${count} simulated futures, of ${compared} of ${waiting} waiting jobs: those that start under every policy. No more jobs are submitted in them.`,
     guessed: "No job has ended yet, and some have neither an estimate nor a time limit: their run times are guessed.",
   },
+  preemption: {
+    title: "What preemption costs and brings", ask: "Compare rules", simulating: "Simulating… this takes up to 45 s.",
+    help: "If all jobs, those that consent, or none could be stopped or reshaped for others: the latest jobs that have ended are simulated under each rule. Nothing is changed.",
+    rule: "Jobs that may be preempted", wait: "Mean wait", mean: "Mean wait", longest: "Longest wait", preemptions: "Preemptions", overhead: "GPU-hours of overhead",
+    always: (jobs) => `all ${jobs} jobs`, consent: (jobs) => `those that consent (${jobs})`, never: () => "none",
+    note: (policy) => `Simulated under ${policy}, on the cluster as it is now; stopping takes 30 s, restarting 2 min. Stopped jobs are assumed to continue where they were stopped: jobs without checkpoints would lose their work. “preemption” in refold.yaml decides.`,
+  },
   plan: {
     hint: "The best parallel plans of a model on given GPUs.", question: "A training", model: "Model", gpu: "GPU type", gpus: "GPUs", nodes: "Nodes", batch: "Global batch, samples", sequence: "Sequence, tokens", cp: "Context parallelism", ep: "Expert parallelism", chosen: "the best", engine: "Framework",
     fewest: "as few as possible", ofModel: "the model's", ask: "Find plans", best: (model, gpus) => `${model} on ${gpus}`, setup: (nodes, batch, sequence, engine) => `Nodes: ${nodes}. Global batch: ${batch}. Sequence: ${sequence}. Engine: ${engine}.`,

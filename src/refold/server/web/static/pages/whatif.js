@@ -4,6 +4,7 @@ import { card, errorBox, field, select } from "../controls.js";
 import { fill, h } from "../dom.js";
 import { formatDuration, formatFull, formatMoment, formatNumber, formatRange, formatRelative, formatWhole } from "../format.js";
 import { PolicyComparison } from "../policy_comparison.js";
+import { PreemptionOutlook } from "../preemption_outlook.js";
 import { texts } from "../texts.js";
 
 const labels = texts.whatif;
@@ -24,15 +25,17 @@ export default class WhatIfPage {
     form.addEventListener("submit", (event) => { event.preventDefault(); this._ask(); });
     this._result = h("div", { role: "status" });
     this._policies = new PolicyComparison(source);
+    this._preemption = new PreemptionOutlook(source);
     const question = card(labels.question);
     question.body.append(form);
-    this.element = h("div", { class: "page" }, h("div", { class: "page-head" }, h("h1", { text: texts.pages.whatif }), h("p", { class: "muted", text: labels.hint })), question.element, this._result, this._policies.element);
+    this.element = h("div", { class: "page" }, h("div", { class: "page-head" }, h("h1", { text: texts.pages.whatif }), h("p", { class: "muted", text: labels.hint })), question.element, this._result, this._policies.element, this._preemption.element);
     this._abort = new AbortController();
   }
 
   stop() {
     this._abort.abort();
     this._policies.stop();
+    this._preemption.stop();
   }
 
   _variants() {

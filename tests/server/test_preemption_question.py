@@ -1,0 +1,70 @@
+"""What preemption would have cost and brought, on the jobs that the daemon has run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from loop_setups import UnreliableBackend
+from manual_daemon import OWNER, ManualDaemon
+
+from refold.core import PastJob
+from refold.errors import NotFound, TooManyRequests, Unavailable
+from refold.server.preemption_question import PreemptionAdviser
+from refold.server.store import StoreReader
+from refold.testing import make_job
+
+
+class Past(StoreReader):
+    """A reader whose past is given."""
+
+    def __init__(self, *past: PastJob) -> None:
+        self._past = past
+
+    def past_jobs(self, limit: int) -> list[PastJob]:
+        return list(self._past[-limit:])
+
+
+def long_and_short_jobs() -> list[PastJob]:
+    """Two jobs with all slots, of which one consents, and jobs that wait for them; in order of their end."""
+    long = [PastJob(make_job(f"long-{n}", gpus=2, preemptible=n == 0), 40_000.0) for n in range(2)]
+    return [PastJob(make_job(f"short-{n}", at=60.0 + n, preemptible=False), 30.0) for n in range(5)] + long
+
+
+def play(folder: Path, scene: Callable[[ManualDaemon], Awaitable[None]], policy: str = "fifo") -> None:
+    async def main() -> None:
+        async with ManualDaemon(folder, UnreliableBackend(), policy=policy) as cluster:
+            await scene(cluster)
+
+    asyncio.run(main())
+
+
+def test_the_latest_jobs_are_simulated_under_each_rule(tmp_path: Path) -> None:
+    async def scene(cluster: ManualDaemon) -> None:
+        outlook = await PreemptionAdviser(cluster.state, Past(*long_and_short_jobs())).outlook()
+        assert (outlook.policy, outlook.jobs) == ("refold", 7)
+        assert [each.preemptible for each in (outlook.always, outlook.consent, outlook.never)] == [7, 1, 0]
+        assert outlook.never.preemptions == 0 < outlook.consent.preemptions
+        assert (outlook.consent.mean_wait or 0) < (outlook.never.mean_wait or 0)
+
+    play(tmp_path, scene, "refold")
+
+
+def test_before_the_first_job_has_ended_there_is_nothing_to_simulate(tmp_path: Path) -> None:
+    async def scene(cluster: ManualDaemon) -> None:
+        with pytest.raises(NotFound, match="no job has ended yet"):
+            await cluster.service.preemption_outlook(OWNER)
+
+    play(tmp_path, scene)
+
+
+def test_one_question_at_a_time_and_a_slow_one_is_ended(tmp_path: Path) -> None:
+    async def scene(cluster: ManualDaemon) -> None:
+        adviser = PreemptionAdviser(cluster.state, Past(*long_and_short_jobs()), limit=0.01)
+        first, second = await asyncio.gather(adviser.outlook(), adviser.outlook(), return_exceptions=True)
+        assert isinstance(first, Unavailable) and "longer than 0.01 s; `refold report`" in str(first)
+        assert isinstance(second, TooManyRequests)
+
+    play(tmp_path, scene)
