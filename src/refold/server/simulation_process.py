@@ -28,7 +28,7 @@ LIMIT_SECONDS: Seconds = 45.0
 NICENESS = 10
 
 
-class Answer(msgspec.Struct, frozen=True):
+class ProcessAnswer(msgspec.Struct, frozen=True):
     """What was found, or what was wrong with the question."""
 
     found: Any = None
@@ -51,7 +51,7 @@ class SimulationProcess(Generic[Found]):
             output = await self._run(encoded, too_long)
         if not output:
             raise Unavailable("the simulation has failed; the daemon's log says why")
-        answer = msgspec.json.decode(output, type=Answer)
+        answer = msgspec.json.decode(output, type=ProcessAnswer)
         if answer.error:
             raise BadInput(answer.error)
         return msgspec.convert(answer.found, self._found)
@@ -82,7 +82,7 @@ def answer_question(question: Any, simulate: Callable[[Any], object]) -> None:
     end_with_parent(signal.SIGKILL, int(sys.argv[1]))
     os.nice(NICENESS)
     try:
-        answer = Answer(simulate(msgspec.json.decode(sys.stdin.buffer.read(), type=question)))
+        answer = ProcessAnswer(simulate(msgspec.json.decode(sys.stdin.buffer.read(), type=question)))
     except RefoldError as error:
-        answer = Answer(error=str(error))
+        answer = ProcessAnswer(error=str(error))
     sys.stdout.buffer.write(msgspec.json.encode(answer))
