@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from refold.train.layout import RankMesh
-from refold.train.micro_batches import Batch
+from refold.train.losses import Batch
 from refold.train.samples import SampleOrder
 
 
@@ -35,15 +34,6 @@ class BatchReader:
         """Return this rank's part of the batch of a step, on its device."""
         samples = self._order.of_step(step, layout.position.data, layout.plan.data)
         return _to_device(default_collate([self._data[sample] for sample in samples]), layout.device)
-
-
-def first_tensor(batch: Batch) -> Tensor:
-    """Return the input of the model: the batch itself, its `input_ids`, or its first part."""
-    if isinstance(batch, Tensor):
-        return batch
-    found = batch.get("input_ids", next(iter(batch.values()))) if isinstance(batch, Mapping) else batch[0]
-    assert isinstance(found, Tensor)
-    return found
 
 
 def _to_device(batch: Batch, device: torch.device) -> Batch:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from inspect import signature
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from refold.errors import BadInput
 from refold.model import Plan, Recompute
 from refold.train.layout import PIPELINE, REPLICA, SHARD, TENSOR, RankMesh
+from refold.train.model_inputs import ModelInputs
 from refold.train.pipeline_stages import PipelineRule, check_stages, find_difference, find_rule, keep_stage
 from refold.train.template import Template, allocate
 from refold.train.tensor_rules import Split, check_splits, find_splits, is_inner, split_layers
@@ -44,7 +46,7 @@ class SplittableModel:
         self._compile = compile_layers
         self._pipeline_problem = ""
 
-    def try_pipeline(self, model: nn.Module, inputs: Tensor) -> None:
+    def try_pipeline(self, model: nn.Module, inputs: ModelInputs) -> None:
         """Compare two pipeline stages with the whole model on a few inputs. Without that, the rule is trusted."""
         try:
             self._pipeline_problem = find_difference(model, self.pipeline_rule(), adapt_hugging_face, inputs)
@@ -120,7 +122,7 @@ class SplittableModel:
                     fully_shard(module, mesh=mesh, reshard_after_forward=plan.zero == 3, ignored_params=scalars)
                 else:
                     replicate(module, mesh=mesh, ignored_params=scalars)
-        adapt_hugging_face(model, takes_hidden=stage > 0)
+        adapt_hugging_face(model, takes_hidden=stage > 0, gives_hidden=stage < stages - 1)
         return Chunk(model, stage, stages, layers)
 
     def _layers(self, model: nn.Module) -> list[nn.Module]:
@@ -286,16 +288,27 @@ def _selective_policy(context: Any, operator: Any, *args: Any, **kwargs: Any) ->
     return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-def adapt_hugging_face(model: nn.Module, *, takes_hidden: bool) -> None:
-    """Let a model of Hugging Face take one tensor and return one: tokens or hidden values in, logits out."""
-    if not hasattr(model, "config") or not hasattr(model, "get_input_embeddings"):
+def adapt_hugging_face(model: nn.Module, *, takes_hidden: bool = False, gives_hidden: bool = False) -> None:
+    """Let a model of Hugging Face return one tensor: logits, hidden values, or with `labels` the loss, of dimension 1.
+
+    Its first input is positional: tokens or pixels, or hidden values.
+    """
+    if not is_hugging_face(model):
         return
-    forward, argument = model.forward, "inputs_embeds" if takes_hidden else "input_ids"
+    forward, parameters = model.forward, list(signature(model.forward).parameters)
+    argument = "inputs_embeds" if takes_hidden else parameters[0]
+    fixed = {"use_cache": False} if "use_cache" in parameters else {}
 
-    def from_tensor(inputs: Tensor) -> Tensor:
-        output = forward(**{argument: inputs}, use_cache=False)
-        result = output.logits if hasattr(output, "logits") else output[0]
-        assert isinstance(result, Tensor)
-        return result
+    def forward_to_tensor(inputs: Tensor, labels: Tensor | None = None, **named: Any) -> Tensor:
+        has_loss = labels is not None and not gives_hidden
+        output = forward(**{argument: inputs}, **named, **fixed, **({"labels": labels} if has_loss else {}))
+        if has_loss:
+            return cast(Tensor, output.loss).reshape(1)  # the outputs of pipeline stages need a dimension
+        return cast(Tensor, output.logits if hasattr(output, "logits") else output[0])
 
-    model.forward = from_tensor
+    model.forward = forward_to_tensor
+
+
+def is_hugging_face(model: nn.Module) -> bool:
+    """Whether a model is one of Transformers, or has the same form."""
+    return hasattr(model, "config") and hasattr(model, "get_input_embeddings")

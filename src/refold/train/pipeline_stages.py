@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from refold.errors import BadInput
+from refold.train.model_inputs import ModelInputs
 
 
 class PipelineRule(NamedTuple):
@@ -29,10 +30,10 @@ class PipelineRule(NamedTuple):
 
 
 class Adapter(Protocol):
-    """Lets a model take one tensor and return one."""
+    """Lets a model take one positional tensor and return one."""
 
-    def __call__(self, model: nn.Module, *, takes_hidden: bool) -> None:
-        """Adapt a model in place. `takes_hidden`: its input is the output of another stage."""
+    def __call__(self, model: nn.Module, *, takes_hidden: bool = False, gives_hidden: bool = False) -> None:
+        """Adapt a model in place, whose input or output is between two stages."""
 
 
 class PassOn(nn.Module):
@@ -82,7 +83,7 @@ def find_rule(model: nn.Module) -> PipelineRule:
     return PipelineRule(layers, tuple(before), tuple(after))
 
 
-def find_difference(model: nn.Module, rule: PipelineRule, adapt: Adapter, inputs: Tensor) -> str:
+def find_difference(model: nn.Module, rule: PipelineRule, adapt: Adapter, inputs: ModelInputs) -> str:
     """Return why two pipeline stages do not compute what the model computes; empty if they do."""
     tensors = [*model.parameters(), *model.buffers()]
     whole, first, last = (copy.deepcopy(model, {id(tensor): tensor for tensor in tensors}).eval() for _ in range(3))
@@ -90,11 +91,12 @@ def find_difference(model: nn.Module, rule: PipelineRule, adapt: Adapter, inputs
     try:
         keep_stage(first, rule, 0, 2)
         keep_stage(last, rule, 1, 2)
-        adapt(whole, takes_hidden=False)
-        adapt(first, takes_hidden=False)
+        adapt(whole)
+        adapt(first, gives_hidden=True)
         adapt(last, takes_hidden=True)
         with torch.no_grad():
-            expected, found = whole(inputs), last(first(inputs))
+            expected = whole(inputs.main, **inputs.named)
+            found = last(first(inputs.main, **inputs.named), **inputs.named)
             same = torch.allclose(expected, found, rtol=1e-3, atol=1e-5)
     except Exception as error:  # whatever a model does with a hidden state instead of its inputs
         return f"the model cannot be split into pipeline stages ({type(error).__name__}: {error}); {advice}"

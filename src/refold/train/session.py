@@ -20,12 +20,14 @@ from torch import Tensor, nn
 from refold.errors import BadInput, StateNotMoved
 from refold.model import Plan, Seconds
 from refold.train import process_group
-from refold.train.batches import BatchReader, Data, first_tensor
+from refold.train.batches import BatchReader, Data
 from refold.train.boundary import Boundary, BoundaryRequest
 from refold.train.channel import RankChannel
 from refold.train.checkpoints import Checkpoints
+from refold.train.losses import Batch, Loss, LossReducer
 from refold.train.messages import Change
-from refold.train.micro_batches import Batch, Loss, TrainingStep
+from refold.train.micro_batches import TrainingStep
+from refold.train.model_inputs import ModelInputs, first_input
 from refold.train.plain_values import plain, restored
 from refold.train.process_group import Rendezvous
 from refold.train.reports import Reports
@@ -58,7 +60,7 @@ class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     batch: int
     steps: int
-    inputs: Callable[[Batch], Tensor] = first_tensor
+    inputs: Callable[[Batch], ModelInputs] = first_input
     seed: int = 0
     shuffle: bool = True
     autocast: Any = None
@@ -95,6 +97,7 @@ class Session:
         self._checkpoints = SessionCheckpoints(checkpoints, reshaper.state, self._reports)
         self._boundary = Boundary(channel, options.save_every if checkpoints else float("inf"))
         self._training_step: TrainingStep | None = None
+        self._reducer = LossReducer()
         self._has_batch = False
 
     # What a script uses.
@@ -118,10 +121,9 @@ class Session:
         assert self._training_step is not None
         plan, position = self.plan, self._reshaper.model.layout.position
         torch.manual_seed(_seed(self._options.seed, self.steps_done, position.data * plan.pipeline + position.stage))
-        loss = self._training_step.run(batch).double()  # ranks without a loss do not know its type
-        if dist.get_world_size() > 1:
-            dist.all_reduce(loss)
-            loss /= plan.data * plan.tensor
+        loss, scale = self._reducer.reduce(self._training_step.run(batch), batch)
+        if scale is not None:
+            self._reshaper.state.scale_gradients(scale)
         if self._options.clip is not None:
             self._reshaper.state.clip_gradients(self._options.clip)
         self._reshaper.state.optimizer.step()
@@ -285,6 +287,7 @@ class Session:
         """Prepare for steps in the present shape."""
         options, model = self._options, self._reshaper.model
         self._training_step = TrainingStep(model, self.plan, self._loss, options.inputs, self._context())
+        self._reducer.begin(self.plan)
         self._boundary.reset(self.steps_done)
         self._reports.begin(self.steps_done)
 

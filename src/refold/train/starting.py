@@ -9,19 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import default_collate
 
 from refold.model import Plan, Seconds
 from refold.train import process_group
-from refold.train.batches import Data, first_tensor
+from refold.train.batches import Data
 from refold.train.channel import RankChannel, connect
 from refold.train.checkpoints import Checkpoints
 from refold.train.fused_layers import replace_fused_layers
-from refold.train.local_model import SplittableModel
+from refold.train.local_model import SplittableModel, is_hugging_face
+from refold.train.losses import Batch, Loss, model_loss
 from refold.train.messages import Change, Ready
-from refold.train.micro_batches import Batch, Loss
+from refold.train.model_inputs import InputReader
 from refold.train.pipeline_stages import PipelineRule
 from refold.train.reshaper import Reshaper
 from refold.train.run_settings import CHANGE_VARIABLE, read_plan
@@ -32,18 +33,21 @@ from refold.train.training_state import TrainingState
 MAX_TRIED_PARAMETERS = 10**8
 """Up to this size, pipeline stages are compared with the whole model at the start: two forward passes of a sample."""
 
+NEXT_TOKEN_LOSSES = (None, "ForCausalLM")
+"""Losses of models of Hugging Face that predict the next token; theirs if nothing else is said."""
+
 
 def start(
     model: nn.Module,
     optimizer: Optimizer,
     *,
-    loss: Loss,
+    loss: Loss | None = None,
     data: Data | None = None,
     batch: int,
     steps: int,
     seed: int = 0,
     shuffle: bool = True,
-    inputs: Callable[[Batch], Tensor] = first_tensor,
+    inputs: Callable[[Batch], Any] | None = None,
     scheduler: LearningRateScheduler | None = None,
     clip: float | None = None,
     autocast: torch.dtype | None = None,
@@ -57,9 +61,11 @@ def start(
     """Begin or resume the training of a model, under the plan that the scheduler has chosen.
 
     The model is an ordinary module, the same on every rank; use `session.model` from now on. `loss(output, batch)`
-    returns the mean loss of a micro-batch. `data` is a data set with a length (None: you pass each rank's part of a
-    batch to `session.step` yourself), `batch` the global batch size, `steps` the total number of steps.
-    `inputs(batch)` returns what the model gets (default: the batch, its first part, or its `input_ids`).
+    returns the mean loss of a micro-batch, or, if samples have different numbers of tokens, the sum of their losses and
+    the number of tokens. Without it, the model gets the labels, and its output has the loss. `data` is a data set with
+    a length (None: you pass each rank's part of a batch to `session.step` yourself), `batch` the global batch size,
+    `steps` the total number of steps. `inputs(batch)` returns what the model gets: a tensor, or tensors by parameter
+    (default: what the batch has for the parameters of the model, or its first part).
 
     `clip`: largest norm of the gradients. `autocast`: type of mixed precision. `compile_layers`: compile each layer
     with torch.compile. `tensor` and `pipeline` say how to split a model whose names are not known. `shard_group`: ZeRO
@@ -72,10 +78,11 @@ def start(
     channel = connect()
     if channel is None:
         _become_agent_if_needed(os.environ)
+    reader = InputReader(model, inputs, with_labels=loss is None)
     options = TrainingOptions(
         batch=batch,
         steps=steps,
-        inputs=inputs,
+        inputs=reader.read,
         seed=seed,
         shuffle=shuffle,
         scheduler=scheduler,
@@ -86,15 +93,21 @@ def start(
     replacements = replace_fused_layers(model, optimizer)
     splittable = SplittableModel(model, tensor=tensor, pipeline=pipeline, compile_layers=compile_layers)
     if pipeline is None and data and _count_parameters(model) <= MAX_TRIED_PARAMETERS:
-        splittable.try_pipeline(model, inputs(default_collate([data[0]])))
+        splittable.try_pipeline(model, reader.read(default_collate([data[0]])))
     state = TrainingState(model, optimizer, splittable, replacements)
     reshaper = Reshaper(state, batch, process_group.choose_device(), shard_group)
-    session = Session(reshaper, loss, data, options, channel, _checkpoints(checkpoint))
+    session = Session(reshaper, loss or _loss_of(model), data, options, channel, _checkpoints(checkpoint))
     if channel is None:
         session.begin_alone(read_plan(os.environ), process_group.from_environment())
     else:
         session.enter(_wait_for_first_change(channel, state))
     return session
+
+
+def _loss_of(model: nn.Module) -> Loss:
+    """Return the loss that a model computes itself."""
+    kind = getattr(model, "loss_type", None) if is_hugging_face(model) else "own"
+    return model_loss(is_shifted=kind in NEXT_TOKEN_LOSSES)
 
 
 def _count_parameters(model: nn.Module) -> int:

@@ -246,6 +246,12 @@ class TrainingState:
         for gradient in gradients:
             gradient.mul_(scale)
 
+    def scale_gradients(self, factor: Tensor) -> None:
+        """Multiply all gradients."""
+        for _, parameter in self.model.named_parameters():
+            if parameter.grad is not None:
+                local_part(parameter.grad).mul_(factor)
+
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return parameters and buffers of the whole model, on the host, on every rank."""
         mine = {box.name: box for box in self.boxes if not box.name.startswith("optimizer.")}

@@ -1,0 +1,146 @@
+"""The loss of a step: a mean, or a sum and a count that are added up over all micro-batches and ranks.
+
+A mean over tokens whose number differs between samples is not the mean of the means of the micro-batches: it would
+depend on the plan. With a sum and a count, the loss is the sum of all sums divided by the sum of all counts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from refold.errors import BadInput
+from refold.model import Plan
+
+log = logging.getLogger("refold.train")
+
+Batch = Any
+"""Samples of a step: a tensor, or a tuple, list or dict of tensors whose first dimension counts samples."""
+
+Loss = Callable[[Any, Batch], Tensor | tuple[Tensor, Tensor | float]]
+"""Given the output of the model, returns the mean loss of a micro-batch, or the sum of losses and their number."""
+
+LABELS = "labels"
+"""The part of a batch for which models of Hugging Face compute their loss."""
+
+IGNORED_LABEL = -100
+"""The label of tokens without a loss, as in PyTorch and Transformers."""
+
+
+class StepLoss(NamedTuple):
+    """The loss of a share of a batch: a mean, or a sum and its count. `is_sum` is 1 for sums, 0 for means."""
+
+    value: Tensor
+    count: Tensor
+    is_sum: Tensor
+
+
+class LossRecorder:
+    """Computes the losses of the micro-batches of a step, and adds them up."""
+
+    def __init__(self, loss: Loss, device: torch.device) -> None:
+        self._loss = loss
+        self._device = device
+        self._values: dict[int, Tensor] = {}
+        self._counts: dict[int, Tensor] = {}
+
+    def compute(self, output: Any, batch: Batch, number: int = 0) -> Tensor:
+        """Return the loss of a micro-batch: what the backward pass begins with.
+
+        Of several calls for the same `number`, the last one counts: pipelines try their first micro-batch twice.
+        """
+        result = self._loss(output, batch)
+        if isinstance(result, tuple):
+            value, count = result
+            self._counts[number] = torch.as_tensor(count, dtype=torch.float64, device=self._device)
+        else:
+            value = result
+        self._values[number] = value.detach()
+        if self._counts and len(self._counts) < len(self._values):
+            raise BadInput("the loss returned a sum and a count before, and now a mean: return the same at all times")
+        return value
+
+    def take(self) -> StepLoss:
+        """Return the loss of all micro-batches since the last call; 0 if there were none."""
+        values, counts = self._values, self._counts
+        self._values, self._counts = {}, {}
+        nothing = torch.zeros((), dtype=torch.float64, device=self._device)
+        if not values:
+            return StepLoss(nothing, nothing, nothing)
+        losses = torch.stack(list(values.values())).double()
+        if not counts:
+            return StepLoss(losses.mean(), nothing, nothing)
+        return StepLoss(losses.sum(), torch.stack(list(counts.values())).sum(), torch.ones_like(nothing))
+
+
+class LossReducer:
+    """Turns the losses of all ranks into the loss of the global batch."""
+
+    def __init__(self) -> None:
+        self._plan = Plan()
+        self._is_sum: bool | None = None
+        self._has_warned = False
+
+    def begin(self, plan: Plan) -> None:
+        """Note the plan of the next steps."""
+        self._plan, self._is_sum = plan, None
+
+    def reduce(self, part: StepLoss, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """Return the mean loss of the global batch, and by what to multiply the gradients so that they are its own.
+
+        They are the mean over micro-batches and data-parallel ranks; None: nothing is to be done. Collective.
+        """
+        totals = torch.stack(part)
+        if dist.get_world_size() > 1:
+            dist.all_reduce(totals)
+        value, count, sums = totals
+        if self._is_sum is None:  # once per plan, since it waits for the device
+            self._is_sum = bool(sums)
+            self._warn_of_mean(batch)
+        copies = self._plan.data * self._plan.tensor
+        if not self._is_sum:
+            return value / copies, None
+        count = count.clamp(min=1)
+        return value / count, copies * self._plan.accumulation / count
+
+    def _warn_of_mean(self, batch: Batch) -> None:
+        if self._is_sum or self._has_warned or not has_uneven_labels(batch):
+            return
+        self._has_warned = True
+        log.warning(
+            "the samples have different numbers of labels, but the loss is a mean: it depends on the plan; let it "
+            "return the sum and the number of labels that are not ignored"
+        )
+
+
+def model_loss(*, is_shifted: bool) -> Loss:
+    """Return the loss that a model computes itself: the mean over its labels that are not ignored.
+
+    `is_shifted`: the model predicts the next token, so that the first label of each sample has no loss.
+    """
+
+    def loss(output: Any, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
+        mean = output if isinstance(output, Tensor) else output.loss
+        labels = batch.get(LABELS)
+        if labels is None:
+            return mean
+        used = labels[..., 1:] if is_shifted and labels.dim() > 1 else labels
+        count = (used != IGNORED_LABEL).sum()
+        mean = mean.reshape(())
+        return torch.where(count > 0, mean, torch.zeros_like(mean)) * count, count
+
+    return loss
+
+
+def has_uneven_labels(batch: Batch) -> bool:
+    """Whether the samples of a batch have different numbers of labels that are not ignored."""
+    labels = batch.get(LABELS) if isinstance(batch, Mapping) else None
+    if not isinstance(labels, Tensor) or labels.dim() < 2 or labels.is_floating_point():
+        return False
+    counts = (labels != IGNORED_LABEL).flatten(1).sum(1)
+    return bool((counts != counts[0]).any())
