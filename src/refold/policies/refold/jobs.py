@@ -123,6 +123,11 @@ class RoundJobs:
         """The GPUs of the smallest shape, by kind of job."""
         return np.array([options.fewest_gpus for options in self.kinds], dtype=np.int64)
 
+    @cached_property
+    def last_speeds(self) -> Floats:
+        """The speed of the last shape, by kind of job."""
+        return np.array([options[-1].speed for options in self.kinds], dtype=np.float64)
+
     def options_of(self, job_id: str) -> Options:
         """Return the shapes that a job may have."""
         return self._facts[job_id].options

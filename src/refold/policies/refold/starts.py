@@ -14,6 +14,7 @@ from refold.policies.common import Draft, Options, Sharing
 from refold.policies.refold.jobs import RoundJobs
 from refold.policies.refold.preemption import Preemptor
 from refold.policies.refold.reservation import END_QUANTILE, NodeReservation, reserve_nodes
+from refold.policies.refold.table import Flags
 
 
 class Starter:
@@ -69,10 +70,14 @@ class Starter:
         GPUs of those that are skipped are counted as needed ahead of those behind them.
         """
         jobs, kinds = self._jobs, self._jobs.table.column("kind")[waiting]
-        is_always_tried = jobs.flags([*jobs.guaranteed, *self._overdue])[waiting]
+        is_guaranteed = jobs.flags(jobs.guaranteed)[waiting]
+        is_always_tried = is_guaranteed | jobs.flags(self._overdue)[waiting]
         has_given_up = np.zeros(len(jobs.kinds), dtype=np.bool_)
-        position = 0
-        while self.reservation is None and position < len(waiting):
+        position, reservation = 0, self.reservation
+        while position < len(waiting):
+            if self.reservation is not reservation:
+                reservation = self.reservation
+                is_always_tried = is_guaranteed | self._may_end_on_reserved(waiting)
             if has_given_up[kinds[position]] and not is_always_tried[position]:
                 is_tried = is_always_tried[position:] | ~has_given_up[kinds[position:]]
                 skipped = int(is_tried.argmax()) if is_tried.any() else len(is_tried)
@@ -80,12 +85,23 @@ class Starter:
                 position += skipped
                 continue
             yield position
+            options = jobs.options_of(self.queue[position])
             if not self._unplaceable:
                 has_given_up[:] = False
             else:
-                has_given_up[kinds[position]] = self._has_given_up(jobs.options_of(self.queue[position]))
+                has_given_up[kinds[position]] = self._has_given_up(options)
+            if options in self._unplaceable_on_reserved and not is_guaranteed[position]:
+                is_always_tried &= is_guaranteed | (kinds != kinds[position])
             position += 1
-        yield from range(position, len(waiting))  # some may start on reserved nodes
+
+    def _may_end_on_reserved(self, waiting: Ints) -> Flags:
+        """Return which waiting jobs may start on reserved nodes, by their expected run times."""
+        if self.reservation is None:
+            return np.zeros(len(waiting), dtype=np.bool_)
+        jobs, left = self._jobs, self.reservation.free_at - self._jobs.view.now
+        column = jobs.table.column
+        is_in_time: Flags = column("remaining")[waiting] / jobs.last_speeds[column("kind")[waiting]] <= left
+        return is_in_time & (left > 0)
 
     def _order_class(self, job_id: str) -> tuple[bool, int, bool]:
         """Return what matters more in the order than weighted work."""

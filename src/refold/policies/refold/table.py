@@ -168,7 +168,9 @@ class EstimateTable:
         if is_tied.any():
             group = np.cumsum(np.append(True, ~is_tied))
             tied = np.flatnonzero(np.append(is_tied, False) | np.append(False, is_tied))
-            by_job = sorted(zip(group[tied].tolist(), self.ids[ordered[tied]], ordered[tied], strict=True))
+            by_job = sorted(
+                zip(group[tied].tolist(), self.ids[ordered[tied]].tolist(), ordered[tied].tolist(), strict=True)
+            )
             ordered[tied] = [row for _, _, row in by_job]
         return ordered
 
