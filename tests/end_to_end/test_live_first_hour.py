@@ -18,7 +18,11 @@ from typed_shell import Shell
 def daemon(home: Path, options: str = "--slots 4") -> Iterator[None]:
     """Run `refold serve` in a terminal of its own until the end of the context."""
     with Shell(home, columns=120) as shell:
+        asked = not (home / "refold.yaml").exists()
         shell.type(f"refold serve --port 0 {options}\n")
+        if asked:
+            shell.expect("preemption [consent]: ")
+            shell.type("\n")
         shell.expect("next, in another terminal")
         yield
         assert shell.interrupt().status == 0
@@ -177,8 +181,13 @@ def test_the_owner_changes_tenants_and_gpus_and_loses_nothing(tmp_path: Path) ->
         config.write_text(CONFIG.format(slots=slots, tenants=quotas))
 
     with Shell(tmp_path) as shell:
-        shell.succeed("refold init")
-        assert "tenants:" in config.read_text()
+        shell.type("refold init\n")
+        shell.expect("preemption [consent]: ")
+        shell.type("often\n")
+        shell.expect("'often' is none of consent, always, never")
+        shell.type("always\n")
+        shell.expect("wrote refold.yaml")
+        assert "preemption:\n  default: always\n" in config.read_text()
     configure(2, "vision")
     with daemon(tmp_path, "--config refold.yaml"), Shell(tmp_path) as shell:
         for _ in range(3):

@@ -295,6 +295,8 @@ def test_the_template_is_the_default_configuration() -> None:
 
 def test_without_gpus_the_template_sets_slots() -> None:
     assert parse_config(render_template(SlotsMachine(4)), "refold.yaml") == Config(cluster=ClusterConfig(slots=4))
+    chosen = parse_config(render_template(TwoGpus(0), "always"), "refold.yaml")
+    assert chosen == Config(preemption=PreemptionRules("always"))
 
 
 def keys_of(struct: type[msgspec.Struct]) -> list[str]:

@@ -83,6 +83,7 @@ from .parallel_runs import (
     run_policies_on_ray as run_policies_on_ray,
 )
 from .policy_guard import make_guarded_policy as make_guarded_policy
+from .preemption_choice import choose_preemption as choose_preemption, own_outlook as own_outlook
 from .source_options import SourceOptions as SourceOptions
 from .stopping import stoppable as stoppable
 from .tuning_runs import (

@@ -38,6 +38,7 @@ from .consent import (
     consent_of as consent_of,
     find_consent as find_consent,
     jobs_under as jobs_under,
+    saves_checkpoints as saves_checkpoints,
 )
 from .decision import (
     NO_CHANGE as NO_CHANGE,

@@ -6,7 +6,8 @@ unless the owner of the cluster has decided otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -40,10 +41,26 @@ class Consent(NamedTuple):
         return f"{'yes' if self.is_given else 'no'}, {self.why}"
 
 
+def saves_checkpoints(command: Sequence[str], environment: Collection[str]) -> bool:
+    """Return whether a job says that it saves checkpoints: by their folder, or by running under `refold.train`."""
+    return "REFOLD_CHECKPOINT" in environment or _REFOLD_TRAIN.search(" ".join(command)) is not None
+
+
+_REFOLD_TRAIN = re.compile(r"-m refold\.train(\s+(?!change\b)|$)")
+
+
 def find_consent(
-    requested: bool | None, job_class: JobClass, reshapable: bool, preemption: Preemption = "consent"
+    requested: bool | None,
+    job_class: JobClass,
+    reshapable: bool,
+    preemption: Preemption = "consent",
+    *,
+    saves: bool = False,
 ) -> Consent:
-    """Return whether a submitted job consents to preemption; `requested` is what it says itself, None if nothing."""
+    """Return whether a submitted job consents to preemption; `requested` is what it says itself, None if nothing.
+
+    `saves`: it saves checkpoints, so that little is lost when it is stopped.
+    """
     if preemption == "never":
         return Consent(False, "the daemon's configuration has preemption: never")
     if requested is not None:
@@ -52,6 +69,8 @@ def find_consent(
         return Consent(True, "it is best-effort")
     if reshapable:
         return Consent(True, "it is reshapable")
+    if saves:
+        return Consent(True, "it saves checkpoints")
     if preemption == "always":
         return Consent(True, "the daemon's configuration has preemption: always")
     return Consent(False, "not requested")
@@ -78,7 +97,8 @@ def jobs_under(preemption: Preemption, jobs: Sequence[Job], *, has_consent: bool
 
 def consent_of(job: Job) -> Consent:
     """Return the consent of an admitted job, as far as the job itself shows why."""
-    implied = find_consent(None, job.job_class, job.reshapable)
+    saves = saves_checkpoints(job.command, [name for name, _ in job.launch.environment])
+    implied = find_consent(None, job.job_class, job.reshapable, saves=saves)
     why = implied.why if implied.is_given == job.preemptible else "as requested or configured"
     return Consent(job.preemptible, ", ".join([why, *_limits(job)]) if job.preemptible else why)
 

@@ -18,17 +18,20 @@ def init(
 ) -> None:
     """Write a commented refold.yaml: cluster, tenants, policy, monitoring and notifications.
 
-    The file contains the default settings. Edit it, then start the daemon with `refold serve`.
+    The file contains the default settings. Edit it, then start the daemon with `refold serve`. On a terminal, this
+    command asks whether jobs may be preempted, with what that costs and brings.
 
     Example: refold init
     """
+    from refold.cli import choose_preemption, own_outlook
     from refold.server.config import write_template
     from refold.server.monitor import NvidiaMachine, SlotsMachine, default_slots, open_driver
 
     target = path / DEFAULT_PATH if path.is_dir() else path
     driver = open_driver()
     machine = NvidiaMachine(driver) if driver and driver.gpus else SlotsMachine(default_slots())
-    write_template(target, machine, replace=force)
+    preemption = None if target.exists() and not force else choose_preemption(own_outlook())
+    write_template(target, machine, preemption, replace=force)
     gpus = machine.gpus()
     found = f"{len(gpus)} × {gpus[0].name}" if driver and driver.gpus else f"no GPUs found: {len(gpus)} CPU slots"
     machine.close()

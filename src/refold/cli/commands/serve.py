@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from refold.server.config import Config, SlurmConfig
 
 DEFAULT_CONFIG = Path("refold.yaml")
+ANSWER = """\
+# Written by `refold serve` at its first start; `refold init --force` writes a file with all settings.
+preemption: {preemption}
+"""
 
 
 class EngineName(StrEnum):
@@ -179,6 +183,8 @@ def serve(
     configuration = replace(configuration, slurm=pool.override(configuration.slurm))
     folder = (state or (PRIVILEGED_STATE if configuration.serve.user else state_folder())).expanduser()
     engine.check(configuration, pool)
+    if config is None and not DEFAULT_CONFIG.exists() and not folder.exists():
+        configuration = _choose_preemption(configuration)
     engine.serve(ServeRequest(configuration, folder, new_token, print_line, lambda ready: _print_ready(ready, folder)))
 
 
@@ -198,6 +204,24 @@ def _read_config(path: Path | None) -> Config:
     if path is None and not DEFAULT_CONFIG.exists():
         return Config()
     return read_config(path or DEFAULT_CONFIG)
+
+
+def _choose_preemption(config: Config) -> Config:
+    """Ask, at the first start, which jobs may be preempted; write the answer to `refold.yaml`."""
+    from msgspec.structs import replace
+
+    from refold.cli import choose_preemption
+    from refold.model import PreemptionRules
+
+    chosen = choose_preemption()
+    if chosen is None:
+        return config
+    try:
+        DEFAULT_CONFIG.write_text(ANSWER.format(preemption=chosen), encoding="utf-8")
+        print_line(f"wrote {DEFAULT_CONFIG}")
+    except OSError as error:
+        print_notes([f"{DEFAULT_CONFIG} cannot be written ({error.strerror}): the answer holds until the daemon ends"])
+    return replace(config, preemption=PreemptionRules(chosen))
 
 
 def _override(

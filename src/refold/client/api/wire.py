@@ -36,6 +36,7 @@ from refold.model import (
     milli_from_number,
     parse_array,
     parse_dependency,
+    saves_checkpoints,
 )
 
 MAX_NAME_CHARS = 64
@@ -102,7 +103,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     Each of `instances` instances gets `gpus` GPUs, or the fraction `gpu_share` of one. `cpus` and `memory_gib` of each
     may be `auto`: learned from what earlier jobs of the same user and name have used. `gpu_range`: minimum and maximum
     number of GPUs in total for a job that may be reshaped. `preemptible`: whether the job may be stopped or reshaped
-    for other jobs; null: if it is best-effort or reshapable, or if the daemon's configuration says so.
+    for other jobs; null: if it is best-effort or reshapable, saves checkpoints, or the daemon's configuration says so.
     `reshape_at_most`, `reshape_every`: it is stopped or reshaped at most so many times, so many seconds apart. `plan`:
     `auto` lets the scheduler choose (for a known `workload`), `off` leaves parallelism to the command, a plan pins it.
     `engine`: the training framework of the command, which then gets its arguments in the environment.
@@ -229,7 +230,8 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     def consent(self, preemption: Preemption) -> Consent:
         """Return whether the job may be preempted, under the daemon's rule for jobs that do not say so."""
-        return find_consent(self.preemptible, self.job_class, self.may_be_reshaped, preemption)
+        saves = saves_checkpoints(self.command, self.environment)
+        return find_consent(self.preemptible, self.job_class, self.may_be_reshaped, preemption, saves=saves)
 
     def to_job(
         self, job_id: str, tenant: str, user: str, submitted: Seconds, preemption: Preemption = "consent"

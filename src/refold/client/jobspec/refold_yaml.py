@@ -37,7 +37,7 @@ def read_refold_yaml(document: Part, source: SpecSource) -> ReadJob:
     if fields.checkpoint.path is not None:
         path = document.at("checkpoint", "path")
         builder.add_variables({"REFOLD_CHECKPOINT": source.folder_at(path)}, path)
-    if fields.preemptible is None and (fields.checkpoint.path or fields.checkpoint.signal):
+    if fields.preemptible is None and fields.checkpoint.signal and fields.checkpoint.path is None:
         builder.put("preemptible", True, document.at("checkpoint"))  # it saves its state when it is stopped
     if document.has("workdir"):
         builder.put("folder", source.folder_at(document.at("workdir")), document.at("workdir"))

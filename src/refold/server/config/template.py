@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from refold.errors import BadFile
+from refold.model import Preemption
 from refold.server.monitor import SLOT, Machine
 
 TEXT = """\
@@ -35,7 +36,7 @@ policy:
 
 # Which jobs may be stopped or reshaped for others: never, consent (best-effort and reshapable jobs, and those that save
 # checkpoints or say so), or always (all that do not refuse). Without preemption, short jobs wait longer for long ones:
-# `refold compare JOBS --preemption always` shows how much. `default` alone may be written as preemption: always.
+# `refold report` shows how much, on your own jobs. `default` alone may be written as preemption: always.
 preemption:
 #  default: consent
 #  classes: {{best-effort: always}}
@@ -144,22 +145,25 @@ slurm:
 """
 
 
-def render_template(machine: Machine) -> str:
-    """Return the template for a machine. Without GPUs it sets a number of slots."""
+def render_template(machine: Machine, preemption: Preemption | None = None) -> str:
+    """Return the template for a machine, without GPUs with a number of slots. `preemption`: the rule, if chosen."""
+    text = TEXT if preemption is None else TEXT.replace("#  default: consent\n", f"  default: {preemption}\n")
     gpus = machine.gpus()
     count_of = Counter(gpu.name for gpu in gpus if gpu.gpu_type != SLOT)
     if not count_of:
-        return TEXT.format(found=". No GPUs were found on this machine.", slots=f"  slots: {max(1, len(gpus))}\n")
+        return text.format(found=". No GPUs were found on this machine.", slots=f"  slots: {max(1, len(gpus))}\n")
     found = ", ".join(f"{count} × {name}" for name, count in count_of.items())
-    return TEXT.format(found=f"; found on this machine: {found}.", slots="")
+    return text.format(found=f"; found on this machine: {found}.", slots="")
 
 
-def write_template(path: Path, machine: Machine, *, replace: bool = False) -> None:
+def write_template(
+    path: Path, machine: Machine, preemption: Preemption | None = None, *, replace: bool = False
+) -> None:
     """Write the template with mode 0600, because URLs may contain passwords; overwrite only if `replace`."""
     flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if replace else os.O_EXCL)
     try:
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(render_template(machine))
+            file.write(render_template(machine, preemption))
     except FileExistsError:
         raise BadFile(path, "already exists; use --force to overwrite it") from None
     except OSError as error:

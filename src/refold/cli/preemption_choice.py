@@ -1,0 +1,76 @@
+"""Ask the owner of a cluster, on a terminal, whether jobs may be preempted, with what that costs and brings."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import typer
+
+from refold.cli.daemon_client import make_client
+from refold.cli.views import print_line, progress
+
+if TYPE_CHECKING:
+    from refold.model import Preemption, PreemptionOutlook
+
+MIN_JOBS = 50
+"""Fewer jobs of one's own say little."""
+
+RULES: tuple[tuple[Preemption, str], ...] = (
+    ("consent", "best-effort and reshapable jobs, and those that save checkpoints, unless they refuse"),
+    ("always", "all jobs that do not refuse: shorter waits, but jobs without checkpoints start from the beginning"),
+    ("never", "none: no job is interrupted, and short jobs wait longer for long ones"),
+)
+
+
+def choose_preemption(outlook: PreemptionOutlook | None = None) -> Preemption | None:
+    """Print what preemption costs and brings, and ask on a terminal which rule applies; None: nobody was asked.
+
+    `outlook`: from the owner's own jobs; by default from the demo workload.
+    """
+    outlook = outlook or demo_outlook()
+    print_line("May jobs be stopped or reshaped for others (preemption)?")
+    for rule, meaning in RULES:
+        print_line(f"  {rule:8} {meaning}")
+    print_line(f"Simulated on {outlook.history} under policy {outlook.policy}, 30 s to stop and 2 min to restart:")
+    print_line(outlook.sentence)
+    if not is_on_terminal():
+        print_line("It is `consent`, unless refold.yaml has another value of `preemption` (docs/config.md).")
+        return None
+    while True:
+        answer = typer.prompt("preemption", default="consent").strip().lower()
+        for rule, _ in RULES:
+            if answer and rule.startswith(answer):
+                return rule
+        print_line(f"{answer!r} is none of consent, always, never")
+
+
+def is_on_terminal() -> bool:
+    """Return whether somebody can answer."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def own_outlook() -> PreemptionOutlook | None:
+    """Return the outlook for the jobs of the daemon that is running; None if there is none, or it has few jobs."""
+    from refold.errors import RefoldError
+
+    try:
+        with progress("simulating preemption on the daemon's jobs"):
+            outlook = make_client().preemption_outlook()
+    except RefoldError:
+        return None
+    return outlook if outlook.jobs >= MIN_JOBS else None
+
+
+def demo_outlook() -> PreemptionOutlook:
+    """Return the outlook for the demo workload, as measured in docs/results/demo.md."""
+    from refold.model import DAY, HOUR, MINUTE, PreemptionOutcome, PreemptionOutlook
+
+    return PreemptionOutlook(
+        "the demo workload (92 GPUs)",
+        "refold",
+        1500,
+        PreemptionOutcome("always", 1500, HOUR + 2 * MINUTE, 4 * DAY + 21 * HOUR, 391, 89.0),
+        PreemptionOutcome("consent", 461, HOUR + 41 * MINUTE, 3 * DAY + 13 * HOUR, 146, 11.0),
+        PreemptionOutcome("never", 0, 2 * HOUR + 35 * MINUTE, 4 * DAY + HOUR, 0, 0.0),
+    )
