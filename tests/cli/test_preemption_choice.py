@@ -38,7 +38,7 @@ def test_off_a_terminal_nobody_is_asked(capsys: pytest.CaptureFixture[str]) -> N
 def test_the_figures_of_the_owners_own_jobs_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     demo = demo_outlook()
     choose_preemption(PreemptionOutlook("my jobs", "las", 60, demo.always, demo.consent, demo.never))
-    assert "Simulated on my jobs under policy las" in capsys.readouterr().out
+    assert "Simulated on my jobs under policy las" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from refold.cli.daemon_client import make_client
-from refold.cli.views import print_line, progress
+from refold.cli.views import print_line, print_paragraph, progress
 
 if TYPE_CHECKING:
     from refold.model import Preemption, PreemptionOutlook
@@ -17,9 +17,9 @@ MIN_JOBS = 50
 """Fewer jobs of one's own say little."""
 
 RULES: tuple[tuple[Preemption, str], ...] = (
-    ("consent", "best-effort and reshapable jobs, and those that save checkpoints, unless they refuse"),
-    ("always", "all jobs that do not refuse: shorter waits, but jobs without checkpoints start from the beginning"),
-    ("never", "none: no job is interrupted, and short jobs wait longer for long ones"),
+    ("consent", "best-effort and reshapable jobs, and those that save checkpoints"),
+    ("always", "all that do not refuse; jobs without checkpoints start from the beginning"),
+    ("never", "no job is interrupted; short jobs wait longer for long ones"),
 )
 
 
@@ -32,10 +32,10 @@ def choose_preemption(outlook: PreemptionOutlook | None = None) -> Preemption | 
     print_line("May jobs be stopped or reshaped for others (preemption)?")
     for rule, meaning in RULES:
         print_line(f"  {rule:8} {meaning}")
-    print_line(f"Simulated on {outlook.history} under policy {outlook.policy}, 30 s to stop and 2 min to restart:")
-    print_line(outlook.sentence)
+    simulated = f"Simulated on {outlook.history} under policy {outlook.policy}, 30 s to stop and 2 min to restart."
+    print_paragraph(f"{outlook.sentence} {simulated}")
     if not is_on_terminal():
-        print_line("It is `consent`, unless refold.yaml has another value of `preemption` (docs/config.md).")
+        print_paragraph("It is `consent`, unless refold.yaml has another value of `preemption` (docs/config.md).")
         return None
     while True:
         answer = typer.prompt("preemption", default="consent").strip().lower()

@@ -252,6 +252,21 @@ def _override(
     return replace(config, cluster=cluster, policy=policy_config, serve=listen)
 
 
+def _activation() -> str | None:
+    """Return the command after which another terminal finds `refold`, if it is only in a virtual environment."""
+    import shlex
+    import shutil
+    import sys
+
+    programs = Path(sys.executable).parent
+    outside = os.pathsep.join(part for part in os.environ.get("PATH", "").split(os.pathsep) if Path(part) != programs)
+    if sys.prefix == sys.base_prefix or shutil.which("refold", path=outside):
+        return None
+    if (programs / "activate").exists():
+        return f"source {shlex.quote(str(programs / 'activate'))}"
+    return f"export PATH={shlex.quote(str(programs))}:$PATH"
+
+
 def _print_ready(ready: DaemonReady, folder: Path) -> None:
     import shlex
 
@@ -269,6 +284,8 @@ def _print_ready(ready: DaemonReady, folder: Path) -> None:
     print_line(f"state: {folder}   {ready.running:,} running, {ready.waiting:,} waiting")
     print_line()
     print_line("next, in another terminal:")
+    if activation := _activation():
+        print_line(f"  {activation}")
     if folder.absolute() != state_folder().absolute():
         print_line(f"  export REFOLD_HOME={shlex.quote(str(folder.absolute()))}")
     print_line("  refold submit -- python -c 'print(\"hello\")'")
