@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import torch
@@ -33,7 +34,12 @@ class BatchReader:
     def read(self, step: int, layout: RankMesh) -> Batch:
         """Return this rank's part of the batch of a step, on its device."""
         samples = self._order.of_step(step, layout.position.data, layout.plan.data)
-        return _to_device(default_collate([self._data[sample] for sample in samples]), layout.device)
+        return read_samples(self._data, samples, layout.device)
+
+
+def read_samples(data: Data, samples: Iterable[int], device: torch.device) -> Batch:
+    """Return samples of a data set as a batch on a device."""
+    return _to_device(default_collate([data[sample] for sample in samples]), device)
 
 
 def _to_device(batch: Batch, device: torch.device) -> Batch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -133,6 +134,19 @@ def check_batch(plan: Plan, batch: int) -> None:
         )
     if plan.interleave > 1 and plan.accumulation % plan.pipeline:
         raise BadInput(f"interleaved stages need a multiple of {plan.pipeline} micro-batches ({plan})")
+
+
+def with_micro_batches(plan: Plan, batch: int) -> Plan:
+    """Return a plan with a number of micro-batches if it has pipeline stages, but says none.
+
+    The more micro-batches, the less the stages wait for each other; more than four per stage bring little.
+    """
+    if plan.pipeline == 1 or plan.accumulation > 1 or batch % plan.data:
+        return plan
+    unit = plan.pipeline if plan.interleave > 1 else 1
+    counts = range(plan.pipeline, 4 * plan.pipeline + 1)
+    usable = [count for count in counts if batch // plan.data % count == 0 and count % unit == 0]
+    return msgspec.structs.replace(plan, accumulation=max(usable)) if usable else plan
 
 
 def fallback_plan(ranks: int, batch: int) -> Plan:

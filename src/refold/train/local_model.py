@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from inspect import signature
 from typing import Any, NamedTuple, cast
@@ -141,13 +142,26 @@ class Chunk:
         self.model = model
         self.stage = stage
         self.stages = stages
+        self.in_pipeline = False
+        """Whether the pipeline is running, which alone may call a stage."""
         self._layers = layers
         self._forwards = [layer.forward for layer in layers]
+        if stages > 1:
+            model.register_forward_pre_hook(self._check_caller, prepend=True)
 
     def set_recompute(self, recompute: Recompute) -> None:
         """Set what the backward pass recomputes, layer by layer."""
         for layer, forward in zip(self._layers, self._forwards, strict=True):
             layer.forward = _recomputed(forward, recompute)
+
+    def _check_caller(self, model: nn.Module, inputs: Any) -> None:
+        """Refuse calls that would return hidden values instead of the output of the model."""
+        del model, inputs
+        if not self.in_pipeline:
+            raise BadInput(
+                f"the model is divided into {self.stages} pipeline stages, and this rank has stage {self.stage}; call "
+                "session.evaluate(data, metric) on all ranks instead of the model"
+            )
 
     def set_gradient_sync(self, sync: bool) -> None:
         """Set whether the next backward pass reduces gradients over data-parallel ranks."""
@@ -186,6 +200,17 @@ class LocalModel:
         }
         for chunk in self.chunks:
             allocate(chunk.model, device, usable)
+
+    @contextmanager
+    def pipeline_run(self) -> Iterator[None]:
+        """Let the pipeline call the stages of this rank."""
+        for chunk in self.chunks:
+            chunk.in_pipeline = True
+        try:
+            yield
+        finally:
+            for chunk in self.chunks:
+                chunk.in_pipeline = False
 
     def close(self) -> None:
         """Leave the process group that only this model uses."""

@@ -31,7 +31,7 @@ class TrainingStep:
         self._losses = LossRecorder(loss, model.layout.device)
         self._inputs = inputs
         self._context = context
-        self._pipeline = self._make_pipeline() if plan.pipeline > 1 else None
+        self._pipeline = make_schedule(model, self._loss_of_rows) if plan.pipeline > 1 else None
         self._batch: Batch = None
 
     def run(self, batch: Batch) -> StepLoss:
@@ -59,24 +59,13 @@ class TrainingStep:
                 loss = self._losses.compute(chunk.model(inputs.main, **inputs.named), micro_batch, number)
             (loss / count).backward()
 
-    def _make_pipeline(self) -> Any:
-        layout = self._model.layout
-        group = layout.group(PIPELINE)
-        stages = [
-            PipelineStage(chunk.model, chunk.stage, chunk.stages, layout.device, group=group)
-            for chunk in self._model.chunks
-        ]
-        if len(stages) > 1:
-            return ScheduleInterleaved1F1B(stages, self._plan.accumulation, self._loss_of_rows)
-        return Schedule1F1B(stages[0], self._plan.accumulation, self._loss_of_rows)
-
     def _run_pipeline(self, batch: Batch) -> None:
         assert self._pipeline is not None
         first = self._model.layout.position.stage == 0
         self._batch = batch
         inputs = self._inputs(batch)
         rows = torch.arange(batch_size(batch), device=self._model.layout.device)
-        with self._context():
+        with self._context(), self._model.pipeline_run():
             self._pipeline.step(
                 *([inputs.main] if first else []),
                 target=rows if self._model.has_last_stage else None,
@@ -88,6 +77,18 @@ class TrainingStep:
     def _loss_of_rows(self, output: Tensor, rows: Tensor) -> Tensor:
         first = int(rows[0])
         return self._losses.compute(output, take(self._batch, slice(first, first + len(rows))), first)
+
+
+def make_schedule(model: LocalModel, loss_of_rows: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """Return the schedule of a pipeline. `loss_of_rows`: the loss of an output, and the numbers of its samples."""
+    layout = model.layout
+    group, count = layout.group(PIPELINE), layout.plan.accumulation
+    stages = [
+        PipelineStage(chunk.model, chunk.stage, chunk.stages, layout.device, group=group) for chunk in model.chunks
+    ]
+    if len(stages) > 1:
+        return ScheduleInterleaved1F1B(stages, count, loss_of_rows)
+    return Schedule1F1B(stages[0], count, loss_of_rows)
 
 
 def take(batch: Batch, rows: slice) -> Batch:

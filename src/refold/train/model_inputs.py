@@ -52,6 +52,16 @@ class InputReader:
         return ModelInputs(main, named)
 
 
+def without_labels(inputs: Callable[[Batch], ModelInputs]) -> Callable[[Batch], ModelInputs]:
+    """Return inputs for which a model returns its output instead of a loss."""
+
+    def read(batch: Batch) -> ModelInputs:
+        main, named = inputs(batch)
+        return ModelInputs(main, {name: value for name, value in named.items() if name != LABELS})
+
+    return read
+
+
 def first_input(batch: Batch) -> ModelInputs:
     """Return the first part of a batch as the only input."""
     return ModelInputs(first_tensor(batch), {})

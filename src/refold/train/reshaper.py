@@ -15,7 +15,7 @@ from refold.errors import BadInput
 from refold.model import Plan, Seconds
 from refold.train import process_group
 from refold.train.checkpoints import Checkpoints
-from refold.train.layout import Meshes, RankMesh, check_batch, fallback_plan
+from refold.train.layout import Meshes, RankMesh, check_batch, fallback_plan, with_micro_batches
 from refold.train.local_model import LocalModel
 from refold.train.phases import PhaseTimer
 from refold.train.process_group import Rendezvous
@@ -47,6 +47,7 @@ class Reshaper:
 
     def usable_plan(self, plan: Plan, ranks: int) -> tuple[Plan, str]:
         """Return a plan, or one that is possible for the same number of ranks and why the plan is not."""
+        plan = with_micro_batches(plan, self._batch)
         try:
             self.check(plan)
             if plan.gpus != ranks:

@@ -24,10 +24,12 @@ from refold.train.batches import BatchReader, Data
 from refold.train.boundary import Boundary, BoundaryRequest
 from refold.train.channel import RankChannel
 from refold.train.checkpoints import Checkpoints
+from refold.train.evaluation import ModelEvaluation
+from refold.train.layout import with_micro_batches
 from refold.train.losses import Batch, Loss, LossReducer
 from refold.train.messages import Change
 from refold.train.micro_batches import TrainingStep
-from refold.train.model_inputs import ModelInputs, first_input
+from refold.train.model_inputs import ModelInputs, first_input, without_labels
 from refold.train.plain_values import plain, restored
 from refold.train.process_group import Rendezvous
 from refold.train.reports import Reports
@@ -99,13 +101,14 @@ class Session:
         self._training_step: TrainingStep | None = None
         self._reducer = LossReducer()
         self._has_batch = False
+        self._last_step = options.steps
 
     # What a script uses.
 
     def __iter__(self) -> Iterator[Batch]:
         if self._batches is None:
             raise BadInput("pass data=… to refold.train.start, or call session.step with batches of your own")
-        while self.steps_done < self._options.steps:
+        while self.steps_done < self._last_step:
             while self._follow(self._boundary.ask(self.steps_done)) is not BoundaryRequest.NOTHING:
                 pass  # ranks that have joined ask at their first step, so the others do as well
             self._has_batch = True
@@ -159,6 +162,20 @@ class Session:
         """The part of the model on this rank: in pipelines, a stage."""
         return self._reshaper.model.chunks[0].model
 
+    def evaluate(self, data: Data, metric: Loss | None = None, *, batch: int | None = None) -> float:
+        """Return the mean of a metric over a data set, with every sample counted once. Collective.
+
+        `metric(output, batch)` returns a mean, or a sum and a count (default: the loss). `batch` is the global batch
+        size (default: that of training).
+        """
+        inputs = self._options.inputs if metric is None else without_labels(self._options.inputs)
+        evaluation = ModelEvaluation(self._reshaper.model, metric or self._loss, inputs, self._context())
+        return evaluation.run(data, batch or self._options.batch)
+
+    def stop(self) -> None:
+        """Let the loop over the batches of the session end after this step, with a checkpoint. Call it on all ranks."""
+        self._last_step = self.steps_done + self._has_batch
+
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return all parameters and buffers of the whole model, on the host. Collective."""
         return self._reshaper.state.full_state_dict()
@@ -196,6 +213,7 @@ class Session:
         """
         if self._has_batch:
             raise BadInput("change the plan after session.step(batch): the batch was read for the present plan")
+        plan = with_micro_batches(plan, self._options.batch)
         self._reshaper.check(plan)
         if plan.gpus != dist.get_world_size():
             raise BadInput(f"{plan} needs {plan.gpus} ranks, the session has {dist.get_world_size()}")
@@ -222,8 +240,8 @@ class Session:
         if usable.gpus != ranks:
             raise BadInput(f"{why}, and other plans for {ranks} ranks do not fit either")
         self.begin(usable, rendezvous)
-        if why and self.rank == 0:
-            log.warning("%s; the plan is %s instead", why, usable)
+        if self.rank == 0:
+            _warn_of_plan(why, usable)
 
     def enter(self, change: Change) -> None:
         """Enter the first shape, as told by the agent."""
@@ -319,6 +337,7 @@ class Session:
 
     def _report_entered(self, change: Change, why: str) -> None:
         if self.rank == 0:
+            _warn_of_plan(why, self.plan)
             _remove_group_files(change, except_for=self._reshaper.meeting)
         self._reports.entered(change, self.plan, self.steps_done, self.phases, why)
 
@@ -327,6 +346,12 @@ class Session:
         self._reports.left(self.steps_done, phases or {})
         process_group.leave()
         sys.exit(0)
+
+
+def _warn_of_plan(why: str, plan: Plan) -> None:
+    """Say why the requested plan is not used, if there is a reason."""
+    if why:
+        log.warning("%s; the plan is %s instead", why, plan)
 
 
 def _seed(seed: int, step: int, part: int) -> int:
