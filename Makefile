@@ -13,6 +13,8 @@ PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 python3.11 pyth
 # Many tests wait for processes: one more than there are cores keeps these busy.
 PARALLEL := --numprocesses $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
 
+unexport PYTHONDONTWRITEBYTECODE  # every process would compile all that it imports
+
 KERNELS := $(BIN)/python setup.py --quiet build_ext --inplace  # compiles those that have changed
 
 .PHONY: run compare kernels check test test-seeds test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web ci upgrade lint measures duplicates mutate demo docs bench clean

@@ -88,27 +88,27 @@ RESULTS = """<testsuites><testsuite>
 
 def outcome_of(folder: Path, status: int) -> Outcome:
     (folder / "test.xml").write_text(RESULTS)
-    return with_counts(Outcome("test", status, 61.0, "last", {}), folder / "test.xml")
+    return with_counts(Outcome("test", status, 61.0, 90.0, "last", {}), folder / "test.xml")
 
 
 def test_a_test_that_passed_when_repeated_is_counted_as_repeated(tmp_path: Path) -> None:
     assert outcome_of(tmp_path, 0) == Outcome(
-        "test", 0, 61.0, "last", {"needs a GPU": 2}, 2, repeated=1, not_applicable=1
+        "test", 0, 61.0, 90.0, "last", {"needs a GPU": 2}, 2, repeated=1, not_applicable=1
     )
     assert outcome_of(tmp_path, 2) == Outcome(
-        "test", 2, 61.0, "last", {"needs a GPU": 2}, 2, failed=1, not_applicable=1
+        "test", 2, 61.0, 90.0, "last", {"needs a GPU": 2}, 2, failed=1, not_applicable=1
     )
 
 
 def test_the_table_of_all_suites_names_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    absent = Outcome("test-ray", 0, 2.0, "no Ray here", {})
+    absent = Outcome("test-ray", 0, 2.0, 1.0, "no Ray here", {})
     print_table([outcome_of(tmp_path, 2), absent])
     assert capsys.readouterr().out == (
         "\n"
-        "suite               seconds   passed repeated   failed  skipped      n/a\n"
-        "test                     61        2        0        1        2        1  exit status 2\n"
-        "test-ray                  2        0        0        0        0        0  not tested: no Ray here\n"
-        "all                      63\n"
+        "suite               seconds    CPU s   passed repeated   failed  skipped      n/a\n"
+        "test                     61       90        2        0        1        2        1  exit status 2\n"
+        "test-ray                  2        1        0        0        0        0        0  not tested: no Ray here\n"
+        "all                      63       91\n"
         "\n"
         "skipped tests:\n"
         "test                      2  needs a GPU\n"

@@ -1,4 +1,4 @@
-"""Run all test suites one after the other, and print a table of their times, tests and skipped tests with reasons.
+"""Run all test suites one after the other; print a table of their times and tests, and why tests were skipped.
 
     python tools/ci.py [SUITE ...]
 
@@ -9,6 +9,7 @@ run here, and its last line of output says why.
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -29,15 +30,16 @@ NOT_APPLICABLE = "does not apply"
 
 
 class Outcome(NamedTuple):
-    """What came of a suite: its exit status, duration, counts of tests, and its last line of output.
+    """What came of a suite: its exit status, duration, CPU time, counts of tests, and its last line of output.
 
-    `repeated` tests failed at first and passed when run once more, alone. `not_applicable` are cases of contract suites
-    that are not meant for what is tested.
+    `cpu_seconds`: of processes whose end the suite waited for. `repeated` tests failed at first and passed when run
+    once more, alone. `not_applicable` are cases of contract suites that are not meant for what is tested.
     """
 
     suite: str
     status: int
     seconds: float
+    cpu_seconds: float
     last_line: str
     skipped: Mapping[str, int]
     passed: int = 0
@@ -63,7 +65,7 @@ def run_suite(suite: str) -> Outcome:
     results = RESULTS / f"{suite}.xml"
     results.unlink(missing_ok=True)
     environment = {"REFOLD_BUILD_MINUTES": BUILD_MINUTES, **os.environ}
-    started, last_line = time.monotonic(), ""
+    started, cpu_started, last_line = time.monotonic(), _cpu_seconds(), ""
     print(f"--- make {suite}", flush=True)
     command = ["make", "--no-print-directory", suite]
     with subprocess.Popen(
@@ -73,7 +75,13 @@ def run_suite(suite: str) -> Outcome:
         for line in process.stdout:
             print(line, end="", flush=True)
             last_line = line.strip() or last_line
-    return with_counts(Outcome(suite, process.returncode, time.monotonic() - started, last_line, {}), results)
+    seconds, cpu_seconds = time.monotonic() - started, _cpu_seconds() - cpu_started
+    return with_counts(Outcome(suite, process.returncode, seconds, cpu_seconds, last_line, {}), results)
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def with_counts(outcome: Outcome, results: Path) -> Outcome:
@@ -91,12 +99,13 @@ def with_counts(outcome: Outcome, results: Path) -> Outcome:
 
 def print_table(outcomes: list[Outcome]) -> None:
     """Print one line per suite, then the reasons for skipped tests, then the sum."""
-    print(f"\n{'suite':18}{'seconds':>9}{'passed':>9}{'repeated':>9}{'failed':>9}{'skipped':>9}{'n/a':>9}")
+    print(f"\n{'suite':18}{'seconds':>9}{'CPU s':>9}{'passed':>9}{'repeated':>9}{'failed':>9}{'skipped':>9}{'n/a':>9}")
     for each in outcomes:
         counts = (each.passed, each.repeated, each.failed, sum(each.skipped.values()), each.not_applicable)
-        line = f"{each.suite:18}{each.seconds:9.0f}" + "".join(f"{count:9}" for count in counts)
+        line = f"{each.suite:18}{each.seconds:9.0f}{each.cpu_seconds:9.0f}" + "".join(f"{count:9}" for count in counts)
         print(f"{line}  {each.note}".rstrip())
-    print(f"{'all':18}{sum(each.seconds for each in outcomes):9.0f}")
+    cpu_seconds = sum(each.cpu_seconds for each in outcomes)
+    print(f"{'all':18}{sum(each.seconds for each in outcomes):9.0f}{cpu_seconds:9.0f}")
     if any(each.skipped for each in outcomes):
         print("\nskipped tests:")
     for each in outcomes:

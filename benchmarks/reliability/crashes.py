@@ -42,7 +42,7 @@ def run_scenarios(scenarios: int, at_once: int = 1) -> CrashResults:
         point = points[number % len(points)]
         with tempfile.TemporaryDirectory(prefix="refold-crash-") as folder:
             try:
-                kills.update(survive_crashes(Path(folder), FIRST_SEED + number, point))
+                kills.update(survive_crashes(Path(folder), FIRST_SEED + number, [point]))
             except AssertionError as error:
                 violations.append(f"seed {FIRST_SEED + number}, {point}: {error}")
                 print(violations[-1], file=sys.stderr)

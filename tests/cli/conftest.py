@@ -108,6 +108,26 @@ def error_of(stderr_of: Callable[..., str]) -> Callable[..., str]:
 
 
 @pytest.fixture
+def completions_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], set[str]]:
+    """Return what a shell would offer to complete the last word of a line, in an empty folder."""
+
+    def completions_of(line: str) -> set[str]:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["refold"])
+        monkeypatch.setenv("_REFOLD_COMPLETE", "complete_bash")  # named after the program
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+        with pytest.raises(SystemExit) as exited:
+            command_line.main()
+        assert exited.value.code == 0
+        return set(capsys.readouterr().out.split())
+
+    return completions_of
+
+
+@pytest.fixture
 def no_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No daemon is configured, even if one runs on this machine."""
     for name in ("REFOLD_ADDRESS", "REFOLD_TOKEN"):

@@ -30,10 +30,8 @@ finally:
         ("queue",),
         ("queue", "--tenant", "default", "--all"),
         ("cancel", "train-1"),
-        ("hold", "train-1"),
         ("history",),
         ("nodes",),
-        ("submit", "--name", "train", "--", "true"),
     ],
     ids=" ".join,
 )

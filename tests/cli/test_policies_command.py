@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,18 +73,13 @@ def test_a_missing_folder_and_a_file_that_cannot_be_loaded_are_reported(
         ("refold simulate demo --policy mine --set p", {"placement=best-fit", "patience=2.5"}),
     ],
 )
-def test_the_shell_completes_names(line: str, completed: set[str], own_policy: Path, tmp_path: Path) -> None:
-    words = line.split(" ")
-    request = {"_REFOLD_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
-    # The name of the variable is derived from the program name, which is `refold` when installed.
-    script = "import sys; sys.argv = ['refold']; from refold.cli.app import main; main()"
+def test_the_shell_completes_names(
+    line: str,
+    completed: set[str],
+    own_policy: Path,
+    completions_of: Callable[[str], set[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     own_policy.rename(own_policy.with_name("a_file.py"))  # completion uses the policy's name, not the file's
-    ended = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | request | {"REFOLD_POLICIES": str(own_policy.parent)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert set(ended.stdout.split()) == completed, ended.stderr
+    monkeypatch.setenv("REFOLD_POLICIES", str(own_policy.parent))
+    assert completions_of(line) == completed

@@ -126,7 +126,13 @@ def test_shell_examples_run(page: str, folder: Path, monkeypatch: pytest.MonkeyP
         assert "examples/policies/widest_first.py" in printed
 
 
-@pytest.mark.parametrize("page", ["docs/plan.md", "docs/curve.md", "docs/policies/backfill.md", "docs/results/demo.md"])
+SIMULATING = ["docs/policies/backfill.md", "docs/results/demo.md"]
+"""Pages with outputs of whole simulations, whose decisions the golden runs check."""
+
+
+@pytest.mark.parametrize(
+    "page", ["docs/plan.md", "docs/curve.md", *(pytest.param(page, marks=pytest.mark.long) for page in SIMULATING)]
+)
 def test_outputs_on_a_page_are_current(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
 

@@ -6,7 +6,7 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -36,17 +36,17 @@ class CrashPlan(msgspec.Struct, frozen=True):
     new_epochs: bool
 
 
-def make_plan(seed: int, point: str) -> CrashPlan:
-    """Return one to three crashes, the first at `point`. Every third setup begins a new epoch at each start."""
+def make_plan(seed: int, points: Sequence[str]) -> CrashPlan:
+    """Return one to three crashes, the first ones at `points`. Every third setup begins a new epoch at each start."""
     rng = Random(seed)
-    points = list(POINTS)
-    crashes = [(point, _nth(rng, point))]
+    at_start = points[0] in START_POINTS
+    crashes = [(point, _nth(rng, point)) for point in points]
     while len(crashes) < 3 and rng.random() < 0.5:
-        again = point if point in START_POINTS else rng.choice(points)
+        again = points[0] if at_start else rng.choice(list(POINTS))
         crashes.append((again, _nth(rng, again)))
-    if point in START_POINTS:  # recovery needs earlier entries
+    if at_start:  # recovery needs earlier entries
         crashes.insert(0, ("after a commit", rng.randint(2, 12)))
-    return CrashPlan(seed, crashes, "epoch" in point or seed % 3 == 0)
+    return CrashPlan(seed, crashes, seed % 3 == 0 or any("epoch" in point for point in points))
 
 
 def _nth(rng: Random, point: str) -> int:
@@ -287,12 +287,12 @@ def check_journal(folder: Path) -> None:
     connection.close()
 
 
-def survive_crashes(folder: Path, seed: int, point: str) -> list[str]:
+def survive_crashes(folder: Path, seed: int, points: Sequence[str]) -> list[str]:
     """Run and check a setup; return the points at which daemons were killed. Raises AssertionError on failure."""
-    setup = CrashSetup(folder, make_plan(seed, point))
+    setup = CrashSetup(folder, make_plan(seed, points))
     try:
         setup.run()
     except RefoldError as error:
-        raise AssertionError(f"{make_plan(seed, point)}: {error}") from error
+        raise AssertionError(f"{make_plan(seed, points)}: {error}") from error
     setup.check()
     return setup.reached

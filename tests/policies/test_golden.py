@@ -68,6 +68,9 @@ BACKFILL: dict[str, dict[str, object]] = {
 BACKFILL_WORKLOADS = ("faults", "inexact", "crowd")
 """Node faults; also wrong time limits, priorities, quotas and GPU ranges, over hours; 120 arrivals within minutes."""
 
+DEMO_JOBS = 300
+"""Of the workload that ships with the package: as many as make a queue."""
+
 CASES = [
     *(f"{policy}/best-fit" for policy in NOT_RESHAPING),
     *(f"fifo-skip/{rule}" for rule in RULES if rule != "best-fit"),
@@ -155,7 +158,7 @@ def small_workload(kind: str, seed: int) -> tuple[list[Job], Cluster]:
 
 def run_demo(policy: str, placement: str) -> dict[str, object]:
     digest, costs = Digest(), Costs(start=10.0, stop=5.0, restart=30.0)
-    jobs = read_trace("demo").jobs
+    jobs = read_trace("demo").jobs[:DEMO_JOBS]
     simulate(jobs, read_cluster("demo"), make_policy(policy, {"placement": placement}), journal=digest, costs=costs)
     return digest.summary()
 

@@ -6,7 +6,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 from scripted_policy import ScriptedPolicy
 
 from refold.core import JobSubmitted, Journals, ListJournal, Policy, Scheduler
@@ -108,6 +108,7 @@ def test_runs_on_closed_nodes_may_stay_but_no_other_job_starts_there() -> None:
 SHORT_JOBS = st.lists(st.tuples(st.sampled_from((1, 1, 1, 2)), st.floats(5.0, 60.0)), min_size=4, max_size=12)
 
 
+@settings(max_examples=10)
 @given(shapes=SHORT_JOBS, load=st.floats(0.7, 1.2), nodes=st.sampled_from((1, 2, 4)), data=st.data())
 def test_a_wide_job_waits_for_a_bounded_time_whatever_arrives_later(
     shapes: list[tuple[int, float]], load: float, nodes: int, data: st.DataObject

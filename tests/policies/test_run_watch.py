@@ -338,7 +338,7 @@ def test_an_end_that_was_rejected_with_its_decision_is_repeated() -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=5)
+@hypothesis_settings(max_examples=3)
 @given(seed=st.integers(0, 2**32), report=st.sampled_from([None, 7.0]), stop=st.sampled_from([0.0, 5.0]))
 def test_a_watch_that_ends_nothing_does_not_change_the_orders(
     policy: str, seed: int, report: float | None, stop: float

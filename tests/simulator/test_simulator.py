@@ -65,7 +65,7 @@ def test_fifo_on_one_node_agrees_with_simpy(seed: int) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@hypothesis_settings(max_examples=5)
+@hypothesis_settings(max_examples=3)
 @given(
     seed=st.integers(0, 2**32),
     start=st.sampled_from([0.0, 2.0]),

@@ -29,6 +29,10 @@ from refold.simulator.start_estimates import MIN_EXTENSION, EstimatingPolicy
 from refold.testing import make_cluster, make_job, seeded_workload
 
 POLICIES = ["refold", "easy", "conservative", "fifo", "las", "drf"]
+SLOW = ("refold", "conservative")
+SELDOM = [pytest.param(policy, marks=pytest.mark.long) if policy in SLOW else policy for policy in POLICIES]
+"""For tests of the estimates alone, whatever the policy is."""
+
 EVERY = 5.0
 
 
@@ -207,7 +211,7 @@ class TestEstimates:
         (first,) = scheduler.step(1010.0, [JobSubmitted(make_job("waits", at=1010))]).start_estimates
         assert scheduler.step(1011.0, [Woke()]).start_estimates == ()
         latest = first.latest
-        for now in np.arange(1012.0 + EVERY, 1012.0 + 10 * HOUR, 80 * MINUTE).tolist():
+        for now in np.arange(1012.0 + EVERY, 1012.0 + 10 * HOUR, 160 * MINUTE).tolist():
             for estimate in scheduler.step(now, [Woke()]).start_estimates:
                 assert latest is not None
                 assert estimate.latest is not None
@@ -243,6 +247,19 @@ class TestEstimates:
         entry = scheduler.step(2000.0, [NodeReturned(0)])
         assert [order.job for order in entry.orders] == ["waits"]
 
+    def test_the_same_events_give_the_same_estimates(self, policy: str) -> None:
+        found = []
+        for _ in range(2):
+            scheduler = scheduler_with_past(policy)
+            jobs = [make_job(f"j{number}", at=1010 + number) for number in range(4)]
+            found.append(scheduler.step(1020.0, [JobSubmitted(job) for job in jobs]).start_estimates)
+        assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("policy", SELDOM)
+class TestSimulatedEstimates:
+    """Estimates for all jobs of a workload."""
+
     def test_none_is_made_while_the_queue_grows_without_end(self, policy: str) -> None:
         """Three times as many jobs arrive as can run; after a while, estimates cease."""
         jobs = [make_job(f"j{number:04}", at=number * 100, work=300, preemptible=False) for number in range(150)]
@@ -274,18 +291,10 @@ class TestEstimates:
         assert len(kept) > 50
         assert np.mean(kept) >= 0.95
 
-    def test_the_same_events_give_the_same_estimates(self, policy: str) -> None:
-        found = []
-        for _ in range(2):
-            scheduler = scheduler_with_past(policy)
-            jobs = [make_job(f"j{number}", at=1010 + number) for number in range(6)]
-            found.append(scheduler.step(1020.0, [JobSubmitted(job) for job in jobs]).start_estimates)
-        assert found[0] == found[1]
-
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_everything_but_the_estimates_is_the_same_without_estimates(policy: str) -> None:
-    jobs, cluster = seeded_workload(3, jobs=30)
+    jobs, cluster = seeded_workload(3, jobs=20)
     jobs = [replace(job, submitted=100 * job.submitted, work=100 * (job.work or 0.0)) for job in jobs]
 
     def entries(start_estimates: bool) -> list[Entry]:

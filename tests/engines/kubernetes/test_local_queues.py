@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 from fake_api_server import FakeApiServer
 from kubernetes_daemon import daemon_of, job_json, wait_for
 
@@ -60,6 +61,7 @@ def test_an_answer_is_used_again_for_a_while() -> None:
     assert not queues.is_missing("default", "vision")
 
 
+@pytest.mark.long  # the daemon asks for a queue again after ten seconds
 def test_a_gang_waits_for_its_queue(fake_server: FakeApiServer, tmp_path: Path) -> None:
     fake_server.objects[GROUP] = {**KUEUE[GROUP], "metadata": {"name": "kueue.x-k8s.io"}}
 

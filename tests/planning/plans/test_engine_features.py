@@ -29,7 +29,7 @@ def test_the_default_engine_runs_every_plan() -> None:
 
 @pytest.mark.parametrize("name", ["fsdp", "deepspeed", "transformers", "megatron-core", "torchtitan"])
 def test_the_plan_space_of_an_engine_has_the_plans_that_break_no_rule(name: str, make_setup: MakeSetup) -> None:
-    anything = make_setup("llama-2-7b", on=(8,), batch=8, sequence=2048, gpu_gib=1e6)
+    anything = make_setup("llama-2-7b", on=(4,), batch=4, sequence=2048, gpu_gib=1e6)
     setup, limits = with_engine(anything, name), PlanLimits(max_context=2, max_replicate=2)
     every = all_plans(msgspec.structs.replace(setup, engine=msgspec.structs.replace(setup.engine, runs=())), limits)
     plans = [every.plan(row) for row in range(len(every))]

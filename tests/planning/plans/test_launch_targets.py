@@ -369,7 +369,7 @@ def test_every_offered_plan_can_be_read_back_from_its_settings(
 
 @pytest.mark.parametrize("engine", LAUNCH_ENGINES)
 def test_the_offered_plans_are_all_plans_that_break_no_rule(engine: LaunchEngine, make_setup: MakeSetup) -> None:
-    setup = make_setup("llama-2-7b", on=(8,), batch=16, sequence=2048, gpu_gib=1e6)
+    setup = make_setup("llama-2-7b", on=(4,), batch=8, sequence=2048, gpu_gib=1e6)
     limits = PlanLimits(engine=engine)
     valid = {plan for plan in rows_of(all_plans(setup)) if not rejection_reasons(setup, plan, limits)}
     assert set(rows_of(all_plans(setup, limits))) == valid

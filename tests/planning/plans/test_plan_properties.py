@@ -161,7 +161,7 @@ def as_rows(plans: PlanColumns) -> NDArray[np.float64]:
     return np.column_stack([getattr(plans, field.name) for field in fields(plans)])
 
 
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(random_setups(), LIMITS)
 def test_the_plan_space_contains_exactly_the_plans_that_break_no_rule(setup: TrainingSetup, limits: PlanLimits) -> None:
     candidates = every_combination(setup)

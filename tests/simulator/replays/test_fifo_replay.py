@@ -70,8 +70,17 @@ def test_gpus_of_different_speed_and_infeasible_jobs_give_the_same_result(order:
     assert_same(jobs, cluster, order, "best-fit")
 
 
-@pytest.mark.parametrize("rule", ["first-fit", "best-fit", "tetris", "fgd"])
-@pytest.mark.parametrize("order", ORDERS)
+OPENB_RULES = ["first-fit", "best-fit", "tetris", "fgd"]
+
+
+@pytest.mark.parametrize(
+    ("order", "rule"),
+    [
+        pytest.param(order, rule, marks=() if (number + first) % len(OPENB_RULES) == 0 else pytest.mark.long)
+        for number, order in enumerate(ORDERS)
+        for first, rule in enumerate(OPENB_RULES)
+    ],
+)
 def test_openb_gives_the_same_result(order: FifoOrder, rule: str, shared_data: Path) -> None:
     trace = read_trace(shared_data / "openb" / "openb_pod_list_default.csv.gz")
     cluster = read_cluster(shared_data / "openb" / "openb_node_list_all_node.csv.gz")

@@ -280,6 +280,7 @@ def cell(page_table: str, row: str, title: str) -> str:
     return next(line for line in lines if line[0] == row)[lines[0].index(title)]
 
 
+@pytest.mark.long
 @needs_data
 def test_the_recorded_means_equal_a_new_run_of_ten_seeds() -> None:
     page = saturation.PAGE.read_text(encoding="utf-8")

@@ -113,14 +113,14 @@ def test_intervals_contain_the_true_ratio_as_often_as_they_say() -> None:
     random = np.random.default_rng(1)
     part = ReportPart(np.repeat(np.arange(12.0) * DAY, 5), np.ones(60))
     contained = 0
-    for _ in range(60):
+    for _ in range(30):
         pair = [
             (policy("default", "default"), measures(np.repeat(random.lognormal(5.0, 0.5, 12), 5), 60)),
             (policy("point", "point 1", 1), measures(np.repeat(random.lognormal(5.0, 0.5, 12), 5), 60)),
         ]
         score = make_report(part, pair, DELAY, chosen=1).row(1).score
         contained += score.low <= 1.0 <= score.high
-    assert contained >= 54  # 57 of 60 are expected; independent jobs would give about 30
+    assert contained >= 26  # 28 or 29 of 30 are expected; independent jobs would give about 15
 
 
 # Measures.

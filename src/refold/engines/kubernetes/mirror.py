@@ -264,7 +264,7 @@ class Reflector(Generic[T]):
     def _follow(self) -> None:
         """List if that is needed, then watch until the watch ends."""
         if not self._version:
-            found = self._decode_list(self._api.call("GET", self._path))
+            found = self._decode_list(self._api.call("GET", self._path, retry=False))  # repeated by `_run`
             self._replaced(found.items)
             self._version = found.metadata.resource_version
         self._watch = self._api.watch(self._path, self._version)
