@@ -24,6 +24,7 @@ from benchmarks.accuracy.cases import (
     with_step_time,
 )
 from benchmarks.accuracy.device import read_cases
+from benchmarks.accuracy.published import PUBLISHED_SOURCES, is_fitted_published
 from benchmarks.accuracy.recipes import FITTED_RECIPES
 from benchmarks.accuracy.tables import Case, data_folder
 from refold.planning.catalogue import find_engine, find_gpu
@@ -40,6 +41,9 @@ SHARES = {
     "overlap_shards",
     "overlap_tensor",
     "overlap_experts",
+    "overlap_stages",
+    "attention_share",
+    "context_attention_share",
     "fp8",
     "fp4",
 }
@@ -79,7 +83,10 @@ HOPPER = ("H100-80GB", "H200")
 RACK_OF_2024 = ("GB200",)
 BLACKWELL = ("B200", "B300", "GB300")
 EAGER = ("pytorch",)
-CORE = ("megatron-core",)
+CORE = ("megatron-core", "megatron-core-26.04")
+CORE_BEFORE, CORE_26_06 = ("megatron-core-26.04",), ("megatron-core",)
+INSTINCT = ("MI300X", "MI325X", "MI355X")
+TITAN = ("torchtitan", "torchtitan-compile")
 FOUNDRY = ("llm-foundry", "llm-foundry-pure")
 MEGATRON = ("megatron-2021", "megatron-2022")
 BLOOM = ("deepspeed-2022", "deepspeed-2022-bf16")
@@ -109,7 +116,7 @@ FITS = (
             Free(AMPERE, "matmul", 0.85, 0.05),
             Free(AMPERE, "half_tokens", 500.0, 0.5),
             Free(AMPERE, "half_width", 100.0, 0.5),
-            Free(AMPERE, "attention", 0.4, 0.2),
+            Free(FOUNDRY, "attention_share", 0.55, 0.2),
             Free(AMPERE, "network", 0.6, 0.2),
             Free(AMPERE, "link", 0.75, 0.1),
             Free(FOUNDRY, "passes_hidden", 10.0, 0.2),
@@ -148,13 +155,13 @@ FITS = (
             Free(HOPPER, "matmul", 0.72, 0.05),
             Free(HOPPER, "half_tokens", 700.0, 0.5),
             Free(HOPPER, "half_width", 100.0, 0.5),
-            Free(HOPPER, "attention", 0.45, 0.1),
+            Free(("nanotron",), "attention_share", 0.8, 0.2),
             Free(HOPPER, "link", 0.8, 0.02),
             Free(("nanotron",), "passes_hidden", 10.0, 0.3),
             Free(("nanotron",), "passes_inner", 6.0, 0.5),
             Free(("nanotron",), "launch_seconds", 0.0044, 0.5),
             Free(("nanotron",), "overlap_gradients", 0.9, 0.1),
-            Free(("nanotron",), "overlap_tensor", 0.3, 0.5),
+            Free(("nanotron",), "overlap_tensor", 0.45, 0.5),
             Free(("nanotron",), "overlap_shards", 0.1, 0.5),
             Free(("nanotron",), "message_seconds", 0.00004, 0.5),
             Free(("nanotron",), "step_seconds", 0.03, 0.5),
@@ -174,14 +181,34 @@ FITS = (
         loss="cauchy",
     ),
     Fit(
+        "MPT on H100",
+        ("published",),
+        ("H100-80GB",),
+        (
+            Free(("llm-foundry-h100",), "attention_share", 0.45, 0.3),
+            Free(("llm-foundry-h100",), "compute_factor", 1.1, 0.2),
+        ),
+    ),
+    Fit(
         "H100 of 96 GB and 500 W",
         ("torchtitan_docs",),
         ("H100-96GB",),
-        (Free(("H100-96GB",), "matmul", 0.72, 0.2),),
+        (
+            Free(("H100-96GB",), "matmul", 0.6, 0.2),
+            Free(("H100-96GB",), "fp8", 0.6, 0.2),
+            Free(TITAN, "attention_share", 0.6, 0.3),
+            Free(TITAN, "context_attention_share", 0.85, 0.2),
+        ),
+    ),
+    Fit(
+        "torchtitan of June 2025",
+        ("published_2025",),
+        ("H100-96GB", "H200"),
+        (Free(("torchtitan-2025",), "attention_share", 0.8, 0.3),),
     ),
     Fit(
         "low precision, Blackwell and mixtures of experts",
-        ("megatron_bridge", "dgx_cloud_h100"),
+        ("megatron_bridge", "dgx_cloud_h100", "published"),
         ("H100-80GB", *BLACKWELL, *RACK_OF_2024),
         (
             Free(BLACKWELL, "matmul", 0.75, 0.03),
@@ -189,25 +216,38 @@ FITS = (
             Free(("H100-80GB",), "fp8", 0.65, 0.05),
             Free(BLACKWELL, "fp8", 0.65, 0.05),
             Free(RACK_OF_2024, "fp8", 0.65, 0.05),
-            Free(BLACKWELL + RACK_OF_2024, "fp4", 0.45, 0.2),
+            Free(BLACKWELL, "fp4", 0.45, 0.2),
+            Free(RACK_OF_2024, "fp4", 0.45, 0.2),
             Free(BLACKWELL + RACK_OF_2024, "half_tokens", 1300.0, 0.5),
             Free(BLACKWELL + RACK_OF_2024, "attention", 0.45, 0.1),
             Free(BLACKWELL + RACK_OF_2024, "network", 0.75, 0.1),
             Free(RACK_OF_2024, "memory", 0.75, 0.1),
             Free(CORE, "passes_inner", 2.1, 0.1),
-            Free(CORE, "expert_passes", 6.0, 0.5),
-            Free(CORE, "expert_bias_passes", 10.0, 1.0),
-            Free(CORE, "expert_launch_seconds", 0.008, 0.5),
-            Free(CORE, "overlap_experts", 0.5, 0.3),
-            Free(CORE, "overlap_tensor", 0.5, 0.3),
+            Free(CORE_BEFORE, "expert_passes", 15.0, 0.3),
+            Free(CORE_BEFORE, "expert_bias_passes", 10.0, 1.0),
+            Free(CORE_BEFORE, "expert_launch_seconds", 0.006, 0.1),
+            Free(CORE_BEFORE, "overlap_experts", 0.5, 0.3),
+            Free(CORE, "overlap_tensor", 0.8, 0.3),
+            Free(CORE, "overlap_stages", 0.5, 0.3),
             Free(CORE, "straggler_share", 0.003, 0.5),
+            Free(CORE_26_06, "expert_passes", 9.0, 0.5),
+            Free(CORE_26_06, "expert_bias_passes", 5.0, 1.0),
+            Free(CORE_26_06, "expert_launch_seconds", 0.001, 1.0),
         ),
     ),
     Fit(
+        "Instinct",
+        ("published", "published_2025"),
+        INSTINCT,
+        (Free(INSTINCT, "fp8", 0.58, 0.2), Free(INSTINCT, "attention", 0.45, 0.2)),
+    ),
+    Fit(
         "transformers",
-        ("transformers_h200",),
+        ("transformers_h200", "transformers_h200_long", "h200_measured"),
         HOPPER,
         (
+            Free(("H200",), "matmul", 0.78, 0.05),
+            Free(("H200",), "half_tokens", 1300.0, 0.3),
             Free(TRANSFORMERS, "passes_hidden", 2.0, 0.5),
             Free(TRANSFORMERS, "passes_inner", 1.5, 0.5),
             Free(TRANSFORMERS, "passes_norm", 30.0, 0.3),
@@ -321,10 +361,14 @@ def is_fitted_on(case: Case) -> bool:
             return case.row % 2 == 0
         case "torchtitan_docs_2025-01.csv":
             return case.gpus == 8
+        case source if source.split()[0] in PUBLISHED_SOURCES:
+            return is_fitted_published(case)
         case "modules_h200.csv":
             return case.model.name in FITTED_MODULES
         case "transformers_h200.csv":
             return case.model.name in TRANSFORMERS_MODELS
+        case "transformers_h200_long.csv":
+            return case.model.name == "llama-3.2-3b"
         case "h200_measured.csv":
             return case.model.name in ("bert-large", "gpt2-xl", "vit-base-16")
         case _:
@@ -384,13 +428,15 @@ def _with_constants(all_free: Sequence[Free], moves: Vector, known: Fitted) -> F
 
 
 def main() -> None:
-    """Run all fits and print the fitted constants."""
-    argparse.ArgumentParser(prog="python -m benchmarks.accuracy.calibrate", description=__doc__).parse_args()
+    """Run the fits and print the fitted constants."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accuracy.calibrate", description=__doc__)
+    parser.add_argument("--only", metavar="TEXT", default="", help="fits whose name contains this; others as committed")
+    options = parser.parse_args()
     if data_folder() is None:
         print("the published tables are not available (see benchmarks/README.md)")
         return
     found = Fitted({}, {})
-    for one in FITS:
+    for one in (one for one in FITS if options.only in one.name):
         found = fit(one, found)
         print(f"{one.name}, fitted to {', '.join(one.tables)}")
         for free in one.free:

@@ -43,7 +43,7 @@ class Batch:
         by_setting: dict[object, list[int]] = defaultdict(list)
         for index, case in enumerate(cases):
             key = (case.model, case.gpu, case.gpus_on_node, case.network, case.inside, case.engine, case.batch)
-            training = (case.sequence, case.cpus, case.arithmetic, case.knows_recompute, case.tuning)
+            training = (case.sequence, case.cpus, case.arithmetic, case.knows_recompute, case.tuning, case.packed)
             by_setting[(*key, *training)].append(index)
         self._groups: list[tuple[NDArray[np.intp], PlanColumns]] = [
             (np.array(indices), plans_to_columns([plan for index in indices for plan in _plans(cases[index])]))
@@ -84,7 +84,7 @@ def setting_of(case: Case, gpu: Callable[[str], GpuSpec], engine: Callable[[str]
     framework = engine(case.engine)
     if case.arithmetic is not None:
         framework = msgspec.structs.replace(framework, arithmetic=case.arithmetic)
-    return TrainingSetup(case.model, machines, framework, case.batch, case.sequence, case.tuning)
+    return TrainingSetup(case.model, machines, framework, case.batch, case.sequence, case.tuning, case.packed)
 
 
 def with_step_time(cases: Iterable[Case]) -> list[Case]:

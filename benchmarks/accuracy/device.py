@@ -3,6 +3,7 @@
 The tables are part of the repository: h200_measured.csv (`measure_device`, on the machine of h200_machine.json) and
 transformers_h200.csv (`measure_transformers`, with the versions of transformers_h200.json). What is in
 transformers_h200_later.csv was measured when the model was complete: nothing was chosen or fitted with it.
+transformers_h200_long.csv has LoRA with sequences of 2,048 to 32,768 tokens, of all layers and of attention alone.
 modules_h200.csv has steps of modules whose shapes are not known (`measure_modules`), modules_traced.json their totals.
 """
 
@@ -14,15 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-import msgspec
+from msgspec import convert
 
 from benchmarks.accuracy.measure_transformers import MODELS
+from benchmarks.accuracy.published import read_published, read_published_2025
 from benchmarks.accuracy.recipes import RECIPES, read_recipes
 from benchmarks.accuracy.tables import Case, read_table
 from refold.model import Plan
 from refold.model.documents import load_yaml
 from refold.planning.catalogue import find_gpu, find_model, read_samples, shape_from_config
-from refold.planning.perf import Measurement, ModelShape, ModuleCosts, ModuleTotals, Tuning
+from refold.planning.perf import AdaptedLayers, Measurement, ModelShape, ModuleCosts, ModuleTotals, Tuning
 
 HERE = Path(__file__).parent
 FILE = HERE / "h200_measured.csv"
@@ -43,7 +45,11 @@ def read_cases(table: str) -> Sequence[Case]:
             return tuple(_case(row, one) for row, one in enumerate(measurements(), start=2))
         case "modules_h200":
             return tuple(module_cases())
-        case "transformers_h200" | "transformers_h200_later":
+        case "published":
+            return tuple(read_published())
+        case "published_2025":
+            return tuple(read_published_2025())
+        case "transformers_h200" | "transformers_h200_later" | "transformers_h200_long":
             path = HERE / f"{table}.csv"
             with path.open(encoding="utf-8", newline="") as file:
                 rows = enumerate(csv.DictReader(file), start=2)
@@ -81,7 +87,7 @@ def _case(row: int, one: Measurement) -> Case:
 def module_totals() -> Mapping[str, ModuleTotals]:
     """Return the totals of the traced modules by name."""
     document = json.loads((HERE / "modules_traced.json").read_text(encoding="utf-8"))
-    return msgspec.convert(document["modules"], dict[str, ModuleTotals])
+    return convert(document["modules"], dict[str, ModuleTotals])
 
 
 def module_cases(costs: ModuleCosts | None = None) -> Iterator[Case]:
@@ -139,5 +145,5 @@ def _transformers_case(source: str, row: int, keys: Mapping[str, str]) -> Case:
         step_seconds=float(keys["step_s"]) if keys["step_s"] else None,
         memory_gib=float(keys["memory_gib"]) if keys["memory_gib"] else None,
         fits=keys["status"] == "ok",
-        tuning=Tuning(int(keys["rank"])),
+        tuning=Tuning(int(keys["rank"]), lora_layers=convert(keys.get("layers") or "all", AdaptedLayers)),
     )

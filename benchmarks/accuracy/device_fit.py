@@ -26,6 +26,7 @@ from refold.planning.perf import (
     Vector,
     choose_initial_samples,
     fit,
+    fit_as_far_as_useful,
     relative_errors as unseen_errors,
 )
 
@@ -43,7 +44,8 @@ def setting_for(one: Measurement) -> TrainingSetup:
 
 def relative_errors(form: Form, chosen: Sequence[Measurement], others: Sequence[Measurement]) -> Vector:
     """Fit the form to the chosen samples, and return the absolute relative errors on the others."""
-    return np.abs(unseen_errors(form, fit(form, chosen), others))
+    use = fit_as_far_as_useful if isinstance(form, CorrectedForm) else fit
+    return np.abs(unseen_errors(form, use(form, chosen), others))
 
 
 def _row(name: str, rows: Sequence[Measurement]) -> tuple[str, ...]:
@@ -54,8 +56,11 @@ def _row(name: str, rows: Sequence[Measurement]) -> tuple[str, ...]:
     measured = np.array([one.step_seconds for one in others])
     before = np.abs(corrected.predict(np.ones(len(corrected.parameters)), others).step / measured - 1)
     columns = (before, relative_errors(corrected, chosen, others), relative_errors(rubick, chosen, others))
-    figures = [f"{100 * float(statistic(each)):.1f} %" for each in columns for statistic in (np.mean, np.max)]
-    return (name, f"{len(rows)}", *figures)
+    figures = [
+        f"{100 * float(statistic(each)):.1f} %" for each in columns for statistic in (np.mean, np.median, np.max)
+    ]
+    fitted = {"none": "nothing", "factor": "one factor", "full": "all"}[fit_as_far_as_useful(corrected, chosen).kind]
+    return (name, f"{len(rows)}", fitted, *figures)
 
 
 def _repeatability() -> str:
@@ -77,8 +82,9 @@ def report() -> str:
     finished = [one for one in measurements() if one.status == "ok"]
     names = dict.fromkeys(one.model for one in finished)
     rows = [_row(name, [one for one in finished if one.model == name]) for name in names]
-    titles = ("model", "steps", "no samples: mean", "max", f"corrected, {SAMPLES} samples: mean", "max")
-    table = markdown((*titles, f"Rubick's form, {SAMPLES} samples: mean", "max"), rows)
+    titles = ("no samples", f"corrected, {SAMPLES} samples", f"Rubick's form, {SAMPLES} samples")
+    columns = [title for name in titles for title in (f"{name}: mean", "median", "max")]
+    table = markdown(("model", "steps", "fitted", *columns), rows)
     return f"{table}\n\n{_repeatability()}"
 
 

@@ -35,7 +35,7 @@ WARM_UP, STEPS, MAX_SECONDS = 2, 5, 1.5
 
 @dataclass(frozen=True)
 class Config:
-    """What is measured: LoRA's `rank` is 0 for full training."""
+    """What is measured: LoRA's `rank` is 0 for full training; `layers` have its adapters, all or those of attention."""
 
     model: str
     precision: str
@@ -44,6 +44,7 @@ class Config:
     checkpointing: int
     batch: int
     sequence: int
+    layers: str = "all"
 
 
 @dataclass(frozen=True)
@@ -96,20 +97,30 @@ LORA_CONFIGS = (
     ("sdpa", 1, 8, 2048),
     ("sdpa", 1, 2, 1024),
 )
+LONG_LORA_CONFIGS = (
+    ("sdpa", 1, 1, 32768),
+    ("sdpa", 1, 4, 2048),
+    ("sdpa", 1, 1, 16384),
+    ("sdpa", 0, 1, 8192),
+    ("sdpa", 1, 2, 8192),
+)
 
 
-def configs_of(model: str, precision: str, ranks: tuple[int, ...]) -> Iterator[Config]:
+def configs_of(
+    model: str, precision: str, ranks: tuple[int, ...], *, layers: str = "all", long: bool = False
+) -> Iterator[Config]:
     """Yield what is measured of a model in this precision, the most informative first."""
     longest = MODELS[model].get("n_positions") or MODELS[model]["max_position_embeddings"]
     for rank in ranks:
-        table = LORA_CONFIGS if rank else FULL_CONFIGS if precision == "autocast" else BF16_CONFIGS
+        lora = LONG_LORA_CONFIGS if long else LORA_CONFIGS
+        table = lora if rank else FULL_CONFIGS if precision == "autocast" else BF16_CONFIGS
         seen = set()
         for attention, checkpointing, batch, sequence in table:
             factor = max(1, sequence // longest)  # the same tokens in shorter sequences
             key = (attention, checkpointing, batch * factor, sequence // factor)
             if key not in seen:
                 seen.add(key)
-                yield Config(model, precision, rank, *key)
+                yield Config(model, precision, rank, *key, layers)
 
 
 def main() -> None:
@@ -120,6 +131,8 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(MODELS), help="comma-separated")
     parser.add_argument("--precision", choices=("autocast", "bf16"), default="autocast")
     parser.add_argument("--ranks", default="0", help="ranks of LoRA, comma-separated; 0: full training")
+    parser.add_argument("--layers", choices=("all", "attention"), default="all", help="layers that have adapters")
+    parser.add_argument("--long", action="store_true", help="LoRA with sequences of up to 32,768 tokens")
     parser.add_argument("--tiny", action="store_true", help="toy models and short sequences on a CPU, as a check")
     options = parser.parse_args()
     end = monotonic() + 60 * options.minutes
@@ -130,7 +143,9 @@ def main() -> None:
         _append(path, [field.name for kind in (Config, Result) for field in fields(kind)])
     for model in options.models.split(","):
         for precision_ranks in [(rank,) for rank in ranks]:
-            configs = list(configs_of(model, options.precision, precision_ranks))
+            configs = list(
+                configs_of(model, options.precision, precision_ranks, layers=options.layers, long=options.long)
+            )
             fork = multiprocessing.get_context("fork")
             process = fork.Process(target=measure_model, args=(configs, path, options.tiny, end))
             process.start()
@@ -199,7 +214,7 @@ class Trainer:
         self.default_attention = self.model.config._attn_implementation
         self.parameters = sum(one.numel() for one in self.model.parameters())
         if config.rank:
-            add_adapters(self.model, config.rank)
+            add_adapters(self.model, config.rank, config.layers)
         self.trained = [one for one in self.model.parameters() if one.requires_grad]
         self.optimizer = torch.optim.AdamW(self.trained, lr=1e-5, fused=True)
         self.autocast: Callable[[], Any] = nullcontext
@@ -299,8 +314,11 @@ class Trainer:
         return count, seconds["matmul"], seconds["attention"], seconds["other"]
 
 
-def add_adapters(model: Any, rank: int) -> None:
-    """Freeze the model and add LoRA adapters to all its linear layers but the output layer."""
+ATTENTION_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def add_adapters(model: Any, rank: int, layers: str) -> None:
+    """Freeze the model and add LoRA adapters to its linear layers but the output layer: all, or those of attention."""
     import torch
 
     class Adapted(torch.nn.Module):  # type: ignore[misc]
@@ -325,7 +343,8 @@ def add_adapters(model: Any, rank: int) -> None:
     head = model.get_output_embeddings()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if child is not head and type(child).__name__ in ("Linear", "Conv1D") and not isinstance(module, Adapted):
+            is_chosen = child is not head and (layers == "all" or name in ATTENTION_LAYERS)
+            if is_chosen and type(child).__name__ in ("Linear", "Conv1D") and not isinstance(module, Adapted):
                 setattr(module, name, Adapted(child))
 
 

@@ -8,6 +8,7 @@ benchmarks/accuracy/no_samples.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,6 +65,31 @@ def _is_lora(case: Case) -> bool:
     return case.tuning.lora_rank > 0
 
 
+def _is_titan(case: Case) -> bool:
+    return case.source == "torchtitan"
+
+
+def _is_held_out_mlperf(case: Case) -> bool:
+    return case.source == "mlperf" and not is_fitted_on(case)
+
+
+def _is_mpt(case: Case) -> bool:
+    return "llm-foundry" in case.source
+
+
+def _is_bridge(case: Case) -> bool:
+    return "bridge" in case.source
+
+
+def _is_held_out_lora(case: Case, layers: str) -> bool:
+    return not is_fitted_on(case) and case.tuning.lora_layers == layers
+
+
+def _is_of_bridge(release: str, kind: str, case: Case) -> bool:
+    own = "LoRA" if _is_lora(case) else "experts" if case.model.experts > 1 else "dense"
+    return case.source == f"megatron-bridge {release}" and own == kind and not is_fitted_on(case)
+
+
 PARTS = (
     Part("ultrascale_h100", "1B and 80B (fitted on)", is_fitted_on),
     Part("ultrascale_h100", "8B (held out)", lambda case: not is_fitted_on(case)),
@@ -87,7 +113,41 @@ PARTS = (
     Part("bigscience_sweeps", "V100, odd lines (held out)", lambda case: "V100" in case.gpu and not is_fitted_on(case)),
     Part("rubick_measured", "all (held out)", _all_rows),
     Part("torchtitan_docs", "8 GPUs (fitted on)", is_fitted_on),
-    Part("torchtitan_docs", "128 GPUs (held out)", lambda case: not is_fitted_on(case)),
+    Part("torchtitan_docs", "128 to 512 GPUs (held out)", lambda case: not is_fitted_on(case)),
+    Part("published_2025", "torchtitan of 2025 (fitted on)", lambda case: _is_titan(case) and is_fitted_on(case)),
+    Part("published_2025", "torchtitan of 2025 (held out)", lambda case: _is_titan(case) and not is_fitted_on(case)),
+    Part(
+        "published_2025", "MLPerf 5.1, LoRA (held out)", lambda case: case.source == "mlperf" and not is_fitted_on(case)
+    ),
+    Part(
+        "published_2025", "litgpt, LoRA and QLoRA (held out)", lambda case: case.source == "litgpt" and _is_lora(case)
+    ),
+    Part("transformers_h200_long", "LoRA, llama-3.2-3b (fitted on)", is_fitted_on),
+    Part("transformers_h200_long", "LoRA of all layers (held out)", lambda case: _is_held_out_lora(case, "all")),
+    Part("transformers_h200_long", "LoRA of attention (held out)", lambda case: _is_held_out_lora(case, "attention")),
+    Part("published", "MPT on H100, 1B and 7B (fitted on)", lambda case: _is_mpt(case) and is_fitted_on(case)),
+    Part("published", "MPT on H100, others (held out)", lambda case: _is_mpt(case) and not is_fitted_on(case)),
+    Part(
+        "published",
+        "MPT on H100, from 32,768 tokens (held out)",
+        lambda case: _is_mpt(case) and not is_fitted_on(case) and case.sequence >= 32_768,
+    ),
+    Part("published", "Megatron-Bridge (fitted on)", lambda case: _is_bridge(case) and is_fitted_on(case)),
+    *(
+        Part("published", f"Megatron-Bridge {release}, {kind} (held out)", partial(_is_of_bridge, release, kind))
+        for release in ("25.11", "26.02", "26.06")
+        for kind in ("dense", "experts", "LoRA")
+    ),
+    Part("published", "NVFP4, dense (held out)", lambda case: case.arithmetic == "nvfp4" and not is_fitted_on(case)),
+    Part("published", "DGX Cloud, full (held out)", lambda case: "dgx" in case.source and not _is_lora(case)),
+    Part("published", "DGX Cloud, LoRA (held out)", lambda case: "dgx" in case.source and _is_lora(case)),
+    Part(
+        "published",
+        "MLPerf 5.1, 8B and 405B (held out)",
+        lambda case: "mlperf" in case.source and not _is_lora(case) and not is_fitted_on(case),
+    ),
+    Part("published", "Instinct, 8B on MI355X (fitted on)", lambda case: "MI3" in case.gpu and is_fitted_on(case)),
+    Part("published", "Instinct, LoRA on MI300X (held out)", lambda case: "MI3" in case.gpu and not is_fitted_on(case)),
     Part("megatron_bridge", "dense (fitted on)", lambda case: case.model.experts == 1 and is_fitted_on(case)),
     Part("megatron_bridge", "dense (held out)", lambda case: case.model.experts == 1 and not is_fitted_on(case)),
     Part("megatron_bridge", "experts (fitted on)", lambda case: case.model.experts > 1 and is_fitted_on(case)),

@@ -16,7 +16,7 @@ from refold.model import Link, Plan
 from refold.planning.catalogue import find_engine, find_gpu, find_model
 from refold.planning.perf import Arithmetic, build_machines, model_flops
 
-ENGINE = "megatron-core"
+ENGINE = "megatron-core-26.04"
 
 ARITHMETIC: Mapping[str, Arithmetic] = {"bf16": "half", "fp8": "fp8", "mxfp8": "mxfp8", "nvfp4": "nvfp4"}
 
@@ -36,6 +36,7 @@ FITTED_RECIPES = {
     ("llama-3-70b", "H100-80GB"),
     ("llama-3.1-70b", "H100-80GB"),
     ("llama-3-70b", "GB200"),
+    ("llama-3-70b", "GB300"),
     ("deepseek-v3", "GB300"),
     ("deepseek-v3", "B200"),
     ("gpt-oss-120b", "H100-80GB"),
@@ -162,6 +163,7 @@ def _large_run(line: Line) -> Case:
     )
     cells = {**line.cells, "micro_batch": "1"}
     case = _case(line._replace(cells=cells), line.text("model"), line.text("gpu"), degrees, 1.0)
+    case = replace(case, engine="megatron-core-2024")
     hours = line.optional("gpu_hours_per_trillion_tokens")
     if hours is not None:
         return replace(case, step_seconds=hours * 3600 * case.tokens / 1e12 / case.gpus)

@@ -27,10 +27,11 @@ from refold.simulator.traces import plan_from_code
 ENGINES = {
     "nanotron": "bfloat16, gradients accumulated in single precision",
     "llm-foundry": "PyTorch FSDP under autocast to bfloat16, gradients reduced in single precision",
+    "llm-foundry-h100": "the same on H100, with kernels of 2023",
     "llm-foundry-pure": "PyTorch FSDP, weights gathered and gradients reduced in bfloat16",
     "torchtitan": "PyTorch FSDP2 of December 2024, bfloat16",
     "torchtitan-compile": "the same, through torch.compile",
-    "torchtitan-float8": "the same, compiled, with float8 products",
+    "torchtitan-2025": "PyTorch FSDP2 of June 2025, through torch.compile",
     "megatron-2021": "Megatron-LM 2.x, float16, attention not fused",
     "megatron-2022": "Megatron-LM of Korthikanti et al., float16",
     "deepspeed-2021": "Megatron-DeepSpeed, float16",
@@ -39,7 +40,9 @@ ENGINES = {
     "deepspeed-2022-bf16": "the same with its BF16 optimizer: gradients in single precision, not sharded",
     "deepspeed-2023-fp32": "DeepSpeed 0.9 and DDP in single precision (TF32: more than 19.5 TFLOP/s were reached)",
     "pytorch": "plain PyTorch of 2026 without torch.compile, as benchmarks.accuracy.measure_device runs it",
-    "megatron-core": "Megatron-Core of 2025 and 2026 as NVIDIA's recipes run it",
+    "megatron-core": "Megatron-Core of June 2026 as NVIDIA's recipes run it",
+    "megatron-core-2024": "the same as of 2024",
+    "megatron-core-26.04": "the same of September 2025 to April 2026",
     "pytorch-bf16": "any PyTorch module, traced: everything in bfloat16, fused AdamW, without torch.compile",
     "transformers": "Hugging Face transformers 5 with Trainer(bf16=True): weights in float32, autocast, SDPA",
     "transformers-eager": "the same with eager attention",
@@ -85,6 +88,7 @@ class Case:
     arithmetic: Arithmetic | None = None
     knows_recompute: bool = True
     tuning: Tuning = field(default_factory=Tuning)
+    packed: int = 0
 
     def __post_init__(self) -> None:
         where = f"{self.source} line {self.row}"
@@ -447,9 +451,10 @@ def _torchtitan_case(line: Line) -> Case:
     sequence = line.integer("Sequence Length") if line.text("Sequence Length") else 8192
     batch = local * shards
     recompute: Recompute = "selective" if "Selective" in title else "full"
-    plan = Plan(shards * context, tensor, pipeline, 3, recompute=recompute, sequence_parallel=tensor > 1)
+    zero = 3 if pipeline == 1 else 1  # with a pipeline, weights stay gathered and gradients are summed once per step
+    plan = Plan(shards, tensor, pipeline, zero, recompute=recompute, sequence_parallel=tensor > 1)
     interleave = 2 if line.text("Schedule").startswith("Interleaved") else 1
-    plan = msgspec.structs.replace(plan, accumulation=pipeline, interleave=interleave)
+    plan = msgspec.structs.replace(plan, accumulation=pipeline, interleave=interleave, context=context)
     memory = line.real("Memory(GiB)")
     case = Case(
         source=line.source,
@@ -460,8 +465,7 @@ def _torchtitan_case(line: Line) -> Case:
         gpus_on_node=(8,) * (gpus // 8),
         network=Link("rdma", 400.0),
         inside=None,
-        engine="torchtitan"
-        + ("-float8" if "Float8" in description else "-compile" if "torch.compile" in description else ""),
+        engine="torchtitan-compile" if "torch.compile" in description else "torchtitan",
         plan=plan,
         micro_batch=local // pipeline,
         batch=batch,
@@ -471,13 +475,11 @@ def _torchtitan_case(line: Line) -> Case:
         memory_gib=memory,
         fits=True,
         note="H100 of 96 GB, 2.4 TB/s, 500 W",
-        usable="Float8" not in description,
+        arithmetic="fp8" if "Float8" in description else "half",
     )
     case = case.with_note("selective: every other matrix product") if recompute == "selective" else case
-    notes = {"Float8": "float8", "AsyncTP": "asynchronous tensor parallelism", "CP ": "context parallelism"}
-    for word, note in notes.items():
-        case = case.with_note(note, usable=False) if word in description else case
-    return case.with_note("micro-batches not stated: as many as stages", usable=False) if pipeline > 1 else case
+    case = case.with_note("asynchronous tensor parallelism") if "AsyncTP" in description else case
+    return case.with_note("micro-batches not stated: as many as stages") if pipeline > 1 else case
 
 
 def _search(pattern: str, text: str, default: str | None = None) -> str:

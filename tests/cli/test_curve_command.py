@@ -50,7 +50,7 @@ def test_a_table_lists_the_numbers_of_gpus_that_increase_throughput(stdout_of: T
     title, header, *rows = stdout_of(*GPT2, "--gpu", "A100-80GB", "--gpus-up-to", "8", "--even").splitlines()
     assert (
         title
-        == "gpt2-xl on up to 8 × A100-80GB: 16 samples of 1,024 tokens per step, megatron-core (NeMo 26.02 to 26.04)"
+        == "gpt2-xl on up to 8 × A100-80GB: 16 samples of 1,024 tokens per step, megatron-core (NeMo 26.06)"
     )
     assert header.split() == ["GPUs", "samples/s", "efficiency", "best", "plan"]
     steps = [row.split()[0] for row in rows if "DP" in row]

@@ -94,7 +94,7 @@ def test_the_precision_is_that_of_the_products(json_of: JsonOf, error_of: TextOf
     half, low = (json_of(*hopper, "--precision", name)["best"][0]["step_seconds"] for name in ("bf16", "fp8"))
     assert 0.5 * half < low < 0.9 * half
     assert (
-        stdout_of(*hopper, "--precision", "fp8").splitlines()[0].endswith("megatron-core (NeMo 26.02 to 26.04) in fp8")
+        stdout_of(*hopper, "--precision", "fp8").splitlines()[0].endswith("megatron-core (NeMo 26.06) in fp8")
     )
     assert "unknown precision 'fp9'; did you mean 'fp8'?" in error_of(*hopper, "--precision", "fp9")
     assert "A100-80GB has no matrix products in fp8" in error_of(*LLAMA, "--precision", "fp8")
@@ -123,7 +123,7 @@ def test_the_best_plans_are_shown_with_time_memory_and_rejected_plans(stdout_of:
     printed = stdout_of(*LLAMA)
     assert printed.startswith(
         "llama-2-7b (6.7 B weights) on 8 × A100-80GB, 1 node: 64 samples of 2,048 tokens per step, "
-        "megatron-core (NeMo 26.02 to 26.04)\n"
+        "megatron-core (NeMo 26.06)\n"
     )
     for text in ("samples/s", "tokens/s", "MFU", "GiB of 74.4", "Rejected plans", "out of memory: at least", "compute"):
         assert text in printed

@@ -22,7 +22,7 @@ def test_the_best_plans_are_those_of_the_plan_search() -> None:
     answer = search_plans(PlanQuestion("llama-2-7b", "A100-80GB", 8))
     assert [row.plan for row in answer.best] == [str(found.plan) for found in expected]
     assert answer.best[0].samples_per_second == expected[0].samples_per_second
-    assert answer.engine == "megatron-core (NeMo 26.02 to 26.04)"
+    assert answer.engine == "megatron-core (NeMo 26.06)"
     assert (answer.nodes, answer.batch, answer.sequence) == (1, model.batch, model.sequence)
 
 

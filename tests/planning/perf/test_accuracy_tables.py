@@ -54,7 +54,7 @@ def utilisation(case: Case) -> float:
         ("ultrascale_h100", 2445, 23, 2422, 1156, 1156, 952),
         ("llm_foundry_a100", 139, 0, 139, 139, 0, 0),
         ("bigscience_sweeps", 272, 8, 229, 218, 115, 11),
-        ("torchtitan_docs", 21, 3, 4, 4, 4, 0),
+        ("torchtitan_docs", 21, 3, 18, 18, 18, 0),
         ("dlperf_megatron_v100", 18, 0, 18, 18, 0, 0),
         ("korthikanti2022_table5", 8, 0, 8, 8, 0, 0),
         ("korthikanti2022_fig1_memory", 8, 0, 8, 0, 8, 0),
@@ -102,7 +102,7 @@ def test_the_cases_of_a_group_differ_only_in_their_plans(name: str) -> None:
         ("ultrascale_h100", 23, 22, 121),
         ("llm_foundry_a100", 139, 0, 1),
         ("bigscience_sweeps", 81, 32, 25),
-        ("torchtitan_docs", 2, 2, 2),
+        ("torchtitan_docs", 12, 4, 3),
         ("dlperf_megatron_v100", 11, 2, 6),
         ("korthikanti2022_table5", 4, 4, 2),
         ("rubick_measured", 50, 33, 88),
@@ -258,7 +258,9 @@ def test_torchtitan_rows() -> None:
     assert eager.step_seconds == pytest.approx(16 * 8192 / (5762 * 8))
     assert (eager.memory_gib, eager.fits, eager.gpu) == (82.4, True, "H100-96GB")
     assert (compiled.engine, compiled.fits) == ("torchtitan-compile", True)
-    assert (float8.engine, float8.usable) == ("torchtitan-float8", False)
+    assert (float8.engine, float8.arithmetic, float8.usable) == ("torchtitan-compile", "fp8", True)
+    long = case_at("torchtitan_docs", 6)
+    assert (long.plan, long.sequence) == (Plan(4, context=2, zero=3, recompute="full"), 65_536)
     assert case_at("torchtitan_docs", 12).plan == Plan(32, 8, zero=3, recompute="full", sequence_parallel=True)
 
 

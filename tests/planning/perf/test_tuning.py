@@ -145,7 +145,8 @@ def test_packed_samples_attend_only_to_themselves() -> None:
         setup = msgspec.structs.replace(setup_of(Tuning(), engine=engine), packed=packed)
         return next(line.value for part in explain(setup, Plan()) for line in part.lines if line.name == "attention")
 
-    assert attention(256) == pytest.approx(attention(0) / 4)
+    half_keys = find_gpu("H200").efficiency.half_keys  # with which attention is half as fast
+    assert attention(256) == pytest.approx(attention(0) * (256 + half_keys) / (1024 + half_keys))
     assert attention(4096) == attention(0)
     assert attention(256, "transformers-eager") == attention(0, "transformers-eager")
 

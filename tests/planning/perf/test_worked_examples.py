@@ -26,7 +26,9 @@ from refold.planning.perf.memory_model import GIB, stage_parameters_of
 PEAK, MEMORY, LINK, PCIE, NODE_NETWORK = 100e12, 1000e9, 100e9, 10e9, 80e9
 """FLOP/s, and bytes per second of GPU memory, of the link inside a node, of PCIe, and of the network of a node."""
 
-IDEAL = Efficiency(1.0, half_tokens=0.0, half_width=0.0, attention=1.0, memory=1.0, link=1.0, network=1.0, pcie=1.0)
+IDEAL = Efficiency(
+    1.0, half_tokens=0.0, half_width=0.0, attention=1.0, half_keys=0.0, memory=1.0, link=1.0, network=1.0, pcie=1.0
+)
 GPU = GpuSpec("G", 80.0, 100.0, 10.0, 1000.0, Link("nvlink", 100.0), 10.0, 80.0, 400.0, efficiency=IDEAL)
 BARE = Engine(
     "bare",
@@ -132,7 +134,7 @@ def test_tensor_parallelism_takes_four_all_reduces_per_layer() -> None:
     setup, half_hidden = make_setup(4), make_setup(4, overlap_tensor=0.5)
     assert seconds(setup, Plan(tensor=4), "tensor") == pytest.approx(4 * 4 * all_reduce)
     assert seconds(setup, Plan(tensor=4, recompute="full"), "tensor") == pytest.approx(4 * 6 * all_reduce)
-    assert seconds(half_hidden, Plan(tensor=4), "tensor") == pytest.approx(4 * 2 * all_reduce)
+    assert seconds(half_hidden, Plan(tensor=4), "tensor") == pytest.approx(4 * 4 * (1 - 0.5 * 3 / 4) * all_reduce)
     assert seconds(setup, Plan(4), "tensor") == 0
 
 

@@ -18,6 +18,9 @@ FORMS = ("corrected", "rubick-additive", "rubick-power")
 UNNAMED = "model"
 """Model name of samples that do not name their model."""
 
+KINDS = {"full": "", "factor": " (one common factor)", "none": " (nothing: the model agrees with them as it is)"}
+"""What was fitted, for the title."""
+
 MAX_PLAUSIBLE_FACTOR = 8.0
 """A fitted correction by more than this factor probably indicates an error in the samples."""
 
@@ -50,11 +53,12 @@ def fit(
     """
     import msgspec
 
-    from refold.planning.perf import fit as fit_parameters, most_informative_sample, predict
+    from refold.planning.perf import fit as fit_parameters, fit_as_far_as_useful, most_informative_sample, predict
 
     shape, ran, gpu, notes = _read(samples, model)
     chosen = _form(form, shape, gpu, engine, ran)
-    fitted = msgspec.structs.replace(fit_parameters(chosen, ran), engine=engine)
+    use = fit_as_far_as_useful if form == FORMS[0] and gpu.name != "cpu" else fit_parameters
+    fitted = msgspec.structs.replace(use(chosen, ran), engine=engine)
     notes += _warnings(fitted)
     more = [one for one in _of_model(_samples(against), shape, against) if one.status == "ok"] if against else []
     errors = (predict(chosen, fitted, more) / [one.step_seconds or 1.0 for one in more] - 1).tolist() if more else []
@@ -218,7 +222,7 @@ def _tables(
         Column("meaning", lambda one: one.meaning),
     ]
     where = fitted.gpu or "this machine"
-    title = f"{fitted.model} on {where}: {fitted.form}, fitted to {len(fitted.samples)} samples"
+    title = f"{fitted.model} on {where}: {fitted.form}, fitted to {len(fitted.samples)} samples{KINDS[fitted.kind]}"
     numbers = Table(title, columns, form.parameters)
     tables = [numbers, _sample_table("Samples", fitted.samples, fitted.errors, fitted.unseen)]
     if more:

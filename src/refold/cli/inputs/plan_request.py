@@ -191,6 +191,10 @@ class BatchOptions:
             autocompletion=_complete_precisions,
         ),
     ] = None
+    async_tp: Annotated[
+        bool,
+        typer.Option("--async-tp", help="Tensor-parallel communication overlaps with products (asynchronous TP)."),
+    ] = False
 
     def resolve_engine(
         self, shape: ModelShape, gpu: GpuSpec, gpus: int, task: Task, known: str | None = None
@@ -208,6 +212,12 @@ class BatchOptions:
         else:
             engine, reason = default_engine(shape, gpu, gpus, task._replace(precision=precision))
             notes = [f"assuming --engine {engine.name}, the default for {reason}"]
+        if engine.released and gpu.released > engine.released:
+            notes.append(
+                f"{engine.label} is older than {gpu.name} ({gpu.released}): it was not fitted to this GPU type"
+            )
+        if self.async_tp:
+            engine = engine.with_asynchronous_tensor()
         return engine if precision is None else engine.with_precision(precision), notes
 
     def _parse_precision(self) -> Precision | None:
@@ -271,6 +281,10 @@ class TuningOptions:
     qlora: Annotated[
         bool, typer.Option("--qlora", help="Store frozen weights in 4 bits (QLoRA; default: adapters of rank 16).")
     ] = False
+    lora_layers: Annotated[
+        str,
+        typer.Option("--lora-layers", metavar="all|attention", help="Linear layers with adapters (default: all)."),
+    ] = "all"
     frozen_layers: Annotated[
         int,
         typer.Option("--frozen-layers", metavar="N", min=0, help="Do not train the first N layers and the embedding."),
@@ -301,14 +315,19 @@ class TuningOptions:
 
         from msgspec import convert
 
-        from refold.errors import UnknownName
-        from refold.planning.perf import Optimizer, Tuning
+        from refold.errors import BadInput, UnknownName
+        from refold.planning.perf import AdaptedLayers, Optimizer, Tuning
 
+        if self.lora_layers not in get_args(AdaptedLayers):
+            raise UnknownName("kind of layers", self.lora_layers, get_args(AdaptedLayers))
+        if self.lora_layers != "all" and not (self.lora or self.qlora):
+            raise BadInput("--lora-layers says which layers have adapters: give their rank with --lora or --qlora")
         if self.optimizer not in get_args(Optimizer):
             raise UnknownName("optimizer", self.optimizer, get_args(Optimizer))
         assumed = self.qlora and self.lora is None
         rank = DEFAULT_RANK if assumed else self.lora or 0
-        tuning = Tuning(rank, self.qlora, convert(self.optimizer, Optimizer), self.frozen_layers)
+        layers = convert(self.lora_layers, AdaptedLayers)
+        tuning = Tuning(rank, self.qlora, convert(self.optimizer, Optimizer), self.frozen_layers, layers)
         return tuning, [f"assuming --lora {rank} for --qlora"] if assumed else []
 
 

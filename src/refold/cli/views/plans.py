@@ -91,7 +91,8 @@ def _format_tuning(setting: TrainingSetup) -> str:
     trained = f"({tuning.trained_parameters(setting.model) / 1e6:,.1f} M weights trained)"
     if tuning.frozen_layers:
         return f", {plural(tuning.frozen_layers, 'layer')} frozen {trained}{text}"
-    return f", {'QLoRA' if tuning.quantized else 'LoRA'} of rank {tuning.lora_rank} {trained}{text}"
+    layers = " for attention" if tuning.lora_layers == "attention" else ""
+    return f", {'QLoRA' if tuning.quantized else 'LoRA'} of rank {tuning.lora_rank}{layers} {trained}{text}"
 
 
 def format_weights(shape: ModelShape) -> str:

@@ -41,6 +41,7 @@ from .fitting import (
     choose_initial_samples as choose_initial_samples,
     choose_samples_adaptively as choose_samples_adaptively,
     fit as fit,
+    fit_as_far_as_useful as fit_as_far_as_useful,
     format_uncertainty as format_uncertainty,
     most_informative_sample as most_informative_sample,
     predict as predict,
@@ -78,6 +79,7 @@ from .shapes import (
     ModelShape as ModelShape,
 )
 from .training_setup import (
+    AdaptedLayers as AdaptedLayers,
     Optimizer as Optimizer,
     TrainingSetup as TrainingSetup,
     Tuning as Tuning,

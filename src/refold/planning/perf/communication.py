@@ -87,7 +87,7 @@ def tensor_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     collectives = per_layer * np.where(plans.recompute == FULL, 1.5, 1.0)
     payload = setup.micro_tokens(plans) * model.hidden * setup.engine.value_bytes
     neighbours, inter_node_factor = np.ones(len(plans)), setup.engine.tensor_inter_node_traffic
-    exposed = 2 * (1 - setup.engine.overlap_tensor)
+    exposed = 2 * (1 - setup.engine.overlap_tensor * (1 - 1 / plans.tensor))
     return exposed * collectives * ring_seconds(setup.machines, payload, plans.tensor, neighbours, inter_node_factor)
 
 

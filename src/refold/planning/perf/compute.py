@@ -28,6 +28,10 @@ TENSOR_CORE_ALIGNMENT = 8
 UNALIGNED_PEAK_SHARE = 1 / 7
 """Share of the peak for other matrices: 1/9 in BLOOM's trials on A100 (heads), 1/5 on H200 (vocabulary)."""
 
+DEQUANTIZE_PASSES = 3.2
+"""Memory time to dequantize weights relative to their bytes: litgpt's QLoRA takes 79 ms more per step than LoRA for 7 B
+weights on an A100, and 194 ms more for 13 B, where the bytes alone take 26 and 51 ms."""
+
 OPAQUE_EFFICIENCY = 0.3
 """Efficiency of a convolutional network relative to large matrix products: NVIDIA's published ResNet-50 in mixed
 precision reaches about 1,200 images per second on a V100 and 2,500 on an A100, a quarter and a fifth of the peak."""
@@ -208,8 +212,18 @@ def _matmul_seconds(setup: TrainingSetup, plans: PlanColumns, tokens: Column) ->
 
 def attention_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     """Return the seconds inside the attention of one layer in a forward pass."""
-    tokens, rate = setup.micro_tokens(plans), attention_peak(setup) * setup.machines.gpu.efficiency.attention
+    in_blocks = np.where(plans.context > 1, setup.engine.context_attention_share, 1.0)
+    tokens, rate = setup.micro_tokens(plans), attention_peak(setup) * attention_efficiency(setup) * in_blocks
     return tokens * attention_flops_per_token(setup) / plans.tensor / rate
+
+
+def attention_efficiency(setup: TrainingSetup) -> float:
+    """Return the share of the peak that is reached inside attention: less with few keys."""
+    efficiency = setup.machines.gpu.efficiency
+    share = efficiency.attention * setup.engine.attention_share
+    if setup.model.opaque or not setup.engine.fused_attention:
+        return share
+    return share * setup.attended / (setup.attended + efficiency.half_keys)
 
 
 def _score_seconds(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> Column:
@@ -239,7 +253,7 @@ def elementwise_bytes(setup: TrainingSetup) -> tuple[float, float]:
     outside = engine.passes_hidden * model.hidden + engine.passes_norm * composed_norm_width(setup)
     inside = engine.passes_inner * inner_width(setup) + engine.passes_attention * attention_width(setup)
     inside += engine.passes_activation * composed_activation_width(setup) + expert_elements(setup)
-    adapters = setup.tuning.adapters(model, model.experts_per_token)
+    adapters = setup.adapters
     adapted = engine.adapter_input_bytes * adapters.inputs + engine.adapter_output_bytes * adapters.outputs
     return engine.value_bytes * outside, engine.value_bytes * inside + quantised_bytes(setup) + adapted
 
@@ -286,7 +300,7 @@ def dequantized_bytes(setup: TrainingSetup) -> float:
     if not setup.tuning.quantized:
         return 0.0
     layer = setup.model.stack_parameters / setup.model.blocks
-    return (QUANTIZED_WEIGHT_BYTES + FROZEN_WEIGHT_BYTES) * layer
+    return DEQUANTIZE_PASSES * (QUANTIZED_WEIGHT_BYTES + FROZEN_WEIGHT_BYTES) * layer
 
 
 def peak_rate(setup: TrainingSetup) -> float:

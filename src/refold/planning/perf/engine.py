@@ -20,6 +20,9 @@ Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 """Precision of the matrix products of layers, as users choose it."""
 
 
+ASYNCHRONOUS_TENSOR_OVERLAP = 0.7
+"""`Engine.overlap_tensor` with asynchronous tensor parallelism: as fitted to Megatron-Core, whose recipes have it."""
+
 PlanFeature = Literal[
     "tensor",
     "sequence",
@@ -64,6 +67,12 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     fused_attention: bool = True
     """Attention scores are never written to memory; with causal attention, half of them are not computed."""
 
+    attention_share: float = 1.0
+    """Speed of its attention kernels relative to those that a GPU type's efficiency is fitted to."""
+
+    context_attention_share: float = 1.0
+    """The same with context parallelism, which computes attention in blocks and merges them, relative to without."""
+
     pads_vocabulary: bool = False
     """The vocabulary is padded to the alignment of tensor cores."""
 
@@ -107,6 +116,13 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     checkpoint_bytes: float = 0.0
     """Bytes saved per element of the input of a recomputed layer; 0: those of an activation."""
+
+    quantised_activations: bool = True
+    """In low precision, inputs of products are saved quantised for the backward pass."""
+
+    gathered_activation_bytes: float = 0.0
+    """Bytes per element of hidden width that a layer needs besides in its backward pass and that sequence parallelism
+    does not divide, where gathered inputs of products are kept instead of gathered again."""
 
     logit_activation_bytes: float = 6.0
     """Bytes saved for the backward pass per logit."""
@@ -155,6 +171,10 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     adapter_saved_bytes: float = 0.0
     """Bytes saved for the backward pass per element of an adapter's input, where each adapter has its own copy."""
 
+    fuses_projections: bool = False
+    """Queries, keys and values are one product, and so are the two inner ones of a gated feed-forward block: each has
+    one adapter."""
+
     adapter_launch_seconds: float = 0.0005
     """Host time to launch the kernels of one adapter, forward and backward."""
 
@@ -165,7 +185,11 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """Share of the forward and backward passes that overlaps with the communication of ZeRO."""
 
     overlap_tensor: float = 0.0
-    """Share of tensor-parallel communication that overlaps with computation."""
+    """Share of tensor-parallel communication that overlaps with products in as many parts as there are GPUs, all but
+    one: with two GPUs, half of it at most."""
+
+    overlap_stages: float = 0.0
+    """Share of a stage's passes that overlaps with transfers between interleaved stages."""
 
     overlap_context: float = 1.0
     """Share of attention that overlaps with the exchange of keys and values in context parallelism, where they travel
@@ -237,11 +261,18 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     release: str = ""
     """The releases that it was fitted to, or written for."""
 
+    released: str = ""
+    """Year and month of the newest of these releases: '2026-06'."""
+
     def with_precision(self, precision: Precision) -> Engine:
         """Return the framework with the products of layers in another precision."""
         if self.arithmetic not in ("half", *LOW_PRECISION):
             raise BadValue(f"engine {self.name!r} computes in {self.arithmetic} precision, not in {precision}")
         return msgspec.structs.replace(self, arithmetic="half" if precision == "bf16" else precision)
+
+    def with_asynchronous_tensor(self) -> Engine:
+        """Return the framework with tensor-parallel communication that overlaps with products, in parts."""
+        return msgspec.structs.replace(self, overlap_tensor=max(self.overlap_tensor, ASYNCHRONOUS_TENSOR_OVERLAP))
 
     @property
     def label(self) -> str:

@@ -145,7 +145,7 @@ def step_time_parts(setup: TrainingSetup, plans: PlanColumns) -> StepTimeParts:
     tensor, context = (blocks * each(setup, plans) for each in (tensor_seconds, context_seconds))
     expert = blocks * expert_seconds(setup, plans, layer.forward + layer.backward)
     launch = np.maximum(0.0, blocks * _launch_seconds(setup, plans) - compute - recompute - tensor)
-    stage_comm = stage_seconds(setup, plans) + _stage_wait(setup, plans)
+    stage_comm = _exposed_transfers(setup, plans, compute + recompute) + _stage_wait(setup, plans)
     micro_batch = compute + recompute + tensor + context + expert + launch + stage_comm
     parameters = stage_parameters(setup, plans, is_last=False)
     forward, backward = blocks * layer.forward, blocks * (layer.backward + layer.recompute)
@@ -212,7 +212,13 @@ def layer_launch_seconds(setup: TrainingSetup) -> float:
         seconds += engine.expert_launch_seconds * model.expert_layers / model.blocks
     if not model.bias and not model.opaque:
         seconds += engine.norm_launch_seconds * (model.norms + (2 if model.head_norms else 0))
-    return seconds + engine.adapter_launch_seconds * setup.tuning.adapters(model, model.experts_per_token).number
+    return seconds + engine.adapter_launch_seconds * setup.adapters.number
+
+
+def _exposed_transfers(setup: TrainingSetup, plans: PlanColumns, passes: Column) -> Column:
+    """Return the seconds of transfers between stages that do not overlap with a stage's passes."""
+    hidden = np.where(plans.interleave > 1, setup.engine.overlap_stages * passes, 0.0)
+    return np.maximum(0.0, stage_seconds(setup, plans) - hidden)
 
 
 def _stage_wait(setup: TrainingSetup, plans: PlanColumns) -> Column:

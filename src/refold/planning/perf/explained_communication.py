@@ -87,7 +87,7 @@ def add_communication(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     else:
         lines.formula("tensor_bytes", "tokens * hidden_width * value_bytes", "B", "bytes per collective")
         passes = _collective_formula("tensor", across=f" * {engine.tensor_inter_node_traffic}")
-        exposed = f"2 * (1 - {engine.overlap_tensor})"
+        exposed = f"2 * (1 - {engine.overlap_tensor} * (1 - 1 / tensor))"
         lines.formula("tensor_comm", f"{exposed} * collectives * {passes}", "s", "tensor parallelism, per layer")
     if plan.context > 1 and not model.opaque:
         _add_context(lines, setup, plan)
@@ -113,9 +113,6 @@ def add_communication(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
         )
     has_stage_wait = machines.gpus >= engine.stage_wait_from_gpus
     lines.given("waiting time per neighbouring stage", "s", stage_wait=engine.stage_wait if has_stage_wait else 0.0)
-    lines.formula(
-        "stage_comm", "stage_transfer + min(2, stages - 1) * stage_wait", "s", "between stages, per micro-batch"
-    )
 
 
 def _add_context(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:

@@ -95,7 +95,9 @@ def _add_layer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     _add_products(lines, setup, plan)
     lines.given("attention, forward", "FLOP/token", attention_flops=compute.attention_flops_per_token(setup))
     lines.given("peak for this head size", "FLOP/s", attention_peak=compute.attention_peak(setup))
-    lines.given("share of that peak inside attention", attention_share=efficiency.attention)
+    in_blocks = engine.context_attention_share if plan.context > 1 else 1.0
+    share = compute.attention_efficiency(setup) * in_blocks
+    lines.given("share of that peak inside attention", attention_share=share)
     lines.formula(
         "attention", "tokens * attention_flops / tensor / (attention_peak * attention_share)", "s", "inside attention"
     )
@@ -196,22 +198,18 @@ def _add_step(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula("stage_tensor", "stage_layers * tensor_comm", "s", "tensor parallelism, per micro-batch")
     lines.formula("stage_expert", "stage_layers * expert_comm", "s", "expert parallelism, per micro-batch")
     lines.formula("stage_context", "stage_layers * context_comm", "s", "context parallelism, per micro-batch")
-    domains = len(machines.domains)
-    remote_ranks = max(0.0, plan.tensor - machines.gpus / domains)
-    has_pipeline = plan.pipeline > 1 and plan.tensor > 1 and domains > 1
-    factor = {"none": 1.0, "selective": engine.launch_factor_selective, "full": engine.launch_factor_full}[
-        plan.recompute
-    ]
-    launch = layer_launch_seconds(setup) * factor
-    launch += (
-        engine.tensor_wait_across_nodes * remote_ranks + engine.tensor_wait_in_pipeline * plan.tensor * has_pipeline
-    )
-    lines.given("host time to launch the kernels of a layer", "s", launch_seconds=launch)
+    _add_launch(lines, setup, plan)
     lines.formula(
         "stage_launch",
         "max(0, stage_layers * launch_seconds - stage_compute - stage_recompute - stage_tensor)",
         "s",
         "GPU waits for kernel launches, per micro-batch",
+    )
+    lines.formula(
+        "stage_comm",
+        "max(0, stage_transfer - overlap_stages * (stage_compute + stage_recompute)) + min(2, stages - 1) * stage_wait",
+        "s",
+        "between stages, per micro-batch",
     )
     lines.formula(
         "micro_batch_time",
@@ -242,6 +240,24 @@ def _add_step(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     share = f"straggler_share * log2({machines.nodes}) + gather_share * log2({max(1, machines.nodes / plan.replicate)})"
     lines.formula("stragglers", f"({share}) * ({parts})", "s", "waiting for the slowest GPU")
     lines.formula("step", f"{parts} + stragglers", "s", "total step time")
+
+
+def _add_launch(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
+    """Add the host time to launch kernels, and what of the passes overlaps with transfers between stages."""
+    engine, machines = setup.engine, setup.machines
+    domains = len(machines.domains)
+    remote_ranks = max(0.0, plan.tensor - machines.gpus / domains)
+    has_pipeline = plan.pipeline > 1 and plan.tensor > 1 and domains > 1
+    factor = {"none": 1.0, "selective": engine.launch_factor_selective, "full": engine.launch_factor_full}[
+        plan.recompute
+    ]
+    launch = layer_launch_seconds(setup) * factor
+    launch += (
+        engine.tensor_wait_across_nodes * remote_ranks + engine.tensor_wait_in_pipeline * plan.tensor * has_pipeline
+    )
+    lines.given("host time to launch the kernels of a layer", "s", launch_seconds=launch)
+    overlap = engine.overlap_stages if plan.interleave > 1 else 0.0
+    lines.given("share of the passes that overlaps with transfers between stages", overlap_stages=overlap)
 
 
 def _add_optimizer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:

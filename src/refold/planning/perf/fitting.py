@@ -8,8 +8,8 @@ gives the uncertainty of each parameter, the error on an unseen sample, and the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import exp, log
-from typing import NamedTuple, Protocol
+from math import exp, log, sqrt
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -42,12 +42,18 @@ RELATIVE_STEP = 1e-3
 MIN_CONFIGURATIONS = 3
 """Samples of fewer configurations determine no parameters."""
 
+FitKind = Literal["full", "factor", "none"]
+"""All parameters, one common factor on all times, or none: the model as it is."""
+
 REFIT_THRESHOLD = 0.10
 """A fit is repeated if new measurements are off by more than this on average."""
 
 
 class Parameter(msgspec.Struct, frozen=True):
-    """A fitted parameter: its meaning, start value (median of the prior), and the width of the prior as e^±width."""
+    """A fitted parameter: its meaning, start value (median of the prior), and the width of the prior as e^±width.
+
+    `is_time`: a part of the step time is proportional to it.
+    """
 
     name: str
     meaning: str
@@ -55,6 +61,7 @@ class Parameter(msgspec.Struct, frozen=True):
     width: float
     minimum: float = 1e-9
     maximum: float = 1e9
+    is_time: bool = True
 
 
 class PhaseTimes(NamedTuple):
@@ -80,7 +87,7 @@ class Fitted(msgspec.Struct, frozen=True):
     """Fitted parameter values of a form, their uncertainty, and the samples they were fitted to.
 
     `spread` is the uncertainty of a value as a factor: 1.1 is ±10 %. `errors` are the relative errors of the samples
-    (modelled against measured), and `unseen` those with the sample left out of the fit.
+    (modelled against measured), and `unseen` those with the sample left out of the fit. `kind`: what was fitted.
     """
 
     form: str
@@ -92,6 +99,7 @@ class Fitted(msgspec.Struct, frozen=True):
     errors: tuple[float, ...]
     unseen: tuple[float, ...]
     engine: str = ""
+    kind: FitKind = "full"
 
     @property
     def mean_error(self) -> float:
@@ -126,6 +134,40 @@ def fit(form: Form, samples: Sequence[Measurement], min_samples: int = 0) -> Fit
         tuple(usable),
         tuple(errors.tolist()),
         tuple(unseen.tolist()),
+    )
+
+
+def fit_as_far_as_useful(form: Form, samples: Sequence[Measurement]) -> Fitted:
+    """Fit all parameters, one common factor, or none: the simplest whose error on samples left out is as small.
+
+    The form's parameters are corrections, 1 for the model as it is. More is fitted if the error becomes smaller by more
+    than the noise of a mean of so many samples.
+    """
+    full = fit(form, samples)
+    chosen = _with_factor(form, full, "none")
+    for fuller in (_with_factor(form, full, "factor"), full):
+        if fuller.unseen_error < chosen.unseen_error - MEASUREMENT_NOISE / sqrt(len(full.samples)):
+            chosen = fuller
+    return chosen
+
+
+def _with_factor(form: Form, full: Fitted, kind: FitKind) -> Fitted:
+    """Return the fit with a common factor on all times, the median of the samples, or with none."""
+    start = np.array([parameter.start for parameter in form.parameters])
+    logs = _log_errors(form, start, full.samples)[: len(full.samples)]
+    others = [np.delete(logs, index) for index in range(len(logs))]
+    factor, left_out = 0.0, np.zeros(len(logs))
+    if kind == "factor":
+        factor, left_out = -float(np.median(logs)), np.array([-float(np.median(rest)) for rest in others])
+    values = {one.name: exp(factor) if one.is_time else one.start for one in form.parameters}
+    spread = dict.fromkeys(values, exp(MEASUREMENT_NOISE / sqrt(len(logs))) if kind == "factor" else 1.0)
+    return msgspec.structs.replace(
+        full,
+        values=values,
+        spread=spread,
+        errors=tuple(np.expm1(logs + factor).tolist()),
+        unseen=tuple(np.expm1(logs + left_out).tolist()),
+        kind=kind,
     )
 
 

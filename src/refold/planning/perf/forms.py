@@ -30,7 +30,7 @@ class CorrectedForm:
     name = "corrected"
     default_parameters: tuple[Parameter, ...] = (
         Parameter("compute", "compute time relative to the model", 1.0, 0.3),
-        Parameter("small", "rows at which matrix products reach half of their rate", 1.0, 0.7),
+        Parameter("small", "rows at which matrix products reach half of their rate", 1.0, 0.7, is_time=False),
         Parameter("launch", "host time to launch the kernels of a layer", 1.0, 0.7),
         Parameter("link", "communication time inside a node", 1.0, 0.5),
         Parameter("network", "communication time between nodes", 1.0, 0.5),

@@ -222,7 +222,8 @@ def _activations(setup: TrainingSetup, plans: PlanColumns, tokens: Column, stage
     )
     if engine.fused_attention:
         scores = np.zeros(len(plans))
-    quantised = LOW_PRECISION_ACTIVATION_SHARE[engine.arithmetic] if engine.low_precision else 1.0
+    is_quantised = engine.low_precision and engine.quantised_activations
+    quantised = LOW_PRECISION_ACTIVATION_SHARE[engine.arithmetic] if is_quantised else 1.0
     products = quantised * (outside + inside + _dispatched_bytes(setup, plans))
     layer = products + scores
     repeated = quantised * engine.inner_activation_bytes * _latent_saving(setup) / plans.tensor
@@ -233,6 +234,7 @@ def _activations(setup: TrainingSetup, plans: PlanColumns, tokens: Column, stage
     saved = saved * stage.layers * _micro_batches_in_flight(plans, stage)
     saved = setup.backward_share * saved
     working = np.where(full | selective, layer, 0.0)  # of the layer that is being recomputed
+    working = working + np.where(plans.tensor > 1, engine.gathered_activation_bytes * model.hidden, 0.0)
     present = 2 / plans.context if engine.overlap_context else 1.0  # in a ring, the present block and the next one
     keys_and_values = np.where(plans.context > 1, present * key_value_bytes(setup, plans), 0.0)
     return tokens * (saved + working) + keys_and_values
@@ -255,10 +257,10 @@ def _saved_outside(setup: TrainingSetup) -> float:
 
 def _saved_inside(setup: TrainingSetup) -> float:
     """Return the bytes saved per token and layer inside attention and feed-forward, and for adapters."""
-    engine, model = setup.engine, setup.model
+    engine = setup.engine
     saved = engine.inner_activation_bytes * inner_width(setup)
     saved += engine.composed_activation_bytes * composed_activation_width(setup)
-    return saved + engine.adapter_saved_bytes * setup.tuning.adapters(model, model.experts_per_token).inputs
+    return saved + engine.adapter_saved_bytes * setup.adapters.inputs
 
 
 def _checkpoint_bytes(setup: TrainingSetup) -> float:

@@ -15,6 +15,9 @@ from refold.planning.perf.shapes import ModelShape
 
 Optimizer = Literal["adamw", "adamw-8bit"]
 
+AdaptedLayers = Literal["all", "attention"]
+"""Linear layers that have adapters: all but the output layer, or queries, keys, values and output of attention."""
+
 MAX_RANK = 65_536
 
 FROZEN_WEIGHT_BYTES = 2.0
@@ -39,7 +42,7 @@ class Adapters(NamedTuple):
 
 
 class Tuning(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What is trained. `lora_rank`: of the adapters of all linear layers but the output layer; 0: all weights.
+    """What is trained. `lora_rank`: of the adapters of `lora_layers`; 0: all weights.
 
     `quantized`: frozen weights of layers are stored in 4 bits, and dequantized wherever they are used (QLoRA).
     `frozen_layers`: the first layers that are not trained, and the embedding before them; they have no backward pass.
@@ -49,6 +52,7 @@ class Tuning(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     quantized: bool = False
     optimizer: Optimizer = "adamw"
     frozen_layers: int = 0
+    lora_layers: AdaptedLayers = "all"
 
     def __post_init__(self) -> None:
         if not 0 <= self.lora_rank <= MAX_RANK:
@@ -89,21 +93,31 @@ class Tuning(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         embedding = 0 if model.tied else model.embedding_parameters  # a tied one is the output layer, which is trained
         return embedding + model.stack_parameters * self.frozen_layers / model.blocks
 
-    def adapters(self, model: ModelShape, experts: float) -> Adapters:
-        """Return the adapters of an average layer, of so many experts of each layer that has any."""
+    def adapters(self, model: ModelShape, experts: float, *, fused: bool = False) -> Adapters:
+        """Return the adapters of an average layer, of so many experts of each layer that has any.
+
+        `fused`: queries, keys and values have one adapter, and so have the two inner matrices of a gated block.
+        """
         if not self.lora_rank:
             return Adapters(0.0, 0.0, 0.0)
         attentions = model.attentions / model.blocks
+        inward = 1 if fused else 3
+        of_attention = Adapters(
+            (inward + 1) * attentions,
+            attentions * (inward * model.hidden + model.value_width),
+            attentions * (model.query_width + 2 * model.key_width + model.hidden),
+        )
+        if self.lora_layers == "attention":
+            return of_attention
         wide, narrow = (2.0, 1.0) if model.gated else (1.0, 1.0)  # matrices to the feed-forward width, and back
+        inner = 1.0 if fused else wide
         dense = model.dense_layers / model.blocks
         blocks = dense + (1 - dense) * (experts + (1.0 if model.shared_ffn else 0.0))
         ffn = dense * model.dense_ffn + (1 - dense) * (experts * model.ffn_width + model.shared_ffn)
         return Adapters(
-            4 * attentions + (wide + narrow) * blocks,
-            attentions * (3 * model.hidden + model.value_width) + wide * blocks * model.hidden + narrow * ffn,
-            attentions * (model.query_width + 2 * model.key_width + model.hidden)
-            + wide * ffn
-            + narrow * blocks * model.hidden,
+            of_attention.number + (inner + narrow) * blocks,
+            of_attention.inputs + inner * blocks * model.hidden + narrow * ffn,
+            of_attention.outputs + wide * ffn + narrow * blocks * model.hidden,
         )
 
     def frozen_weight_bytes(self, model: ModelShape) -> float:
@@ -167,6 +181,12 @@ class TrainingSetup(msgspec.Struct, frozen=True, dict=True):
     def trained_share(self) -> float:
         """Trained weights relative to all."""
         return self.tuning.trained_share(self.model)
+
+    @cached_property
+    def adapters(self) -> Adapters:
+        """Adapters of an average layer that a token uses."""
+        experts = self.model.experts_per_token
+        return self.tuning.adapters(self.model, experts, fused=self.engine.fuses_projections)
 
     @cached_property
     def stored_weight_bytes(self) -> float:
