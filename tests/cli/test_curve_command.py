@@ -48,10 +48,7 @@ def cluster(tmp_path: Path) -> str:
 
 def test_a_table_lists_the_numbers_of_gpus_that_increase_throughput(stdout_of: TextOf) -> None:
     title, header, *rows = stdout_of(*GPT2, "--gpu", "A100-80GB", "--gpus-up-to", "8", "--even").splitlines()
-    assert (
-        title
-        == "gpt2-xl on up to 8 × A100-80GB: 16 samples of 1,024 tokens per step, megatron-core (NeMo 26.06)"
-    )
+    assert title == "gpt2-xl on up to 8 × A100-80GB: 16 samples of 1,024 tokens per step, megatron-core (NeMo 26.06)"
     assert header.split() == ["GPUs", "samples/s", "efficiency", "best", "plan"]
     steps = [row.split()[0] for row in rows if "DP" in row]
     assert {"1", "2", "4", "8"} <= set(steps)

@@ -93,9 +93,7 @@ def test_the_precision_is_that_of_the_products(json_of: JsonOf, error_of: TextOf
     hopper = ("plan", "llama-2-7b", "--gpus", "8xH100", "--batch", "64", "--seq", "2048")
     half, low = (json_of(*hopper, "--precision", name)["best"][0]["step_seconds"] for name in ("bf16", "fp8"))
     assert 0.5 * half < low < 0.9 * half
-    assert (
-        stdout_of(*hopper, "--precision", "fp8").splitlines()[0].endswith("megatron-core (NeMo 26.06) in fp8")
-    )
+    assert stdout_of(*hopper, "--precision", "fp8").splitlines()[0].endswith("megatron-core (NeMo 26.06) in fp8")
     assert "unknown precision 'fp9'; did you mean 'fp8'?" in error_of(*hopper, "--precision", "fp9")
     assert "A100-80GB has no matrix products in fp8" in error_of(*LLAMA, "--precision", "fp8")
 
@@ -255,7 +253,7 @@ def test_the_largest_runs_are_planned_with_uneven_stages(json_of: JsonOf) -> Non
     words = ("plan", "llama-3.1-405b", "--gpus", "16384xH100")
     best = json_of(*words)["best"][0]
     assert (best["degrees"]["tensor"], best["degrees"]["pipeline"]) == (8, 8)
-    assert 0.43 < best["mfu"] < 0.47  # Llama 3 herd of models, Table 4: 41 %
+    assert 0.43 < best["mfu"] < 0.49  # Llama 3 herd of models, Table 4: 41 % with software of 2024
     assert 126 % json_of(*words, "--even")["best"][0]["degrees"]["pipeline"] == 0
     for publishers in (
         "dp128 tp8 pp16 sp zero1 accumulate 16",

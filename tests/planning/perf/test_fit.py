@@ -16,6 +16,7 @@ from refold.planning.perf.fitting import (
     Vector,
     choose_initial_samples,
     fit,
+    fit_as_far_as_useful,
     format_uncertainty,
     most_informative_sample,
     predict,
@@ -292,3 +293,18 @@ def test_rubicks_form_needs_a_forward_time() -> None:
 
 def test_uncertainty_is_formatted_as_a_percentage_or_a_factor() -> None:
     assert (format_uncertainty(1.02), format_uncertainty(2.4)) == ("±2 %", "× or ÷ 2.4")
+
+
+def test_no_more_is_fitted_than_leave_one_out_errors_justify() -> None:
+    modelled = FORM.predict(np.ones(7), [sample(plan) for plan in PLANS]).step
+    noise = np.array([1.03, 0.98, 1.02, 0.97, 1.01, 0.99, 1.02, 0.98, 1.0, 1.03, 0.97])
+    as_it_is = [sample(plan, seconds) for plan, seconds in zip(PLANS, modelled * noise, strict=True)]
+    assert fit_as_far_as_useful(FORM, as_it_is).kind == "none"
+    slower = [sample(plan, 1.3 * seconds) for plan, seconds in zip(PLANS, modelled * noise, strict=True)]
+    factor = fit_as_far_as_useful(FORM, slower)
+    assert (factor.kind, factor.values["small"]) == ("factor", 1.0)
+    assert factor.values["compute"] == pytest.approx(1.3, rel=0.03)
+    values = np.array([3.0 if name in ("link", "host", "update") else 1.0 for name in factor.values])
+    uneven = FORM.predict(values, as_it_is).step
+    measured = [sample(plan, seconds) for plan, seconds in zip(PLANS, uneven, strict=True)]
+    assert fit_as_far_as_useful(FORM, measured).kind == "full"

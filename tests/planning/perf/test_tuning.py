@@ -162,3 +162,25 @@ def test_frozen_layers_that_make_no_sense_are_rejected(tuning: Any, problem: str
     with pytest.raises(BadValue) as raised:
         setup_of(tuning() if callable(tuning) else tuning)
     assert str(raised.value) == problem
+
+
+def test_adapters_of_attention_alone_are_fewer_and_faster() -> None:
+    everywhere, attention = (
+        estimate(setup_of(Tuning(16, lora_layers=layers), engine="transformers"), Plan())
+        for layers in ("all", "attention")
+    )
+    model = find_model("llama-2-7b")
+    trained = [Tuning(16, lora_layers=layers).trained_parameters(model) for layers in ("all", "attention")]
+    assert trained == [39_976_960, 16 * 32 * 8 * 4096]  # PEFT counts the same for rank 16
+    assert attention.step_seconds < 0.9 * everywhere.step_seconds
+    assert attention.memory_gib < everywhere.memory_gib
+
+
+def test_dequantizing_takes_as_much_more_time_as_litgpt_measured() -> None:
+    def seconds(model: str, quantized: bool) -> float:
+        machines, engine = build_machines(find_gpu("A100-40GB"), 1), find_engine("transformers-bf16")
+        setup = TrainingSetup(find_model(model), machines, engine, 1, 1304, Tuning(8, quantized))
+        return estimate(setup, Plan()).seconds["compute"]
+
+    for model, added in (("llama-2-7b", 0.079), ("llama-2-13b", 0.194)):
+        assert seconds(model, True) - seconds(model, False) == pytest.approx(added, rel=0.2)

@@ -276,7 +276,7 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     @property
     def label(self) -> str:
-        """The name with the releases: 'megatron-core (NeMo 26.02 to 26.04)'."""
+        """The name with the releases: 'megatron-core (NeMo 26.06)'."""
         return f"{self.name} ({self.release})" if self.release else self.name
 
     @property

@@ -257,7 +257,7 @@ def _add_launch(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     )
     lines.given("host time to launch the kernels of a layer", "s", launch_seconds=launch)
     overlap = engine.overlap_stages if plan.interleave > 1 else 0.0
-    lines.given("share of the passes that overlaps with transfers between stages", overlap_stages=overlap)
+    lines.given("overlap of passes and transfers between stages", overlap_stages=overlap)
 
 
 def _add_optimizer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
