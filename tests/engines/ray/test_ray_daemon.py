@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from ray_cluster import RayCluster
+from ray_cluster import HELPERS, RayCluster
 from ray_daemon import RayDaemon
 
 from refold.client.api import NodeStatus
@@ -49,6 +50,54 @@ def test_a_gang_runs_on_several_nodes_and_its_output_is_shown(daemon: RayDaemon)
     with daemon.client() as client:
         output = [client.read_logs(job, instance=instance).text for instance in range(3)]
     assert output == [f"rank {instance} of 3\n" for instance in range(3)]
+
+
+RAY_PROGRAM = """\
+import os, ray
+from ray.util.placement_group import placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+ray.init(log_to_driver=False)
+
+@ray.remote(num_gpus=1, num_cpus=0)
+def device():
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+group = placement_group([{"GPU": 1}, {"GPU": 1}])
+assert group.wait(60), "as Tune and Train reserve what they use"
+found = ray.get([device.options(scheduling_strategy=PlacementGroupSchedulingStrategy(group, index)).remote()
+                 for index in (0, 1)])
+print("own", sorted(os.environ["CUDA_VISIBLE_DEVICES"].split(",")))
+print("used", sorted(found))
+print("all", ray.cluster_resources()["GPU"], ray.cluster_resources()["CPU"])
+"""
+
+
+def test_a_ray_program_in_a_job_uses_the_gpus_of_the_job(daemon: RayDaemon, tmp_path: Path) -> None:
+    (tmp_path / "tune.py").write_text(RAY_PROGRAM)
+    jobs = [submit(daemon, f"{sys.executable} {tmp_path}/tune.py", gpus=2, cpus=1) for _ in range(2)]
+    outputs = []
+    for job in jobs:
+        daemon.wait_for_state(job, "finished")
+        with daemon.client() as client:
+            outputs.append(dict(line.split(" ", 1) for line in client.read_logs(job).text.splitlines()[-3:]))
+    for output in outputs:
+        assert (output["used"], output["all"]) == (output["own"], "2.0 1.0")
+    wait_until_free(daemon)
+
+
+def wait_until_free(daemon: RayDaemon) -> None:
+    """Wait until nothing is reserved in the Ray of the cluster: programs have reserved nothing there."""
+    daemon.wait_until(lambda: sorted(free_gpus(daemon)) == [8, 8, 8, 8], "all GPUs are free")
+
+
+def test_plain_launchers_of_a_gang_form_one_job(daemon: RayDaemon) -> None:
+    command = f"exec {sys.executable} {HELPERS}/fake_torchrun.py"
+    job = submit(daemon, command, gpus=2, instances=2)
+    daemon.wait_for_state(job, "finished")
+    with daemon.client() as client:
+        output = [client.read_logs(job, instance=instance).text for instance in range(2)]
+    assert output == ["node 0: world size 4\n", "node 1: world size 4\n"]
 
 
 def test_a_job_survives_the_daemon(daemon: RayDaemon, tmp_path: Path) -> None:

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from refold.core import Event, NodeLost, NodeReturned, NodeUsed, Scheduler
-from refold.engines.ray.backend import resources_of
-from refold.engines.ray.cluster import RayNodeReports, Use, map_nodes, others_use, read_nodes
+from refold.engines.ray.backend import own_ray, resources_of
+from refold.engines.ray.cluster import (
+    FORGET_SECONDS,
+    KnownNodes,
+    RayNodeReports,
+    Use,
+    map_nodes,
+    others_use,
+    read_nodes,
+)
 from refold.errors import BadValue
 from refold.model import Share
 from refold.simulator.registry import make_policy
@@ -49,6 +58,38 @@ def test_gpu_types_are_those_of_ray() -> None:
 def test_a_cluster_without_gpus_is_rejected() -> None:
     with pytest.raises(BadValue, match="no nodes with GPUs"):
         map_nodes(read_nodes([entry("1", "a", 0.0)]))
+
+
+def test_nodes_that_stay_away_leave_the_cluster() -> None:
+    first, second = ({node.name: node} for node in read_nodes([entry("1", "a"), entry("2", "b")]))
+    known = KnownNodes({**first, **second})
+    assert [known.update(first, now) for now in (0.0, FORGET_SECONDS)] == [False, False]
+    assert known.update({**first, **second}, FORGET_SECONDS + 1) is False  # it is back
+    assert known.update(first, FORGET_SECONDS + 2) is False
+    assert known.update(first, 2 * FORGET_SECONDS + 3) is True
+    assert known.nodes == first
+    assert known.update({}, 9 * FORGET_SECONDS) is False and known.update({}, 99 * FORGET_SECONDS) is False
+    assert known.nodes == first  # a cluster has nodes
+
+
+def test_a_node_that_was_started_again_is_another_one() -> None:
+    (before,), (after,) = read_nodes([entry("1", "a")]), read_nodes([entry("2", "a")])
+    known = KnownNodes({"a": before})
+    assert known.update({"a": after}, 0.0) is True
+    assert (known.nodes, known.update({"a": after}, 1.0)) == ({"a": after}, False)
+
+
+def test_a_ray_program_has_what_its_instance_has() -> None:
+    (node,) = read_nodes([entry("1", "a")])
+    half = own_ray(Share(0, (0, 1, 2, 3)), node)
+    assert (half["RAY_ADDRESS"], json.loads(half["RAY_OVERRIDE_RESOURCES"])) == ("local", {"CPU": 32, "GPU": 4})
+    requested = own_ray(Share(0, (), cpu_milli=1500, memory_mib=1000), node)
+    assert json.loads(requested["RAY_OVERRIDE_RESOURCES"]) == {
+        "CPU": 2,
+        "GPU": 0,
+        "memory": 1000 * 2**20 - 314572800,
+        "object_store_memory": 314572800,
+    }
 
 
 def test_what_ray_reserves_for_an_instance() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Iterator
 from getpass import getuser
 from pathlib import Path
@@ -57,6 +58,15 @@ def test_a_submitted_job_runs_in_slurm_and_its_output_is_shown(daemon: SlurmDaem
     assert text == f"on {node} as {job.id}\nyes\n"
     comments = slurm.run("squeue", "--noheader", "--states=all", f"--name={job.id}", "--format=%k").split()
     assert [comment.split("/")[2:] for comment in comments] == [["1", job.id, "owner"]]
+
+
+def test_plain_launchers_of_a_gang_form_one_job(daemon: SlurmDaemon) -> None:
+    with daemon.client() as client:
+        command = [sys.executable, str(HELPERS / "fake_torchrun.py")]
+        job = client.submit(command=command, name="gang", instances=2, gpus=6)
+        assert client.wait(job.id, timeout=60).state == "finished"
+        output = [client.read_logs(job.id, instance=instance).text for instance in range(2)]
+    assert output == ["node 0: world size 12\n", "node 1: world size 12\n"]
 
 
 def test_the_daemon_says_as_whom_jobs_run(daemon: SlurmDaemon) -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 from refold.core import Order, RunFailed, StartRun, StopRun
 from refold.engines.local import Devices, RunEnvironment, no_exported_environment, no_secrets
-from refold.engines.ray.cluster import RayNodes
+from refold.engines.ray.cluster import RayNode, RayNodes
 from refold.engines.ray.gang import Rank, RayGang, RayRunFiles
 from refold.engines.ray.guard import InstanceSpec
 from refold.model import WHOLE, Job, Seconds, Share
@@ -18,6 +20,9 @@ from refold.server import ExportedOf, Report, SecretsOf
 from refold.server.output import new_mark
 
 MAX_OUTPUT_BYTES = 2**30
+OBJECT_STORE_PART = 0.3
+"""Of the memory of an instance whose program uses Ray: Ray's own default."""
+
 RunKey = tuple[str, int]
 
 log = logging.getLogger("refold")
@@ -131,11 +136,18 @@ class RayBackend:
         record = files.record_start(new_mark(self._out), len(placement))
         addresses, folder = [node.address for node in nodes], str(files.common.checkpoint_folder / job.launch.folder)
         environments = self._environment.build(job, order, files.common, record, grace, addresses)
+        given = {name for name, _ in job.launch.environment}
         return [
             Rank(
                 node.id,
                 resources_of(share),
-                InstanceSpec(job.command, environment, folder, f"{record.mark}-{index}", grace),
+                InstanceSpec(
+                    job.command,
+                    environment | ({} if "RAY_ADDRESS" in given else own_ray(share, node)),
+                    folder,
+                    f"{record.mark}-{index}",
+                    grace,
+                ),
             )
             for index, (node, share, environment) in enumerate(zip(nodes, placement, environments, strict=True))
         ]
@@ -162,6 +174,21 @@ class RayBackend:
         await asyncio.to_thread(files.record_end, RunFailed(*key, "it is not known any more", retry=True))
         gang = RayGang(self._ray, self._name(key), files, list, instances, "KILL", 0.0, self._max_output_bytes)
         await gang.supervise(lambda _: None)
+
+
+def own_ray(share: Share, node: RayNode) -> dict[str, str]:
+    """Return the variables by which `ray.init()` in an instance starts a Ray that has what the instance has.
+
+    In the Ray of the cluster its tasks would get other GPUs: the actor of the instance has its own ones, and cannot
+    share them with tasks. An instance that requests no CPUs gets as many as belong to its GPUs.
+    """
+    gpus = len(share.gpus)
+    cpus = ceil(share.cpu_milli / WHOLE) or max(1, int(node.cpus * gpus / node.gpus))
+    resources: dict[str, float] = {"CPU": cpus, "GPU": gpus}
+    if memory := share.memory_mib * 2**20:
+        objects = int(memory * OBJECT_STORE_PART)
+        resources |= {"memory": memory - objects, "object_store_memory": objects}
+    return {"RAY_ADDRESS": "local", "RAY_OVERRIDE_RESOURCES": json.dumps(resources)}
 
 
 def resources_of(share: Share) -> dict[str, float]:

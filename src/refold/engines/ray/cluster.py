@@ -32,6 +32,9 @@ GONE = f"{PREFIX}it is gone"
 TOLERANCE = 0.01
 """Of a GPU or CPU: Ray counts in floating-point numbers, and runs that need nothing have a thousandth of a CPU."""
 
+FORGET_SECONDS: Seconds = 300.0
+"""How long a node that Ray does not have any more is shown as down; then the cluster is one without it."""
+
 FreeResources = Mapping[str, Mapping[str, float]]
 """Resources that are not reserved, by the id of a node."""
 
@@ -110,6 +113,24 @@ def _read_node(entry: Mapping[str, Any]) -> RayNode:
 def _distinguish(node: RayNode, count: int) -> RayNode:
     """Return a node with a name that no other has: several may be on one machine."""
     return node if count == 1 else node._replace(name=f"{node.name}-{node.id[:8]}")
+
+
+class KnownNodes:
+    """The nodes that a cluster is made of, by name: those that Ray has, and those that it had until lately."""
+
+    def __init__(self, nodes: Mapping[str, RayNode] | None = None) -> None:
+        self.nodes = dict(nodes or {})
+        self._missing_since: dict[str, Seconds] = {}
+
+    def update(self, found: Mapping[str, RayNode], now: Seconds) -> bool:
+        """Take over what Ray has; return whether the cluster is another one. Missing nodes are only down at first."""
+        missing = self.nodes.keys() - found.keys()
+        self._missing_since = {name: self._missing_since.get(name, now) for name in missing}
+        gone = {name for name, since in self._missing_since.items() if found and now - since > FORGET_SECONDS}
+        if not gone and all(self.nodes.get(name) == node for name, node in found.items()):
+            return False
+        self.nodes = {name: node for name, node in self.nodes.items() if name not in gone} | {**found}
+        return True
 
 
 def map_nodes(nodes: Sequence[RayNode], tenants: tuple[Tenant, ...] = ()) -> RayNodes:

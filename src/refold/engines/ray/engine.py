@@ -11,6 +11,7 @@ from refold.core import PastJob
 from refold.engines.ray.backend import DisconnectedBackend, RayBackend
 from refold.engines.ray.cluster import (
     FreeResources,
+    KnownNodes,
     RayConnection,
     RayNode,
     RayNodeReports,
@@ -54,16 +55,16 @@ class RayEngine(ClusterEngine):
         self._connection = connection
         self._daemon = daemon
         self._tenants = tenants
-        self._known: dict[str, RayNode] = {}
+        self._known = KnownNodes()
         self._nodes: RayNodes | None = None
         self._is_connected = True
         self._is_lost = False
 
     async def connect(self) -> str:
         """Read the nodes; return the version of Ray."""
-        self._known = await asyncio.to_thread(self._read_nodes)
+        self._known = KnownNodes(await asyncio.to_thread(self._read_nodes))
         self.rebuild()
-        return f"Ray {self._connection.ray.__version__}, {len(self._known)} nodes with GPUs"
+        return f"Ray {self._connection.ray.__version__}, {len(self._known.nodes)} nodes with GPUs"
 
     @property
     def nodes(self) -> RayNodes:
@@ -82,7 +83,7 @@ class RayEngine(ClusterEngine):
             self._connection.disconnect()
             self._is_connected = False
         try:
-            self._nodes = map_nodes(list(self._known.values()), self._tenants)
+            self._nodes = map_nodes(list(self._known.nodes.values()), self._tenants)
         except BadValue as error:
             raise BadInput(str(error)) from None
 
@@ -124,7 +125,7 @@ class RayEngine(ClusterEngine):
             if read is not None:
                 answered_at = monotonic()
                 found, free = read
-                if self._has_changed(found):
+                if self._known.update(found, monotonic()):
                     log.info("the nodes of Ray have changed: continuing with the new cluster")
                     end()
                     return
@@ -142,7 +143,7 @@ class RayEngine(ClusterEngine):
         while not (found := await self._reconnect()):
             await asyncio.sleep(NODE_POLL)
         log.info("Ray answers again: continuing with its nodes. Runs that it does not have any more are lost")
-        self._known, self._is_lost = found, False
+        self._known, self._is_lost = KnownNodes(found), False
         end()
 
     async def _reconnect(self) -> dict[str, RayNode]:
@@ -161,14 +162,6 @@ class RayEngine(ClusterEngine):
             await asyncio.to_thread(self._connection.disconnect)
             self._is_connected = False
         return read[0] if read is not None else {}
-
-    def _has_changed(self, found: dict[str, RayNode]) -> bool:
-        """Whether there are new nodes, or nodes that were started again. Those that are missing are down."""
-        if all(self._known.get(name) == node for name, node in found.items()):
-            return False
-        replaced = {node.name for node in found.values()}
-        self._known = {name: node for name, node in self._known.items() if name not in replaced} | found
-        return True
 
     async def _read(self) -> tuple[dict[str, RayNode], FreeResources] | None:
         """Return the nodes by name, and what is free on them; None if the head node does not answer."""
