@@ -12,7 +12,7 @@ from refold.engines.slurm.nodes import SlurmNode, read_nodes
 from refold.engines.slurm.refusals import AVOID_SECONDS, Refusals
 from refold.engines.slurm.requests import SlurmSettings
 from refold.engines.slurm.serving import check_user
-from refold.engines.slurm.site import Partition, Reservation, Site, drain_reason, read_site
+from refold.engines.slurm.site import Partition, Site, SlurmReservation, drain_reason, read_site
 from refold.errors import BadInput
 from refold.server.config import Config
 
@@ -27,7 +27,7 @@ ReservationName=maint StartTime=1700003600 EndTime=1700010800 Duration=02:00:00 
 Flags=MAINT,SPEC_NODES Users=root State=INACTIVE
 ReservationName=licences StartTime=1700000000 EndTime=1700010800 Nodes=(null) Licenses=matlab:2 State=ACTIVE
 """
-MAINTENANCE = Reservation("maint", frozenset({"n0"}), NOW + HOUR, NOW + 3 * HOUR)
+MAINTENANCE = SlurmReservation("maint", frozenset({"n0"}), NOW + HOUR, NOW + 3 * HOUR)
 EVERY = SlurmSettings()
 
 
@@ -40,8 +40,8 @@ def test_partitions_and_reservations_are_read() -> None:
     assert site == Site(
         {"gpu": Partition("gpu", True, "UP", 48 * HOUR), "old": Partition("old", False, "DRAIN", inf)},
         (
-            Reservation("maint", frozenset({"n0", "n1"}), NOW + HOUR, NOW + 3 * HOUR),
-            Reservation("licences", frozenset(), NOW, NOW + 3 * HOUR),
+            SlurmReservation("maint", frozenset({"n0", "n1"}), NOW + HOUR, NOW + 3 * HOUR),
+            SlurmReservation("licences", frozenset(), NOW, NOW + 3 * HOUR),
         ),
     )
     assert site.time_limits == {"gpu": 48 * HOUR}
@@ -65,7 +65,7 @@ def test_a_reservation_holds_until_its_end_and_for_its_nodes() -> None:
 
 def test_the_reservation_of_the_options_is_used_and_nothing_else() -> None:
     settings = SlurmSettings(options=("--reservation=ours",))
-    ours = Reservation("ours", frozenset({"n0"}), NOW - HOUR, NOW + HOUR)
+    ours = SlurmReservation("ours", frozenset({"n0"}), NOW - HOUR, NOW + HOUR)
     assert drain_reason(node(State="IDLE+RESERVED"), settings, Site({}, [ours]), NOW, inf) == ""
     assert drain_reason(node(State="IDLE+DRAIN+RESERVED"), settings, Site({}, [ours]), NOW, inf) == "DRAIN"
     assert drain_reason(node(), settings, Site(), NOW, inf) == "not in reservation ours"
@@ -86,7 +86,8 @@ def test_options_and_partitions_that_exclude_a_node() -> None:
 
 def test_a_node_that_has_refused_a_run_is_left_alone_for_a_while() -> None:
     refusals = Refusals()
-    refusals.note_node("n0", "run 1 of a: ReqNodeNotAvail", NOW)
+    (event,) = refusals.refuse({3: "n0"}, "run 1 of a: ReqNodeNotAvail", NOW)
+    assert (event.node, event.why) == (3, f"slurm: {refusals.node_reason('n0', NOW)}")
     assert refusals.node_reason("n0", NOW + 1).startswith("run 1 of a: ReqNodeNotAvail; next try at ")
     assert (refusals.node_reason("n0", NOW + AVOID_SECONDS), refusals.node_reason("n1", NOW)) == ("", "")
 

@@ -12,23 +12,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, time
 
-from refold.core import (
-    JobCancelled,
-    NodeDrained,
-    Order,
-    RunFailed,
-    RunRecalled,
-    RunStarted,
-    RunStopped,
-    StartRun,
-    StopRun,
-)
+from refold.core import JobCancelled, Order, RunFailed, RunRecalled, RunStarted, RunStopped, StartRun, StopRun
 from refold.engines.local import no_exported_environment, no_secrets
 from refold.engines.slurm.job_owners import DaemonOwner, JobOwners, Uid
 from refold.engines.slurm.nodes import SlurmCluster
 from refold.engines.slurm.pool import HeldPool
 from refold.engines.slurm.programs import Programs, SlurmError
-from refold.engines.slurm.refusals import PREFIX, Refusals
+from refold.engines.slurm.refusals import Refusals
 from refold.engines.slurm.requests import DEFAULT_SETTINGS, SlurmSettings
 from refold.engines.slurm.run_jobs import QueuedRuns, RunKey, RunSteps, SlurmId, read_runs
 from refold.engines.slurm.run_state import (
@@ -283,7 +273,9 @@ class SlurmBackend:
                 await self._cancel(run.owner, number)
             case GiveUp(end, number):
                 self._record_end(run, end)
-                self._avoid_nodes(run, end.why)
+                nodes = {index: self._nodes.groups[index].node.name for index in run.allocation.nodes}
+                for event in self._refusals.refuse(nodes, f"run {key[1]} of {key[0]}: {end.why}", time()):
+                    self._report(event)  # at once, since the job is placed again soon
                 await self._cancel(run.owner, number)
             case Postpone(reason):
                 self._refusals.note_limit(key[0], reason)
@@ -300,13 +292,6 @@ class SlurmBackend:
                 if cancelled:
                     self._report_of(run, JobCancelled(key[0], cancelled))
                 await self._finish(run, end)
-
-    def _avoid_nodes(self, run: SupervisedRun, why: str) -> None:
-        """Let no run start for a while on nodes that Slurm has refused: at once, since the job is placed again soon."""
-        for index in sorted(run.allocation.nodes):
-            name = self._nodes.groups[index].node.name
-            self._refusals.note_node(name, f"run {run.state.key[1]} of {run.job.id}: {why}", time())
-            self._report(NodeDrained(index, PREFIX + self._refusals.node_reason(name, time())))
 
     def _submit(self, run: SupervisedRun) -> None:
         if run.is_stray:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import localtime, strftime
 
+from refold.core import NodeDrained
 from refold.model import MINUTE, Seconds
 
 PREFIX = "slurm: "
@@ -26,9 +28,10 @@ class Refusals:
         self._waiting: dict[str, str] = {}
         self._limits: dict[str, list[str]] = {}
 
-    def note_node(self, node: str, why: str, now: Seconds) -> None:
-        """Note that a run was not started on a node."""
-        self._nodes[node] = (now + AVOID_SECONDS, why)
+    def refuse(self, nodes: Mapping[int, str], why: str, now: Seconds) -> list[NodeDrained]:
+        """Leave nodes alone where a run was not started; return what is reported of them. `nodes`: names by index."""
+        self._nodes |= dict.fromkeys(nodes.values(), (now + AVOID_SECONDS, why))
+        return [NodeDrained(index, PREFIX + self.node_reason(nodes[index], now)) for index in sorted(nodes)]
 
     def node_reason(self, node: str, now: Seconds) -> str:
         """Return why a node is left alone, or ''."""

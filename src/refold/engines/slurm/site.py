@@ -32,7 +32,7 @@ class Partition(NamedTuple):
     max_time: Seconds = inf
 
 
-class Reservation(NamedTuple):
+class SlurmReservation(NamedTuple):
     """Nodes that only some may use for a time, such as for maintenance."""
 
     name: str
@@ -45,7 +45,7 @@ class Site(NamedTuple):
     """Partitions by name, and reservations that have not ended."""
 
     partitions: Mapping[str, Partition] = {}
-    reservations: Sequence[Reservation] = ()
+    reservations: Sequence[SlurmReservation] = ()
 
     @property
     def time_limits(self) -> dict[str, Seconds]:
@@ -72,9 +72,9 @@ def _partition(fields: Mapping[str, str]) -> Partition:
     return Partition(fields["PartitionName"], state == "UP", state, inf if seconds is None else seconds)
 
 
-def _reservation(fields: Mapping[str, str]) -> Reservation:
+def _reservation(fields: Mapping[str, str]) -> SlurmReservation:
     nodes = fields.get("Nodes", "")
-    return Reservation(
+    return SlurmReservation(
         fields["ReservationName"],
         frozenset(() if nodes in _NOTHING else expand_hosts(nodes)),
         _moment(fields.get("StartTime", ""), 0.0),
@@ -116,7 +116,7 @@ def _partition_reason(node: SlurmNode, settings: SlurmSettings, site: Site) -> s
     )
 
 
-def _reservation_reason(reserved: Iterable[Reservation], now: Seconds, needed: Seconds) -> str:
+def _reservation_reason(reserved: Iterable[SlurmReservation], now: Seconds, needed: Seconds) -> str:
     first = min(reserved, key=lambda each: each.start, default=None)
     if first is None or first.start >= now + needed:
         return ""
