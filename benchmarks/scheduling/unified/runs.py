@@ -12,13 +12,16 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from benchmarks.scheduling.runs import settings_for
 from benchmarks.scheduling.unified.decisions import decision_figures
 from benchmarks.scheduling.unified.figures import measure_run
 from benchmarks.scheduling.unified.targets import MEASURES, Figures
-from benchmarks.scheduling.unified.workload import RESTART, Workload
+from benchmarks.scheduling.unified.workload import RESTART, Workload, variant_of
 from benchmarks.scheduling.unified.workloads import workloads
 from refold.journal import HistoryJournal
+from refold.model import ChangeLimit
 from refold.simulator import simulate
 from refold.simulator.registry import make_policy
 
@@ -123,9 +126,12 @@ def simulate_run(run: Run) -> Figures:
     if workload.setup is None:
         return decision_figures(run.policy)
     setup, journal = workload.setup(run.draw), HistoryJournal()
-    settings = settings_for(run.policy, RESTART) | dict(workload.settings.get(run.policy, {})) | dict(run.settings)
-    policy = make_policy(run.policy, settings)
+    variant = variant_of(run.policy)
+    settings = settings_for(variant.policy, RESTART) | dict(workload.settings.get(run.policy, {})) | dict(run.settings)
+    policy = make_policy(variant.policy, settings | dict(variant.settings))
+    limit = None if variant.restarts_at_most is None else ChangeLimit(variant.restarts_at_most)
+    jobs = [job if limit is None else msgspec.structs.replace(job, change_limit=limit) for job in setup.jobs]
     before = time.process_time()
-    simulate(setup.jobs, setup.cluster, policy, journal=journal, charge=setup.charge, costs=setup.costs)
+    simulate(jobs, setup.cluster, policy, journal=journal, charge=setup.charge, costs=setup.costs)
     seconds = time.process_time() - before
     return {**measure_run(journal.history(setup.cluster), setup), "cpu_seconds": seconds}

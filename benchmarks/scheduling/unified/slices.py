@@ -78,7 +78,7 @@ def _with_preemption(trace: str, first: int) -> Workload:
         f"{trace}-{first}",
         partial(slice_setup, trace, first),
         DRAWS,
-        ("refold", "fifo-skip", "easy", "las", "srtf"),
+        ("refold", "fifo-skip", "easy", "las", "las-10-restarts", "srtf"),
         (*own, *TARGETS_OF_ALL_SLICES),
         quick=is_first,
     )
@@ -89,7 +89,7 @@ def _without_preemption(trace: str, first: int) -> Workload:
         f"no-preemption-{trace}-{first}",
         partial(slice_setup, trace, first, preemptible=False),
         DRAWS,
-        ("refold", "fifo", "fifo-skip", "easy"),
+        ("refold", "fifo", "fifo-skip", "easy", "easy-shortest"),
         TARGETS_WITHOUT_PREEMPTION,
         quick=first == SLICES[trace].reported[0],
     )

@@ -35,6 +35,29 @@ class Setup(NamedTuple):
     estimates_from: Seconds | None = None
 
 
+class Variant(NamedTuple):
+    """A policy with other settings, or with jobs that may be stopped at most so many times."""
+
+    policy: str
+    settings: Mapping[str, Any] = {}
+    restarts_at_most: int | None = None
+
+
+RESTARTS_AT_MOST = 10
+"""How often `refold` restarts a job at most."""
+
+VARIANTS = {
+    "las-10-restarts": Variant("las", restarts_at_most=RESTARTS_AT_MOST),
+    "easy-shortest": Variant("easy", {"order": "shortest"}),
+}
+"""Variants by the names under which they stand in tables."""
+
+
+def variant_of(name: str) -> Variant:
+    """Return a variant, or the policy of that name as it is."""
+    return VARIANTS.get(name, Variant(name))
+
+
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A workload with the policies that run on it and the targets of `refold`.

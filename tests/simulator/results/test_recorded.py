@@ -63,6 +63,7 @@ def test_the_record_is_the_first_row_with_the_median_of_waits() -> None:
         ([("fifo", 9.0), ("fifo-skip", 4.0), ("refold", 2.0)], None, ("refold", "2 s", "2.0 × shorter than fifo-skip")),
         ([("fifo", 50.0), ("easy", 20.0), ("refold", 100.0)], None, ("easy", "20 s", "best of 3")),
         ([("mine", 50.0), ("other", 20.0)], None, ("other", "20 s", "2.5 × shorter than mine")),
+        ([("fifo", 20.0), ("refold", 20.0)], 40.0, ("all policies", "20 s", "2.0 × shorter than recorded")),
         ([("refold", 100.0)], None, ("", "1 min 40 s", "")),
         ([("refold", 100.0)], 300.0, ("refold", "1 min 40 s", "3.0 × shorter than recorded")),
     ],

@@ -11,7 +11,7 @@ from benchmarks.scheduling.unified import targets
 from benchmarks.scheduling.unified.estimates import measure_estimates
 from benchmarks.scheduling.unified.figures import measure_run
 from benchmarks.scheduling.unified.mixtures import with_tenants, with_users
-from benchmarks.scheduling.unified.page import page, target_results, target_table
+from benchmarks.scheduling.unified.page import page, simple_table, target_results, target_table
 from benchmarks.scheduling.unified.runs import merge, plan_runs, read_results, write_results
 from benchmarks.scheduling.unified.slices import SLICE_JOBS, SLICES
 from benchmarks.scheduling.unified.targets import MEASURES, Figures, Target
@@ -61,7 +61,26 @@ def test_a_target_relative_to_policies_refers_to_the_best_of_them() -> None:
 
     found = results_of(figures, Target("delay", no_worse_than=("easy", "srtf"), factor=1.1))
 
-    assert found == [("≤ 0.220 (1.1 × srtf)", "srtf\\* 0.200", "missed")]
+    assert found == [("≤ 0.220 (1.1 × srtf)", "easy 0.400", "missed")], "srtf knows the duration of every job"
+
+
+def test_the_strongest_simple_policy_stands_beside_refold_in_all_measures() -> None:
+    def run(*values: float) -> list[Figures]:
+        return [dict(zip(("delay", "wide_delay", "wide_delay_p99", "restarts"), values, strict=True))]
+
+    figures = {
+        "refold": run(0.26, 0.1, 2.0, 9.0),
+        "easy": run(1.1, 0.3, 3.0, 0.0),
+        "las": run(0.1, 9.5, 22.0, 58.0),
+        "las-10-restarts": run(0.12, 11.3, 25.0, 10.0),
+        "srtf": run(0.05, 0.1, 1.0, 0.0),
+    }
+    table = simple_table([Workload("philly-1", no_setup, 1, tuple(figures), ())], {"philly-1": figures})
+    assert [row.strip("| ").split(" | ") for row in table.splitlines()[2:]] == [
+        ["philly-1", "refold", "0.260", "**0.100**", "**2.00**", "**9**"],
+        ["philly-1", "las", "**0.100**", "9.500", "22.00", "58"],
+        ["philly-1", "las-10-restarts", "0.120", "11.300", "25.00", "10"],
+    ]
 
 
 def test_a_target_without_the_runs_that_it_needs_has_no_verdict() -> None:

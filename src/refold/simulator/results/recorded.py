@@ -80,8 +80,10 @@ def find_headlines(measured: Sequence[tuple[str, Measures]], reference: Recorded
         values = {name: value for name, measures in measured if (value := get(measures)) is not None}
         if column.key in HEADLINES and values:
             best = (max if column.better == "more" else min)(values, key=values.__getitem__)
-            policy = "" if len(measured) == 1 and best == reference.name else best
             text = format_value(values[best], column.unit)
+            policy = "" if len(measured) == 1 and best == reference.name else best
+            if len(values) > 1 and {format_value(value, column.unit) for value in values.values()} == {text}:
+                policy = "all policies"
             remark = _compare(column, values[best], reference, len(measured))
             found.append(Headline(column.key, HEADLINES[column.key], text, policy, remark))
     return found
