@@ -20,6 +20,7 @@ from refold.core.events import JobSubmitted, PastJob, RunFinished
 from refold.errors import BadInput, BadValue, Conflict, NotFound, Unavailable, UnknownName
 from refold.model import Launch, Plan
 from refold.server.http.tokens import make_token
+from refold.server.store import Commit
 
 
 def run_with_daemon(folder: Path, work: Callable[[ManualDaemon], Awaitable[None]]) -> None:
@@ -229,3 +230,48 @@ def test_the_catalogue_names_models_gpus_engines_and_policies(tmp_path: Path) ->
         assert found.engines
 
     run_with_daemon(tmp_path, ask)
+
+
+def test_while_a_commit_fails_only_what_is_on_disk_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("refold.server.writer.RETRY_INTERVAL_SECONDS", 0.01)
+
+    async def check(daemon: ManualDaemon) -> None:
+        running = await daemon.submit("running", gpus=1)
+        waiting = [await daemon.submit("waiting", gpus=2) for _ in range(2)]
+        held = await daemon.submit("held", gpus=2, hold=True)
+
+        async def states() -> list[tuple[str, str, list[Any]]]:
+            page = await daemon.service.jobs(OWNER, JobsQuery())
+            assert page.total == len(page.jobs)
+            assert [job.state for job in page.jobs] == [
+                (await daemon.service.job(OWNER, job.id)).state for job in page.jobs
+            ]
+            return sorted((job.id, job.state, job.placement) for job in page.jobs)
+
+        before, commit = await states(), daemon.store.commit
+        is_failing = asyncio.Event()
+
+        def fail(_: Commit) -> None:
+            is_failing.set()
+            raise Unavailable("the disk is full")
+
+        monkeypatch.setattr(daemon.store, "commit", fail)
+        service = daemon.service
+        submission = Submission("new", command=["true"], gpus=1)
+        requests = [
+            service.submit(OWNER, submission),
+            service.cancel(OWNER, running),
+            service.cancel(OWNER, waiting[0]),
+        ]
+        requests += [service.hold(OWNER, waiting[1]), service.release(OWNER, held)]
+        tasks = [asyncio.ensure_future(request) for request in requests]
+        while not daemon.writer.problem:
+            await asyncio.sleep(0.001)
+        assert await states() == before
+        with pytest.raises(NotFound):
+            await service.job(OWNER, "new-5")
+        monkeypatch.setattr(daemon.store, "commit", commit)
+        statuses = await asyncio.gather(*tasks)
+        assert [status.state for status in statuses] == ["waiting", "stopping", "cancelled", "held", "waiting"]
+
+    run_with_daemon(tmp_path, check)

@@ -45,12 +45,12 @@ class JobQueries:
 
     @property
     def _active(self) -> JobStates:
-        state = self._state
-        return JobStates(state.view, state.job_table.records, self._forecasts, state.wall_time, self._run_note)
+        return JobStates(self._state, self._forecasts, self._run_note)
 
     def find(self, name: str) -> str:
         """Return the id of the job with this id, number or name."""
-        if name in self._state.job_table.records:
+        is_active = name in self._state.job_table.records
+        if self._state.uncommitted.get(name) if name in self._state.uncommitted else is_active:
             return name
         if tasks := self._reader.array_jobs(name):
             raise Conflict(f"{name!r} is an array of {len(tasks)} jobs; name one of them, such as {tasks[0]!r}")

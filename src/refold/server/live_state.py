@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from time import time
+from typing import NamedTuple
 
-from refold.client.api import JobStatus
+from refold.client.api import JobState, JobStatus
 from refold.core import Event, Header, PastJob, Scheduler, View
-from refold.model import Seconds
+from refold.model import Job, Seconds
 from refold.server.clock import Clock
 from refold.server.recovery import RecoveredState
+
+
+class JobBefore(NamedTuple):
+    """An active job and its state before a step."""
+
+    state: JobState
+    job: Job
 
 
 class LiveState:
@@ -27,6 +35,8 @@ class LiveState:
         self.snapshot = recovered.snapshot
         self.uncommitted_ends: dict[str, JobStatus] = {}
         """Jobs that end in the step being committed: no longer in the job table, not yet in the store."""
+        self.uncommitted: dict[str, JobBefore | None] = {}
+        """Jobs that requests or orders of the step being committed change, as they are on disk; None: they are not."""
 
     @property
     def view(self) -> View:

@@ -22,6 +22,8 @@ from refold.core import (
     Header,
     JobCancelled,
     JobHeld,
+    JobReleased,
+    JobSubmitted,
     Order,
     PastJob,
     RunFailed,
@@ -36,9 +38,9 @@ from refold.model import Seconds
 from refold.server.backend import Backend
 from refold.server.decision_pace import DecisionPace
 from refold.server.http import EventStream
-from refold.server.inbox import Inbox
-from refold.server.live_state import LiveState
-from refold.server.status import ended_status
+from refold.server.inbox import Inbox, PendingRequest
+from refold.server.live_state import JobBefore, LiveState
+from refold.server.status import ended_status, job_before
 from refold.server.store import Checkpoint, Commit, EndedJob, NewJob
 from refold.server.subscribers import LoopStep, Subscriber
 from refold.server.writer import Writer
@@ -163,6 +165,7 @@ class Loop:
             return
 
         # 2. Decide.
+        state.uncommitted = _jobs_before(given.requests, state.view)
         changing = _runs_to_be_followed(events, state.view)
         decide_at = None if snapshot or epoch else self._pace.decide_at(now, events, bool(given.requests))
         began = state.now()
@@ -183,8 +186,11 @@ class Loop:
         new_jobs = [job for request in given.requests for job in request.jobs]
         commit = self._build_commit(step, new_jobs, wire_events, epoch)
         state.uncommitted_ends = {job.status.id: job.status for job in commit.ended}
+        for order in entry.orders:
+            if order.job not in state.uncommitted and (job := state.view.active.get(order.job)):
+                state.uncommitted[order.job] = JobBefore("waiting" if isinstance(order, StartRun) else "running", job)
         await self._writer.commit(commit)
-        state.uncommitted_ends = {}
+        state.uncommitted_ends, state.uncommitted = {}, {}
 
         # 4. Acknowledge.
         self._inbox.acknowledge(entry)
@@ -231,6 +237,20 @@ class Loop:
                 log.exception("failed to carry out %s", order)
                 if isinstance(order, StartRun):
                     self._inbox.report(RunFailed(order.job, order.run, f"could not be started: {error}"))
+
+
+def _jobs_before(requests: Sequence[PendingRequest], view: View) -> dict[str, JobBefore | None]:
+    """Return the jobs that requests change, as they are before; None: they are new."""
+    before: dict[str, JobBefore | None] = {}
+    for request in requests:
+        for event in request.events:
+            match event:
+                case JobSubmitted(job):
+                    before[job.id] = None
+                case JobCancelled(job_id) | JobHeld(job_id) | JobReleased(job_id):
+                    if job_id not in before and (found := job_before(view, job_id)):
+                        before[job_id] = found
+    return before
 
 
 def _runs_to_be_followed(events: Sequence[Event], view: View) -> dict[str, int]:

@@ -29,6 +29,7 @@ from refold.model import (
 from refold.placement import Power
 from refold.server.auto_requests import describe_choices
 from refold.server.job_selector import JobSelector
+from refold.server.live_state import JobBefore, LiveState
 from refold.server.start_forecasts import StartForecasts
 
 MAX_LISTED_DEPENDENCIES = 3
@@ -48,17 +49,14 @@ def no_note(job: str) -> str:
 
 
 class JobStates:
-    """Status of active jobs, from the scheduler's view, the job table and the forecasts."""
+    """Status of active jobs, from the scheduler's view, the job table and the forecasts.
 
-    def __init__(
-        self,
-        view: View,
-        job_table: Mapping[str, JobRecord],
-        forecasts: StartForecasts,
-        wall_time: WallTime,
-        run_note: RunNote = no_note,
-    ) -> None:
-        self._view, self._job_table, self._wall_time = view, job_table, wall_time
+    What is not on disk yet is not shown: a step that cannot be committed may have to be forgotten.
+    """
+
+    def __init__(self, state: LiveState, forecasts: StartForecasts, run_note: RunNote = no_note) -> None:
+        self._view, self._job_table, self._wall_time = state.view, state.job_table.records, state.wall_time
+        self._uncommitted = state.uncommitted
         self._forecasts = forecasts
         self._run_note = run_note
 
@@ -81,6 +79,16 @@ class JobStates:
 
     def all_jobs(self) -> Iterator[tuple[JobState, Job, int]]:
         """Yield running jobs, then queued jobs with their positions, then held and infeasible jobs."""
+        if not self._uncommitted:
+            yield from self._jobs_of_view()
+            return
+        for state, job, position in self._jobs_of_view():
+            if job.id not in self._uncommitted:
+                yield state, job, position
+        for before in filter(None, self._uncommitted.values()):
+            yield before.state, before.job, 0
+
+    def _jobs_of_view(self) -> Iterator[tuple[JobState, Job, int]]:
         view = self._view
         for run in view.runs.values():
             yield ("stopping" if run.stopping else "running"), view.active[run.job], 0
@@ -93,8 +101,10 @@ class JobStates:
 
     def _count(self) -> int:
         """Return the number of jobs that `all_jobs` yields."""
-        view = self._view
-        return len(view.active) + len(view.waiting) + len(view.held) + len(view.infeasible)
+        view, changed = self._view, self._uncommitted
+        hidden = sum(job_before(view, job_id) is not None for job_id in changed)
+        shown = len(changed) - sum(before is None for before in changed.values())
+        return len(view.active) + len(view.waiting) + len(view.held) + len(view.infeasible) - hidden + shown
 
     def positions(self) -> dict[str, int]:
         """Return the position of each queued job."""
@@ -102,21 +112,24 @@ class JobStates:
 
     def state(self, job_id: str, positions: Mapping[str, int] | None = None) -> tuple[JobState, Job, int] | None:
         """Return state, job and queue position of an active job; None if it is not active."""
-        view = self._view
-        if job_id in view.runs:
-            return ("stopping" if view.runs[job_id].stopping else "running"), view.active[job_id], 0
-        if job_id in view.waiting:
-            position = view.jobs_ahead(job_id) + 1 if positions is None else positions[job_id]
-            return "waiting", view.waiting[job_id], position
-        if job_id in view.held:
-            return "held", view.held[job_id], 0
-        return ("infeasible", view.infeasible[job_id], 0) if job_id in view.infeasible else None
+        if job_id in self._uncommitted:
+            before = self._uncommitted[job_id]
+            return None if before is None else (before.state, before.job, 0)
+        found = job_before(self._view, job_id)
+        if found is None:
+            return None
+        position = 0
+        if found.state == "waiting":
+            position = self._view.jobs_ahead(job_id) + 1 if positions is None else positions[job_id]
+        return found.state, found.job, position
 
     def status(self, state: JobState, job: Job, position: int) -> JobStatus:
         """Return the full status of an active job."""
-        view, record = self._view, self._job_table[job.id]
-        run = view.runs.get(job.id)
-        wait = None if run is not None else self._reason(job.id, position)
+        view, record = self._view, self._job_table.get(job.id)
+        if record is None:  # it ends in the step that is being committed
+            return _base_status(job, state, self._wall_time, None)
+        run = view.runs.get(job.id) if state in ("running", "stopping") else None
+        wait = None if run is not None or job.id in self._uncommitted else self._reason(job.id, position)
         estimate = self._forecasts.estimate(job.id)
         end = self._forecasts.end_estimate(job.id)
         return replace(
@@ -178,6 +191,17 @@ def _matches(query: JobsQuery, state: JobState, job: Job) -> bool:
         and query.user in ("", job.user)
         and query.name in ("", job.group)
     )
+
+
+def job_before(view: View, job_id: str) -> JobBefore | None:
+    """Return an active job and its state, before it changes; None if it is not active."""
+    if (run := view.runs.get(job_id)) is not None:
+        return JobBefore("stopping" if run.stopping else "running", view.active[job_id])
+    if job_id in view.waiting:
+        return JobBefore("waiting", view.waiting[job_id])
+    if job_id in view.held:
+        return JobBefore("held", view.held[job_id])
+    return JobBefore("infeasible", view.infeasible[job_id]) if job_id in view.infeasible else None
 
 
 def ended_status(record: JobRecord, wall_time: WallTime) -> JobStatus:
