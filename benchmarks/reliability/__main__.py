@@ -3,7 +3,8 @@
 `--crashes N` runs N crash scenarios, in which daemons are killed; each takes about two seconds. `--load`: fifty clients
 submit 1,000 jobs per second for a minute, then a queue of 10,000 jobs is queried; four minutes. `--long-queue`: jobs
 that end while 10,000 wait, and a restart with 50,000. `--reshapes N`: with N seeds, daemons are killed while jobs
-change their shape. `--churn MINUTES`: the memory of the daemon. Results are stored under build/; `--write` updates
+change their shape. `--abuse`: costly questions, changes of 20,000 jobs,
+floods of output. `--churn MINUTES`: the memory of the daemon. Results are stored under build/; `--write` updates
 docs/reliability.md.
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.measure import REPOSITORY
-from benchmarks.reliability import churn, crashes, load, long_queue, reshape_kills
+from benchmarks.reliability import abuse, churn, crashes, load, long_queue, reshape_kills
 
 RESULTS = REPOSITORY / "build" / "reliability"
 PAGE = REPOSITORY / "docs" / "reliability.md"
@@ -26,6 +27,7 @@ PARTS: dict[str, tuple[type[Any], Callable[[Any], str]]] = {
     "load": (load.LoadResults, load.table),
     "long-queue": (long_queue.QueueResults, long_queue.table),
     "reshapes": (reshape_kills.ReshapeKills, reshape_kills.table),
+    "abuse": (abuse.AbuseResults, abuse.table),
     "churn": (churn.ChurnResult, churn.table),
 }
 
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--long-queue", action="store_true", help="jobs ended, and restarts, with long queues")
     parser.add_argument("--reshapes", type=int, default=0, metavar="N", help="kill daemons during reshapes, N seeds")
     parser.add_argument("--kills", type=int, default=10, help="how often with each seed [10]")
+    parser.add_argument("--abuse", action="store_true", help="what one user can cost the others")
     parser.add_argument("--churn", type=float, default=0.0, metavar="MINUTES", help="measure the memory over time")
     parser.add_argument("--policy", default="refold", help="the policy of --churn [refold]")
     parser.add_argument("--write", action="store_true", help="update docs/reliability.md")
@@ -53,6 +56,8 @@ def main() -> None:
         _save("long-queue", long_queue.run_long_queue())
     if options.reshapes:
         _save("reshapes", reshape_kills.run_reshape_kills(options.reshapes, options.kills))
+    if options.abuse:
+        _save("abuse", abuse.run_abuse())
     if options.churn:
         _save("churn", churn.run_churn(options.churn, options.policy, 4.0))
     sections = {name: _format_section(name) for name in PARTS if (RESULTS / f"{name}.json").exists()}

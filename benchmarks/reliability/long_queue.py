@@ -68,14 +68,15 @@ def run_long_queue() -> QueueResults:
     return QueueResults([measure_ends(policy) for policy in POLICIES], [measure_restart(policy) for policy in POLICIES])
 
 
-def _serve(folder: Path, policy: str, slots: int) -> ServedDaemon:
+def serve(folder: Path, policy: str, slots: int) -> ServedDaemon:
+    """Start a daemon in a folder."""
     words = ["--slots", str(slots), "--policy", policy]
     daemon = ServedDaemon(folder / "state", folder / "log", words, os.environ)
-    _start(daemon)
+    start(daemon)
     return daemon
 
 
-def _start(daemon: ServedDaemon) -> float:
+def start(daemon: ServedDaemon) -> float:
     """Start a daemon; return the seconds until it is ready."""
     start = time.monotonic()
     daemon.launch()
@@ -106,7 +107,7 @@ def measure_ends(policy: str) -> EndsResult:
     """Count the jobs that end in ten seconds, while ten thousand wait."""
     with tempfile.TemporaryDirectory(prefix="refold-ends-") as name:
         folder = Path(name)
-        daemon = _serve(folder, policy, SLOTS)
+        daemon = serve(folder, policy, SLOTS)
         client = daemon.client()
         wait = ["sh", "-c", f"while [ ! -e {folder}/go ]; do sleep 0.2; done"]
         fill_queue(client, WAITING, SLOTS, wait)
@@ -127,12 +128,12 @@ def measure_restart(policy: str) -> RestartResult:
     """Kill a daemon with a long queue, and start it again."""
     with tempfile.TemporaryDirectory(prefix="refold-restart-") as name:
         folder = Path(name)
-        daemon = _serve(folder, policy, 1)
+        daemon = serve(folder, policy, 1)
         client = daemon.client()
         fill_queue(client, RESTART_WAITING)
         daemon.kill()
         load = os.getloadavg()[0]
-        seconds = _start(daemon)
+        seconds = start(daemon)
         cpu = cpu_seconds(daemon.pid)
         with daemon.client() as client:
             waiting = client.jobs(limit=1, state=["waiting"]).total

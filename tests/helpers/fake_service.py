@@ -21,10 +21,13 @@ from refold.client.api.signatures import hash_token
 from refold.client.api.wire import (
     Alert,
     Catalogue,
+    ChangedJob,
     CreatedToken,
     DaemonInfo,
     Event,
     GpuStatus,
+    JobChange,
+    JobChanges,
     JobEnvironment,
     JobExplanation,
     Jobs,
@@ -42,6 +45,7 @@ from refold.client.api.wire import (
     PolicyForecast,
     PolicyQuestion,
     Preview,
+    RejectedChange,
     Role,
     StartAccuracy,
     StoredEnvironment,
@@ -56,7 +60,7 @@ from refold.client.api.wire import (
     WhatIf,
     WhatIfOutcome,
 )
-from refold.errors import Conflict, Forbidden, NotFound
+from refold.errors import Conflict, Forbidden, NotFound, Refused
 from refold.model import PreemptionOutcome, PreemptionOutlook, parse_array, parse_dependency, task_id
 from refold.server.http.app import Api, ApiService
 from refold.server.http.asgi import DEFAULT_BODY_LIMITS, BodyLimits
@@ -341,6 +345,22 @@ class FakeService:
         if status.state in ENDED_STATES:
             raise Conflict(f"{status.id} cannot be released: it is {status.state}")
         return self._change(status.id, "released", state="waiting") if status.state == "held" else status
+
+    async def change_jobs(self, caller: Caller, change: JobChange) -> JobChanges:
+        outcome = JobChanges([], [])
+        for job in change.jobs:
+            try:
+                match change.action:
+                    case "cancel":
+                        status = await self.cancel(caller, job, CancelQuery(change.now))
+                    case "hold":
+                        status = await self.hold(caller, job)
+                    case "release":
+                        status = await self.release(caller, job)
+                outcome.changed.append(ChangedJob(status.id, status.state))
+            except Refused as error:
+                outcome.rejected.append(RejectedChange(job, str(error)))
+        return outcome
 
     def nodes(self, caller: Caller) -> list[NodeStatus]:
         return [self.node]

@@ -42,6 +42,7 @@ BODIES = {
     "plan": b'{"model": "bert-large", "gpu": "A100-80GB", "gpus": 2}',
     "create_environment": b'{"variables": {"SEED": "3"}}',
     "create_token": b'{"name": "new"}',
+    "change_jobs": b'{"action": "hold", "match": "*"}',
 }
 QUERIES = {"events": "?follow=false&since=0"}
 
@@ -66,6 +67,7 @@ STATUS_BY_CALL = {
     "cancel":       (200,  200,  403,   403,  403,   401),
     "hold":         (200,  200,  403,   403,  403,   401),
     "release":      (200,  200,  403,   403,  403,   401),
+    "change_jobs":  (200,  200,  403,   200,  403,   401),
     "nodes":        (200,  200,  200,   200,  200,   401),
     "drain":        (200,  403,  403,   403,  403,   401),
     "resume":       (200,  403,  403,   403,  403,   401),

@@ -7,12 +7,14 @@ import logging
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, strategies as st
 
 from refold.errors import BadValue
+from refold.server.config.reader import read_config
 from refold.server.config.settings import NotifyConfig
 from refold.server.notify.addresses import check_address, redact
 from refold.server.notify.notifier import MAX_QUEUED, PAUSE_SECONDS, RETRY_DELAYS, Counts, Notifier, _Outbox
@@ -323,3 +325,46 @@ def quiet_apprise() -> Iterator[None]:
     level = logging.getLogger("apprise").level
     yield
     logging.getLogger("apprise").setLevel(level)
+
+
+ALLOWED = ("slack", "ntfys://ntfy.sh", "jsons://*.example.org", "mailtos://mail.example.org")
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "slack://a/b/c",
+        "ntfys://ntfy.sh/jobs",
+        "ntfys://ann:secret@NTFY.sh:443/jobs?priority=5",
+        "jsons://hooks.example.org/x",
+    ],
+)
+def test_targets_that_the_owner_allows_are_accepted(address: str) -> None:
+    check_address(address, ALLOWED)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "json://169.254.169.254/latest",
+        "jsons://example.org.evil.net/x",
+        "jsons://hooks.example.org@127.0.0.1/x",
+        "jsons://127.0.0.1\\@hooks.example.org/x",
+        "jsons://127.0.0.1#@hooks.example.org/x",
+        "jsons://[::1]/hooks.example.org",
+        "ntfys://ntfy.sh.internal/jobs",
+        "ntfy://ntfy.sh/jobs",
+        "mailtos://ann:secret@mail.example.org?smtp=10.0.0.1",
+    ],
+)
+def test_other_targets_are_refused_at_submission_and_when_they_are_sent_to(address: str) -> None:
+    with pytest.raises(BadValue, match="notify:"):
+        check_address(address, ALLOWED)
+    notifier = Notifier(NotifyConfig(allow=ALLOWED))
+    assert notifier.addresses(message(), [address]) == []
+
+
+def test_the_targets_of_submissions_are_configured(tmp_path: Path) -> None:
+    path = tmp_path / "refold.yaml"
+    path.write_text("notify: {allow: [slack, 'ntfys://ntfy.sh']}\n")
+    assert read_config(path).notify.allow == ("slack", "ntfys://ntfy.sh")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from refold.client.api.wire import PlanQuestion
-from refold.errors import RefoldError
+from refold.errors import BadInput, RefoldError, Unavailable
 from refold.planning.catalogue import find_engine, find_gpu, find_model
 from refold.planning.perf import TrainingSetup, build_machines
 from refold.planning.plans import best_plans, wide_limits
+from refold.server import planner
 from refold.server.planner import Planner, search_plans
 
 
@@ -80,3 +84,14 @@ def test_the_catalogue_lists_what_can_be_asked(tmp_path: Path) -> None:
     assert "llama-2-7b" in catalogue.models
     assert "A100-80GB" in catalogue.gpus
     assert "megatron" in catalogue.engines
+
+
+def test_a_search_is_made_in_another_process_and_errors_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = PlanQuestion("llama-2-7b", "A100-80GB", 8)
+    expected = search_plans(question)
+    assert asyncio.run(Planner().plan(question)) == expected
+    with pytest.raises(BadInput, match="unknown model 'nothing'"):
+        asyncio.run(Planner().plan(PlanQuestion("nothing", "A100-80GB", 8)))
+    monkeypatch.setattr(planner, "search_plans", lambda _: os.kill(os.getpid(), signal.SIGKILL))
+    with pytest.raises(Unavailable, match="the search has failed"):
+        asyncio.run(Planner().plan(question))

@@ -17,7 +17,7 @@ from .daemon_arguments import (
 from .daemon_client import (
     LIVE_STATES as LIVE_STATES,
     MAX_LISTED as MAX_LISTED,
-    apply_to_jobs as apply_to_jobs,
+    change_jobs as change_jobs,
     format_held_gpus as format_held_gpus,
     format_job_counts as format_job_counts,
     format_job_gpus as format_job_gpus,

@@ -5,14 +5,14 @@ Nothing here needs typer, so that `refold queue` does without it (`plain_queue`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from refold.cli.views import format_gpus, plural, print_json, print_line
 
 if TYPE_CHECKING:
     from refold.client import Client
-    from refold.client.api import DaemonInfo, JobState, JobStatus, NodeGpus, NodeStatus
+    from refold.client.api import DaemonInfo, JobAction, JobState, JobStatus, NodeGpus, NodeStatus
 
 PAGE_SIZE = 1000
 """Maximum number of jobs per request."""
@@ -121,28 +121,42 @@ def _matching_jobs(client: Client, word: str, states: Sequence[JobState]) -> lis
     return ids
 
 
-def apply_to_jobs(jobs: Sequence[str], action: Callable[[str], JobStatus], done: str, as_json: bool) -> None:
-    """Apply an action to each job. Rejected jobs are printed and set exit status 1; the other jobs are changed."""
+def _change_job(client: Client, action: JobAction, job: str, now: bool) -> JobStatus:
+    match action:
+        case "cancel":
+            return client.cancel(job, now=now)
+        case "hold":
+            return client.hold(job)
+        case "release":
+            return client.release(job)
+
+
+DONE: dict[JobAction, str] = {"cancel": "cancelled", "hold": "held", "release": "released"}
+
+
+def change_jobs(client: Client, action: JobAction, jobs: Sequence[str], as_json: bool, *, now: bool = False) -> None:
+    """Change jobs. Rejected ones are printed and set exit status 1; the others are changed."""
     import typer
 
-    from refold.errors import Refused
+    from refold.client.api import ChangedJob, RejectedChange
 
-    changed: list[JobStatus] = []
-    rejected: list[tuple[str, str]] = []
-    for job in jobs:
-        try:
-            changed.append(action(job))
-        except Refused as problem:
-            if len(jobs) == 1:
-                raise
-            rejected.append((job, str(problem)))
-    if as_json:
-        print_json({"jobs": changed, "rejected": [{"job": job, "error": error} for job, error in rejected]})
+    changed: list[ChangedJob] = []
+    rejected: list[RejectedChange] = []
+    if len(jobs) == 1:
+        status = _change_job(client, action, jobs[0], now)
+        changed.append(ChangedJob(status.id, status.state))
     else:
-        for status in changed:
-            print_line(f"{status.id} {done}")
-    for job, error in rejected:
-        print_line(f"{job}: {error}", err=True)
+        for begin in range(0, len(jobs), PAGE_SIZE):
+            outcome = client.change_jobs(action, jobs[begin : begin + PAGE_SIZE], now=now)
+            changed += outcome.changed
+            rejected += outcome.rejected
+    if as_json:
+        print_json({"jobs": changed, "rejected": rejected})
+    else:
+        for job in changed:
+            print_line(f"{job.id} {DONE[action]}")
+    for one in rejected:
+        print_line(f"{one.job}: {one.error}", err=True)
     if rejected:
         raise typer.Exit(1)
 

@@ -22,6 +22,9 @@ from refold.client.api import (
     DaemonInfo,
     Event,
     GpuStatus,
+    JobAction,
+    JobChange,
+    JobChanges,
     JobEnvironment,
     JobExplanation,
     Jobs,
@@ -196,6 +199,20 @@ class Client:
     def release(self, job: str | int) -> JobStatus:
         """Release a held job."""
         return self._call(JobStatus, "release", job)
+
+    def change_jobs(
+        self,
+        action: JobAction,
+        jobs: Sequence[str | int] = (),
+        *,
+        match: str = "",
+        tenant: str = "",
+        user: str = "",
+        now: bool = False,
+    ) -> JobChanges:
+        """Cancel, hold or release many jobs: up to 10,000 that are named, or all that pass a filter ('*' is all)."""
+        change = JobChange(action, list(map(str, jobs)), match, tenant, user, now)
+        return self._call(JobChanges, "change_jobs", body=change)
 
     def wait(self, job: str | int, timeout: float | None = None) -> JobStatus:
         """Wait for a job to end and return it; raise `WaitTimeout` after `timeout` seconds.

@@ -65,7 +65,10 @@ class Admission:
         find_job: Callable[[str], str],
         preemption: PreemptionRules,
         limits: JobLimits,
+        allowed_targets: Sequence[str] | None = None,
     ) -> None:
+        """`allowed_targets`: to which the owner limits notifications."""
+        self._allowed_targets = allowed_targets
         self._state = state
         self._inbox = inbox
         self._reader = reader
@@ -185,7 +188,7 @@ class Admission:
         tenant = self._tenant(caller, submission)
         submission = replace(submission, gpu_types=self._resolve_gpu_types(submission))
         for address in submission.notify:
-            check_address(address)
+            check_address(address, self._allowed_targets)
         job_id = f"{submission.name}-{number}"
         job = submission.to_job(job_id, tenant, caller.user, self._state.now(), self.preemption(tenant, submission))
         self._check_tenant_limit(job)

@@ -159,6 +159,7 @@ class DaemonParts:
             preemption=self._config.preemption,
             limits=self._limits,
             node_limits=self._engine.limits_text,
+            allowed_targets=self._config.notify.allow,
         )
 
     def make_loop(self, metrics: Metrics, others: Sequence[Subscriber]) -> Loop:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 
 from refold.client.api import Catalogue, PlanAnswer, PlanQuestion, PlanRejection, PlanRow
-from refold.errors import BadInput
+from refold.errors import BadInput, RefoldError, Unavailable
 from refold.planning.catalogue import engines, find_engine, find_gpu, find_model, gpu_names, model_names
 from refold.planning.perf import Estimate, TrainingSetup, Tuning, build_machines
 from refold.planning.plans import Pins, Task, best_plans, default_engine, default_sizes, wide_limits
+from refold.server.forked_work import ForkedWork
 from refold.server.policy_comparison import comparable_policies
 
 SHOWN_PLANS = 10
 
 
 class Planner:
-    """Searches plans in a thread, one search at a time."""
+    """Searches plans in copies of this process."""
 
     def __init__(self) -> None:
-        self._lock = asyncio.Semaphore(1)
+        self._work = ForkedWork()
 
     def catalogue(self) -> Catalogue:
         """Return the names that a question may use."""
@@ -30,8 +29,20 @@ class Planner:
 
     async def plan(self, question: PlanQuestion) -> PlanAnswer:
         """Return the best plans, and why others were rejected."""
-        async with self._lock:
-            return await asyncio.to_thread(search_plans, question)
+        answer = (await self._work.run(lambda: _search_or_error(question))).result
+        if answer is None:
+            raise Unavailable("the search has failed or took too long; the daemon's log says why")
+        if isinstance(answer, str):
+            raise BadInput(answer)
+        return answer
+
+
+def _search_or_error(question: PlanQuestion) -> PlanAnswer | str:
+    """Search plans; return the text of an error instead, since not every error can leave the process."""
+    try:
+        return search_plans(question)
+    except RefoldError as error:
+        return str(error)
 
 
 def search_plans(question: PlanQuestion) -> PlanAnswer:

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from refold import __version__
 from refold.client.api import (
-    ENDED_STATES,
     Alert,
     Caller,
     CancelQuery,
@@ -19,11 +18,12 @@ from refold.client.api import (
     DrainQuery,
     GpuQuery,
     GpuStatus,
+    JobChange,
+    JobChanges,
     JobEnvironment,
     JobExplanation,
     Jobs,
     JobsQuery,
-    JobState,
     JobStatus,
     Logs,
     LogsQuery,
@@ -46,18 +46,19 @@ from refold.client.api import (
     WhatIf,
     WhatIfOutcome,
 )
-from refold.core import Event, JobCancelled, JobHeld, JobReleased
-from refold.errors import BadInput, Conflict, Forbidden
+from refold.errors import BadInput
 from refold.model import Job, PreemptionOutlook, PreemptionRules
 from refold.server.admission import Admission
 from refold.server.alerts import find_alerts
 from refold.server.config import LimitsConfig
+from refold.server.costly_questions import CostlyQuestions
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
 from refold.server.http import EventStream
 from refold.server.inbox import Inbox
+from refold.server.job_changes import JobChanger
 from refold.server.job_limits import JobLimits
-from refold.server.job_queries import JobQueries, refusal
+from refold.server.job_queries import JobQueries
 from refold.server.live_state import LiveState
 from refold.server.monitor import GpuPoller
 from refold.server.planner import Planner
@@ -98,9 +99,11 @@ class SchedulerService:
         preemption: PreemptionRules,
         limits: JobLimits | None = None,
         node_limits: str = "",
+        allowed_targets: Sequence[str] | None = None,
     ) -> None:
         """`kill`: kills the run of a job without a grace period. `limits`: those of the owner.
 
+        `allowed_targets`: those of notifications, if the owner limits them.
         `node_limits`: whether CPUs and memory that jobs request are enforced or counted.
         """
         self._node_limits = node_limits
@@ -110,15 +113,23 @@ class SchedulerService:
         self._reader = store.reader
         self._jobs = jobs
         self.admission = Admission(
-            state, inbox, store.reader, environments, jobs.find, preemption, limits or JobLimits(LimitsConfig())
+            state,
+            inbox,
+            store.reader,
+            environments,
+            jobs.find,
+            preemption,
+            limits or JobLimits(LimitsConfig()),
+            allowed_targets,
         )
+        self._costly = CostlyQuestions()
         self._planner = Planner()
         self._policies = PolicyComparer(state, store.reader)
         self._preemption = PreemptionAdviser(state, store.reader)
         self._run_log = RunLog(store.reader)
         self._previewer = Previewer(state, self.admission, forecasts)
         self._environments = environments
-        self._conditions = conditions
+        self._changes = JobChanger(state, inbox, jobs, conditions, kill)
         self._drains = drains
         self._gpus = gpus
         self._forecasts = forecasts
@@ -176,19 +187,23 @@ class SchedulerService:
 
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
         """Return the expected outcome of a submission, without submitting it."""
-        return await self._previewer.preview(caller, submission)
+        with self._costly.admit(caller):
+            return await self._previewer.preview(caller, submission)
 
     async def whatif(self, caller: Caller, question: WhatIf) -> WhatIfOutcome:
         """Return the expected outcome of several variants of a submission, without submitting any."""
-        return await self._previewer.compare(caller, question)
+        with self._costly.admit(caller):
+            return await self._previewer.compare(caller, question)
 
     async def compare_policies(self, caller: Caller, question: PolicyQuestion) -> PolicyComparison:
         """Return when the present jobs would start and end under other policies."""
-        return await self._policies.compare(question)
+        with self._costly.admit(caller):
+            return await self._policies.compare(question)
 
     async def preemption_outlook(self, caller: Caller) -> PreemptionOutlook:
         """Return what preemption would have cost and brought."""
-        return await self._preemption.outlook()
+        with self._costly.admit(caller):
+            return await self._preemption.outlook()
 
     def catalogue(self, caller: Caller) -> Catalogue:
         """Return the names that a question about plans or policies may use."""
@@ -196,7 +211,8 @@ class SchedulerService:
 
     async def plan(self, caller: Caller, question: PlanQuestion) -> PlanAnswer:
         """Return the best plans of a model on given GPUs."""
-        return await self._planner.plan(question)
+        with self._costly.admit(caller):
+            return await self._planner.plan(question)
 
     async def jobs(self, caller: Caller, query: JobsQuery) -> Jobs:
         """Return a page of active jobs in queue order, or of ended jobs, latest first."""
@@ -216,43 +232,19 @@ class SchedulerService:
 
     async def cancel(self, caller: Caller, job: str, query: CancelQuery = WITH_GRACE) -> JobStatus:
         """Cancel a job. Its run is stopped; it is killed at once if the job was cancelled before."""
-        status = await self._check_changeable(caller, job)
-        record = self._state.job_table.records.get(status.id)
-        was_cancelled = record is not None and record.end_reason is not None
-        await self._inbox.commit([JobCancelled(status.id)])
-        if query.now or was_cancelled:
-            self._kill(status.id)
-        return self._jobs.status(caller, status.id)
+        return self._jobs.status(caller, await self._changes.change(caller, job, "cancel", now=query.now))
 
     async def hold(self, caller: Caller, job: str) -> JobStatus:
         """Hold a job: it does not start until it is released."""
-        status = await self._check_changeable(caller, job)
-        if status.state in ("running", "stopping"):
-            raise Conflict(f"job {status.id!r} is running; only queued jobs can be held")
-        if status.state == "infeasible":
-            raise Conflict(f"job {status.id!r} does not fit this cluster; cancel it and submit a smaller one")
-        return await self._commit(caller, status, [JobHeld(status.id)])
+        return self._jobs.status(caller, await self._changes.change(caller, job, "hold"))
 
     async def release(self, caller: Caller, job: str) -> JobStatus:
         """Release a held job. It stays held for conditions that are not met, such as dependencies."""
-        status = await self._check_changeable(caller, job)
-        if status.state != "held":
-            return status
-        reason = self._conditions.unmet(self._state.view.held[status.id])
-        events: list[Event] = [JobReleased(status.id)]
-        return await self._commit(caller, status, events if reason is None else [*events, JobHeld(status.id, reason)])
+        return self._jobs.status(caller, await self._changes.change(caller, job, "release"))
 
-    async def _check_changeable(self, caller: Caller, job: str) -> JobStatus:
-        status = await self.job(caller, job)
-        if not caller.can_read(status.tenant, status.user):
-            raise Forbidden(refusal(caller, status, "change"))
-        if status.state in ENDED_STATES:
-            raise Conflict(f"job {status.id!r} has already {_past_participle(status.state)}")
-        return status
-
-    async def _commit(self, caller: Caller, status: JobStatus, events: Sequence[Event]) -> JobStatus:
-        await self._inbox.commit(events)
-        return self._jobs.status(caller, status.id)
+    async def change_jobs(self, caller: Caller, change: JobChange) -> JobChanges:
+        """Cancel, hold or release many jobs."""
+        return await self._changes.change_all(caller, change)
 
     # The cluster.
 
@@ -329,7 +321,3 @@ def _with_owner(caller: Caller, gpu: GpuStatus, job: Job | None) -> GpuStatus:
     if job is None:
         return gpu
     return replace(gpu, tenant=job.tenant, user=job.user if caller.can_read(job.tenant, job.user) else "")
-
-
-def _past_participle(state: JobState) -> str:
-    return "been cancelled" if state == "cancelled" else state

@@ -53,6 +53,7 @@ ROLES_OF_CALL = {
     "cancel": "member owner",
     "hold": "member owner",
     "release": "member owner",
+    "change_jobs": "member owner",
     "nodes": "reader member owner",
     "drain": "owner",
     "resume": "owner",
@@ -69,6 +70,7 @@ ROLES_OF_CALL = {
     "events": "reader member owner",
 }
 BODIES = {
+    "change_jobs": b'{"action": "hold"}',
     "submit": JOB,
     "preview": JOB,
     "whatif": b'{"variants": [' + JOB + b"]}",

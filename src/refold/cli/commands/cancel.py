@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +13,7 @@ from refold.cli import (
     OptionalLiveJobs,
     TenantFilter,
     UserFilter,
-    apply_to_jobs,
+    change_jobs,
     list_jobs,
     make_client,
     select_jobs,
@@ -49,7 +48,7 @@ def cancel(
         raise BadInput("expected either job ids, or --tenant NAME, --user NAME or --all")
     client = make_client()
     selected = select_jobs(client, jobs, LIVE_STATES) if jobs else _filter_jobs(client, tenant or "", user or "", yes)
-    apply_to_jobs(selected, partial(client.cancel, now=now), "cancelled", as_json)
+    change_jobs(client, "cancel", selected, as_json, now=now)
 
 
 def _filter_jobs(client: Client, tenant: str, user: str, yes: bool) -> list[str]:

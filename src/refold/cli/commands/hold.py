@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refold.cli import LiveJobsArgument, apply_to_jobs, make_client, select_jobs
+from refold.cli import LiveJobsArgument, change_jobs, make_client, select_jobs
 from refold.cli.views import AsJson
 
 
@@ -12,4 +12,4 @@ def hold(jobs: LiveJobsArgument, as_json: AsJson = False) -> None:
     Examples: refold hold train-17 · refold hold 'train-*' · refold hold 12_[0-3]
     """
     client = make_client()
-    apply_to_jobs(select_jobs(client, jobs, ("waiting", "held")), client.hold, "held", as_json)
+    change_jobs(client, "hold", select_jobs(client, jobs, ("waiting", "held")), as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from refold.cli import LiveJobsArgument, apply_to_jobs, make_client, select_jobs
+from refold.cli import LiveJobsArgument, change_jobs, make_client, select_jobs
 from refold.cli.views import AsJson
 
 
@@ -12,4 +12,4 @@ def release(jobs: LiveJobsArgument, as_json: AsJson = False) -> None:
     Examples: refold release train-17 · refold release 'train-*'
     """
     client = make_client()
-    apply_to_jobs(select_jobs(client, jobs, ("held",)), client.release, "released", as_json)
+    change_jobs(client, "release", select_jobs(client, jobs, ("held",)), as_json)

@@ -27,6 +27,8 @@ from refold.client.api.wire import (
     DaemonInfo,
     Event,
     GpuStatus,
+    JobChange,
+    JobChanges,
     JobEnvironment,
     JobExplanation,
     Jobs,
@@ -249,6 +251,13 @@ class Service(Protocol):
         """Release a held job.
 
         Raises Conflict if it has ended; no effect if it is not held.
+        """
+
+    @call("POST", "/changes", "member")
+    def change_jobs(self, caller: Caller, change: JobChange) -> Awaitable[JobChanges]:
+        """Cancel, hold or release several jobs.
+
+        Each job is changed if it can be; the answer says which were not, and why.
         """
 
     @call("GET", "/nodes", "reader")

@@ -59,6 +59,9 @@ MAX_UNIX_SECONDS = 2**40
 MAX_COUNT = 2**40
 MAX_COMPARED_POLICIES = 4
 MAX_VARIANTS = 32
+MAX_CHANGED_JOBS = 10_000
+"""Maximum number of jobs that one request names."""
+
 MAX_PLANNED_GPUS = 1024
 MAX_LORA_RANK = 65_536
 MAX_JOB_NUMBER = 10**15
@@ -417,6 +420,44 @@ class Jobs(msgspec.Struct, frozen=True):
     jobs: list[JobStatus]
     total: int
     next: int | None = None
+
+
+JobAction = Literal["cancel", "hold", "release"]
+
+
+class JobChange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What to do to several jobs: those that are named and, with a filter, all active ones that pass it and can change.
+
+    `match` as in `GET /jobs`; '*' is all. `now`: cancelled jobs are killed without their grace period.
+    """
+
+    action: JobAction
+    jobs: Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=MAX_CHANGED_JOBS)] = []
+    match: Annotated[str, Meta(max_length=256)] = ""
+    tenant: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
+    user: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
+    now: bool = False
+
+
+class ChangedJob(msgspec.Struct, frozen=True):
+    """A job that was changed, and its state after that."""
+
+    id: str
+    state: JobState
+
+
+class RejectedChange(msgspec.Struct, frozen=True):
+    """A job that was not changed, as it was named, and why."""
+
+    job: str
+    error: str
+
+
+class JobChanges(msgspec.Struct, frozen=True):
+    """What became of each job."""
+
+    changed: list[ChangedJob]
+    rejected: list[RejectedChange]
 
 
 class Preview(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from refold.server.config.values import (
     AUTO,
     MAX_AMOUNT,
     Addresses,
+    AllowedTargets,
     CgroupPath,
     GpuIndex,
     Gpus,
@@ -236,13 +237,15 @@ class WatchConfig(msgspec.Struct, frozen=True):
 class NotifyConfig(msgspec.Struct, frozen=True):
     """Where notifications go: `urls` by kind for all jobs, `users` by user for their own jobs.
 
-    `kinds`: which kinds are sent to users and to the addresses in job submissions.
+    `kinds`: which kinds are sent to users and to the addresses in job submissions. `allow`: the schemes, or schemes and
+    hosts, of the latter; None: all.
     """
 
     urls: dict[NotificationKind, Addresses] = {}
     users: dict[Name, Addresses] = {}
     kinds: tuple[NotificationKind, ...] = tuple(kind for kind in get_args(NotificationKind) if kind != "gpu_bad")
     waiting_long_after: PositiveDuration = 4 * HOUR
+    allow: AllowedTargets | None = None
 
 
 class ServeConfig(msgspec.Struct, frozen=True):

@@ -80,6 +80,7 @@ notify:
 #    ann: [ntfys://ntfy.sh/anns-jobs]
 #  kinds: [waiting_long, started, reshaped, stopped, failed, finished, ended, hang_suspected, time_limit, gpu_idle]
 #  waiting_long_after: 4h
+#  allow: [slack, ntfys://ntfy.sh, jsons://*.example.org]     # targets in job submissions (default: all)
 
 # The daemon itself.
 serve:

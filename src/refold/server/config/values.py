@@ -87,4 +87,18 @@ Size = Annotated[int, ReadBy(_read_size)]
 _Address: Any = Annotated[
     str, Meta(pattern="^[a-z0-9]+://.", description="an Apprise URL such as ntfys://ntfy.sh/our-gpus")
 ]
+_Target: Any = Annotated[
+    str,
+    Meta(
+        pattern=r"^[a-z0-9]+(://[a-z0-9.*-]+)?\Z",
+        description="a scheme such as slack, or one with a host such as ntfys://ntfy.sh or jsons://*.example.org",
+    ),
+]
+
+
+def _read_targets(part: Part) -> list[str]:
+    return [convert(entry, _Target) for entry in part.entries()]
+
+
+AllowedTargets = Annotated[tuple[str, ...], ReadBy(_read_targets)]
 Addresses = Annotated[tuple[str, ...], ReadBy(_read_addresses)]

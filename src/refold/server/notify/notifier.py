@@ -86,7 +86,7 @@ class Notifier:
         addresses = list(self._config.urls.get(message.kind, ()))
         if message.kind in self._config.kinds:
             addresses += self._config.users.get(message.user, ())
-            addresses += filter_safe(job_addresses)
+            addresses += filter_safe(job_addresses, self._config.allow)
         return list(dict.fromkeys(addresses))
 
     @property
