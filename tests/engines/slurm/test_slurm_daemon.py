@@ -177,6 +177,17 @@ def test_a_pool_runs_jobs_inside_its_allocations_and_nowhere_else(pooled: SlurmD
     assert slurm.run("squeue", "-h", "-o", "%l", "--name=refold-pool").split() == ["1:00:00"] * 2
 
 
+def test_a_daemon_that_ends_gives_the_idle_nodes_of_its_pool_back(
+    pooled: SlurmDaemon, slurm: SlurmServers, tmp_path: Path
+) -> None:
+    with pooled.client() as client:
+        client.submit(command=["sh", "-c", f"touch {tmp_path}/started; sleep 600"], name="long", gpus=8)
+    pooled.wait_until((tmp_path / "started").exists, "the job runs")
+    pooled.wait_until(lambda: len(job_ids(slurm, "refold-pool")) == 2, "the pool has two nodes")
+    pooled.kill(signal.SIGTERM)
+    slurm.wait_until(lambda: len(job_ids(slurm, "refold-pool")) == 1, "the idle node is released")
+
+
 def test_a_pool_that_is_cancelled_is_renewed_and_the_job_runs_again(
     pooled: SlurmDaemon, slurm: SlurmServers, tmp_path: Path
 ) -> None:

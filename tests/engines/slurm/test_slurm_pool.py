@@ -86,6 +86,57 @@ def test_nothing_is_started_where_the_end_is_near_or_that_is_too_many() -> None:
     assert closing_jobs(jobs, 1, 0.95 * HOUR) == {1, 3}
 
 
+def pool_of(*numbers: int, after: float = 300.0) -> tuple[HeldPool, list[tuple[str, ...]]]:
+    """Return a pool that has these allocations, on nodes n1, n2, …, and the calls that it makes."""
+    calls: list[tuple[str, ...]] = []
+
+    class Recorded(Programs):
+        def without_user_environment(self) -> Programs:
+            return self
+
+        def run(self, program: str, *arguments: str, stdin: str = "") -> str:
+            del stdin
+            calls.append((program, *arguments[-1:]))
+            return "99"
+
+    pool = HeldPool(Recorded({}), "id", SlurmSettings(), PoolSettings(len(numbers), release_idle_after=after))
+    pool.jobs = [held(number, f"n{number}") for number in numbers]
+    return pool, calls
+
+
+def test_idle_nodes_are_released_and_requested_again_when_jobs_wait() -> None:
+    pool, calls = pool_of(1, 2)
+    pool.adapt(0.0, {"n1"}, jobs_wait=False)
+    pool.adapt(299.0, {"n1"}, jobs_wait=False)
+    assert not pool.is_abandoned("2.0")
+    pool.adapt(300.0, {"n1"}, jobs_wait=False)
+    assert (pool.is_abandoned("1.0"), pool.is_abandoned("2.0")) == (False, True)
+    pool.jobs = [held(1, "n1")]
+    pool.request_missing(301.0)
+    assert calls == []  # one is enough
+    pool.adapt(302.0, {"n1"}, jobs_wait=True)
+    pool.request_missing(302.0)
+    assert [program for program, *_ in calls] == ["sbatch"]
+
+
+def test_a_node_is_idle_from_its_last_run_or_the_last_waiting_job_on() -> None:
+    pool, _ = pool_of(1)
+    for now, busy, jobs_wait in ((0.0, [], False), (200.0, ["n1"], False), (250.0, [], False), (500.0, [], True)):
+        pool.adapt(now, busy, jobs_wait)
+    for now in (501.0, 800.0):
+        pool.adapt(now, [], jobs_wait=False)
+        assert not pool.is_abandoned("1.0")
+    pool.adapt(801.0, [], jobs_wait=False)
+    assert pool.is_abandoned("1.0")
+
+
+def test_at_its_end_the_daemon_releases_what_has_no_runs() -> None:
+    pool, calls = pool_of(1, 2)
+    pool.jobs.append(held(3, "n3", is_own=False))
+    pool.release_all_idle({"n2"})
+    assert calls == [("scancel", "1")]
+
+
 def test_allocations_are_not_requested_for_moments() -> None:
     with pytest.raises(BadValue, match="time limit of a pool is 0 s, expected at least 300 s"):
         PoolSettings(2, 0.0)

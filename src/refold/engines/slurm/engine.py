@@ -83,6 +83,10 @@ class SlurmNodeReports:
         """Return what the runs hold now."""
         return {(run.job, run.number): run.allocation for run in self._state.view.runs.values()}
 
+    def jobs_wait(self) -> bool:
+        """Whether jobs wait that could run if there were free nodes."""
+        return bool(self._state.view.waiting)
+
     def report(self, nodes: Mapping[str, SlurmNode], runs: Collection[Allocation], site: Site | None = None) -> None:
         """Report what has changed. `runs`: those that may have been in Slurm when the nodes were read.
 
@@ -179,6 +183,7 @@ class SlurmEngine(ClusterEngine):
         self._site = Site()
         self._known: dict[str, SlurmNode] = {}
         self._nodes: SlurmCluster | None = None
+        self._reports: SlurmNodeReports | None = None
         self._past: list[PastJob] = []
 
     async def connect(self) -> str:
@@ -251,7 +256,7 @@ class SlurmEngine(ClusterEngine):
         """Return what follows the nodes. `end`: ends the daemon, if they have changed."""
         del admission, status_of
         pool = self._pool if self._pool.is_used else None
-        reports = SlurmNodeReports(state, inbox, self.nodes, pool, self._settings, self._refusals)
+        self._reports = reports = SlurmNodeReports(state, inbox, self.nodes, pool, self._settings, self._refusals)
         return EngineParts([], [self._follow_nodes(reports, end)])
 
     async def _follow_nodes(self, reports: SlurmNodeReports, end: Callable[[], None]) -> None:
@@ -260,7 +265,8 @@ class SlurmEngine(ClusterEngine):
             before = reports.current_runs()
             try:
                 if self._pool.is_used or self._pool.jobs:
-                    await asyncio.to_thread(self._hold_pool, self._busy_nodes(before.values()))
+                    busy, jobs_wait = self._busy_nodes(before.values()), reports.jobs_wait()
+                    await asyncio.to_thread(self._hold_pool, busy, jobs_wait)
                 nodes = await asyncio.to_thread(self._read_nodes)
                 site = await asyncio.to_thread(read_site, self._programs.run)
             except (SlurmError, BadValue) as error:
@@ -273,10 +279,22 @@ class SlurmEngine(ClusterEngine):
                     return
             await asyncio.sleep(POOL_POLL if self._pool.is_used else NODE_POLL)
 
-    def _hold_pool(self, busy: Collection[str] | None = None) -> None:
+    async def release_pool(self) -> None:
+        """Release what the pool holds without runs, when the daemon has ended."""
+        if self._reports is None or not self._pool.jobs:
+            return
+        try:
+            await asyncio.to_thread(
+                self._pool.release_all_idle, self._busy_nodes(self._reports.current_runs().values())
+            )
+        except SlurmError as error:
+            log.warning("the pool cannot be released: %s", error)
+
+    def _hold_pool(self, busy: Collection[str] | None = None, jobs_wait: bool = True) -> None:
         """Read the pool and request what is missing; release what is not needed, if the nodes with runs are known."""
         now = time()
         self._pool.read(now)
+        self._pool.adapt(now, busy or (), jobs_wait)
         self._pool.request_missing(now)
         if busy is not None:
             self._pool.release_idle(now, busy)

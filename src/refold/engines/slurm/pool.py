@@ -19,7 +19,7 @@ from refold.engines.slurm.programs import Programs, Run
 from refold.engines.slurm.requests import SlurmSettings, minutes_argument
 from refold.engines.slurm.run_jobs import ENDED, WAITING, SlurmId, own_jobs, queued_jobs
 from refold.errors import BadValue
-from refold.model import HOUR, MINUTE, Seconds
+from refold.model import HOUR, MINUTE, Seconds, format_duration
 
 MIN_LEAD: Seconds = MINUTE
 MAX_LEAD: Seconds = HOUR / 2
@@ -43,11 +43,15 @@ log = logging.getLogger("refold")
 
 
 class PoolSettings(msgspec.Struct, frozen=True):
-    """What is held. `nodes`: to request, one allocation each, with this time limit; `jobs`: allocations of others."""
+    """What is held. `nodes`: to request, one allocation each, with this time limit; `jobs`: allocations of others.
+
+    `release_idle_after`: how long an allocation may have no runs while no job waits.
+    """
 
     nodes: int = 0
     time_limit: Seconds | None = None
     jobs: tuple[int, ...] = ()
+    release_idle_after: Seconds = 5 * MINUTE
 
     def __post_init__(self) -> None:
         if self.time_limit is not None and self.time_limit < MIN_LIMIT:
@@ -132,6 +136,12 @@ def closing_jobs(jobs: Iterable[PoolJob], wanted: int, now: Seconds) -> set[int]
     return {job.number for job in (*lasting[wanted:], *(job for job in held if job.is_ending(now)))}
 
 
+def idle_jobs(jobs: Iterable[PoolJob], busy: Collection[str]) -> list[int]:
+    """Return the allocations of this daemon that have no runs. `busy`: nodes that have runs."""
+    own = [job for job in jobs if job.is_own and (job.is_held or job.is_waiting)]
+    return sorted(job.number for job in own if not any(node.name in busy for node in job.nodes))
+
+
 def _rank(job: PoolJob) -> tuple[bool, int]:
     """Those that have nodes are kept before those that wait."""
     return job.is_waiting, job.number
@@ -206,6 +216,9 @@ class HeldPool:
         self._closing: set[int] = set()
         self._was_closing: set[int] = set()
         self._abandoned: set[int] = set()
+        self._wanted = pool.nodes
+        """How many are held: fewer after idle ones were released, until jobs wait."""
+        self._idle_since: dict[int, Seconds] = {}
         self.jobs: list[PoolJob] = []
 
     @property
@@ -220,9 +233,10 @@ class HeldPool:
         held = {job.number for job in found if job.is_held}
         for job in self.jobs:
             if job.is_held and job.number not in held:
-                log.warning("allocation %d of the pool has ended", job.number)
+                state = next((each.state for each in found if each.number == job.number), "unknown to Slurm")
+                log.warning("allocation %d of the pool has ended: %s", job.number, state.lower().replace("_", " "))
         self._was_closing = self._closing
-        self.jobs, self._closing = found, closing_jobs(found, self._pool.nodes, now)
+        self.jobs, self._closing = found, closing_jobs(found, self._wanted, now)
 
     def abandon(self, step: SlurmId) -> None:
         """Start nothing more in the allocation of a step, and release it when its runs have ended."""
@@ -241,7 +255,7 @@ class HeldPool:
 
     def request_missing(self, now: Seconds) -> None:
         """Request allocations that are missing, or will be. Raises SlurmError."""
-        count = next_change(self.jobs, self._pool.nodes, now, ()).request
+        count = next_change(self.jobs, self._wanted, now, ()).request
         if count and (self._requested_at is None or monotonic() > self._requested_at + REQUEST_INTERVAL):
             self._requested_at = monotonic()
             self._request(count)
@@ -252,10 +266,27 @@ class HeldPool:
         Their nodes have been drained since the last read: nothing is about to start there.
         """
         waiting = {job.number for job in self.jobs if job.is_waiting}
-        for number in next_change(self.jobs, self._pool.nodes, now, busy).release:
+        for number in next_change(self.jobs, self._wanted, now, busy).release:
             if number in self._was_closing | waiting:
                 log.info("releasing allocation %d of the pool", number)
                 self._programs.run("scancel", "--quiet", str(number))
+
+    def adapt(self, now: Seconds, busy: Collection[str], jobs_wait: bool) -> None:
+        """Want all nodes while jobs wait, and otherwise fewer by each that has had no runs for long."""
+        idle = () if jobs_wait else idle_jobs((job for job in self.jobs if not job.is_abandoned), busy)
+        self._idle_since = {number: self._idle_since.get(number, now) for number in idle}
+        if jobs_wait:
+            self._wanted = self._pool.nodes
+        for number, since in self._idle_since.items():
+            if now - since >= self._pool.release_idle_after and number not in self._abandoned:
+                log.info("allocation %d of the pool was idle for %s", number, format_duration(now - since))
+                self._abandoned.add(number)
+                self._wanted -= 1
+
+    def release_all_idle(self, busy: Collection[str]) -> None:
+        """Release all allocations of this daemon without runs, at its end. Raises SlurmError."""
+        if numbers := idle_jobs(self.jobs, busy):
+            self._programs.run("scancel", "--quiet", *map(str, numbers))
 
     def place(self, node: str) -> tuple[int, PoolNode] | None:
         """Return the allocation that has a node, and what it has there; one that lasts before others."""

@@ -46,9 +46,10 @@ async def _serve(request: ServeRequest, host: ProcessHost | None) -> None:
     on_termination(ended.set)
     daemon_id = await asyncio.to_thread(load_daemon_id, request.folder, DAEMON_KEY)
     settings = SlurmSettings(given.partition, given.account, given.qos, given.options)
-    pool = PoolSettings(given.pool, given.pool_time, given.pool_jobs)
+    pool = PoolSettings(given.pool, given.pool_time, given.pool_jobs, given.release_idle_after)
     engine = SlurmEngine(Programs(), daemon_id, settings, request.config.tenants, pool, host)
     await serve_cluster(request, engine, _connect(request, engine), ended)
+    await engine.release_pool()
 
 
 async def _connect(request: ServeRequest, engine: SlurmEngine) -> str:
