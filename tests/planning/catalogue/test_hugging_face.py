@@ -330,3 +330,23 @@ def test_any_configuration_is_read_or_rejected(name: str, change: dict[str, Any]
         assert shape_of(CONFIGS[name][0] | change, "x").parameters > 0
     except RefoldError as error:
         assert len(str(error)) < 1000
+
+
+def test_linear_attention_is_not_modelled_and_said_so() -> None:
+    text = json.dumps(
+        {
+            "model_type": "qwen3_next",
+            "hidden_size": 2048,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "intermediate_size": 5120,
+            "hidden_act": "silu",
+            "vocab_size": 151936,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 32,
+        }
+    )
+    shape = shape_from_config(load_yaml(text, "config.json"), "qwen3-next")
+    assert shape.not_modelled == ("linear attention: all layers are taken to have full attention",)

@@ -14,7 +14,16 @@ from refold.cli.views import AsJson, output_width, print_json, print_line, print
 
 if TYPE_CHECKING:
     from refold.model import LaunchEngine, Plan
-    from refold.planning.perf import Estimate, Fitted, FormulaLine, Machines, ModelShape, Section, TrainingSetup
+    from refold.planning.perf import (
+        Estimate,
+        Fitted,
+        FormulaLine,
+        Machines,
+        ModelShape,
+        Section,
+        Training,
+        TrainingSetup,
+    )
     from refold.planning.plans import LaunchSettings, PlanLimits, PlanSearch, Task
 
 ACCURACY_NOTE = "Estimated without measurements; see docs/accuracy.md. Correct the model with `refold fit`."
@@ -33,6 +42,7 @@ def plan(
         Path | None, typer.Option("--fit", metavar="FILE", help="Correct estimates with a file saved by 'refold fit'.")
     ] = None,
     limits: plan_request.PlanLimitOptions,
+    cost: plan_request.CostOptions,
     launch: LaunchTargetName = None,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="PLAN", help="Show the formulas of a plan's step time.")
@@ -60,6 +70,8 @@ def plan(
 
     Example: refold plan examples/module.py --gpus 8xH100 --batch 512
 
+    Example: refold plan llama-3.1-70b --gpus 512xH100 --tokens 15T --price 2.5 --mtbf 3h
+
     Example: refold plan deepseek-v3 --gpus 256xGB200 --engine megatron-core --precision mxfp8
     """
     from msgspec.structs import replace
@@ -85,6 +97,8 @@ def plan(
     if fitted is not None:
         setup = apply_corrections(setup, fitted.values)
         notes += [f"estimates are corrected with {fit}, fitted to {fitted.model} with {setup.engine.name}"]
+    whole, assumed = cost.parse(setup)
+    notes += assumed
     plan_limits = limits.parse(setup.sequence, offload, target)
     search = best_plans(setup, plan_limits, top)
     notes += _assumption_notes(setup, search, hardware.network)
@@ -94,12 +108,12 @@ def plan(
         wanted = _find_plan(asked, search)
         notes += _accumulation_notes(setup, possible, wanted)
         if explain is not None:
-            _print_explanation(setup, possible, wanted, notes, as_json)
+            _print_explanation(setup, possible, wanted, notes, as_json, whole)
         else:
             _print_comparison(setup, possible, wanted, search, notes, as_json)
     else:
         settings = _launch_settings(target, setup, search.best[0].plan) if target and search.best else None
-        _print_best(setup, search, notes, _accuracy_note(fitted), as_json, settings)
+        _print_best(setup, search, notes, _accuracy_note(fitted), as_json, settings, whole)
 
 
 def _describe_training(
@@ -224,18 +238,23 @@ def _print_best(
     accuracy: str,
     as_json: bool,
     launch: LaunchSettings | None,
+    whole: Training | None,
 ) -> None:
 
     from msgspec.structs import asdict
 
-    from refold.cli.views import plan_tables, rejection_tables
+    from refold.cli.views import plan_tables, rejection_tables, training_table
+    from refold.planning.perf import training_cost
 
     if as_json:
         started = {} if launch is None else {"launch": {"command": launch.command(), **asdict(launch)}}
-        print_json(_document(setup, search, notes) | started)
+        takes = training_cost(setup, search.best[0], whole) if whole and search.best else None
+        print_json(_document(setup, search, notes) | started | ({"training": takes} if whole else {}))
     else:
         print_notes(notes)
         *others, last = plan_tables(setup, search) if search.best else rejection_tables(setup, search)
+        if whole and search.best:
+            others.append(training_table(setup, search.best[0], whole))
         print_tables(*others, last._replace(after=[*last.after, "", accuracy]))
         if launch is not None:
             _print_launch(launch)
@@ -343,14 +362,20 @@ def _compare(found: Estimate | None, best: Estimate | None) -> str:
 
 
 def _print_explanation(
-    setup: TrainingSetup, limits: PlanLimits, plan: Plan, notes: Sequence[str], as_json: bool
+    setup: TrainingSetup,
+    limits: PlanLimits,
+    plan: Plan,
+    notes: Sequence[str],
+    as_json: bool,
+    whole: Training | None,
 ) -> None:
     from refold.cli.views import plan_title
-    from refold.planning.perf import estimate, explain
+    from refold.planning.perf import estimate, explain, explain_cost
     from refold.planning.plans import rejection_reasons
 
     reasons = rejection_reasons(setup, plan, limits)
     sections = explain(setup, plan)
+    sections += (explain_cost(setup, estimate(setup, plan), whole),) if whole else ()
     if as_json:
         found = _estimate_document(setup, estimate(setup, plan))
         document = {"setup": setup, "notes": notes, "reasons": reasons}

@@ -33,6 +33,7 @@ from .plans import (
     plan_tables as plan_tables,
     plan_title as plan_title,
     rejection_tables as rejection_tables,
+    training_table as training_table,
 )
 from .previews import preview_table as preview_table
 from .sanitize import Sanitizer as Sanitizer

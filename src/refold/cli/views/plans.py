@@ -10,7 +10,7 @@ from refold.cli.views.tables import COLUMN_GAP, Column, Table
 
 if TYPE_CHECKING:
     from refold.model import Plan
-    from refold.planning.perf import Estimate, ModelShape, TrainingSetup
+    from refold.planning.perf import Estimate, ModelShape, Training, TrainingSetup
     from refold.planning.plans import PlanSearch, RejectedPlans
 
 DEFAULT_VALUES = {
@@ -119,6 +119,25 @@ def plan_tables(setting: TrainingSetup, search: PlanSearch) -> list[Table]:
     if search.rejected:
         tables.append(Table("Rejected plans", _rejected_columns(), search.rejected))
     return tables
+
+
+def training_table(setting: TrainingSetup, best: Estimate, training: Training) -> Table:
+    """Return what the whole training takes with the best plan."""
+    from refold.cli.views.tables import fact_table
+    from refold.model import format_duration
+    from refold.planning.perf import training_cost
+
+    cost = training_cost(setting, best, training)
+    return fact_table(
+        f"The whole training, {cost.tokens / 1e9:,.0f} billion tokens",
+        {
+            "time": f"{cost.seconds / 86_400:,.2f} days",
+            "price": f"$ {cost.dollars:,.0f}" if training.price else "",
+            "energy of the GPUs": f"{cost.kilowatt_hours:,.0f} kWh at most",
+            "goodput": format_percent(cost.goodput) if training.mtbf_seconds else "",
+            "checkpoint every": format_duration(round(cost.interval_seconds)) if training.mtbf_seconds else "",
+        },
+    )
 
 
 def _best_table(setting: TrainingSetup, search: PlanSearch) -> Table:

@@ -52,6 +52,7 @@ NOT_MODELLED = {
     "audio_config": "the audio part",
     "attn_logit_softcapping": "the limit of attention scores",
     "index_topk": "the choice of keys (sparse attention)",
+    "linear_num_value_heads": "linear attention: all layers are taken to have full attention",
 }
 """Keys of parts that a model has besides, and that estimates leave out, with their descriptions."""
 

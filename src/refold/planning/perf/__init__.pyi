@@ -78,6 +78,13 @@ from .shapes import (
     ModelKind as ModelKind,
     ModelShape as ModelShape,
 )
+from .training_cost import (
+    Training as Training,
+    TrainingCost as TrainingCost,
+    default_tokens as default_tokens,
+    explain_cost as explain_cost,
+    training_cost as training_cost,
+)
 from .training_setup import (
     AdaptedLayers as AdaptedLayers,
     Optimizer as Optimizer,
