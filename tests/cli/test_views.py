@@ -376,6 +376,16 @@ def test_the_queue_fits_the_screen_and_shows_every_job_with_its_reason(
     assert ("tenant" in shown) == (width >= 100)  # all jobs have the same
 
 
+def test_a_run_that_waits_in_an_engine_is_shown_as_such(served: FakeServer, stdout_of: TextOf) -> None:
+    served.call(served.service.add, Submission("a", ["true"], gpus=4), "vision", "ann")
+    served.call(served.service.start, "a-1")
+    here, why = [NodeGpus("n0", [0, 1, 2, 3])], "submitted to Slurm (Priority)"
+    served.call(lambda: served.service._change("a-1", "warned", placement=here, message="node lost"))
+    assert "node lost" not in stdout_of("queue")  # how the last run ended
+    served.call(lambda: served.service._change("a-1", "warned", placement=here, reason="Starting", message=why))
+    assert why in " ".join(stdout_of("queue").split())
+
+
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("command", ["nodes", "tenants", "history", "token", "gpus", "models", "engines"])
 def test_lists_fit_the_screen(

@@ -38,6 +38,9 @@ UNKNOWN_POWER = (None, None)
 WallTime = Callable[[Seconds], float]
 """Converts journal seconds to Unix seconds."""
 
+STARTING = "Starting"
+"""The reason of a job whose run was submitted to the engine and has not begun there."""
+
 RunNote = Callable[[str], str]
 """Returns what the engine says about the run of a job that has not begun, or about its last one."""
 
@@ -130,6 +133,7 @@ class JobStates:
             return _base_status(job, state, self._wall_time, None)
         run = view.runs.get(job.id) if state in ("running", "stopping") else None
         wait = None if run is not None or job.id in self._uncommitted else self._reason(job.id, position)
+        note = "" if run is None else self._run_note(job.id)
         estimate = self._forecasts.estimate(job.id)
         end = self._forecasts.end_estimate(job.id)
         return replace(
@@ -137,8 +141,8 @@ class JobStates:
             started=_optional_time(record.first_started, self._wall_time),
             runs=record.runs,
             placement=[] if run is None else wire_placement(run.allocation, view.cluster),
-            reason="" if wait is None else wait.reason.value,
-            message=self._message(job, record, wait),
+            reason=(STARTING if note else "") if wait is None else wait.reason.value,
+            message=note or record.why if wait is None else self._waiting_text(job, wait),
             start_estimate=None if estimate is None else wire_estimate(estimate, self._wall_time),
             end_estimate=None if end is None else wire_estimate(end, self._wall_time),
             steps_done=view.steps_done(job.id)[0],
@@ -151,10 +155,8 @@ class JobStates:
             peak_memory_mib=record.peak_memory_mib,
         )
 
-    def _message(self, job: Job, record: JobRecord, wait: Wait | None) -> str:
-        """Return why a job waits, or what is to be said about its run."""
-        if wait is None:
-            return self._run_note(job.id) or record.why
+    def _waiting_text(self, job: Job, wait: Wait) -> str:
+        """Return why a job waits, in words."""
         return wait.text(job.demand) or self._condition_text(wait.reason, job)
 
     def _condition_text(self, reason: Reason, job: Job) -> str:

@@ -196,7 +196,8 @@ def _format_details(job: JobStatus) -> str:
         f"loss {job.loss:.4g}" if job.loss is not None else "",
         f"{job.samples_per_second:.4g} samples/s" if job.samples_per_second is not None else "",
     ]
-    details = [nodes, job.plan, steps, *measures] if nodes else [format_reason(job)]
+    starting = job.message if job.reason else ""  # what a run waits for that was submitted to an engine
+    details = [nodes, starting, job.plan, steps, *measures] if nodes else [format_reason(job)]
     warning = f"! {job.warning}" if job.warning else ""
     return " ".join(part for part in (", ".join(filter(None, details)), warning) if part)
 
