@@ -130,6 +130,7 @@ def test_a_policy_that_breaks_a_rule_is_named_without_a_traceback(jobs: Path, tm
     [
         (["nothing.csv", "--cluster", "2x4"], "nothing.csv: no such file"),
         (["nothing.csv"], "nothing.csv: no such file"),
+        ([""], "no such file"),
         (["JOBS"], "no cluster given for"),
         (["JOBS", "--cluster", "nowhere.yaml"], "nowhere.yaml"),
         (["JOBS", "--cluster", "2x4", "--policy", "fiffo"], "did you mean 'fifo'?"),

@@ -42,6 +42,9 @@ Not everything was chosen without these slices. That starvation matters was seen
 56,000); the 24 h were then chosen on others ([decision 37](../decisions/0037-without-preemption.md)). The fairness rows
 were first measured with `fair_share=0`, and changed to 1 after a look at one draw of the same slices with it.
 
+The rows of `refold` were measured before [decision 56](../decisions/0056-bounded-overtaking.md); those of
+`las-10-restarts` (five draws) and `easy-shortest` (one) after it.
+
 - `rubick`: Rubick's random-plan trace on 64 GPUs, all jobs reshapable; `rubick-large-0`, `rubick-large-10`: with 0 and
   10 % large models; `rubick-rigid`: nothing is reshapable, and `refold` does not trust the number of steps;
   `mixed-half-rigid`: half of the jobs are reshapable. `guarantees`: the multi-tenant trace.
@@ -57,6 +60,7 @@ were first measured with `fair_share=0`, and changed to 1 after a look at one dr
 - `decisions`: CPU time of a decision with 4,000 running and 4,000 queued jobs on 32,768 GPUs. Medians of five events:
   the decisions that make start estimates, once in five minutes with so many jobs, take about 85 ms longer. Of three
   runs, this is the one with the longest decision after an event (92, 96 and 135 ms; first decision 348 to 413 ms).
+  Measured with Numba, before 2026-11-18.
 """
 
 

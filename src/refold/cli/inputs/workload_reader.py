@@ -55,8 +55,8 @@ def _cluster_for(trace: str, cluster: str | None) -> str:
         return cluster
     if trace == DEMO:
         return DEMO
-    if not Path(trace).exists():
-        raise BadFile(trace, "no such file")
+    if not trace or not Path(trace).exists():
+        raise BadFile(trace or "''", "no such file")
     raise BadInput(
         f"no cluster given for {trace}: use --cluster with a file (YAML, or a CSV list of nodes) "
         "or shorthand such as 135x8 for 135 nodes of 8 GPUs"
