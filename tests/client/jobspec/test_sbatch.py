@@ -261,19 +261,36 @@ def test_a_begin_time_is_relative_to_now() -> None:
     assert found.submissions[0].begin == 4600.0
 
 
+PARTITION = "select a GPU type with --gres=gpu:TYPE:N; on Slurm, the partition is that of the chosen nodes"
+SITE = "the daemon submits all jobs alike: set it in the section `slurm` of refold.yaml"
+
+
 @pytest.mark.parametrize(
     ("directive", "note"),
     [
-        ("-p gpu", "--partition is ignored: there are no partitions; select a GPU type with --gres=gpu:TYPE:N"),
+        ("-p gpu", f"--partition is ignored: {PARTITION}"),
         (
             "--open-mode=append",
             "--open-mode is ignored: the first run replaces the output file, later ones append",
         ),
         ("--mail-type=END", "--mail-type is ignored: use `refold submit --notify mailto://…`"),
-        ("--exclusive", "--exclusive is ignored: the scheduler chooses the nodes"),
+        ("--nodelist=n1", "--nodelist is ignored: the scheduler chooses the nodes"),
+        ("--constraint=ib", f"--constraint is ignored: {SITE}"),
+        ("--reservation=maint", f"--reservation is ignored: {SITE}"),
+        ("--switches=1@60", "--switches is ignored: the scheduler chooses the nodes"),
+        ("--gpus-per-socket=2", "--gpus-per-socket is ignored: it is not supported"),
+        (
+            "--kill-on-invalid-dep=no",
+            "--kill-on-invalid-dep=no is ignored: a job whose dependency has failed is ended",
+        ),
+        (
+            "--get-user-env",
+            "--get-user-env is ignored: the job has the environment of the submitting shell (--export)",
+        ),
         (
             "--qos=high",
-            "--qos is ignored: use `refold submit --class best-effort` for jobs that may be preempted",
+            "--qos is ignored: use `refold submit --class best-effort` for jobs that may be preempted; on Slurm, see "
+            "slurm.qos in refold.yaml",
         ),
         ("--mem=0", "--mem=0 means all memory of a node in Slurm; here no memory is requested"),
         ("--gres=nvme:1", "--gres supports only GPUs: other resources in 'nvme:1' are ignored"),
@@ -283,6 +300,10 @@ def test_a_begin_time_is_relative_to_now() -> None:
 )
 def test_ignored_options_are_noted(directive: str, note: str) -> None:
     assert read(directive).notes == [f"job.sh line 2: {note}"]
+
+
+def test_a_job_whose_dependency_fails_is_ended_as_it_asks_for() -> None:
+    assert read("--kill-on-invalid-dep=yes").notes == []
 
 
 EXPECTED_BEGIN = "a time within ten years, such as now+10m, 16:00, tomorrow or 2026-12-31T08:00"

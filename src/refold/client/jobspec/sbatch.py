@@ -160,6 +160,16 @@ def _export(builder: SpecBuilder, part: Part) -> None:
     builder.export = "NONE" if words == ["NIL"] else part.written
 
 
+def _invalid_dependency(builder: SpecBuilder, part: Part) -> None:
+    """Do nothing for `yes`: a job whose dependency has failed is ended, always."""
+    if part.written not in ("", "yes"):
+        builder.note(part, "--kill-on-invalid-dep=no is ignored: a job whose dependency has failed is ended")
+
+
+def _user_environment(builder: SpecBuilder, part: Part) -> None:
+    builder.note(part, "--get-user-env is ignored: the job has the environment of the submitting shell (--export)")
+
+
 def _requeue(builder: SpecBuilder, part: Part) -> None:
     builder.put("retries", 1, part)
     builder.put("preemptible", True, part)
@@ -190,5 +200,7 @@ READERS: dict[str, Reader] = {
     "output": partial(_text, field="output"),
     "error": partial(_text, field="error"),
     "begin": _begin,
+    "kill-on-invalid-dep": _invalid_dependency,
+    "get-user-env": _user_environment,
     **dict.fromkeys(("comment", "parsable", "quiet", "verbose", "ignore-pbs"), _no_effect),
 }

@@ -54,24 +54,29 @@ OPTIONAL_VALUE = frozenset(_names("exclusive get-user-env immediate nice no-kill
 
 _MAIL = "use `refold submit --notify mailto://…`"
 _NODES = "the scheduler chooses the nodes"
+_SITE = "the daemon submits all jobs alike: set it in the section `slurm` of refold.yaml"
 UNSUPPORTED_OPTIONS = {
-    "partition": "there are no partitions; select a GPU type with --gres=gpu:TYPE:N",
-    "qos": "use `refold submit --class best-effort` for jobs that may be preempted",
+    "partition": "select a GPU type with --gres=gpu:TYPE:N; on Slurm, the partition is that of the chosen nodes",
+    "qos": "use `refold submit --class best-effort` for jobs that may be preempted; on Slurm, see slurm.qos in "
+    "refold.yaml",
+    "exclusive": "request all GPUs of the node instead: other jobs may get what is left of its CPUs and memory",
+    **dict.fromkeys(("constraint", "prefer", "cluster-constraint", "licenses", "reservation"), _SITE),
+    "gpu-bind": "each process sees the GPUs of its instance",
     "open-mode": "the first run replaces the output file, later ones append",
     **dict.fromkeys(("mail-type", "mail-user"), _MAIL),
     **dict.fromkeys(("deadline", "time-min"), "use --time"),
     **dict.fromkeys(
         _names(
-            "cluster-constraint clusters constraint contiguous exclude exclusive immediate licenses nodefile nodelist "
-            "no-kill oversubscribe prefer reservation segment spread-job switches tmp use-min-nodes wait-all-nodes"
+            "clusters contiguous exclude immediate nodefile nodelist no-kill oversubscribe segment spread-job switches "
+            "tmp use-min-nodes wait-all-nodes"
         ),
         _NODES,
     ),
     **dict.fromkeys(
         _names(
             "acctg-freq batch bb bbf bcast container container-id core-spec cores-per-socket cpu-freq delay-boot "
-            "distribution export-file extra extra-node-info get-user-env gid gpu-bind gpu-freq gres-flags hint input "
-            "kill-on-invalid-dep mcs-label mem-bind mincpus network ntasks-per-core ntasks-per-gpu ntasks-per-socket "
+            "distribution export-file extra extra-node-info gid gpu-freq gpus-per-socket gres-flags hint input "
+            "mcs-label mem-bind mincpus network ntasks-per-core ntasks-per-gpu ntasks-per-socket "
             "overcommit power profile propagate reboot resv-ports sockets-per-node stepmgr test-only thread-spec "
             "threads-per-core tres-bind tres-per-task uid wait wckey"
         ),
