@@ -46,7 +46,7 @@ measures again and writes this page.
 |---|---|---|---|
 {rows}
 
-Installing includes downloads, the virtual environment, and compiling 28 kernels. The Slurm history has {history:,} jobs
+Installing includes downloads, the virtual environment, and compiling kernels. The Slurm history has {history:,} jobs
 of Helios Venus as `sacct` prints them, on 135 nodes of 8 GPUs, on which none of them has to wait. The daemon has 4
 slots and the policy `refold`; its time is that of its process until a job that was submitted to it has ended. Its
 memory is measured after 21 jobs.

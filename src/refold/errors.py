@@ -29,7 +29,6 @@ RefoldError
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 
 MAX_SUGGESTIONS = 8
 """How many names an error lists if there is a command that prints all of them."""
@@ -93,6 +92,8 @@ class UnknownName(BadInput):
     def __init__(
         self, kind: str, name: str, known: Iterable[str], *, key: Callable[[str], str] = str, listed_by: str = ""
     ) -> None:
+        from difflib import get_close_matches  # no command needs it, unless something is misspelt
+
         listed = sorted(known)
         by_key = {key(word): word for word in listed}
         near = [by_key[match] for match in get_close_matches(key(name), by_key, n=1)]
