@@ -10,6 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from other_users import ANN, needs_root
 
 from refold.server.machine_locks import GpuLocks, LockHolder
 
@@ -56,3 +57,26 @@ def test_runs_do_not_inherit_the_lock(tmp_path: Path) -> None:
         assert later.acquire(uuid) is None
         run.kill()
     later.close()
+
+
+@needs_root
+def test_daemons_of_different_users_do_not_use_the_same_gpu() -> None:
+    uuid, reading, writing = f"GPU-{uuid4()}", *os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setresuid(ANN, ANN, ANN)
+            of_ann = GpuLocks()
+            os.write(writing, b"1" if of_ann.acquire(uuid) is None else b"0")
+            signal.pause()
+        finally:
+            os._exit(0)
+    assert os.read(reading, 1) == b"1"
+    locks = GpuLocks()
+    assert locks.acquire(uuid) == LockHolder(pid, ANN)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert locks.acquire(uuid) is None
+    locks.close()
+    os.close(reading)
+    os.close(writing)
