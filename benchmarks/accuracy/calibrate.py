@@ -116,7 +116,7 @@ FITS = (
             Free(AMPERE, "matmul", 0.85, 0.05),
             Free(AMPERE, "half_tokens", 500.0, 0.5),
             Free(AMPERE, "half_width", 100.0, 0.5),
-            Free(FOUNDRY, "attention_share", 0.55, 0.2),
+            Free(AMPERE, "attention", 0.4, 0.2),
             Free(AMPERE, "network", 0.6, 0.2),
             Free(AMPERE, "link", 0.75, 0.1),
             Free(FOUNDRY, "passes_hidden", 10.0, 0.2),

@@ -27,7 +27,7 @@ class Efficiency(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     half_tokens: float = 700.0
     half_width: float = 100.0
     attention: float = 0.45
-    half_keys: float = 500.0
+    half_keys: float = 0.0
     memory: float = 0.8
     link: float = 0.75
     network: float = 0.6
