@@ -32,19 +32,22 @@ kernels: $(VENV)/installed.test  ## compile the kernels that have changed; `make
 check: kernels  ## before a commit: lint, check types, run the fast tests of what has changed
 	@$(BIN)/python tools/check.py -- $(PARALLEL) -m '$(NO_ENGINE)'
 
-# While mypy uses one core, pytest compiles the tests: with an empty cache, each of its workers would do that.
+# With an empty cache, mypy takes a minute; pytest compiles the tests and begins meanwhile. They are compiled before,
+# because each of its workers would do that.
 test: kernels  ## lint, check types, run all tests that need no engine; prints the time of each part
 	@failed=0; \
 	part() { \
 		started=$$(date +%s); "$$@" || failed=1; \
 		echo "$$(( $$(date +%s) - started )) s: $$*"; \
 	}; \
-	$(BIN)/pytest --collect-only --quiet >/dev/null 2>&1 & compiled=$$!; \
+	mkdir -p build/tests; \
+	{ part $(BIN)/mypy; exit $$failed; } >build/tests/types.txt 2>&1 & types=$$!; \
 	part $(BIN)/ruff check .; \
 	part $(BIN)/ruff format --check .; \
-	part $(BIN)/mypy; \
-	wait $$compiled || true; \
+	$(BIN)/pytest --collect-only --quiet >/dev/null 2>&1 || true; \
 	part $(RUN_TESTS)/test.xml $(PARALLEL) --durations 25 -m '$(NO_ENGINE)'; \
+	wait $$types || failed=1; \
+	cat build/tests/types.txt; \
 	exit $$failed
 
 test-long: kernels  ## run the property-based tests with ten times as many examples, of a random seed, and tests on further seeds

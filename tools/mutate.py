@@ -119,9 +119,9 @@ class Mutant:
 
     @property
     def folder(self) -> str:
-        """The folder in `SOURCE` under which it is reported: that of a back end, or else the topmost."""
+        """The folder in `SOURCE` under which it is reported: that of an engine, or else the topmost."""
         parts = Path(self.path).relative_to(SOURCE).parts[:-1]
-        return "/".join(parts[: 2 if parts[:1] == ("backends",) else 1]) or "."
+        return "/".join(parts[: 2 if parts[:1] == ("engines",) else 1]) or "."
 
 
 @dataclass

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_daemon import wait_until
 from typed_shell import Shell
 
 
@@ -143,6 +144,7 @@ def test_start_estimates_are_unknown_at_first_and_bounded_by_time_limits(tmp_pat
         limited = submit(shell, "--name limited --time 30m -- sleep 1000")
         waiting = submit(shell, "--name waiting -- sleep 1")
         now = read_json(shell, "refold queue")["now"]
+        wait_until(lambda: estimate(shell, waiting))  # made in the background
         assert now <= estimate(shell, waiting)["latest"] <= now + 31 * 60
         shell.succeed(f"refold cancel --now {limited}")
         assert "finished" in follow(shell, waiting)

@@ -29,7 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Test policies on fewer workloads, unless more is wanted."""
     if not config.getoption("--long"):
-        PolicyContract.seeds = range(3)
+        PolicyContract.seeds = range(2)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -33,6 +33,7 @@ GPU = "A800-80GB"
 MODELS = ("bert", "gpt2", "t5", "vit")
 
 
+@pytest.mark.long  # a yardstick of benchmarks, which solves an integer program in each round
 class TestOptimal(PolicyContract):
     seeds = range(1)
     disturbance_seeds = range(1)

@@ -20,7 +20,8 @@ from refold.server.forked_work import WorkHere, WorkOutcome
 
 T = TypeVar("T")
 
-POLICIES = ("refold", "fifo", "fifo-skip", "easy", "conservative", "drf", "las")
+SELDOM = ("fifo-skip", "drf", "las")
+POLICIES = ("refold", "fifo", "easy", "conservative", *(pytest.param(name, marks=pytest.mark.long) for name in SELDOM))
 
 
 class Cluster(ManualDaemon):
