@@ -192,3 +192,7 @@ def test_the_api_documentation_lists_every_call_and_status() -> None:
     table = page.partition("## Calls")[2].partition("## Errors")[0]
     assert [call.path for call in CALLS if call.path.rpartition("/")[2] not in table] == []
     assert [status for status in ERROR_DESCRIPTIONS if status != 500 and f"| {status} |" not in page] == []
+
+
+def test_an_answer_that_may_not_exist_yet_is_described() -> None:
+    assert "404" in build_openapi()["paths"]["/api/v1/whatif/preemption"]["get"]["responses"]

@@ -101,7 +101,8 @@ class Call(msgspec.Struct, frozen=True):
     """One call of the API.
 
     `name` is the method of `Service` that implements it; path parameters (`{…}`), body and `query` are its
-    arguments. `repeatable`: the call is idempotent, so a client may retry it.
+    arguments. `repeatable`: the call is idempotent, so a client may retry it. `may_be_missing`: there may be no answer
+    yet (404).
     """
 
     name: str
@@ -115,6 +116,7 @@ class Call(msgspec.Struct, frozen=True):
     status: int = 200
     media: str = "application/json"
     repeatable: bool = True
+    may_be_missing: bool = False
 
 
 Submissions = Annotated[list[Submission], Meta(min_length=1, max_length=MAX_SUBMISSIONS)]
@@ -190,7 +192,7 @@ class Service(Protocol):
     def compare_policies(self, caller: Caller, question: PolicyQuestion) -> Awaitable[PolicyComparison]:
         """Simulate the present jobs under other policies."""
 
-    @call("GET", "/whatif/preemption", "reader")
+    @call("GET", "/whatif/preemption", "reader", may_be_missing=True)
     def preemption_outlook(self, caller: Caller) -> Awaitable[PreemptionOutlook]:
         """Simulate the latest jobs with all, some and none preemptible."""
 

@@ -69,6 +69,8 @@ def _operation(call: Call, schemas: dict[int, Any], components: dict[str, Any]) 
     statuses = [*COMMON_ERRORS, *(BODY_ERRORS if call.request_type else ())]
     if call.request_type or call.query or "{" in call.path:  # names something that may not exist or be ambiguous
         statuses += [404, 409]
+    elif call.may_be_missing:
+        statuses.append(404)
     operation: dict[str, Any] = {
         "operationId": call.name,
         "summary": call.summary,
