@@ -42,7 +42,7 @@ def plan(
         Path | None, typer.Option("--fit", metavar="FILE", help="Correct estimates with a file saved by 'refold fit'.")
     ] = None,
     limits: plan_request.PlanLimitOptions,
-    cost: plan_request.CostOptions,
+    cost: plan_request.TrainingCostOptions,
     launch: LaunchTargetName = None,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="PLAN", help="Show the formulas of a plan's step time.")

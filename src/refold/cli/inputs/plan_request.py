@@ -336,7 +336,7 @@ TOKEN_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
 
 @dataclass(frozen=True, slots=True)
-class CostOptions:
+class TrainingCostOptions:
     """The whole training: what it takes is shown if one of these is given."""
 
     tokens: Annotated[
