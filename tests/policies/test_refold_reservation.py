@@ -22,6 +22,8 @@ from refold.testing import Audit, make_cluster, make_job
 
 HOUR = 3600.0
 NEVER = 1.0
+TIMES_AS_LONG = 2
+"""How many times as long a job waits as in order of submission, at most, with the default settings."""
 TWO_NODES = make_cluster(4, 4)
 
 
@@ -56,7 +58,7 @@ def test_a_job_that_needs_whole_nodes_starts_when_it_was_overtaken_as_much_as_ot
     assert Result(jobs, overtaking_share=NEVER).starts["wide"] > 25 * HOUR
     in_order = Result(jobs, overtaking_share=0.0).starts["wide"] - wide.submitted
     assert in_order <= 2.25 * HOUR  # until all have ended that ran at 3 h, or started before the next round
-    assert in_order < Result(jobs).starts["wide"] - wide.submitted <= 2 * in_order + 2 * HOUR
+    assert in_order < Result(jobs).starts["wide"] - wide.submitted <= TIMES_AS_LONG * in_order + 2 * HOUR
 
 
 def test_nodes_stay_reserved_until_the_job_starts_whatever_the_goal() -> None:
@@ -106,29 +108,52 @@ def test_runs_on_closed_nodes_may_stay_but_no_other_job_starts_there() -> None:
 
 
 SHORT_JOBS = st.lists(st.tuples(st.sampled_from((1, 1, 1, 2)), st.floats(5.0, 60.0)), min_size=4, max_size=12)
+LOADS = st.floats(0.7, 1.2)
 
 
 @settings(max_examples=10)
-@given(shapes=SHORT_JOBS, load=st.floats(0.7, 1.2), nodes=st.sampled_from((1, 2, 4)), data=st.data())
+@given(shapes=SHORT_JOBS, load=LOADS, nodes=st.sampled_from((1, 2, 4)), preemptible=st.booleans())
 def test_a_wide_job_waits_for_a_bounded_time_whatever_arrives_later(
-    shapes: list[tuple[int, float]], load: float, nodes: int, data: st.DataObject
+    shapes: list[tuple[int, float]], load: float, nodes: int, preemptible: bool
 ) -> None:
-    """The bound: twice the wait in order of submission, and a run to notice that and one to free the nodes.
+    check_wait_of_wide(shapes, load, make_cluster(*[4] * nodes), rounds=30, preemptible=preemptible)
+
+
+@given(shapes=SHORT_JOBS, load=LOADS, preemptible=st.booleans())
+@settings(max_examples=3)
+def test_a_wide_job_waits_for_a_bounded_time_on_64_gpus(
+    shapes: list[tuple[int, float]], load: float, preemptible: bool
+) -> None:
+    check_wait_of_wide(shapes, load, make_cluster(*[8] * 8), rounds=150, preemptible=preemptible)
+
+
+@pytest.mark.long
+@given(shapes=SHORT_JOBS, load=LOADS, preemptible=st.booleans())
+@settings(max_examples=3)
+def test_a_wide_job_waits_for_a_bounded_time_on_512_gpus(
+    shapes: list[tuple[int, float]], load: float, preemptible: bool
+) -> None:
+    check_wait_of_wide(shapes, load, make_cluster(*[8] * 64), rounds=1200, preemptible=preemptible)
+
+
+def check_wait_of_wide(
+    shapes: list[tuple[int, float]], load: float, cluster: Cluster, rounds: int, *, preemptible: bool
+) -> None:
+    """Check the bound for a job that needs all nodes: a run to notice that it is overdue, and one to free the nodes.
 
     The short jobs repeat, so that GPUs are never free by chance for long.
     """
-    cluster, preemptible = make_cluster(*[4] * nodes), data.draw(st.booleans(), "preemptible")
-    work_of_round = sum(gpus * work for gpus, work in shapes) / (4 * nodes * load)
+    work_of_round = sum(gpus * work for gpus, work in shapes) / (cluster.gpus * load)
     at, jobs = 0.0, []
-    for number in range(30 * len(shapes)):
+    for number in range(rounds * len(shapes)):
         gpus, work = shapes[number % len(shapes)]
         jobs.append(make_job(f"s{number:04}", gpus=gpus, at=at, work=work, preemptible=preemptible))
         at += work_of_round / len(shapes)
-    wide = make_job("wide", gpus=4, instances=nodes, at=at / 3, work=30.0, preemptible=False)
+    gpus, instances = cluster.nodes[0].gpus, len(cluster.nodes)
+    wide = make_job("wide", gpus=gpus, instances=instances, at=at / 3, work=30.0, preemptible=False)
     ordered = sorted([*jobs, wide], key=lambda job: job.submitted)
-    waits = [first_start(ordered, cluster, policy) - wide.submitted for policy in (Fifo(), Refold())]
-    longest = max(work for _, work in shapes)
-    assert waits[1] <= 2 * waits[0] + 3 * longest
+    in_order, waited = (first_start(ordered, cluster, policy) - wide.submitted for policy in (Fifo(), Refold()))
+    assert waited <= TIMES_AS_LONG * in_order + 3 * max(work for _, work in shapes)
 
 
 def first_start(jobs: list[Job], cluster: Cluster, policy: Policy) -> float:
@@ -162,6 +187,16 @@ def test_most_of_a_gpu_becomes_free_for_a_job_that_was_overtaken() -> None:
     quarters = stream(1, 5.0, 42.0, 400, share=0.25)
     large = make_job("wide", gpus=1, share=0.75, at=301.0, work=30.0, preemptible=False)
     assert wait_of_wide(quarters, large, make_cluster(2)) < 300.0
+
+
+def test_jobs_without_gpus_that_take_all_cpus_count() -> None:
+    """Nobody can use the GPUs beside them. Three quarters of the 64 CPUs are never free by themselves."""
+    small = [make_job(f"s{n:04}", gpus=0, cpus=16.0, at=6.0 * n, work=20.0, preemptible=False) for n in range(200)]
+    for wide in (
+        make_job("wide", gpus=1, cpus=48.0, at=301.0, work=30.0, preemptible=False),
+        make_job("wide", gpus=0, cpus=48.0, at=301.0, work=30.0, preemptible=False),
+    ):
+        assert wait_of_wide(small, wide, make_cluster(4)) < 150.0
 
 
 def test_use_of_jobs_ahead_does_not_count_while_there_is_room_beside_them() -> None:

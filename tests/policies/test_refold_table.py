@@ -7,7 +7,7 @@ import numpy as np
 
 from refold.policies.refold.table import EstimateRow, EstimateTable, GpuUse
 
-NO_USE = GpuUse(0.0, 0.0, nan, False, 0.0, 0, 0.0, 0, 0)
+NO_USE = GpuUse(0.0, 0.0, nan, False, 0.0, 0.0, 0, 0.0, 0, 0)
 
 
 def row(**fields: float) -> EstimateRow:

@@ -45,6 +45,11 @@ POLICY_FILE_SUFFIXES = (".yaml", ".yml")
 FIXED_SETTINGS = ("placement", "seed", "restart_seconds")
 """Settings that are not tuned unless a policy says so: random seeds, and what is a fact of the cluster."""
 
+FORMER_SETTINGS = {
+    ("refold", "starvation_seconds"): "waits are bounded by GPU time that others use meanwhile: 'overtaking_share'",
+}
+"""What replaces settings that policies had once."""
+
 
 class PolicyFile(msgspec.Struct, frozen=True):
     """A policy with its settings, as a document. `tuned`: how the settings were chosen, for people."""
@@ -221,6 +226,8 @@ def _construct(name: str, settings: Mapping[str, Any]) -> Policy:
     known = _settings(policy_class)
     for setting in settings:
         if setting not in known:
+            if (name, setting) in FORMER_SETTINGS:
+                raise BadInput(f"{name} has no setting {setting!r} any more; {FORMER_SETTINGS[name, setting]}")
             raise UnknownName(f"{name} setting", setting, known)
     try:
         policy: Policy = policy_class(**settings)

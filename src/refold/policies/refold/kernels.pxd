@@ -17,8 +17,8 @@ cpdef tuple outdated_rows(double now, long long ended_runs, columns)
 )
 cpdef object delay_weights(double now, rules, columns, is_preferred)
 @cython.locals(
-    submitted=cython.double[::1], rank=cython.longlong[::1], gpus=cython.double[::1], is_running=cython.uchar[::1],
-    held_gpus=cython.double[::1], held_type=cython.longlong[::1], held_since=cython.double[::1],
+    submitted=cython.double[::1], rank=cython.longlong[::1], asked_gpus=cython.double[::1],
+    is_running=cython.uchar[::1], held_gpus=cython.double[::1], held_type=cython.longlong[::1], held_since=cython.double[::1],
     usable_types=cython.longlong[::1], overtaken=cython.double[::1], used_in_all=cython.double[::1],
     used_behind=cython.double[::1], has_room=cython.uchar[::1], gpus_of=cython.double[::1],
     used_before=cython.double[::1], used_by_ended=cython.double[::1], is_usable=cython.uchar[:, ::1],

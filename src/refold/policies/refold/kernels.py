@@ -43,7 +43,7 @@ class UseColumns(NamedTuple):
 
     submitted: Floats
     rank: Ints
-    gpus: Floats
+    asked_gpus: Floats
     is_running: Bools
     held_gpus: Floats
     held_type: Ints
@@ -136,7 +136,7 @@ def delay_weights(now: Seconds, rules: DelayRules, columns: DelayColumns, is_pre
 
 def count_use(now: Seconds, order: Ints, columns: UseColumns, usable: UsableGpus, ended: EndedRuns) -> None:
     """Count what was used since the last time, in the rows of waiting jobs and of runs. `order`: rows by rank."""
-    submitted, rank, gpus = columns.submitted, columns.rank, columns.gpus
+    submitted, rank, asked_gpus = columns.submitted, columns.rank, columns.asked_gpus
     held_gpus, held_type, held_since = columns.held_gpus, columns.held_type, columns.held_since
     is_running, has_room = columns.is_running.view(np.uint8), columns.has_room.view(np.uint8)
     usable_types, overtaken, used_in_all = columns.usable_types, columns.overtaken, columns.used_in_all
@@ -190,8 +190,8 @@ def count_use(now: Seconds, order: Ints, columns: UseColumns, usable: UsableGpus
         for at in range(len(order)):
             row = order[at]
             if usable_types[row] == types:
-                has_room[row] = ahead + gpus[row] <= gpus_of[types]
+                has_room[row] = ahead + asked_gpus[row] <= gpus_of[types]
             if not is_running[row]:
-                ahead += gpus[row] if overlaps[types, usable_types[row]] else 0.0
+                ahead += asked_gpus[row] if overlaps[types, usable_types[row]] else 0.0
             elif held_gpus[row] > 0.0 and is_usable[types, held_type[row]]:
                 ahead += held_gpus[row]

@@ -1,5 +1,7 @@
 """How far each waiting job is overtaken: the GPU time that jobs behind it use while it waits.
 
+A job without GPUs counts as if it had the part of the GPUs of a node that it has of its CPUs or memory.
+
 Behind a job are those of lower priority, and those of the same priority that were submitted later; guaranteed jobs are
 ahead of all others. As long as those behind use at most the share *s* of the GPU time that is used after its
 submission, the job waits at most 1 / (1 − *s*) times as long as the jobs ahead of it need. The use of those ahead does
@@ -16,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refold.core import View
-from refold.model import WHOLE, Allocation, Cluster, Job, Run, Seconds
+from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Node, Seconds
 from refold.policies.refold.kernels import EndedRuns, UsableGpus, UseColumns, count_use
 from refold.policies.refold.table import EstimateTable, GpuUse
 
@@ -35,6 +37,27 @@ class _Ended(NamedTuple):
     used: float
 
 
+class _Room(NamedTuple):
+    """What a node has, or all nodes with some GPU types together."""
+
+    gpus: int
+    cpu_milli: int
+    memory_mib: int
+
+    def gpus_for(self, gpus: float, cpu_milli: float, memory_mib: float) -> float:
+        """Return the GPUs; without any, those that are useless without these CPUs or this memory."""
+        if gpus:
+            return gpus
+        by_cpu = cpu_milli / self.cpu_milli * self.gpus if self.cpu_milli else 0.0
+        by_memory = memory_mib / self.memory_mib * self.gpus if self.memory_mib else 0.0
+        return max(by_cpu, by_memory)
+
+    def worth(self, demand: Demand) -> float:
+        """Return the GPUs that a demand takes."""
+        instances = demand.instances
+        return self.gpus_for(demand.total_gpus, instances * demand.cpu_milli, instances * demand.memory_mib)
+
+
 class Overtaking:
     """Keeps account of the GPU time that is used after jobs are submitted, on the GPU types that they may use."""
 
@@ -43,8 +66,8 @@ class Overtaking:
         """Numbers of the GPU types that have been used."""
         self._usable: dict[GpuTypes, int] = {}
         """Numbers of sets of GPU types that jobs may use; the empty set stands for all."""
-        self._gpus: dict[GpuTypes, int] = {}
-        """Number of GPUs by set."""
+        self._rooms: dict[GpuTypes, _Room] = {}
+        """What all nodes with these types have, by set."""
         self._ended: list[_Ended] = []
         """Runs that have ended since the last update."""
         self._used_by_ended: dict[int, float] = {}
@@ -55,7 +78,7 @@ class Overtaking:
         """Note the runs that have ended. Must be called once for each view, before jobs are forgotten."""
         for run in view.changes.ended:
             gpu_type = self._type_of(view.cluster, run.allocation)
-            used = _gpus(run) * (view.now - run.since)
+            used = _held(view.cluster, run.allocation) * (view.now - run.since)
             self._used_by_ended[gpu_type] = self._used_by_ended.get(gpu_type, 0.0) + used
             job = by_id.get(run.job)
             if job is not None:
@@ -65,16 +88,17 @@ class Overtaking:
         """Return what the row of a job has to contain; what was counted so far is kept."""
         types = job.demand.gpu_types
         if types not in self._usable:
-            self._usable[types], self._gpus[types] = len(self._usable), _gpus_of(view.cluster, types)
+            self._usable[types], self._rooms[types] = len(self._usable), _room_of(view.cluster, types)
         usable = self._usable[types]
         # Before a job was known here, only jobs ahead of it are assumed to have run.
-        counted = 0.0, self._gpus[types] * max(view.now - job.submitted, 0.0), nan, False
+        counted = 0.0, self._rooms[types].gpus * max(view.now - job.submitted, 0.0), nan, False
         if job.id in table.row_of:
             counted = tuple(table.value(name, job.id) for name in GpuUse._fields[:4])
-        rank, run = _rank(job, guaranteed), view.runs.get(job.id)
+        asked, rank, run = self._rooms[types].worth(job.demand), _rank(job, guaranteed), view.runs.get(job.id)
         if run is None:
-            return GpuUse(*counted, 0.0, 0, view.now, usable, rank)
-        return GpuUse(*counted, _gpus(run), self._type_of(view.cluster, run.allocation), run.since, usable, rank)
+            return GpuUse(*counted, asked, 0.0, 0, view.now, usable, rank)
+        held, gpu_type = _held(view.cluster, run.allocation), self._type_of(view.cluster, run.allocation)
+        return GpuUse(*counted, asked, held, gpu_type, run.since, usable, rank)
 
     def update(self, view: View, table: EstimateTable) -> None:
         """Count what was used since the last update. The rows of all jobs must be up to date."""
@@ -93,7 +117,7 @@ class Overtaking:
         if before is not None:
             used_before[: len(before.used_before)] = before.used_before
         return UsableGpus(
-            np.array(list(self._gpus.values()), dtype=np.float64),
+            np.array([room.gpus for room in self._rooms.values()], dtype=np.float64),
             used_before,
             np.array([[not types or one in types for one in self._types] for types in self._usable], dtype=np.bool_),
             np.array([[_overlap(one, other) for other in self._usable] for one in self._usable], dtype=np.bool_),
@@ -124,9 +148,25 @@ def _overlap(one: GpuTypes, other: GpuTypes) -> bool:
     return not one or not other or not set(one).isdisjoint(other)
 
 
-def _gpus_of(cluster: Cluster, gpu_types: GpuTypes) -> int:
-    return sum(node.gpus for node in cluster.nodes if not gpu_types or node.gpu_type in gpu_types)
+def _room_of(cluster: Cluster, gpu_types: GpuTypes) -> _Room:
+    rooms = [_room(cluster, node) for node in cluster.nodes if not gpu_types or node.gpu_type in gpu_types]
+    return _Room(*map(sum, zip(*rooms, strict=True))) if rooms else _Room(0, 0, 0)
 
 
-def _gpus(run: Run) -> float:
-    return run.allocation.gpu_milli / WHOLE
+def _room(cluster: Cluster, node: Node) -> _Room:
+    """Return what a node has, as far as it is known; one without GPUs counts as if it had one."""
+    return _Room(
+        max(node.gpus, 1),
+        node.cpu_milli if cluster.cpus_known else 0,
+        node.memory_mib if cluster.memory_known else 0,
+    )
+
+
+def _held(cluster: Cluster, allocation: Allocation) -> float:
+    """Return the GPUs that an allocation takes."""
+    return sum(
+        _room(cluster, cluster.nodes[share.node]).gpus_for(
+            len(share.gpus) * share.gpu_milli / WHOLE, share.cpu_milli, share.memory_mib
+        )
+        for share in allocation.placement
+    )

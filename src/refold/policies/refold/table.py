@@ -67,7 +67,8 @@ class GpuUse(NamedTuple):
     `overtaken`: GPU-seconds that jobs behind the job have used while it waited. `used_in_all`: those that all jobs have
     used since it was submitted, also while it ran. `used_behind`: those that runs of jobs behind it have used so far;
     not a number if that has not been computed yet. `has_room`: there are enough GPUs for it beside all jobs ahead.
-    `held_gpus`, `held_type`, `held_since`: GPUs that it holds, the number of their type, and since when; 0 if it waits.
+    `asked_gpus`: GPUs that it requests, or counts as. `held_gpus`, `held_type`, `held_since`: those that its run holds,
+    the number of their type, and since when; 0 if it waits.
     `usable_types`: the number of the set of GPU types that it may use. `rank`: its priority; that of guaranteed jobs is
     above all others.
     """
@@ -76,6 +77,7 @@ class GpuUse(NamedTuple):
     used_in_all: float
     used_behind: float
     has_room: bool
+    asked_gpus: float
     held_gpus: float
     held_type: int
     held_since: Seconds
