@@ -18,6 +18,7 @@ from refold.core.events import (
     JobHeld,
     JobReleased,
     JobSubmitted,
+    NodesAllowed,
     RunAdopted,
     RunFailed,
     RunFinished,
@@ -27,7 +28,7 @@ from refold.core.events import (
     RunStopped,
 )
 from refold.core.orders import Order, StartRun
-from refold.model import NO_CHANGE, Cluster, Decision, End, Job, Reason, Reshape, Start, Stop, Tenant, Wait
+from refold.model import NO_CHANGE, Cluster, Decision, End, Job, NodeSet, Reason, Reshape, Start, Stop, Tenant, Wait
 from refold.testing import make_cluster, make_job
 
 CLUSTER: Cluster = msgspec.structs.replace(make_cluster(4), tenants=(Tenant("capped", limit_gpus=1.0),))
@@ -138,6 +139,8 @@ EVENTS: dict[str, Event] = {
     "JobHeld for a dependency": JobHeld("j", Reason.DEPENDENCY),
     "JobHeld for back-off": JobHeld("j", Reason.BACKOFF),
     "JobReleased": JobReleased("j"),
+    "NodesAllowed": NodesAllowed(("j",), NodeSet.of([0])),
+    "NodesAllowed without any": NodesAllowed(("j",), NodeSet()),
     "JobContinued": JobContinued("j", 4, 40.0, 4, 400.0),
     "RunAdopted": RunAdopted("j", 9, on(2), 0.0),
     "RunAdopted on GPUs that do not exist": RunAdopted("j", 9, on(4), 0.0),
@@ -220,6 +223,40 @@ EFFECTS: dict[str, dict[str, str]] = {
         "in back-off": "waiting after run 1",
         "being held": "stopping, then waiting after run 1",
     },
+    "NodesAllowed": {
+        "waiting": "waiting",
+        "waiting again": "waiting after run 1",
+        "held by a user": "held (Held)",
+        "held for a dependency": "held (Dependency)",
+        "in back-off": "held (Backoff)",
+        "over the limit": "held (Limit)",
+        "infeasible": "infeasible",
+        "running": "run 1",
+        "running again": "run 2",
+        "recalled": "stopping, then waiting after run 1",
+        "being held": "stopping, then held (Held)",
+        "being cancelled": "stopping, then unknown",
+        "being preempted": "stopping, then waiting after run 1",
+        "being ended": "stopping, then unknown",
+        "being reshaped": "stopping, then run 2",
+    },
+    "NodesAllowed without any": {
+        "waiting": "infeasible",
+        "waiting again": "infeasible after run 1",
+        "held by a user": "held (Held)",
+        "held for a dependency": "held (Dependency)",
+        "in back-off": "held (Backoff)",
+        "over the limit": "held (Limit)",
+        "infeasible": "infeasible",
+        "running": "run 1",
+        "running again": "run 2",
+        "recalled": "stopping, then infeasible after run 1",
+        "being held": "stopping, then held (Held)",
+        "being cancelled": "stopping, then unknown",
+        "being preempted": "stopping, then infeasible after run 1",
+        "being ended": "stopping, then unknown",
+        "being reshaped": "stopping, then run 2",
+    },
     "JobContinued": {
         "waiting": "waiting after run 4",
         "held by a user": "held (Held)",
@@ -234,6 +271,7 @@ EFFECTS: dict[str, dict[str, str]] = {
         "held for a dependency": "run 9",
         "in back-off": "run 9",
         "over the limit": "run 9",
+        "infeasible": "run 9",
     },
     "RunAdopted on GPUs that do not exist": {},
     "RunAdopted on a GPU that no node has": {},
@@ -332,6 +370,20 @@ CHANGES: dict[str, dict[str, list[str]]] = {
         "held for a dependency": ["submitted j"],
         "in back-off": ["submitted j"],
     },
+    "NodesAllowed": {
+        "waiting": ["submitted j", "removed j"],
+        "waiting again": ["submitted j", "removed j"],
+        **dict.fromkeys(("running", "recalled", "being held", "being cancelled"), ["progressed run 1"]),
+        **dict.fromkeys(("being preempted", "being ended", "being reshaped"), ["progressed run 1"]),
+        "running again": ["progressed run 2"],
+    },
+    "NodesAllowed without any": {
+        "waiting": ["removed j"],
+        "waiting again": ["removed j"],
+        **dict.fromkeys(("running", "recalled", "being held", "being cancelled"), ["progressed run 1"]),
+        **dict.fromkeys(("being preempted", "being ended", "being reshaped"), ["progressed run 1"]),
+        "running again": ["progressed run 2"],
+    },
     "RunAdopted": {
         "waiting": ["removed j", "started run 9"],
         "waiting again": ["removed j", "started run 9"],
@@ -339,6 +391,7 @@ CHANGES: dict[str, dict[str, list[str]]] = {
         "held for a dependency": ["started run 9"],
         "in back-off": ["started run 9"],
         "over the limit": ["started run 9"],
+        "infeasible": ["started run 9"],
     },
     "RunStarted": {
         "running": ["progressed run 1"],

@@ -30,7 +30,7 @@ class Runs:
 
     async def __aenter__(self) -> Runs:
         await self._mirror.start()
-        nodes = map_nodes(self._mirror.nodes.values(), {})
+        nodes = map_nodes(self._mirror.nodes.values())
         self.backend = KubernetesBackend(self._report, self._api, self._mirror, nodes, OwnJobs())
         return self
 

@@ -24,6 +24,7 @@ from .events import (
     NodeDrained as NodeDrained,
     NodeLost as NodeLost,
     NodeReturned as NodeReturned,
+    NodesAllowed as NodesAllowed,
     NodeUsed as NodeUsed,
     PastJob as PastJob,
     RunAdopted as RunAdopted,

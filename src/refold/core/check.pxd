@@ -7,7 +7,7 @@ cdef void _check_wake(State state, object decision, str policy) except *
 cdef void _check_start(State state, object start, set seen_jobs, str policy) except *
 cdef void _check_limit(State state, object job, object allocation, str policy) except *
 cdef bint _matches_demand(object allocation, object demand) except *
-cdef void _check_types(State state, object job, object allocation, str policy) except *
+cdef void _check_nodes(State state, object job, object allocation, str policy, object stays_on=*) except *
 cdef void _check_shares(State state, str job_id, object allocation, str policy) except *
 cdef void _check_running(State state, str job_id, set seen_jobs, str policy, bint ending=*) except *
 cdef str _state_text(State state, str job_id, set seen_jobs)

@@ -20,6 +20,7 @@ RULES = {
     "gang": "every instance gets exactly what was requested, unless the job is reshapable",
     "preemptible": "a job that is not preemptible, or not again, is not stopped or reshaped",
     "type": "an instance is placed on a GPU type that its job accepts",
+    "node": "an instance is placed on a node that its job is allowed on",
     "limit": "a job of a tenant with a limit gets at most the GPUs with which it was admitted",
     "free": "an allocation consists of resources that are free now; the shares of a GPU sum up to at most 1.0",
     "reason": "reasons and start estimates are given for waiting jobs only",
@@ -61,7 +62,8 @@ def _check(state: State, decision: Decision, allocated_ids: set[int], policy: st
     for reshape in decision.reshapes:
         _check_running(state, reshape.job, seen_jobs, policy)
         _check_shares(state, reshape.job, reshape.allocation, policy)
-        _check_types(state, state.running.jobs[reshape.job], reshape.allocation, policy)
+        stays_on = state.running.runs[reshape.job].allocation.nodes
+        _check_nodes(state, state.running.jobs[reshape.job], reshape.allocation, policy, stays_on)
         if not _is_move(state, reshape) and not state.running.jobs[reshape.job].reshapable:
             raise BadDecision(policy, "gang", f"reshaped job {reshape.job!r}, which is not reshapable")
         _check_limit(state, state.running.jobs[reshape.job], reshape.allocation, policy)
@@ -103,7 +105,7 @@ def _check_start(state: State, start: Start, seen_jobs: set[str], policy: str) -
         raise BadDecision(
             policy, "gang", f"started job {job.id!r} with resources other than the requested {job.demand}"
         )
-    _check_types(state, job, start.allocation, policy)
+    _check_nodes(state, job, start.allocation, policy)
     if job.reshapable:
         _check_limit(state, job, start.allocation, policy)
 
@@ -125,13 +127,20 @@ def _matches_demand(allocation: Allocation, demand: Demand) -> bool:
     return True
 
 
-def _check_types(state: State, job: Job, allocation: Allocation, policy: str) -> None:
-    accepted = job.demand.gpu_types
-    if not accepted:
+def _check_nodes(
+    state: State, job: Job, allocation: Allocation, policy: str, stays_on: frozenset[int] = frozenset()
+) -> None:
+    """Check that the nodes are of a type that the job accepts, and that it is allowed on them or runs there."""
+    accepted, allowed = job.demand.gpu_types, job.demand.allowed_nodes
+    if not accepted and allowed is None:
         return
     for share in allocation.placement:
+        if allowed is not None and share.node not in allowed and share.node not in stays_on:
+            known = 0 <= share.node < len(state.cluster.nodes)
+            name = state.cluster.nodes[share.node].name if known else str(share.node)
+            raise BadDecision(policy, "node", f"placed job {job.id!r} on {name!r}, which does not meet its constraints")
         gpu_type = state.cluster.nodes[share.node].gpu_type if 0 <= share.node < len(state.cluster.nodes) else "nothing"
-        if share.gpus and gpu_type not in accepted:
+        if share.gpus and accepted and gpu_type not in accepted:
             raise BadDecision(
                 policy, "type", f"placed job {job.id!r} on {gpu_type}, but it accepts {'|'.join(accepted)}"
             )

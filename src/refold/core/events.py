@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from refold.model import Allocation, ChangeWay, Job, MiB, Milli, Plan, Reason, RunUsage, Seconds
+from refold.model import Allocation, ChangeWay, Job, MiB, Milli, NodeSet, Plan, Reason, RunUsage, Seconds
 
 
 class JobSubmitted(msgspec.Struct, gc=False, frozen=True, tag=True):
@@ -41,6 +41,13 @@ class MemoryRaised(msgspec.Struct, gc=False, frozen=True, tag=True):
 
     job: str
     memory_mib: MiB
+
+
+class NodesAllowed(msgspec.Struct, gc=False, frozen=True, tag=True):
+    """The nodes on which these jobs may be placed from now on; None: all nodes. Runs stay where they are."""
+
+    jobs: tuple[str, ...]
+    nodes: NodeSet | None
 
 
 class JobContinued(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
@@ -256,6 +263,7 @@ Event = (
     | JobHeld
     | JobReleased
     | MemoryRaised
+    | NodesAllowed
     | JobContinued
     | PastJob
     | ChangeMeasured

@@ -7,7 +7,7 @@ import cython
 from msgspec.structs import replace
 
 from refold.core.limits import TenantAdmission
-from refold.model import Cluster, Decision, Job, MiB, Reason, StartEstimate, Wait
+from refold.model import Cluster, Decision, Job, MiB, NodeSet, Reason, StartEstimate, Wait
 
 if not cython.compiled:
     from refold.core.changes import Changes
@@ -38,14 +38,17 @@ class JobQueue:
             self.infeasible[job.id] = job
 
     def requeue(self, job: Job) -> None:
-        """Queue a job again whose run has ended, or hold it if that was requested."""
+        """Queue a job again whose run has ended, unless it is infeasible now, or to be held."""
         if job.id in self.hold_pending:
             self.hold_pending.discard(job.id)
             self._set_aside(job, Reason.HELD)
             self._release_usage(job)
-            return
-        self.waiting[job.id] = job
-        self._changes.requeued.append(job)
+        elif self._free.fits_when_empty(job.demand):
+            self.waiting[job.id] = job
+            self._changes.requeued.append(job)
+        else:
+            self.infeasible[job.id] = job
+            self._release_usage(job)
 
     def start(self, job_id: str) -> Job:
         """Remove and return a waiting job that starts."""
@@ -53,13 +56,18 @@ class JobQueue:
         self.start_estimates.pop(job_id, None)
         return self.waiting.pop(job_id)
 
+    def find(self, job_id: str) -> Job | None:
+        """Return a job without a run; None if there is none."""
+        return self.waiting.get(job_id) or self.held.get(job_id) or self.infeasible.get(job_id)
+
     def adopt(self, job: Job) -> None:
-        """Remove a waiting or held job whose run was found. A run beyond the limit of its tenant is older than that."""
+        """Remove a job whose run was found. A run beyond the limit of its tenant is older than that."""
         if self.waiting.pop(job.id, None) is not None:
             self._note_removed(job)
-        else:
+            return
+        if self.infeasible.pop(job.id, None) is None:
             del self.held[job.id], self.hold_reasons[job.id]
-            self.limits.force(job)
+        self.limits.force(job)
 
     def hold(self, job_id: str, reason: Reason) -> bool:
         """Hold a job without a run; return whether there is one."""
@@ -83,7 +91,7 @@ class JobQueue:
         if self.hold_reasons.get(job_id) in (None, Reason.LIMIT):
             return False
         del self.hold_reasons[job_id]
-        self._enqueue(self.held.pop(job_id))
+        self.add(self.held.pop(job_id))
         return True
 
     def raise_memory(self, job_id: str, memory_mib: MiB) -> bool:
@@ -92,6 +100,28 @@ class JobQueue:
             return False
         job = self.held[job_id]
         self.held[job_id] = replace(job, demand=replace(job.demand, memory_mib=memory_mib))
+        return True
+
+    def allow_nodes(self, job_id: str, nodes: NodeSet | None) -> bool:
+        """Limit a job without a run to some nodes; return whether that changes it. To the policy it is a new one."""
+        job = self.find(job_id)
+        if job is None or job.demand.allowed_nodes == nodes:
+            return False
+        changed = replace(job, demand=replace(job.demand, allowed_nodes=nodes))
+        if job_id in self.held:
+            self.held[job_id] = changed
+        elif job_id in self.infeasible:
+            del self.infeasible[job_id]
+            self.add(changed)
+        elif self._free.fits_when_empty(changed.demand):
+            self._note_removed(job)
+            self.waiting[job_id] = changed
+            self._changes.submitted.append(changed)
+        else:
+            del self.waiting[job_id]
+            self._note_removed(job)
+            self.infeasible[job_id] = changed
+            self._release_usage(changed)
         return True
 
     def remove(self, job_id: str) -> Job | None:
@@ -128,8 +158,9 @@ class JobQueue:
 
     def _release_usage(self, job: Job) -> None:
         """Release the usage of a job within its tenant's limit, and queue the jobs that are admitted in its place."""
-        for admitted in self.limits.release(job):
-            del self.held[admitted.id], self.hold_reasons[admitted.id]
+        for entry in self.limits.release(job):
+            admitted = self.held.pop(entry.id)
+            del self.hold_reasons[admitted.id]
             self.waiting[admitted.id] = admitted
             self._changes.submitted.append(admitted)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from math import inf
 
 import cython
+from msgspec.structs import replace
 
 from refold.core.events import ChangeMeasured, JobContinued, RunAdopted, RunFailed, RunProgressed, RunStopped
 from refold.core.measurements import Measurements
@@ -16,6 +17,7 @@ from refold.model import (
     Allocation,
     Cluster,
     Job,
+    NodeSet,
     Placement,
     Plan,
     Reshape,
@@ -95,6 +97,15 @@ class RunTable:
             self._with_change_limit.add(job.id)
         self._changes.started.append(run)
         return StartRun(job.id, run.number, allocation)
+
+    def allow_nodes(self, job_id: str, nodes: NodeSet | None) -> bool:
+        """Limit the next run of an active job to some nodes; return whether that changes the job."""
+        job = self.jobs.get(job_id)
+        if job is None or job.demand.allowed_nodes == nodes:
+            return False
+        self.jobs[job_id] = replace(job, demand=replace(job.demand, allowed_nodes=nodes))
+        self._changes.progressed.append(self.runs[job_id])
+        return True
 
     def stop(self, job_id: str, why: str, now: Seconds, next_allocation: Allocation | None = None) -> StopRun:
         """Stop a run. It holds its resources until its end is reported."""

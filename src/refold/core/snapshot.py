@@ -59,7 +59,7 @@ def _job_events(state: State) -> Iterable[Event]:
     Running jobs come first, so that the limits of their tenants admit them and not others; jobs that wait for
     admission come before other held jobs.
     """
-    over_limit = {job.id: job for job in state.queue.limits.queued()}
+    over_limit = {job.id: state.queue.held[job.id] for job in state.queue.limits.queued()}
     others = [job for job in state.queue.held.values() if job.id not in over_limit]
     jobs = (
         *state.running.jobs.values(),

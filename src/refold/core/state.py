@@ -24,6 +24,7 @@ from refold.core.events import (
     ModelProfiled,
     NodeLost,
     NodeReturned,
+    NodesAllowed,
     NodeUsed,
     PastJob,
     RunAdopted,
@@ -104,6 +105,9 @@ class State:
             case RunRecalled():
                 if self._is_current(event) and not self.running.runs[event.job].stopping:
                     return self.running.stop(event.job, event.why, self.now)
+            case NodesAllowed():
+                if not self._allow_nodes(event):
+                    self._count_late(event)
             case JobContinued():
                 if not self.running.restore(event, self.now):
                     self._count_late(event)
@@ -172,12 +176,18 @@ class State:
             self._count_late(event)
         return None
 
+    def _allow_nodes(self, event: NodesAllowed) -> bool:
+        """Limit jobs to some nodes; return whether that changes anything."""
+        changed = [self.queue.allow_nodes(job, event.nodes) for job in event.jobs]
+        changed += [self.running.allow_nodes(job, event.nodes) for job in event.jobs]
+        return any(changed)
+
     def _adopt(self, event: RunAdopted) -> bool:
         """Adopt a run: its resources are allocated, and the policy sees a run that it did not start.
 
         Not if its resources are missing or in use: the run may be older than a change of the cluster.
         """
-        job = self.queue.waiting.get(event.job) or self.queue.held.get(event.job)
+        job = self.queue.find(event.job)
         placement = event.allocation.placement
         if job is None or not self.availability.exists(placement) or self.free.take(placement) is not None:
             return False

@@ -29,6 +29,7 @@ from refold.core import (
     NodeDrained,
     NodeLost,
     NodeReturned,
+    NodesAllowed,
     NodeUsed,
     PastJob,
     RunAdopted,
@@ -48,7 +49,7 @@ from refold.errors import BadJournal
 from refold.journal.changes import Cancelled, Change, Held, NodeChange, PlanReplaced, Released, Submitted
 from refold.journal.job_log import JobLog
 from refold.journal.records import Ending, JobRecord, RunRecord
-from refold.model import Allocation, Demand, Plan, Reason, run_plan
+from refold.model import Allocation, Demand, NodeSet, Plan, Reason, run_plan
 
 
 class JobHistories(JobLog):
@@ -134,6 +135,9 @@ class JobHistories(JobLog):
             case RunRecalled():
                 if self._current(event.job, event.run) is not None:
                     self._apply_caused_order(event.job)
+            case NodesAllowed():
+                for job in event.jobs:
+                    self._allow_nodes(job, event.nodes)
             case JobContinued():
                 self._continue(event)
             case RunAdopted():
@@ -227,6 +231,11 @@ class JobHistories(JobLog):
         if record is not None and record.hold is not None and record.current is None:
             demand = replace(record.job.demand, memory_mib=event.memory_mib)
             record.job = replace(record.job, demand=demand)
+
+    def _allow_nodes(self, job: str, nodes: NodeSet | None) -> None:
+        record = self.records.get(job)
+        if record is not None:
+            record.job = replace(record.job, demand=replace(record.job.demand, allowed_nodes=nodes))
 
     def _start(self, order: StartRun) -> None:
         record = self.records.get(order.job)

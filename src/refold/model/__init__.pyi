@@ -84,6 +84,7 @@ from .measured import (
     MeasuredShape as MeasuredShape,
     measured_shape as measured_shape,
 )
+from .node_set import NodeSet as NodeSet
 from .output_pattern import (
     OUTPUT_FIELDS as OUTPUT_FIELDS,
     check_output_pattern as check_output_pattern,

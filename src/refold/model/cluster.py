@@ -9,6 +9,7 @@ from math import inf, isfinite
 import msgspec
 
 from refold.errors import BadValue, UnknownName
+from refold.model.node_set import NodeSet
 from refold.model.units import MiB, Milli
 
 MAX_GPUS_PER_NODE = 62
@@ -16,6 +17,9 @@ MAX_GPUS_PER_NODE = 62
 
 MAX_GPU_TYPES = 62
 """The GPU types of a cluster are the bits of a signed 64-bit word."""
+
+MAX_REMEMBERED_SETS = 10_000
+"""Sets of nodes of which a cluster remembers the GPU types."""
 
 MAX_AMOUNT = 2**40
 """The upper bound of CPUs, memory, power and counts: sums over nodes and jobs then fit into 64-bit integers."""
@@ -162,6 +166,20 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     def type_names(self) -> tuple[str, ...]:
         """Every GPU type in use, in alphabetical order."""
         return tuple(sorted({node.gpu_type for node in self.nodes if node.gpus}))
+
+    def types_of(self, nodes: NodeSet) -> tuple[str, ...]:
+        """Return the GPU types of some nodes, in alphabetical order."""
+        found = self._types_of_sets.get(nodes)
+        if found is None:
+            if len(self._types_of_sets) >= MAX_REMEMBERED_SETS:
+                self._types_of_sets.clear()
+            members = (self.nodes[node] for node in nodes if node < len(self.nodes))
+            found = self._types_of_sets[nodes] = tuple(sorted({node.gpu_type for node in members if node.gpus}))
+        return found
+
+    @cached_property
+    def _types_of_sets(self) -> dict[NodeSet, tuple[str, ...]]:
+        return {}
 
     @cached_property
     def gpus(self) -> int:

@@ -8,8 +8,9 @@ from typing import Literal
 import msgspec
 
 from refold.errors import BadValue
-from refold.model.cluster import MAX_AMOUNT
+from refold.model.cluster import MAX_AMOUNT, Cluster, Node
 from refold.model.launch import DEFAULT_LAUNCH, Launch, LaunchEngine
+from refold.model.node_set import NodeSet
 from refold.model.plan import Plan
 from refold.model.units import WHOLE, MiB, Milli, Seconds
 
@@ -25,7 +26,8 @@ def _count_text(count: float, thing: str) -> str:
 class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True, cache_hash=True):
     """A gang of `instances` equal instances. Each needs one node, with `gpu_milli` of each of `gpus` GPUs.
 
-    An instance with 0 GPUs needs CPUs and memory only. An empty `gpu_types` accepts every GPU type.
+    An instance with 0 GPUs needs CPUs and memory only. An empty `gpu_types` accepts every GPU type. `allowed_nodes` are
+    the only nodes on which instances may be placed, by their indices in the cluster; None: all nodes.
     """
 
     instances: int = 1
@@ -34,6 +36,7 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     cpu_milli: Milli = 0
     memory_mib: MiB = 0
     gpu_types: tuple[str, ...] = ()
+    allowed_nodes: NodeSet | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.instances <= MAX_INSTANCES:
@@ -47,6 +50,21 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
             raise BadValue(f"cpu_milli and memory_mib are {amounts}, expected 0 to {MAX_AMOUNT}")
         if list(self.gpu_types) != sorted(set(self.gpu_types)):
             raise BadValue(f"gpu_types is {self.gpu_types}, expected each type once, in alphabetical order")
+
+    def accepts(self, index: int, node: Node) -> bool:
+        """Whether an instance may be placed on a node of the cluster, if it has the resources."""
+        if self.allowed_nodes is not None and index not in self.allowed_nodes:
+            return False
+        return not self.gpus or not self.gpu_types or node.gpu_type in self.gpu_types
+
+    def usable_types(self, cluster: Cluster) -> tuple[str, ...]:
+        """Return the GPU types that it accepts, as far as its allowed nodes have them; () for all types."""
+        if self.allowed_nodes is None:
+            return self.gpu_types
+        found = cluster.types_of(self.allowed_nodes)
+        if found == cluster.type_names:
+            return self.gpu_types
+        return tuple(name for name in found if not self.gpu_types or name in self.gpu_types) or self.gpu_types
 
     @property
     def total_gpu_milli(self) -> Milli:

@@ -32,7 +32,7 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How many instances and nodes fit, and how many nodes lack which resource for one instance.
 
     Each node is counted once, under the first resource that it lacks. `too_small` counts nodes that have fewer GPUs
-    in total than an instance needs.
+    in total than an instance needs, `not_allowed` those that are not among the job's `allowed_nodes`.
     """
 
     instances: int = 1
@@ -46,6 +46,7 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     too_few_cpus: int = 0
     too_little_memory: int = 0
     at_power_limit: int = 0
+    not_allowed: int = 0
 
     def text(self, demand: Demand | None = None) -> str:
         """Format: '0 of 12 nodes fit: 7 have fewer than 8 free GPUs, 4 have a different GPU type, 1 is down or
@@ -56,6 +57,7 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         lacks = (
             (self.too_few_gpus, "has", "have", _free_gpus_text(demand)),
             (self.wrong_type, "has", "have", "a different GPU type"),
+            (self.not_allowed, "does", "do", "not meet the constraints of the job on nodes"),
             (self.too_small, "has", "have", _total_gpus_text(demand)),
             (self.too_few_cpus, "has", "have", "too few free CPUs"),
             (self.too_little_memory, "has", "have", "too little free memory"),

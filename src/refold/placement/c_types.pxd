@@ -7,6 +7,7 @@ cdef struct Need:
     long long cpu
     long long memory
     long long types
+    long long allowed
 
 cdef extern from * nogil:
     """

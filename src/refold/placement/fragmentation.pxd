@@ -20,5 +20,4 @@ cpdef double cluster_fragmentation(FreeArrays free, DemandHistory history) noexc
 cpdef void update_typical_demands(
     long long[:, ::1] shapes, long long[::1] counts, long long count, DemandHistory history
 ) except *
-cdef Need _typical(DemandHistory history, long long rank) noexcept nogil
 cdef bint _same_fragments(Need one, Need other) noexcept nogil

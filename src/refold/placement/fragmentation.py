@@ -20,7 +20,7 @@ if not cython.compiled:
 
 def _fragment(free: FreeArrays, node: int, cpu_free: int, total: int, history: DemandHistory, rank: int) -> int:
     """Return the fragment of a node for a typical demand, given its free CPUs and free GPU capacity."""
-    need = _typical(history, rank)
+    need = need_at(history.typical, rank)
     if need.gpus == 0 or cpu_free < need.cpu or not free.nodes[node, TYPE_BIT] & need.types:
         return total
     if free.nodes[node, MAX_FREE] < need.milli:
@@ -99,17 +99,6 @@ def update_typical_demands(shapes: Ints, counts: Ints, count: int, history: Dema
         total += counts[shape]
     for rank in range(distinct):
         history.weights[rank] /= total
-
-
-def _typical(history: DemandHistory, rank: int) -> Need:
-    return Need(
-        history.typical[rank, 0],
-        history.typical[rank, 1],
-        history.typical[rank, 2],
-        history.typical[rank, 3],
-        history.typical[rank, 4],
-        history.typical[rank, 5],
-    )
 
 
 def _same_fragments(one: Need, other: Need) -> bool:

@@ -1,5 +1,5 @@
 cimport cython
-from refold.placement.kernels cimport EncodedDemand, FreeArrays
+from refold.placement.kernels cimport AllowedRows, EncodedDemand, FreeArrays
 
 cdef dict _MASKS, _INDICES
 
@@ -12,7 +12,7 @@ cdef class FreeResources:
     cdef readonly object down_nodes, down_gpus
     cdef dict _encoded, _fits_when_empty
 
-    cdef void _set_arrays(self, object nodes, object gpus, object bits) except *
+    cdef void _set_arrays(self, object nodes, object gpus, object bits, AllowedRows allowed) except *
     @cython.locals(other=FreeResources)
     cpdef FreeResources copy(self)
     cpdef EncodedDemand encoded(self, object demand)

@@ -37,7 +37,7 @@ from refold.placement.layout import (
 )
 
 if not cython.compiled:
-    from refold.placement.kernels import EncodedDemand, FreeArrays
+    from refold.placement.kernels import AllowedRows, EncodedDemand, FreeArrays
 
 _REFUSAL_TEXTS = {
     layout.NODE_DOWN: "the node is down",
@@ -46,6 +46,8 @@ _REFUSAL_TEXTS = {
     layout.CPU_OVER: "too few free CPUs",
     layout.MEMORY_OVER: "too little free memory",
 }
+
+ALLOWED = Need._fields.index("allowed")
 
 _MASKS: dict[tuple[int, ...], int] = {(): 0}
 _INDICES: dict[int, tuple[int, ...]] = {0: ()}
@@ -77,23 +79,23 @@ class FreeResources:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         nodes, gpus, bits = _build_arrays(cluster)
-        self._set_arrays(nodes, gpus, bits)
+        self._set_arrays(nodes, gpus, bits, AllowedRows(np.zeros((2, (len(cluster.nodes) + 63) // 64), np.uint64)))
         self.down_nodes: frozenset[int] = frozenset()
         self.down_gpus: frozenset[tuple[int, int]] = frozenset()
         """GPUs that are down, as (node, GPU), whether or not their nodes are."""
         self._encoded: dict[Demand, EncodedDemand] = {}
         self._fits_when_empty: dict[Demand, bool] = {}
 
-    def _set_arrays(self, nodes: Ints, gpus: Ints, bits: Words) -> None:
+    def _set_arrays(self, nodes: Ints, gpus: Ints, bits: Words, allowed: AllowedRows) -> None:
         self.nodes, self.gpus, self.bits = nodes, gpus, bits
-        self.arrays = FreeArrays(nodes, gpus, bits)
+        self.arrays = FreeArrays(nodes, gpus, bits, allowed)
         """The same arrays, for kernels."""
 
     def copy(self) -> FreeResources:
         """Return an independent copy."""
         other = FreeResources.__new__(FreeResources)
         other.cluster = self.cluster
-        other._set_arrays(self.nodes.copy(), self.gpus.copy(), self.bits.copy())
+        other._set_arrays(self.nodes.copy(), self.gpus.copy(), self.bits.copy(), self.arrays.allowed)
         other.down_nodes, other.down_gpus = self.down_nodes, self.down_gpus
         other._encoded, other._fits_when_empty = self._encoded, self._fits_when_empty
         return other
@@ -102,7 +104,10 @@ class FreeResources:
         """Return a demand for the kernels, encoded for this cluster (cached)."""
         encoded = self._encoded.get(demand)
         if encoded is None:
-            encoded = self._encoded[demand] = EncodedDemand(encode_demand(demand, self.cluster))
+            row = encode_demand(demand, self.cluster)
+            if demand.allowed_nodes is not None:
+                row[0, ALLOWED] = self.arrays.allowed.add(demand.allowed_nodes)
+            encoded = self._encoded[demand] = EncodedDemand(row)
         return encoded
 
     def vector(self, demand: Demand) -> Ints:
@@ -255,7 +260,7 @@ class FreeResources:
 
 def shortage_from_counts(demand: Demand, nodes: int, counts: Ints) -> Shortage:
     """Return the shortage of a demand on a cluster with so many nodes, as counted by `kernels.count_shortages`."""
-    fits, down, wrong_type, too_small, few_gpus, few_cpus, little_memory, instances_fit = counts.tolist()
+    fits, down, wrong_type, not_allowed, too_small, few_gpus, few_cpus, little_memory, instances_fit = counts.tolist()
     return Shortage(
         instances=demand.instances,
         instances_fit=instances_fit,
@@ -267,12 +272,16 @@ def shortage_from_counts(demand: Demand, nodes: int, counts: Ints) -> Shortage:
         too_few_gpus=few_gpus,
         too_few_cpus=few_cpus,
         too_little_memory=little_memory,
+        not_allowed=not_allowed,
     )
 
 
 def _fits_in_empty_cluster(cluster: Cluster, demand: Demand) -> bool:
     remaining = demand.instances
-    for node in cluster.nodes:
+    allowed = demand.allowed_nodes
+    for index, node in enumerate(cluster.nodes):
+        if allowed is not None and index not in allowed:
+            continue
         remaining -= _instances_on_empty_node(
             cluster, node.gpus, node.gpu_type, node.cpu_milli, node.memory_mib, demand
         )
@@ -297,11 +306,14 @@ def _instances_on_empty_node(cluster: Cluster, gpus: int, gpu_type: str, cpu: in
 
 
 def encode_demand(demand: Demand, cluster: Cluster) -> Ints:
-    """Return a demand as a one-row array for the kernels, with GPU types as bits of this cluster."""
-    types = -1
-    if demand.gpu_types:
-        types = sum(1 << bit for bit, name in enumerate(cluster.type_names) if name in demand.gpu_types)
-    need = Need(demand.instances, demand.gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib, types)
+    """Return a demand as a one-row array for the kernels, with GPU types as bits of this cluster.
+
+    Its allowed nodes are left out: their row is one of a `FreeResources`.
+    """
+    types, usable = -1, demand.usable_types(cluster)
+    if usable:
+        types = sum(1 << bit for bit, name in enumerate(cluster.type_names) if name in usable)
+    need = Need(demand.instances, demand.gpus, demand.gpu_milli, demand.cpu_milli, demand.memory_mib, types, 0)
     return np.array([need], dtype=np.int64)
 
 

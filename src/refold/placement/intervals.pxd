@@ -2,13 +2,14 @@ cimport cython
 from libc.math cimport nextafter
 from refold.placement.c_types cimport Need, count_ones, view
 from refold.placement.heap cimport pop, push
-from refold.placement.kernels cimport FreeArrays, need_at, set_free
+from refold.placement.kernels cimport AllowedRows, FreeArrays, is_allowed, need_at, set_free
 
 cdef double inf
 cdef long long WHOLE, FIRST_GPU_FREE, INTERVAL_CPU, INTERVAL_MEMORY, WHOLE_MASK
 
 cdef class FreeIntervals:
     cdef readonly tuple arrays
+    cdef readonly AllowedRows allowed
     cdef Need need
     cdef long long[::1] gpus, types, up, number, gpu_free, changes
     cdef double[:, ::1] starts

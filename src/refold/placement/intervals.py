@@ -15,34 +15,38 @@ if not cython.compiled:
 
     from refold.model.arrays import view
     from refold.placement.heap import pop, push
-    from refold.placement.kernels import FreeArrays, need_at, set_free
+    from refold.placement.kernels import AllowedRows, FreeArrays, is_allowed, need_at, set_free
     from refold.placement.layout import Need, count_ones
 
 
 class FreeIntervals:
     """The intervals of every node: their number, start times (the last one has no end), and free resources.
 
-    `gpus`, `types` and `up` are the GPUs of every node, their type as a bit, and whether it is up. The rest is for
+    `gpus`, `types` and `up` are the GPUs of every node, their type as a bit, and whether it is up; `allowed` are the
+    sets of nodes that demands are limited to. The rest is for
     temporary use: what a query is about, the free capacity of each GPU of a node, and a heap of the times at which the
     number of instances that fit changes.
     """
 
-    def __init__(self, gpus: Ints, types: Ints, up: Ints, number: Ints, starts: Floats, free: Ints) -> None:
-        self.arrays = (gpus, types, up, number, starts, free)
+    def __init__(
+        self, gpus: Ints, types: Ints, up: Ints, number: Ints, starts: Floats, free: Ints, allowed: AllowedRows
+    ) -> None:
+        self.arrays, self.allowed = (gpus, types, up, number, starts, free), allowed
         self.gpus, self.types, self.up = view(gpus), view(types), view(up)
         self.number, self.starts, self.free = view(number), view(starts), view(free)
-        self.need = Need(0, 0, 0, 0, 0, 0)
+        self.need = Need(0, 0, 0, 0, 0, 0, 0)
         self.gpu_free = view(np.empty(free.shape[2] - FIRST_GPU_FREE, dtype=np.int64))
         self.times, self.changes = view(np.empty(2 * starts.size)), view(np.empty(2 * starts.size, dtype=np.int64))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return FreeIntervals, self.arrays
+        return FreeIntervals, (*self.arrays, self.allowed)
 
     def with_doubled_capacity(self) -> FreeIntervals:
         """Return the same intervals in arrays of twice the size."""
         gpus, types, up, number, starts, free = self.arrays
         starts = np.concatenate([starts, np.full_like(starts, -inf)], axis=1)
-        return FreeIntervals(gpus, types, up, number, starts, np.concatenate([free, np.zeros_like(free)], axis=1))
+        free = np.concatenate([free, np.zeros_like(free)], axis=1)
+        return FreeIntervals(gpus, types, up, number, starts, free, self.allowed)
 
 
 class BookedArrays:
@@ -215,6 +219,8 @@ def _instances_in(intervals: FreeIntervals, node: int, first: int, until: float)
 def _has_suitable_gpus(intervals: FreeIntervals, node: int) -> bool:
     if not intervals.up[node] or intervals.gpus[node] < intervals.need.gpus:
         return False
+    if not is_allowed(intervals.allowed, node, intervals.need):
+        return False
     return intervals.need.gpus == 0 or intervals.types[node] & intervals.need.types != 0
 
 
@@ -242,7 +248,7 @@ def first_that_can_start_earlier(
     while position < order.shape[0]:
         row = order[position]
         start, duration, need = booked.start[row], booked.duration[row], need_at(booked.demands, booked.demand_row[row])
-        intervals.need = Need(1, need.gpus, need.milli, need.cpu, need.memory, need.types)
+        intervals.need = Need(1, need.gpus, need.milli, need.cpu, need.memory, need.types, need.allowed)
         if now < start < inf:
             if need.instances > 1 and booked.touched[row]:
                 return position
@@ -371,7 +377,7 @@ def longest_free_duration(intervals: FreeIntervals, demands: Ints, now: float) -
 def longest_free_duration_on(intervals: FreeIntervals, candidates: Ints, demands: Ints, now: float) -> float:
     """Return for how long one instance fits on one of the candidate nodes, from now on."""
     need, best = need_at(demands, 0), 0.0
-    intervals.need = Need(1, need.gpus, need.milli, need.cpu, need.memory, need.types)
+    intervals.need = Need(1, need.gpus, need.milli, need.cpu, need.memory, need.types, need.allowed)
     for index in range(candidates.shape[0]):
         if _has_suitable_gpus(intervals, candidates[index]):
             best = max(best, _free_duration_on_node(intervals, candidates[index], now))

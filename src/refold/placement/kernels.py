@@ -5,7 +5,7 @@ from __future__ import annotations
 import cython
 import numpy as np
 
-from refold.model import WHOLE
+from refold.model import WHOLE, NodeSet
 from refold.model.arrays import view
 from refold.placement.layout import (
     CPU_FREE,
@@ -29,6 +29,7 @@ from refold.placement.layout import (
     MILLI_FREE,
     NO_SUCH_GPU,
     NODE_DOWN,
+    NOT_ALLOWED,
     SIGNATURE,
     SIGNATURE_BITS,
     TAKEN,
@@ -48,15 +49,35 @@ if not cython.compiled:
 ONE, ALL_BITS = 1, (1 << 64) - 1
 
 
+class AllowedRows:
+    """The sets of nodes that demands are limited to. Rows are only added, so that a `Need` stays valid."""
+
+    def __init__(self, array: Words, used: int = 1) -> None:
+        self.array, self.words, self.used = array, view(array), used
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return AllowedRows, (self.array, self.used)
+
+    def add(self, nodes: NodeSet) -> int:
+        """Return a new row with a set of nodes."""
+        if self.used == len(self.array):
+            self.array = np.concatenate([self.array, np.zeros_like(self.array)])
+            self.words = view(self.array)
+        count = 8 * self.array.shape[1]
+        self.array[self.used] = np.frombuffer(nodes.bits[:count].ljust(count, b"\0"), dtype="<u8")
+        self.used += 1
+        return self.used - 1
+
+
 class FreeArrays:
     """The arrays of `FreeResources`, for kernels. They write to the arrays, so a copy has its own."""
 
-    def __init__(self, nodes: Ints, gpus: Ints, bits: Words) -> None:
-        self.arrays = (nodes, gpus, bits)
+    def __init__(self, nodes: Ints, gpus: Ints, bits: Words, allowed: AllowedRows) -> None:
+        self.arrays, self.allowed = (nodes, gpus, bits), allowed
         self.nodes, self.gpus, self.bits = view(nodes), view(gpus), view(bits)
 
     def __reduce__(self) -> tuple[object, ...]:
-        return FreeArrays, self.arrays
+        return FreeArrays, (*self.arrays, self.allowed)
 
 
 class EncodedDemand:
@@ -72,7 +93,20 @@ class EncodedDemand:
 
 def need_at(demands: Ints, row: int) -> Need:
     """Return a row of `demands` as a `Need`."""
-    return Need(demands[row, 0], demands[row, 1], demands[row, 2], demands[row, 3], demands[row, 4], demands[row, 5])
+    return Need(
+        demands[row, 0],
+        demands[row, 1],
+        demands[row, 2],
+        demands[row, 3],
+        demands[row, 4],
+        demands[row, 5],
+        demands[row, 6],
+    )
+
+
+def is_allowed(allowed: AllowedRows, node: int, need: Need) -> bool:
+    """Whether a node is among those on which an instance may be placed."""
+    return need.allowed == 0 or allowed.words[need.allowed, node >> 6] >> (node & 63) & 1 != 0
 
 
 def max_gpus_per_node(free: FreeArrays) -> int:
@@ -229,6 +263,8 @@ def fits(free: FreeArrays, node: int, need: Need) -> bool:
     """Whether one instance fits on a node, given that the node is up and has the entirely free GPUs it needs."""
     if free.nodes[node, CPU_FREE] < need.cpu or free.nodes[node, MEMORY_FREE] < need.memory:
         return False
+    if not is_allowed(free.allowed, node, need):
+        return False
     if need.gpus == 0:
         return True
     if not free.nodes[node, TYPE_BIT] & need.types:
@@ -276,6 +312,8 @@ def next_fitting_node(free: FreeArrays, low: int, above: int, only: int, need: N
         return -1
     pending = free.bits[low, word] & ~free.bits[above, word] & free.bits[only, word] & (ALL_BITS << (start & 63))
     while True:
+        if need.allowed:
+            pending &= free.allowed.words[need.allowed, word]
         while pending:
             node = (word << 6) + trailing_zeros(pending)
             if fits(free, node, need):
@@ -296,6 +334,8 @@ def first_shortage(free: FreeArrays, node: int, need: Need) -> int:
     """Return the first reason why one instance does not fit on a node, or `FITS`."""
     if not free.nodes[node, UP]:
         return DOWN
+    if not is_allowed(free.allowed, node, need):
+        return NOT_ALLOWED
     if free.nodes[node, GPUS] < need.gpus:
         return TOO_SMALL
     if need.gpus and not free.nodes[node, TYPE_BIT] & need.types:

@@ -8,6 +8,8 @@
          minus row k+1; row L+2+g is the set of nodes with g GPUs, which never changes. The words of row k are
          followed by L+2 counts: the nodes with g = 0 … L GPUs in that row, and all nodes in it.
 `demands` int64, one row per demand: the number of instances, and the need of one. Inside kernels a row is a `Need`.
+`allowed` uint64, one row per set of nodes that demands are limited to, with one bit per node; row 0 stands for all
+         nodes and is not used. The resources of a cluster and all copies of them have the same rows (`AllowedRows`).
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ NODE_COLUMNS = 12
 
 
 class Need(NamedTuple):
-    """A row of `demands`: the number of instances, and of each: GPUs, thousandths of each GPU, CPUs, memory, types."""
+    """A row of `demands`: the number of instances, and what each needs: GPUs, thousandths of each, CPUs, memory, …"""
 
     instances: int
     gpus: int
@@ -48,6 +50,8 @@ class Need(NamedTuple):
     memory: int
     types: int
     """One bit per GPU type; -1: any type."""
+    allowed: int
+    """The row of `allowed` with the nodes on which instances may be placed; 0: all nodes."""
 
 
 DEMAND_ENTRIES = len(Need._fields)
@@ -81,7 +85,7 @@ FIRST_GPU_FREE = 3  # this and the following columns: free capacity of each GPU,
 TAKEN, NODE_DOWN, NO_SUCH_GPU, GPU_OVER, CPU_OVER, MEMORY_OVER = range(6)
 
 # Results of `first_shortage`, and the entries of what `count_shortages` returns.
-FITS, DOWN, WRONG_TYPE, TOO_SMALL, FEW_GPUS, FEW_CPUS, LITTLE_MEMORY, INSTANCES_THAT_FIT = range(8)
+FITS, DOWN, WRONG_TYPE, NOT_ALLOWED, TOO_SMALL, FEW_GPUS, FEW_CPUS, LITTLE_MEMORY, INSTANCES_THAT_FIT = range(9)
 
 # The greedy rules by number.
 FIRST_FIT, BEST_FIT, WORST_FIT, ROUND_ROBIN, TETRIS, FGD, WORTH, RANDOM = range(8)

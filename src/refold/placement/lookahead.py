@@ -124,6 +124,8 @@ def find_least_loss_node(
     row, power_counts, types_count = row_of(cache, demand_id), power.rack_of.shape[0] > 0, history.type_sets[0] != 0
     for word in range(words_per_row(free)):
         pending = free.bits[low, word]
+        if need.allowed:
+            pending &= free.allowed.words[need.allowed, word]
         while pending:
             node = (word << 6) + trailing_zeros(pending)
             pending &= pending - ONE

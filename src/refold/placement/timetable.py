@@ -164,4 +164,4 @@ def _initial_intervals(empty: FreeResources, up: Ints) -> FreeIntervals:
         free[node, 0, WHOLE_MASK] = (1 << int(row[GPUS])) - 1
         free[node, 0, INTERVAL_CPU], free[node, 0, INTERVAL_MEMORY] = row[CPU_FREE], row[MEMORY_FREE]
         free[node, 0, FIRST_GPU_FREE : FIRST_GPU_FREE + int(row[GPUS])] = WHOLE
-    return FreeIntervals(gpus, types, up, np.ones_like(up), np.full(free.shape[:2], -inf), free)
+    return FreeIntervals(gpus, types, up, np.ones_like(up), np.full(free.shape[:2], -inf), free, empty.arrays.allowed)

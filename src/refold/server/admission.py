@@ -66,9 +66,14 @@ class Admission:
         preemption: PreemptionRules,
         limits: JobLimits,
         allowed_targets: Sequence[str] | None = None,
+        complete: CompleteJob = as_submitted,
     ) -> None:
-        """`allowed_targets`: to which the owner limits notifications."""
+        """`allowed_targets`: to which the owner limits notifications.
+
+        `complete`: adds what the engine knows of a job, such as the nodes on which it may be placed.
+        """
         self._allowed_targets = allowed_targets
+        self._complete = complete
         self._state = state
         self._inbox = inbox
         self._reader = reader
@@ -197,7 +202,7 @@ class Admission:
         check_gang_command(submission.name, job.command, job.demand.instances)
         unmet = dict.fromkeys(str(unmet) for text in submission.after for unmet in self._resolve_dependency(text))
         begin = None if submission.begin is None else self._state.journal_time(submission.begin)
-        return replace(job, launch=replace(job.launch, after=tuple(unmet), begin=begin))
+        return self._complete(submission, replace(job, launch=replace(job.launch, after=tuple(unmet), begin=begin)))
 
     def preemption(self, tenant: str, submission: Submission) -> Preemption:
         """Return the owner's rule for a job of a tenant."""

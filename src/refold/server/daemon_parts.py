@@ -160,6 +160,7 @@ class DaemonParts:
             limits=self._limits,
             node_limits=self._engine.limits_text,
             allowed_targets=self._config.notify.allow,
+            complete=self._engine.complete,
         )
 
     def make_loop(self, metrics: Metrics, others: Sequence[Subscriber]) -> Loop:

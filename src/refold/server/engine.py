@@ -7,9 +7,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from refold.client.api import Caller, JobStatus
+from refold.client.api import Caller, JobStatus, Submission
 from refold.core import PastJob
-from refold.model import Cluster, Seconds
+from refold.model import Cluster, Job, Seconds
 from refold.server.admission import Admission
 from refold.server.backend import Backend, ExportedOf, LimitsOf, Report, SecretsOf
 from refold.server.inbox import Inbox
@@ -94,6 +94,10 @@ class ClusterEngine(Protocol):
         """Return how long a job whose run was given back waits before the next; 0: not at all."""
         del job
         return 0.0
+
+    def complete(self, _: Submission, job: Job) -> Job:
+        """Add to a submitted job what the engine knows, such as the nodes on which it may be placed."""
+        return job
 
     def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> OutputCopier | None:
         """Return what copies output, at most this much of each instance; None: it comes to the files by itself."""

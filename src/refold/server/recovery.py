@@ -28,7 +28,7 @@ from refold.core import (
     orders_as_recorded,
 )
 from refold.errors import BadDecision
-from refold.model import Cluster, Seconds
+from refold.model import Cluster, Job, NodeSet, Seconds
 from refold.server.job_table import JobTable, Notice
 from refold.server.store import JournalReader, StoredEpoch, StoreReader
 from refold.simulator import RecordedDecisions
@@ -138,6 +138,8 @@ def _rename_types(event: Event, new_types: Mapping[str, Collection[str]]) -> Eve
 
 
 def _move_to_cluster(event: Event, new_index: Mapping[int, int | None], cluster: Cluster) -> Event | None:
+    if isinstance(event, JobSubmitted | PastJob):
+        return replace(event, job=_move_job(event.job, new_index))
     if isinstance(event, NodeLost | GpuLost):
         node = new_index[event.node]
         if node is None or (isinstance(event, GpuLost) and event.gpu >= cluster.nodes[node].gpus):
@@ -156,6 +158,15 @@ def _move_to_cluster(event: Event, new_index: Mapping[int, int | None], cluster:
             return None
         return replace(event, allocation=replace(event.allocation, placement=moved))
     return event
+
+
+def _move_job(job: Job, new_index: Mapping[int, int | None]) -> Job:
+    """Let a job be placed on the same nodes as before; those that are new are not among them."""
+    if job.demand.allowed_nodes is None:
+        return job
+    found = (new_index[node] for node in job.demand.allowed_nodes if node in new_index)
+    nodes = NodeSet.of(node for node in found if node is not None)
+    return replace(job, demand=replace(job.demand, allowed_nodes=nodes))
 
 
 def _reason_for_new_epoch(epoch: StoredEpoch, header: Header, last: int, jobs: int) -> str:

@@ -48,7 +48,7 @@ from refold.client.api import (
 )
 from refold.errors import BadInput
 from refold.model import Job, PreemptionOutlook, PreemptionRules
-from refold.server.admission import Admission
+from refold.server.admission import Admission, CompleteJob, as_submitted
 from refold.server.alerts import find_alerts
 from refold.server.config import LimitsConfig
 from refold.server.costly_questions import CostlyQuestions
@@ -100,10 +100,11 @@ class SchedulerService:
         limits: JobLimits | None = None,
         node_limits: str = "",
         allowed_targets: Sequence[str] | None = None,
+        complete: CompleteJob = as_submitted,
     ) -> None:
         """`kill`: kills the run of a job without a grace period. `limits`: those of the owner.
 
-        `allowed_targets`: those of notifications, if the owner limits them.
+        `allowed_targets`: those of notifications, if the owner limits them. `complete`: adds to a job what the engine knows.
         `node_limits`: whether CPUs and memory that jobs request are enforced or counted.
         """
         self._node_limits = node_limits
@@ -121,6 +122,7 @@ class SchedulerService:
             preemption,
             limits or JobLimits(LimitsConfig()),
             allowed_targets,
+            complete,
         )
         self._costly = CostlyQuestions()
         self._planner = Planner()

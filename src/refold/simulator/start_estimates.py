@@ -127,6 +127,9 @@ class EstimatingPolicy:
         changes, now = view.changes, view.now
         for job, run_time in changes.past_jobs:
             self._run_times.learn(job, run_time, now)
+        for job_id in changes.removed:
+            self._jobs.pop(job_id, None)
+            self._maker.forget(job_id)
         for job in changes.submitted:
             self._jobs[job.id] = job
         for run in changes.ended:
@@ -135,6 +138,3 @@ class EstimatingPolicy:
                 self._elapsed[run.job] = elapsed
             elif (ended := self._jobs.pop(run.job, None)) is not None and not run.stopping:
                 self._run_times.learn(ended, elapsed, now)
-        for job_id in changes.removed:
-            self._jobs.pop(job_id, None)
-            self._maker.forget(job_id)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kubernetes_objects import make_node, make_pod
+from kubernetes_objects import make_pod
 
 from refold.client.api import Submission
-from refold.engines.kubernetes import accepted_gpu_types, gang_submission
+from refold.engines.kubernetes import gang_submission
 from refold.engines.kubernetes.gangs import GangName
-from refold.engines.kubernetes.nodes import map_nodes
 from refold.engines.kubernetes.owner_specs import Owner
 from refold.errors import BadInput
 
@@ -90,20 +89,3 @@ def test_what_is_wrong_is_said_with_the_name_of_the_gang(fields: dict[str, Any],
     with pytest.raises(BadInput, match=r"Job team-a/train.v2: ") as caught:
         submit(fields)
     assert problem in str(caught.value)
-
-
-def test_pods_accept_the_types_whose_nodes_admit_them() -> None:
-    taint = {"key": "a", "effect": "NoSchedule"}
-    nodes = map_nodes([make_node("n0", labels=H100), make_node("n1", labels=H100, taints=[taint])], {})
-    assert accepted_gpu_types([make_pod("p")], nodes) == ("H100-80GB",)
-    tolerating = make_pod("p", tolerations=[{"operator": "Exists"}])
-    assert accepted_gpu_types([tolerating], nodes) == ("H100-80GB", "H100-80GB/!a=:NoSchedule")
-    with pytest.raises(BadInput, match=r"no node has nvidia.com/gpu, .* meets the node selector"):
-        accepted_gpu_types([make_pod("p", nodeSelector={"pool": "x"})], nodes)
-
-
-def test_pods_without_gpus_cannot_be_restricted_to_nodes() -> None:
-    nodes = map_nodes([make_node("n0", labels={"pool": "x"}), make_node("n1")], {})
-    assert accepted_gpu_types([make_pod("p", gpus=0)], nodes) == ()
-    with pytest.raises(BadInput, match="pods without GPUs need nodes that all admit them"):
-        accepted_gpu_types([make_pod("p", gpus=0, nodeSelector={"pool": "x"})], nodes)

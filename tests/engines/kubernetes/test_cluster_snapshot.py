@@ -75,8 +75,8 @@ def test_pods_with_gpus_of_any_scheduler_are_jobs(server: FakeApiServer) -> None
     found = look(server)
     jobs = {event.job.id: event.job for event in of(found, JobSubmitted)}
     assert {name: (str(job.demand), job.tenant) for name, job in jobs.items()} == {
-        "train": ("2 × 4 GPUs (GPU)", "default"),
-        "next": ("8 GPUs (GPU)", "lab"),
+        "train": ("2 × 4 GPUs", "default"),
+        "next": ("8 GPUs", "lab"),
     }
     placement = (Share(0, (0, 1, 2, 3)), Share(1, (0, 1, 2, 3)))
     assert of(found, RunAdopted) == [RunAdopted("train", 1, Allocation(placement), 3000.0)]

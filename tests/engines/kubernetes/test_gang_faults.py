@@ -60,7 +60,7 @@ class Gangs:
 
     async def start(self) -> None:
         await self._mirror.start()
-        nodes = map_nodes(self._mirror.nodes.values(), {})
+        nodes = map_nodes(self._mirror.nodes.values())
         self.backend = KubernetesBackend(self._report, self.server.api, self._mirror, nodes, OwnJobs(image="none"))
 
     async def stop(self) -> None:
@@ -497,13 +497,15 @@ def test_a_gang_that_finds_no_room_fails_and_is_not_bound(
     server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_state, "POD_WAIT", 0.2)
+    for name in ("n0", "n1"):
+        server.api.patch(f"/api/v1/nodes/{name}/status", {"status": {"allocatable": {"rdma/ib": "1"}}})
 
     async def test(gangs: Gangs) -> None:
-        gangs.create_job("cramped", pods=2, pod=with_devices())
+        gangs.create_job("cramped", pods=4, pod=with_devices())
         await gangs.run("cramped")
         end = await gangs.end("cramped")
         assert isinstance(end, RunFailed)
-        assert (end.retry, "of rdma/ib left, and 1 are needed" in end.why) == (True, True), end.why
+        assert (end.retry, "has 1 of rdma/ib left, and 2 are needed" in end.why) == (True, True), end.why
 
     play(server, test)
     assert not any(request.endswith("/binding") for request in server.requests)

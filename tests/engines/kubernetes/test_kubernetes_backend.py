@@ -32,7 +32,7 @@ class MirroredBackend:
 
     async def _start(self, report: Report, api: ApiServer, own: OwnJobs, grace: float) -> KubernetesBackend:
         await self._mirror.start()
-        nodes = map_nodes(self._mirror.nodes.values(), {})
+        nodes = map_nodes(self._mirror.nodes.values())
         return KubernetesBackend(report, api, self._mirror, nodes, own, grace)
 
     async def carry_out(self, orders: Sequence[Order], jobs: Mapping[str, Job]) -> None:

@@ -1,16 +1,16 @@
-"""Nodes of Kubernetes as a cluster, and the GPU types that pods accept."""
+"""Nodes of Kubernetes as a cluster, and those that pods may be on."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies as st
 from kubernetes_objects import make_node, make_pod, node_json
 
-from refold.engines.kubernetes.constraints import ANY_VALUE, admits, selected_labels, unsupported_fields
-from refold.engines.kubernetes.nodes import NodeMap, down_reason, map_nodes
+from refold.engines.kubernetes.constraints import NodeIndex, admits, unsupported_fields
+from refold.engines.kubernetes.nodes import NodeMap, PodConstraints, down_reason, map_nodes
 from refold.engines.kubernetes.objects import ApiNode, Pod, PodSpec
-from refold.errors import BadValue
 from refold.model import Rack
 
 H100 = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3", "nvidia.com/gpu.memory": "81559"}
@@ -22,6 +22,12 @@ def types(nodes: NodeMap) -> dict[str, str]:
     return {node.name: node.gpu_type for node in nodes.cluster.nodes}
 
 
+def allowed(nodes: NodeMap, *pods: Pod, resource: str = GPU) -> str:
+    """Return the nodes that pods may be on, by name."""
+    found = nodes.allowed_nodes(PodConstraints([pod.spec for pod in pods], resource))
+    return "all" if found is None else "".join(nodes.cluster.nodes[index].name for index in found)
+
+
 def affinity(*expressions: dict[str, Any]) -> dict[str, Any]:
     terms = [{"matchExpressions": [expression]} for expression in expressions]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
@@ -30,17 +36,17 @@ def affinity(*expressions: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_node_has_its_capacity_of_gpus_and_its_allocatable_cpus_and_memory() -> None:
     allocatable = {"cpu": "63500m", "memory": "500Gi", GPU: "7"}
-    (node,) = map_nodes([make_node("a", labels=H100, allocatable=allocatable)], {}).cluster.nodes
+    (node,) = map_nodes([make_node("a", labels=H100, allocatable=allocatable)]).cluster.nodes
     assert (node.name, node.gpus, node.gpu_type) == ("a", 8, "H100-80GB")
     assert (node.cpu_milli, node.memory_mib, node.inside.kind) == (63_500, 500 * 1024, "nvlink")
 
 
 def test_gpus_without_a_product_label_and_nodes_without_gpus() -> None:
-    assert types(map_nodes([make_node("a"), make_node("b", gpus=0)], {})) == {"a": "GPU", "b": ""}
+    assert types(map_nodes([make_node("a"), make_node("b", gpus=0)])) == {"a": "GPU", "b": ""}
 
 
 def test_a_node_that_reports_no_cpus_and_no_memory_has_none() -> None:
-    (node,) = map_nodes([make_node("a", labels=H100, allocatable={GPU: "8"})], {}).cluster.nodes
+    (node,) = map_nodes([make_node("a", labels=H100, allocatable={GPU: "8"})]).cluster.nodes
     assert (node.gpus, node.cpu_milli, node.memory_mib) == (8, 0, 0)
 
 
@@ -51,7 +57,7 @@ def test_racks_have_the_smallest_power_limit_of_their_nodes() -> None:
         )
         for name, watts in (("a", "20000"), ("b", "15000"), ("c", "much"))
     ]
-    cluster = map_nodes(nodes, {}).cluster
+    cluster = map_nodes(nodes).cluster
     assert cluster.racks == (Rack("r1", 15000.0),)
     assert [node.rack for node in cluster.nodes] == ["r1"] * 3
 
@@ -64,50 +70,15 @@ def test_mig_slices_are_a_node_of_their_own_with_a_part_of_the_cpus() -> None:
         "nvidia.com/mig-1g.10gb": "28",
         "nvidia.com/mig-3g.40gb": "8",
     }
-    nodes = map_nodes([make_node("a", labels=H100, capacity=resources, allocatable=resources)], {})
+    nodes = map_nodes([make_node("a", labels=H100, capacity=resources, allocatable=resources)])
     assert [(node.name, node.gpus, node.gpu_type, node.cpu_milli) for node in nodes.cluster.nodes] == [
         ("a", 4, "H100-80GB", 8_000),
         ("a:mig-1g.10gb", 28, "H100-80GB-MIG-1g.10gb", 56_000),
         ("a:mig-3g.40gb", 8, "H100-80GB-MIG-3g.40gb", 16_000),
     ]
-    assert nodes.accepted_types([make_pod("p").spec], "nvidia.com/mig-3g.40gb") == ("H100-80GB-MIG-3g.40gb",)
+    assert allowed(nodes, make_pod("p"), resource="nvidia.com/mig-3g.40gb") == "a:mig-3g.40gb"
+    assert allowed(nodes, make_pod("p"), resource="") == "all"
     assert [nodes.kubernetes_name(index) for index in range(3)] == ["a", "a", "a"]
-
-
-def test_nodes_that_pods_cannot_tell_apart_have_one_type() -> None:
-    nodes = [make_node("a", labels={**H100, "pool": "x"}), make_node("b", labels={**H100, "pool": "y"})]
-    assert types(map_nodes(nodes, {})) == {"a": "H100-80GB", "b": "H100-80GB"}
-
-
-def test_labels_that_pods_select_by_and_taints_divide_nodes_into_types() -> None:
-    nodes = [
-        make_node("a", labels={**H100, "pool": "x"}),
-        make_node("b", labels={**H100, "pool": "y"}),
-        make_node("c", labels={**H100, "pool": "z"}, taints=[RESEARCH]),
-        make_node("d", labels={**H100, "pool": "z"}),
-    ]
-    selecting = make_pod("p", nodeSelector={"pool": "x"})
-    mapped = map_nodes(nodes, selected_labels([selecting.spec]))
-    tainted = "H100-80GB/!team=research:NoSchedule"
-    assert types(mapped) == {"a": "H100-80GB/pool=x", "b": "H100-80GB", "c": tainted, "d": "H100-80GB"}
-    assert mapped.accepted_types([selecting.spec], GPU) == ("H100-80GB/pool=x",)
-    assert mapped.accepted_types([make_pod("q").spec], GPU) == ("H100-80GB", "H100-80GB/pool=x")
-    tolerating = make_pod("r", tolerations=[{"key": "team", "operator": "Exists"}])
-    assert mapped.accepted_types([tolerating.spec], GPU) == ("H100-80GB", tainted, "H100-80GB/pool=x")
-    assert mapped.accepted_types([selecting.spec, tolerating.spec], GPU) == ("H100-80GB/pool=x",)
-
-
-def test_a_taint_of_all_nodes_is_not_part_of_the_type() -> None:
-    gpu_taint = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
-    mapped = map_nodes([make_node(name, labels=H100, taints=[gpu_taint]) for name in "ab"], {})
-    assert types(mapped) == {"a": "H100-80GB", "b": "H100-80GB"}
-    assert mapped.accepted_types([make_pod("p").spec], GPU) == ()
-
-
-def test_more_kinds_of_nodes_than_the_scheduler_can_tell_apart_are_an_error() -> None:
-    nodes = [make_node(f"n{number}") for number in range(63)]
-    with pytest.raises(BadValue, match=r"63 kinds.*kubernetes.io/hostname"):
-        map_nodes(nodes, {"kubernetes.io/hostname": frozenset([ANY_VALUE])})
 
 
 @pytest.mark.parametrize(
@@ -130,9 +101,7 @@ def test_node_affinity(expression: dict[str, Any], accepted: str) -> None:
     ]
     spec = make_pod("p", affinity=affinity(expression)).spec
     assert "".join(node.name for node in nodes if admits(spec, node)) == accepted
-    mapped = map_nodes(nodes, selected_labels([spec]))
-    by_type = {name for name, gpu_type in types(mapped).items() if gpu_type in mapped.accepted_types([spec], GPU)}
-    assert by_type == set(accepted)
+    assert allowed(map_nodes(nodes), make_pod("p", affinity=affinity(expression))) == accepted
 
 
 def test_one_of_several_affinity_terms_must_match_and_an_empty_one_matches_nothing() -> None:
@@ -198,24 +167,6 @@ def test_unknown_fields_of_objects_are_skipped() -> None:
     assert msgspec.json.decode(b'{"metadata":{"name":"p","creationTimestamp":null}}', type=Pod).metadata.name == "p"
 
 
-def test_pods_with_the_same_constraints_are_compared_with_the_nodes_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With thousands of nodes and many gangs, comparing each pod with each node would take most of the time."""
-    compared: list[str] = []
-
-    def admits_all(_: PodSpec, node: ApiNode) -> bool:
-        compared.append(node.name)
-        return True
-
-    monkeypatch.setattr("refold.engines.kubernetes.nodes.admits", admits_all)
-    mapped = map_nodes([make_node("a"), make_node("b")], {})
-    for number in range(5):
-        gang = [make_pod(f"p{number}-{index}").spec for index in range(4)]
-        assert mapped.accepted_types(gang, GPU) == ("GPU",)
-    assert compared == ["a", "b"]
-    mapped.accepted_types([make_pod("other", nodeSelector={"pool": "x"}).spec], GPU)
-    assert compared == ["a", "b"] * 2
-
-
 def disk(amount: str) -> list[dict[str, Any]]:
     return [{"name": "c", "resources": {"limits": {GPU: "1"}, "requests": {"ephemeral-storage": amount}}}]
 
@@ -224,20 +175,124 @@ def with_disk(name: str, amount: str) -> ApiNode:
     return make_node(name, allocatable={"cpu": "64", "memory": "512Gi", GPU: "8", "ephemeral-storage": amount})
 
 
-def test_nodes_with_too_little_of_a_resource_are_of_another_type() -> None:
-    spec = make_pod("p", containers=disk("100Gi")).spec
-    large, small = with_disk("large", "200Gi"), with_disk("small", "50Gi")
-    mapped = map_nodes([large, small, make_node("none")], selected_labels([spec]))
-    assert types(mapped) == {"large": f"GPU/ephemeral-storage>={100 * 2**30}", "small": "GPU", "none": "GPU"}
-    assert mapped.accepted_types([spec], GPU) == (f"GPU/ephemeral-storage>={100 * 2**30}",)
-    assert len(mapped.accepted_types([make_pod("q").spec], GPU)) == 2
+def test_pods_may_be_on_the_nodes_whose_labels_taints_and_resources_they_ask_for() -> None:
+    nodes = map_nodes(
+        [
+            make_node("a", labels={"pool": "x"}),
+            make_node("b", labels={"pool": "y"}),
+            make_node("c", labels={"pool": "z"}, taints=[RESEARCH]),
+            with_disk("d", "200Gi"),
+        ]
+    )
+    selecting, tolerating = (
+        make_pod("p", nodeSelector={"pool": "x"}),
+        make_pod("r", tolerations=[{"operator": "Exists"}]),
+    )
+    assert allowed(nodes, make_pod("q")) == "abd"
+    assert allowed(nodes, selecting) == "a"
+    assert allowed(nodes, tolerating) == "all"
+    assert allowed(nodes, selecting, tolerating) == "a"
+    assert allowed(nodes, make_pod("p", containers=disk("100Gi"))) == "d"
+    assert allowed(nodes, make_pod("p", nodeSelector={"gone": "x"})) == ""
+    assert types(nodes) == dict.fromkeys("abcd", "GPU")
 
 
-def test_a_resource_that_all_nodes_have_does_not_divide_them() -> None:
-    spec = make_pod("p", containers=disk("1Gi")).spec
-    mapped = map_nodes([with_disk("a", "200Gi"), with_disk("b", "50Gi")], selected_labels([spec]))
-    assert types(mapped) == {"a": "GPU", "b": "GPU"}
+def test_pods_may_be_on_the_nodes_as_they_are_now() -> None:
+    nodes = map_nodes([make_node("a"), make_node("b")])
+    selecting = make_pod("p", nodeSelector={"pool": "x"})
+    assert (allowed(nodes, make_pod("q")), allowed(nodes, selecting)) == ("all", "")
+    nodes.update(make_node("a", labels={"pool": "x"}))
+    nodes.update(make_node("b", taints=[RESEARCH]))
+    assert (allowed(nodes, make_pod("q")), allowed(nodes, selecting)) == ("a", "a")
+    nodes.update(make_node("a"))
+    nodes.update(with_disk("b", "200Gi"))
+    assert (allowed(nodes, make_pod("q")), allowed(nodes, selecting)) == ("all", "")
 
 
-def test_amounts_of_other_pods_that_are_out_of_range_are_ignored() -> None:
-    assert selected_labels([make_pod("p", containers=disk("9e40")).spec]) == {}
+def test_pods_pinned_to_more_nodes_than_there_may_be_gpu_types() -> None:
+    nodes = map_nodes([make_node(f"n{number}") for number in range(70)])
+    for number in range(70):
+        by_label = make_pod("p", nodeSelector={"kubernetes.io/hostname": f"n{number}"})
+        field = {"key": "metadata.name", "operator": "In", "values": [f"n{number}"]}
+        terms = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+        by_name = make_pod("p", affinity={"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}})
+        assert [allowed(nodes, pod) for pod in (by_label, by_name)] == [f"n{number}"] * 2
+
+
+def test_a_cluster_with_more_gpu_types_than_can_be_told_apart_has_its_rarest_ones_in_common() -> None:
+    names = [f"kind-{number}" for number in range(70)]
+    nodes = [make_node(f"n{number}", labels={"nvidia.com/gpu.product": name}) for number, name in enumerate(names)]
+    found = types(map_nodes([*nodes, make_node("again", labels={"nvidia.com/gpu.product": "kind-69"})]))
+    assert len(set(found.values())) == 62
+    assert (found["n69"], found["n68"]) == ("kind-69", "GPU")
+
+
+def test_amounts_that_nobody_can_have_do_not_hide_a_node() -> None:
+    odd = {"cpu": "many", GPU: "8", "memory": "9e99", "nvidia.com/mig-1g.10gb": "-1"}
+    (node,) = map_nodes([make_node("a", capacity=odd, allocatable=odd)]).cluster.nodes
+    assert (node.gpus, node.cpu_milli, node.memory_mib) == (8, 0, 0)
+
+
+KEYS, VALUES = ("pool", "zone"), ("x", "y", "3")
+requirements = st.builds(
+    lambda key, operator, values: {"key": key, "operator": operator, "values": values},
+    st.sampled_from([*KEYS, "gone"]),
+    st.sampled_from(["In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt", "Near"]),
+    st.lists(st.sampled_from([*VALUES, "2"]), max_size=2),
+)
+terms = st.builds(
+    lambda labels, fields: {
+        "matchExpressions": labels,
+        "matchFields": [{**one, "key": "metadata.name"} for one in fields],
+    },
+    st.lists(requirements, max_size=2),
+    st.lists(requirements, max_size=1),
+)
+taints = st.builds(
+    lambda key, value, effect: {"key": key, "value": value, "effect": effect},
+    st.sampled_from(["a", "node.kubernetes.io/x"]),
+    st.sampled_from(["", "v"]),
+    st.sampled_from(["NoSchedule", "NoExecute", "PreferNoSchedule"]),
+)
+tolerations = st.builds(
+    lambda key, operator, value: {"key": key, "operator": operator, "value": value},
+    st.sampled_from(["", "a"]),
+    st.sampled_from(["Exists", "Equal", ""]),
+    st.sampled_from(["", "v"]),
+)
+labels = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(VALUES))
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> PodSpec:
+    fields: dict[str, Any] = {
+        "nodeSelector": draw(labels),
+        "tolerations": draw(st.lists(tolerations, max_size=2)),
+        "containers": disk(draw(st.sampled_from(["0", "60Gi"]))),
+    }
+    if draw(st.booleans()):
+        selector = {"nodeSelectorTerms": draw(st.lists(terms, max_size=2))}
+        fields["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": selector}}
+    return make_pod("p", **fields).spec
+
+
+node_changes = st.lists(st.tuples(labels, st.lists(taints, max_size=2), st.sampled_from(["50Gi", "100Gi"])), min_size=1)
+
+
+@given(st.lists(specs(), min_size=1, max_size=3), st.lists(node_changes, min_size=1, max_size=4))
+def test_the_nodes_that_admit_a_pod_are_those_found_one_by_one(
+    given_specs: list[PodSpec], histories: list[list[tuple[Any, ...]]]
+) -> None:
+    """Also after labels, taints and resources of nodes have changed."""
+
+    def state(name: str, change: tuple[Any, ...]) -> ApiNode:
+        amounts = {"cpu": "64", "memory": "512Gi", GPU: "8", "ephemeral-storage": change[2]}
+        return make_node(name, labels=change[0], taints=change[1], allocatable=amounts)
+
+    index = NodeIndex(state(str(number), changes[0]) for number, changes in enumerate(histories))
+    for number, changes in enumerate(histories):
+        for change in changes[1:]:
+            index.replace(number, state(str(number), change))
+    last = [state(str(number), changes[-1]) for number, changes in enumerate(histories)]
+    for spec in given_specs:
+        assert index.admitting(spec) == sum(1 << number for number, node in enumerate(last) if admits(spec, node))

@@ -14,10 +14,7 @@ from .api_server import (
     as_dict as as_dict,
 )
 from .backend import KubernetesBackend as KubernetesBackend
-from .constraints import (
-    selected_labels as selected_labels,
-    unsupported_fields as unsupported_fields,
-)
+from .constraints import unsupported_fields as unsupported_fields
 from .engine import (
     DAEMON_KEY as DAEMON_KEY,
     KubernetesEngine as KubernetesEngine,
@@ -51,11 +48,10 @@ from .mirror import (
 )
 from .nodes import (
     DeviceGroup as DeviceGroup,
-    Labels as Labels,
     NodeMap as NodeMap,
     down_reason as down_reason,
     group_use as group_use,
-    is_same_hardware as is_same_hardware,
+    is_unchanged as is_unchanged,
     map_nodes as map_nodes,
 )
 from .objects import (
@@ -79,8 +75,8 @@ from .pod_states import (
     pod_path as pod_path,
 )
 from .pods import (
-    accepted_gpu_types as accepted_gpu_types,
     gang_submission as gang_submission,
+    pod_constraints as pod_constraints,
 )
 from .resources import (
     largest_need as largest_need,

@@ -1,13 +1,20 @@
-"""Which nodes a pod may be on: node selectors, node affinity, taints and tolerations, and resources."""
+"""Which nodes a pod may be on: node selectors, node affinity, taints and tolerations, and resources.
+
+`admits` and `refusal` compare a pod with a node as it is, before a pod is bound. `NodeIndex` finds all nodes that admit
+a pod, as bit sets, so that a pod which names many labels costs as much as one that names few.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+from functools import reduce
+from operator import or_
+from typing import TypeVar
 
 import msgspec
 
-from refold.engines.kubernetes.objects import ApiNode, Pod, PodSpec, SelectorTerm, Taint
+from refold.engines.kubernetes.objects import ApiNode, NodeSelector, Pod, PodSpec, Requirement, SelectorTerm, Taint
 from refold.engines.kubernetes.resources import allocatable, other_requests
 
 LIFECYCLE_TAINT_PREFIX = "node.kubernetes.io/"
@@ -15,11 +22,14 @@ LIFECYCLE_TAINT_PREFIX = "node.kubernetes.io/"
 
 BLOCKING_EFFECTS = ("NoSchedule", "NoExecute")
 
-RESOURCE_PREFIX = "resource "
-"""Tells resources from labels, which have no spaces."""
+NAME_FIELD = "metadata.name"
+"""The only field of nodes that pods can select by."""
 
-ANY_VALUE = "*"
-"""Stands for every value of a label. No label has this value."""
+
+MAX_REMEMBERED = 1000
+"""Amounts of resources for which a `NodeIndex` remembers the answer."""
+
+Key = TypeVar("Key")
 
 
 def blocking_taints(node: ApiNode) -> list[Taint]:
@@ -33,12 +43,23 @@ def blocking_taints(node: ApiNode) -> list[Taint]:
 
 def admits(spec: PodSpec, node: ApiNode) -> bool:
     """Whether a pod may be on a node."""
-    return (
-        all(node.metadata.labels.get(key) == value for key, value in spec.node_selector.items())
-        and _matches_affinity(spec, node)
-        and all(_is_tolerated(spec, taint) for taint in blocking_taints(node))
-        and all(has_resource(node, name, amount) for name, amount in other_requests(spec).items())
-    )
+    return not refusal(spec, node)
+
+
+def refusal(spec: PodSpec, node: ApiNode) -> str:
+    """Return why a pod may not be on a node; '' if it may."""
+    selector, labels = spec.affinity.node_affinity.required, node.metadata.labels
+    if not all(labels.get(key) == value for key, value in spec.node_selector.items()):
+        return "does not match the node selector"
+    if selector is not None and not any(_matches(term, node) for term in selector.node_selector_terms):
+        return "does not match the node affinity"
+    for taint in blocking_taints(node):
+        if not is_tolerated(spec, taint):
+            return f"has the taint {taint.key}={taint.value}:{taint.effect}"
+    for name, amount in other_requests(spec).items():
+        if not has_resource(node, name, amount):
+            return f"has fewer than {amount:f} {name}"
+    return ""
 
 
 def has_resource(node: ApiNode, name: str, amount: Decimal) -> bool:
@@ -52,25 +73,6 @@ def constraints_text(spec: PodSpec) -> bytes:
     return msgspec.json.encode((spec.node_selector, spec.affinity.node_affinity, spec.tolerations, others))
 
 
-def selected_labels(specs: Iterable[PodSpec]) -> dict[str, frozenset[str]]:
-    """Return what pods distinguish nodes by: labels, and of each the values that they mention.
-
-    The value '' stands for any other value than those: a pod asks whether the label is there. `ANY_VALUE` stands for
-    each value by itself: a pod compares it with a number. A resource other than GPUs, CPUs and memory is an entry with
-    `RESOURCE_PREFIX`, and the amounts that pods request.
-    """
-    labels: dict[str, set[str]] = {}
-    for spec in specs:
-        for key, value in spec.node_selector.items():
-            labels.setdefault(key, set()).add(value)
-        for requirement in (entry for term in _terms(spec) for entry in term.match_expressions):
-            values = {"Gt": [ANY_VALUE], "Lt": [ANY_VALUE], "Exists": [""], "DoesNotExist": [""]}
-            labels.setdefault(requirement.key, set()).update(values.get(requirement.operator, requirement.values))
-        for name, amount in other_requests(spec).items():
-            labels.setdefault(RESOURCE_PREFIX + name, set()).add(f"{amount:f}")
-    return {key: frozenset(values) for key, values in labels.items()}
-
-
 def unsupported_fields(pod: Pod) -> list[str]:
     """Return the fields with hard constraints that Refold cannot honour: such a pod is not scheduled."""
     spec = pod.spec
@@ -81,28 +83,22 @@ def unsupported_fields(pod: Pod) -> list[str]:
         "topologySpreadConstraints": any(
             constraint.when_unsatisfiable == "DoNotSchedule" for constraint in spec.topology_spread_constraints
         ),
-        "affinity.nodeAffinity.matchFields": any(term.match_fields for term in _terms(spec)),
     }
     return [field for field, is_there in found.items() if is_there]
 
 
-def _terms(spec: PodSpec) -> list[SelectorTerm]:
-    required = spec.affinity.node_affinity.required
-    return required.node_selector_terms if required is not None else []
-
-
-def _matches_affinity(spec: PodSpec, node: ApiNode) -> bool:
-    """Whether one of the terms matches; a pod without required node affinity matches every node."""
-    if spec.affinity.node_affinity.required is None:
-        return True
-    return any(
-        term.match_expressions
-        and all(requirement.is_met(node.metadata.labels) for requirement in term.match_expressions)
-        for term in _terms(spec)
+def _matches(term: SelectorTerm, node: ApiNode) -> bool:
+    """Whether a node meets a term; an empty one matches no node."""
+    if not (term.match_expressions or term.match_fields):
+        return False
+    labels, fields = node.metadata.labels, {NAME_FIELD: node.name}
+    return all(each.is_met(labels) for each in term.match_expressions) and all(
+        each.is_met(fields) for each in term.match_fields
     )
 
 
-def _is_tolerated(spec: PodSpec, taint: Taint) -> bool:
+def is_tolerated(spec: PodSpec, taint: Taint) -> bool:
+    """Whether a pod tolerates a taint."""
     return any(
         toleration.effect in ("", taint.effect)
         and (
@@ -111,3 +107,91 @@ def _is_tolerated(spec: PodSpec, taint: Taint) -> bool:
         )
         for toleration in spec.tolerations
     )
+
+
+class NodeIndex:
+    """The nodes by what pods select them by. A set of nodes is a number, whose bits are the nodes by index."""
+
+    def __init__(self, nodes: Iterable[ApiNode]) -> None:
+        self._nodes: list[ApiNode] = []
+        self._labels: dict[str, dict[str, int]] = {}
+        self._names: dict[str, int] = {}
+        self._taints: dict[Taint, int] = {}
+        self._with_resource: dict[tuple[str, Decimal], int] = {}
+        for index, node in enumerate(nodes):
+            self._nodes.append(node)
+            self._flip(node, 1 << index)
+        self._all = (1 << len(self._nodes)) - 1
+
+    def replace(self, index: int, node: ApiNode) -> None:
+        """Take the present state of a node."""
+        self._flip(self._nodes[index], 1 << index)
+        self._nodes[index] = node
+        self._flip(node, 1 << index)
+        self._with_resource.clear()
+
+    def admitting(self, spec: PodSpec) -> int:
+        """Return the nodes that a pod may be on."""
+        found = self._all
+        for key, value in spec.node_selector.items():
+            found &= self._labels.get(key, {}).get(value, 0)
+        if (selector := spec.affinity.node_affinity.required) is not None:
+            found &= self._selected(selector)
+        for taint, nodes in self._taints.items():
+            if found & nodes and not is_tolerated(spec, taint):
+                found &= ~nodes
+        for name, amount in other_requests(spec).items():
+            found &= self._having(name, amount)
+        return found
+
+    def _selected(self, selector: NodeSelector) -> int:
+        found = 0
+        for term in selector.node_selector_terms:
+            if term.match_expressions or term.match_fields:
+                found |= self._meeting(term.match_expressions, self._labels) & self._meeting(
+                    term.match_fields, {NAME_FIELD: self._names}
+                )
+        return found
+
+    def _meeting(self, requirements: Sequence[Requirement], labels: Mapping[str, Mapping[str, int]]) -> int:
+        """Return the nodes that meet all requirements."""
+        found = self._all
+        for requirement in requirements:
+            values = labels.get(requirement.key, {})
+            match requirement.operator:
+                case "In" | "NotIn":
+                    chosen = reduce(or_, (values.get(value, 0) for value in requirement.values), 0)
+                case "Exists" | "DoesNotExist":
+                    chosen = reduce(or_, values.values(), 0)
+                case _:
+                    met = (nodes for value, nodes in values.items() if requirement.is_met({requirement.key: value}))
+                    chosen = reduce(or_, met, 0)
+            found &= ~chosen if requirement.operator in ("NotIn", "DoesNotExist") else chosen
+        return found
+
+    def _having(self, name: str, amount: Decimal) -> int:
+        """Return the nodes that have this much of a resource."""
+        found = self._with_resource.get((name, amount))
+        if found is None:
+            if len(self._with_resource) >= MAX_REMEMBERED:
+                self._with_resource.clear()
+            nodes = enumerate(self._nodes)
+            found = sum(1 << index for index, node in nodes if has_resource(node, name, amount))
+            self._with_resource[name, amount] = found
+        return found
+
+    def _flip(self, node: ApiNode, bit: int) -> None:
+        """Add a node to the sets that it belongs to, or remove it from them."""
+        for key, value in node.metadata.labels.items():
+            _flip(self._labels.setdefault(key, {}), value, bit)
+        _flip(self._names, node.name, bit)
+        for taint in set(blocking_taints(node)):
+            _flip(self._taints, taint, bit)
+
+
+def _flip(sets: dict[Key, int], key: Key, bit: int) -> None:
+    nodes = sets.get(key, 0) ^ bit
+    if nodes:
+        sets[key] = nodes
+    else:
+        del sets[key]

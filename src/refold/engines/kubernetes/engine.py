@@ -7,25 +7,27 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from refold.client.api import Submission
 from refold.core import PastJob
 from refold.engines.kubernetes.access import Access
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, as_dict
 from refold.engines.kubernetes.backend import KubernetesBackend
-from refold.engines.kubernetes.constraints import selected_labels
 from refold.engines.kubernetes.gang_queue import CALLER, GangQueue
-from refold.engines.kubernetes.gangs import is_ours
 from refold.engines.kubernetes.job_objects import OwnJobs
 from refold.engines.kubernetes.local_queues import LocalQueues
 from refold.engines.kubernetes.mirror import Changed, Mirror
 from refold.engines.kubernetes.node_reports import NodeReports
-from refold.engines.kubernetes.nodes import Labels, NodeMap, is_same_hardware, map_nodes
+from refold.engines.kubernetes.nodes import NodeMap, is_unchanged, map_nodes
 from refold.engines.kubernetes.objects import ApiNode
 from refold.engines.kubernetes.observation import past_gangs
+from refold.engines.kubernetes.own_jobs import own_constraints
 from refold.engines.kubernetes.owners import Owners
 from refold.engines.kubernetes.pod_notes import PodNotes
 from refold.engines.kubernetes.pod_output import PodOutput
 from refold.errors import BadInput, BadValue
-from refold.model import Cluster, Seconds, Tenant
+from refold.model import Cluster, Job, Seconds, Tenant
 from refold.server import Admission, BackendOptions, ClusterEngine, EngineParts, Inbox, LiveState, StatusOf
 
 REBUILD_DELAY: Seconds = 2.0
@@ -57,7 +59,6 @@ class KubernetesEngine(ClusterEngine):
         self._own = own
         self._tenants = tenants
         self._mirror = Mirror(self._api, daemon)
-        self._labels: Labels = {}
         self._known: dict[str, ApiNode] = {}
         """The nodes of the cluster, as they were when it was last compared with Kubernetes."""
         self._nodes: NodeMap | None = None
@@ -84,17 +85,12 @@ class KubernetesEngine(ClusterEngine):
         return self._nodes
 
     def rebuild(self) -> None:
-        """Take the nodes and what pods select them by as they are now."""
-        self._labels = self._current_labels()
+        """Take the nodes as they are now."""
         self._known = dict(self._mirror.nodes)
         try:
-            self._nodes = map_nodes(self._known.values(), self._labels, tenants=self._tenants)
+            self._nodes = map_nodes(self._known.values(), tenants=self._tenants)
         except BadValue as error:
             raise BadInput(str(error)) from None
-
-    def _current_labels(self) -> Labels:
-        waiting = (pod.spec for pod in self._mirror.pods.values() if is_ours(pod) and not pod.has_ended)
-        return selected_labels(waiting)
 
     @property
     def cluster(self) -> Cluster:
@@ -110,6 +106,11 @@ class KubernetesEngine(ClusterEngine):
         others = [pod for pod in self._mirror.pods.values() if self._mirror.run_of(pod) is None]
         return past_gangs(self.nodes, others)
 
+    def complete(self, _: Submission, job: Job) -> Job:
+        """Limit a submitted command to the nodes that its pods may be on."""
+        demand = replace(job.demand, allowed_nodes=self.nodes.allowed_nodes(own_constraints(job)))
+        return replace(job, demand=demand)
+
     def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> PodOutput:
         """Return what copies the output of pods to the files of runs, at most this much of each instance."""
         return PodOutput(self._api, self._mirror, state, logs, max_bytes)
@@ -122,44 +123,39 @@ class KubernetesEngine(ClusterEngine):
         owners, queues = Owners(self._api), LocalQueues(self._api)
         queue = GangQueue(state, inbox, admission, self._mirror, owners, queues, self.nodes, notes)
         reports = NodeReports(state, inbox, self._mirror, self.nodes)
-        return EngineParts([queue], [queue.run(), notes.run(), self._follow_nodes(reports, end)])
+        return EngineParts([queue], [queue.run(), notes.run(), self._follow_nodes(reports, queue, end)])
 
-    async def _follow_nodes(self, reports: NodeReports, end: Callable[[], None]) -> None:
+    async def _follow_nodes(self, reports: NodeReports, queue: GangQueue, end: Callable[[], None]) -> None:
         """Report changes of nodes; end the daemon when the cluster is no longer the one that it schedules."""
         changes = self._mirror.follow()
-        changed = Changed(
-            self._mirror.nodes.keys() | {group.node.name for group in self.nodes.groups}, [*self._mirror.pods.values()]
-        )
+        changed = Changed(self._mirror.nodes.keys() | {group.node.name for group in self.nodes.groups}, ())
         try:
-            while True:
+            while not self._has_changed(changed, queue):
                 reports.report(changed.nodes)
-                if self._is_affected(changed) and self._has_changed():
-                    break
                 changed = await changes.get()
-            log.info("the nodes have changed, or pods select them by other labels: continuing with the new cluster")
+            log.info("the nodes have changed: continuing with the new cluster")
             await asyncio.sleep(REBUILD_DELAY)
             end()
         finally:
             self._mirror.unfollow(changes)
 
-    def _is_affected(self, changed: Changed) -> bool:
-        """Whether a change may concern the cluster: new hardware, or pods that select nodes in a new way."""
-        present = {name: self._mirror.nodes[name] for name in changed.nodes if name in self._mirror.nodes}
-        labels = selected_labels(pod.spec for pod in changed.pods if is_ours(pod))
-        return any(
-            name not in self._known or not is_same_hardware(self._known[name], node) for name, node in present.items()
-        ) or any(not values <= self._labels.get(key, frozenset()) for key, values in labels.items())
+    def _has_changed(self, changed: Changed, queue: GangQueue) -> bool:
+        """Whether the cluster is another one now. If not, jobs are told where they may be placed.
 
-    def _has_changed(self) -> bool:
-        """Whether the cluster would be another one now. A node that is missing is down, not removed."""
-        labels = {**self._labels}
-        for key, values in self._current_labels().items():
-            labels[key] = values | labels.get(key, frozenset())
-        nodes = {**self._known, **self._mirror.nodes}
-        try:
-            found = map_nodes(nodes.values(), labels, tenants=self._tenants)
-        except BadValue as error:
-            log.warning("%s; the cluster stays as it was", error)
+        A node that is missing is down, not removed.
+        """
+        present = {name: self._mirror.nodes[name] for name in changed.nodes if name in self._mirror.nodes}
+        news = {
+            name: node
+            for name, node in present.items()
+            if name not in self._known or not is_unchanged(self._known[name], node)
+        }
+        if not news:
             return False
-        self._known, self._labels = nodes, labels
-        return found.cluster != self.nodes.cluster
+        self._known |= news
+        if map_nodes(self._known.values(), tenants=self._tenants).cluster != self.nodes.cluster:
+            return True
+        for node in news.values():
+            self.nodes.update(node)
+        queue.nodes_changed()
+        return False

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
 from msgspec.structs import replace
 
 from refold.client.api import Caller, Submission
-from refold.core import JobCancelled
+from refold.core import JobCancelled, NodesAllowed
 from refold.engines.kubernetes.api_server import ApiError
 from refold.engines.kubernetes.constraints import unsupported_fields
 from refold.engines.kubernetes.gangs import GangName, gang_name, is_ours, parse_gang_name, single_pod
 from refold.engines.kubernetes.local_queues import LocalQueues
 from refold.engines.kubernetes.mirror import Changed, Mirror
-from refold.engines.kubernetes.nodes import NodeMap
+from refold.engines.kubernetes.nodes import NodeMap, PodConstraints
 from refold.engines.kubernetes.objects import Pod
-from refold.engines.kubernetes.own_jobs import is_submitted
+from refold.engines.kubernetes.own_jobs import is_submitted, own_constraints
 from refold.engines.kubernetes.owner_specs import Owner
 from refold.engines.kubernetes.owners import Owners
 from refold.engines.kubernetes.pod_notes import PodNotes
-from refold.engines.kubernetes.pods import accepted_gpu_types, gang_submission
+from refold.engines.kubernetes.pods import gang_submission, pod_constraints
 from refold.engines.kubernetes.queue_state import (
     GONE_AFTER,
     CancelJob,
@@ -36,9 +38,9 @@ from refold.engines.kubernetes.queue_state import (
     SubmitGang,
     next_steps,
 )
-from refold.errors import BadInput, RefoldError
+from refold.errors import BadInput, BadValue, RefoldError
 from refold.journal import JobEnded, Submitted
-from refold.model import Job, Seconds
+from refold.model import Job, NodeSet, Seconds
 from refold.server import Admission, Inbox, LiveState, LoopStep, Subscriber
 
 CALLER = Caller("kubernetes", "owner", "default", "kubernetes")
@@ -81,6 +83,10 @@ class GangQueue(Subscriber):
         self._changes = mirror.follow()
         self._active: dict[GangName, str] = {}
         """The active job of each gang."""
+        self._constraints: dict[str, PodConstraints] = {}
+        """What limits the nodes of each active job, as far as it is known."""
+        self._allowed: dict[str, NodeSet | None] = {}
+        """The nodes on which each of these jobs may be placed, as reported last."""
         self._vanished: dict[GangName, Seconds] = {}
         """Gangs with a job and without pods, and since when."""
         self._unsettled: dict[GangName, None] = {}
@@ -94,6 +100,7 @@ class GangQueue(Subscriber):
         """Restore which gangs have a job."""
         for record in self._state.job_table.records.values():
             self._add(record.job)
+        self.nodes_changed()
         self._restored.set()
 
     def after_step(self, step: LoopStep) -> None:
@@ -102,14 +109,44 @@ class GangQueue(Subscriber):
             match change:
                 case Submitted(record):
                     self._add(record.job)
-                case JobEnded(record) if record.job.launch.gang:
+                    self._report_allowed([record.job.id])
+                case JobEnded(record):
+                    self._constraints.pop(record.job.id, None)
+                    self._allowed.pop(record.job.id, None)
+                    if not record.job.launch.gang:
+                        continue
                     gang = parse_gang_name(record.job.launch.gang)
                     self._active.pop(gang, None)
                     self._unsettled[gang] = None  # its pods may still wait
 
     def _add(self, job: Job) -> None:
-        if job.launch.gang:
-            self._active[parse_gang_name(job.launch.gang)] = job.id
+        self._allowed[job.id] = job.demand.allowed_nodes
+        if not job.launch.gang:
+            self._constraints[job.id] = own_constraints(job)
+            return
+        gang = parse_gang_name(job.launch.gang)
+        self._active[gang] = job.id
+        self._note_constraints(job.id, self._mirror.pods_of_gang(gang))
+
+    def _note_constraints(self, job: str, pods: Mapping[str, Pod]) -> None:
+        if pods:
+            with suppress(BadValue):
+                self._constraints[job] = pod_constraints([*pods.values()])
+
+    def nodes_changed(self) -> None:
+        """Report which active jobs may be placed on other nodes now."""
+        self._report_allowed(self._constraints)
+
+    def _report_allowed(self, jobs: Iterable[str]) -> None:
+        changed: dict[NodeSet | None, list[str]] = {}
+        for job in jobs:
+            if job in self._constraints:
+                allowed = self._nodes.allowed_nodes(self._constraints[job])
+                if allowed != self._allowed[job]:
+                    self._allowed[job] = allowed
+                    changed.setdefault(allowed, []).append(job)
+        for allowed, others in changed.items():
+            self._inbox.report(NodesAllowed(tuple(others), allowed))
 
     # Following the pods.
 
@@ -184,6 +221,9 @@ class GangQueue(Subscriber):
             self._vanished.pop(gang, None)
             return QueuedGang(gang, pods, self._mirror.daemon)
         job = self._job(id_of_job)
+        if not job.instances:  # its pods may be other ones than before its last run
+            self._note_constraints(job.id, pods)
+            self._report_allowed([job.id])
         if job.instances or any(not pod.is_deleted for pod in pods.values()):
             self._vanished.pop(gang, None)
             return QueuedGang(gang, pods, self._mirror.daemon, job)
@@ -219,18 +259,20 @@ class GangQueue(Subscriber):
             if fields := [field for pod in pods for field in unsupported_fields(pod)]:
                 raise BadInput(f"spec.{fields[0]} is not supported")
             submission = gang_submission(gang, pods, owner, f"{gang.key}/{oldest.metadata.uid}")
-            types = accepted_gpu_types(pods, self._nodes)
+            constraints = pod_constraints(pods)
             if submission.gpu_range is not None and gang.kind != "Job":
                 await asyncio.to_thread(self._owners.check_resizable, gang)
-            complete = partial(_complete, gang, types)
+            complete = partial(self._complete, gang, constraints)
             (job,) = await self._admission.accept(CALLER, [submission], complete)
-        except BadInput as error:
+        except (BadInput, BadValue) as error:
             self._notes.set(pods, str(error))
             return
         if (ended := self._admission.ended_job(job)) is not None:
             self._notes.set(pods, f"{job} has ended ({ended.state}); create the pods again to run it again")
 
-
-def _complete(gang: GangName, gpu_types: tuple[str, ...], _: Submission, job: Job) -> Job:
-    """Add to a job which pods it consists of, and which nodes admit them."""
-    return replace(job, demand=replace(job.demand, gpu_types=gpu_types), launch=replace(job.launch, gang=gang.text()))
+    def _complete(self, gang: GangName, constraints: PodConstraints, _: Submission, job: Job) -> Job:
+        """Add to a job which pods it consists of, and which nodes admit them."""
+        allowed = self._nodes.allowed_nodes(constraints)
+        return replace(
+            job, demand=replace(job.demand, allowed_nodes=allowed), launch=replace(job.launch, gang=gang.text())
+        )

@@ -154,8 +154,8 @@ class GangRun:
 
     async def _bind(self, targets: Sequence[PodTarget]) -> NoRoom | PodsBound:
         """Bind pods; return when the mirror shows them."""
-        if problem := self._room.claim(self.key, [(target.pod, target.node) for target in targets]):
-            return NoRoom(problem)
+        if unfit := self._room.claim(self.key, [(target.pod, target.node) for target in targets]):
+            return NoRoom(*unfit)
         try:
             problems = await asyncio.gather(*(self._binder.bind(target) for target in targets))
             for target, found in zip(targets, problems, strict=True):

@@ -8,7 +8,7 @@ from refold.core import Event, NodeDrained, NodeLost, NodeReturned
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.nodes import DeviceGroup, NodeMap, down_reason, group_use
 from refold.engines.kubernetes.objects import Pod
-from refold.engines.kubernetes.resources import parse_amount
+from refold.engines.kubernetes.resources import allocatable
 from refold.server import Inbox, LiveState, UseByOthers
 
 PREFIX = "kubernetes: "
@@ -61,4 +61,4 @@ class NodeReports:
         node = self._mirror.nodes.get(name)
         if node is None or not group.gpus:
             return 0
-        return max(0, group.gpus - int(parse_amount(node.status.allocatable.get(group.resource, 0))))
+        return max(0, group.gpus - int(allocatable(node, group.resource)))

@@ -1,32 +1,23 @@
-"""The nodes of a Kubernetes cluster as the scheduler's `Cluster`.
-
-The scheduler selects nodes by GPU type only. So nodes with the same GPUs that differ in taints, or in labels that pods
-select by, get different types: `H100-80GB` and `H100-80GB/pool=research`. A pod accepts the types whose nodes admit it.
-"""
+"""The nodes of a Kubernetes cluster as the scheduler's `Cluster`, and which of them pods may be on."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
-from refold.engines.kubernetes.constraints import (
-    ANY_VALUE,
-    RESOURCE_PREFIX,
-    admits,
-    blocking_taints,
-    constraints_text,
-    has_resource,
-)
+from refold.engines.kubernetes.constraints import NodeIndex, blocking_taints, constraints_text, refusal
 from refold.engines.kubernetes.objects import ApiNode, Pod, PodSpec
 from refold.engines.kubernetes.resources import (
     GPU_RESOURCE,
-    add_amounts,
+    allocatable,
+    amount_of,
     is_accelerator,
-    parse_amount,
     to_mib_down,
     to_mib_up,
     to_milli,
+    total_amounts,
     used_by,
 )
 from refold.errors import BadValue, UnknownName
@@ -42,6 +33,7 @@ from refold.model import (
     MiB,
     Milli,
     Node,
+    NodeSet,
     Rack,
     Tenant,
 )
@@ -62,9 +54,6 @@ RACK_LABELS = (
 
 RACK_WATTS_ANNOTATION = "refold.dev/rack-limit-watts"
 """The power limit of the node's rack; the smallest value on its nodes counts."""
-
-Labels = Mapping[str, frozenset[str]]
-"""What pods distinguish nodes by (see `selected_labels`)."""
 
 UNKNOWN_GPU = "GPU"
 MAX_REMEMBERED = 1000
@@ -102,8 +91,12 @@ class NodeMap:
         self._indices: dict[str, list[int]] = {}
         for index, group in enumerate(groups):
             self._indices.setdefault(group.node.name, []).append(index)
-        self._accepted: dict[tuple[str, frozenset[bytes]], tuple[str, ...]] = {}
-        """The types that pods accept, by resource and constraints. Most pods have the same ones."""
+        self._index = NodeIndex(group.node for group in groups)
+        self._with_resource: dict[str, int] = {"": (1 << len(groups)) - 1}
+        for index, group in enumerate(groups):
+            self._with_resource[group.resource] = self._with_resource.get(group.resource, 0) | 1 << index
+        self._allowed: dict[PodConstraints, NodeSet | None] = {}
+        """The nodes that pods may be on, by their constraints. Most pods have the same ones."""
 
     def kubernetes_name(self, index: int) -> str:
         """Return the name in Kubernetes of a node of the cluster."""
@@ -113,47 +106,59 @@ class NodeMap:
         """Return the nodes of the cluster that are on a Kubernetes node."""
         return self._indices.get(name, [])
 
-    def accepted_types(self, specs: Collection[PodSpec], resource: str) -> tuple[str, ...]:
-        """Return the GPU types that all these pods accept: the nodes have the resource, and admit the pods."""
+    def update(self, node: ApiNode) -> None:
+        """Take the present labels, taints and resources of a node."""
+        for index in self.indices(node.name):
+            self._index.replace(index, node)
+        self._allowed.clear()
+
+    def allowed_nodes(self, constraints: PodConstraints) -> NodeSet | None:
+        """Return the nodes that all these pods may be on, as the nodes are now; None: all nodes."""
+        if constraints not in self._allowed:
+            if len(self._allowed) >= MAX_REMEMBERED:
+                self._allowed.clear()
+            found = self._with_resource.get(constraints.resource, 0)
+            for spec in constraints.specs:
+                found &= self._index.admitting(spec)
+            is_all = found == self._with_resource[""]
+            self._allowed[constraints] = None if is_all else NodeSet.from_mask(found)
+        return self._allowed[constraints]
+
+
+class PodConstraints:
+    """What limits the nodes of some pods: their kind of GPU ('': none), and specs that differ in their constraints."""
+
+    def __init__(self, specs: Iterable[PodSpec], resource: str) -> None:
         distinct = {constraints_text(spec): spec for spec in specs}
-        key = (resource, frozenset(distinct))
-        if key not in self._accepted:
-            if len(self._accepted) >= MAX_REMEMBERED:
-                self._accepted.clear()
-            suitable = (group for group in self.groups if group.resource == resource)
-            found = {
-                group.gpu_type for group in suitable if all(admits(spec, group.node) for spec in distinct.values())
-            }
-            self._accepted[key] = tuple(sorted(found))
-        return self._accepted[key]
+        self.resource, self.specs = resource, tuple(distinct.values())
+        self._key = resource, frozenset(distinct)
 
-    def admits_everywhere(self, specs: Collection[PodSpec]) -> bool:
-        """Whether all nodes admit these pods."""
-        distinct = {constraints_text(spec): spec for spec in specs}
-        return all(admits(spec, group.node) for spec in distinct.values() for group in self.groups)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PodConstraints) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
 
 
-def map_nodes(
-    nodes: Iterable[ApiNode], labels: Labels, name: str = "kubernetes", tenants: tuple[Tenant, ...] = ()
-) -> NodeMap:
-    """Return the cluster of some nodes. `labels`: what pods select nodes by."""
+def map_nodes(nodes: Iterable[ApiNode], name: str = "kubernetes", tenants: tuple[Tenant, ...] = ()) -> NodeMap:
+    """Return the cluster of some nodes."""
     groups = [group for node in sorted(nodes, key=lambda node: node.name) for group in _device_groups(node)]
     if not groups:
         raise BadValue("the Kubernetes cluster has no nodes")
-    named = _distinguish(groups, labels)
+    groups = _with_rare_types_merged(groups)
     cluster = Cluster(
-        tuple(_model_node(group) for group in named),
-        _gpu_types(named),
-        _racks(named),
+        tuple(_model_node(group) for group in groups),
+        _gpu_types(groups),
+        _racks(groups),
         name=name,
         tenants=tenants,
     )
-    return NodeMap(cluster, tuple(named))
+    return NodeMap(cluster, tuple(groups))
 
 
 def _device_groups(node: ApiNode) -> list[DeviceGroup]:
     """Return the accelerators of a node by kind. CPUs and memory are divided among them by number of devices."""
-    amounts = {key: int(parse_amount(amount)) for key, amount in node.status.capacity.items() if is_accelerator(key)}
+    amounts = {key: int(amount_of(node.status.capacity, key)) for key in node.status.capacity if is_accelerator(key)}
     counts = {key: min(count, MAX_GPUS_PER_NODE) for key, count in sorted(amounts.items()) if count > 0}
     total = sum(counts.values())
     if not total:
@@ -177,47 +182,19 @@ def gpu_type_name(product: str) -> str:
         return product.removeprefix("NVIDIA-")[:64]
 
 
-def _distinguish(groups: Sequence[DeviceGroup], labels: Labels) -> list[DeviceGroup]:
-    """Add to the GPU types what distinguishes nodes with the same GPUs for pods."""
-    traits = [_traits(group.node, labels) if group.gpus else frozenset[str]() for group in groups]
-    by_type: dict[str, list[frozenset[str]]] = {}
-    for group, own in zip(groups, traits, strict=True):
-        by_type.setdefault(group.gpu_type, []).append(own)
-    common = {gpu_type: frozenset.intersection(*own) for gpu_type, own in by_type.items()}
-    named = [
-        group._replace(gpu_type="/".join([group.gpu_type, *sorted(own - common[group.gpu_type])]))
-        for group, own in zip(groups, traits, strict=True)
+def _with_rare_types_merged(groups: Sequence[DeviceGroup]) -> list[DeviceGroup]:
+    """Give the GPUs of the rarest types one type, if nodes have labels with more types than a cluster may have."""
+    counts = Counter(group.gpu_type for group in groups if group.gpus)
+    most = MAX_GPU_TYPES if len(counts) <= MAX_GPU_TYPES else MAX_GPU_TYPES - 1
+    kept = {name for name, _ in counts.most_common(most)}
+    return [
+        group if not group.gpus or group.gpu_type in kept else group._replace(gpu_type=UNKNOWN_GPU) for group in groups
     ]
-    kinds = {group.gpu_type for group in named if group.gpus}
-    if len(kinds) > MAX_GPU_TYPES:
-        raise BadValue(
-            f"taints, and labels that pods select nodes by, divide the GPU nodes into {len(kinds)} kinds,"
-            f" expected at most {MAX_GPU_TYPES} (labels: {', '.join(sorted(labels))})"
-        )
-    return named
-
-
-def _traits(node: ApiNode, labels: Labels) -> frozenset[str]:
-    """Return the taints of a node, and its labels and resources that pods select nodes by, as text."""
-    taints = {f"!{taint.key}={taint.value}:{taint.effect}" for taint in blocking_taints(node)}
-    found: set[str] = set()
-    for key, values in labels.items():
-        if key.startswith(RESOURCE_PREFIX):
-            name = key.removeprefix(RESOURCE_PREFIX)
-            found |= {f"{name}>={amount}" for amount in values if has_resource(node, name, Decimal(amount))}
-            continue
-        value = node.metadata.labels.get(key)
-        if value is not None and (value in values or ANY_VALUE in values):
-            found.add(f"{key}={value}")
-        elif value is not None and "" in values:
-            found.add(key)
-    return frozenset(taints | found)
 
 
 def _model_node(group: DeviceGroup) -> Node:
-    allocatable, labels = group.node.status.allocatable, group.node.metadata.labels
-    cpus = parse_amount(allocatable.get("cpu", 0)) * group.share
-    memory = parse_amount(allocatable.get("memory", 0)) * group.share
+    labels = group.node.metadata.labels
+    cpus, memory = allocatable(group.node, "cpu") * group.share, allocatable(group.node, "memory") * group.share
     rack = next((labels[label] for label in RACK_LABELS if label in labels), "")
     cpu_milli = min(int(cpus * WHOLE), MAX_AMOUNT)
     return Node(group.name, group.gpus, group.gpu_type, cpu_milli, to_mib_down(memory), rack, _link(group.gpu_type))
@@ -267,15 +244,13 @@ class GroupUse(NamedTuple):
 
 def group_use(group: DeviceGroup, pods: Iterable[Pod]) -> GroupUse:
     """Return what pods on the node of a device group use of it."""
-    total: dict[str, Decimal] = {}
-    for pod in pods:
-        add_amounts(total, used_by(pod))
+    total = total_amounts(map(used_by, pods))
     cpus, memory = total.get("cpu", Decimal(0)) * group.share, total.get("memory", Decimal(0)) * group.share
     return GroupUse(int(total.get(group.resource, 0)), to_milli(cpus), to_mib_up(memory))
 
 
-def is_same_hardware(node: ApiNode, other: ApiNode) -> bool:
-    """Whether two states of a node make no difference for the cluster."""
+def is_unchanged(node: ApiNode, other: ApiNode) -> bool:
+    """Whether two states of a node make no difference for the cluster, nor for the pods that it admits."""
     if node is other:
         return True
     return (
@@ -287,8 +262,20 @@ def is_same_hardware(node: ApiNode, other: ApiNode) -> bool:
 
 
 def _amounts(node: ApiNode) -> tuple[object, ...]:
-    allocatable = {name: amount for name, amount in node.status.allocatable.items() if not is_accelerator(name)}
-    return allocatable, node.metadata.annotations.get(RACK_WATTS_ANNOTATION)
+    amounts = {name: amount for name, amount in node.status.allocatable.items() if not is_accelerator(name)}
+    return amounts, node.metadata.annotations.get(RACK_WATTS_ANNOTATION)
+
+
+def binding_problem(spec: PodSpec, name: str, node: ApiNode | None) -> str:
+    """Return why a pod cannot be bound to a node that a decision chose; '' if it can. The node may have changed."""
+    if node is None:
+        return f"node {name} does not exist any more"
+    if why := down_reason(node):
+        return f"node {name} is down: {why}"
+    if node.spec.unschedulable:
+        return f"node {name} is cordoned"
+    why = refusal(spec, node)
+    return f"node {name} {why}" if why else ""
 
 
 def down_reason(node: ApiNode) -> str:

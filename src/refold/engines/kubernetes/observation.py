@@ -14,7 +14,6 @@ import msgspec
 
 from refold.core import PastJob
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, ObjectList
-from refold.engines.kubernetes.constraints import selected_labels
 from refold.engines.kubernetes.gangs import GangName, gang_name
 from refold.engines.kubernetes.mirror import NODES, PODS
 from refold.engines.kubernetes.nodes import NodeMap, map_nodes
@@ -40,9 +39,8 @@ def observe(api: ApiServer, policy: str, tenants: tuple[Tenant, ...] = ()) -> Ob
         pods = api.get(PODS, ObjectList[Pod]).items
     except ApiError as error:
         raise BadInput(f"the cluster cannot be read: {error}") from None
-    waiting = [pod for pod in pods if not pod.is_bound and not pod.has_ended and is_job(pod)]
     try:
-        mapped = map_nodes(nodes, selected_labels(pod.spec for pod in waiting), tenants=tenants)
+        mapped = map_nodes(nodes, tenants=tenants)
     except BadValue as error:
         raise BadInput(str(error)) from None
     return SnapshotEvents(mapped, pods, _read_owners(api, pods), datetime.now(UTC)).observe(policy)

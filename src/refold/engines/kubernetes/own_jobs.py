@@ -16,7 +16,8 @@ from refold.engines.kubernetes.gangs import (
     RUN_ANNOTATION,
     SCHEDULER_NAME,
 )
-from refold.engines.kubernetes.objects import Pod
+from refold.engines.kubernetes.nodes import PodConstraints
+from refold.engines.kubernetes.objects import Pod, PodSpec
 from refold.engines.kubernetes.resources import FRACTION_ANNOTATION, GPU_RESOURCE
 from refold.errors import BadInput
 from refold.model import DAY, WHOLE, Allocation, Job, Plan, Seconds, Share, run_plan
@@ -29,6 +30,8 @@ SUBMITTED_LABEL = "refold.dev/submitted"
 INSTANCES_ANNOTATION = "refold.dev/instances"
 PLAN_ANNOTATION = "refold.dev/plan"
 GPUS_ANNOTATION = "refold.dev/gpus"
+
+_CONSTRAINTS = {resource: PodConstraints([PodSpec()], resource) for resource in ("", GPU_RESOURCE)}
 
 VOLUME_PATH = "/refold"
 """Where the volume of `kubernetes.volume_claim` is mounted."""
@@ -46,6 +49,11 @@ MASTER_PORT = 29500
 def is_submitted(pod: Pod) -> bool:
     """Whether a pod belongs to a Job that Refold has created."""
     return SUBMITTED_LABEL in pod.metadata.labels
+
+
+def own_constraints(job: Job) -> PodConstraints:
+    """Return what limits the nodes of a submitted job: its pods request this kind of GPU, and tolerate no taints."""
+    return _CONSTRAINTS[GPU_RESOURCE if job.demand.gpus else ""]
 
 
 def object_name(daemon: str, job_id: str, run: int) -> str:

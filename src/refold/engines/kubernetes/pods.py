@@ -8,7 +8,7 @@ from typing import Any, get_args
 from refold.client.api import MAX_NAME_CHARS, MAX_TIME_SECONDS, Submission
 from refold.client.jobspec import make_job_name
 from refold.engines.kubernetes.gangs import GangName, controller_of
-from refold.engines.kubernetes.nodes import NodeMap
+from refold.engines.kubernetes.nodes import PodConstraints
 from refold.engines.kubernetes.objects import Pod
 from refold.engines.kubernetes.owner_specs import QUEUE_LABEL, Owner
 from refold.engines.kubernetes.resources import largest_need, pod_need
@@ -60,26 +60,10 @@ def gang_submission(gang: GangName, pods: Sequence[Pod], owner: Owner, request: 
         raise BadInput(f"{gang}: {error}") from None
 
 
-def accepted_gpu_types(pods: Sequence[Pod], nodes: NodeMap) -> tuple[str, ...]:
-    """Return the GPU types that the pods of a gang accept. Raises BadInput if there are none now.
-
-    The scheduler does not choose nodes for instances without GPUs by their labels, so all nodes must admit these.
-    """
+def pod_constraints(pods: Sequence[Pod]) -> PodConstraints:
+    """Return what limits the nodes on which the pods of a gang may be. Raises BadValue if they need several GPUs."""
     need = largest_need(pod_need(pod) for pod in pods)
-    specs = [pod.spec for pod in pods]
-    if not need.gpus:
-        if not nodes.admits_everywhere(specs):
-            raise BadInput(
-                "pods without GPUs need nodes that all admit them: by selectors, affinity, taints and resources"
-            )
-        return ()
-    types = nodes.accepted_types(specs, need.resource)
-    if not types:
-        raise BadInput(
-            f"no node has {need.resource}, the other resources of the pods, and meets the node selector, affinity and"
-            " tolerations of the pods"
-        )
-    return types
+    return PodConstraints((pod.spec for pod in pods), need.resource)
 
 
 def _command(pod: Pod) -> list[str]:

@@ -44,12 +44,17 @@ def parse_amount(text: str | int | float) -> Decimal:
     return amount
 
 
-def allocatable(node: ApiNode, resource: str) -> Decimal:
-    """Return how much of a resource a node has for its pods; 0 if it does not say so in a valid way."""
+def amount_of(amounts: Amounts, resource: str) -> Decimal:
+    """Return how much there is of a resource; 0 if this is not said in a valid way."""
     try:
-        return parse_amount(node.status.allocatable.get(resource, 0))
+        return parse_amount(amounts.get(resource, 0))
     except BadValue:
         return Decimal(0)
+
+
+def allocatable(node: ApiNode, resource: str) -> Decimal:
+    """Return how much of a resource a node has for its pods."""
+    return amount_of(node.status.allocatable, resource)
 
 
 def is_accelerator(resource: str) -> bool:
@@ -121,10 +126,26 @@ def used_by(pod: Pod) -> dict[str, Decimal]:
         requests = pod_requests(pod.spec)
     except BadValue:  # a pod of another scheduler, with amounts that Refold cannot represent
         return {}
-    used = {name: amount for name, amount in requests.items() if name in ("cpu", "memory") or is_accelerator(name)}
+    used = {name: amount for name, amount in requests.items() if is_counted(name)}
     if FRACTION_ANNOTATION in pod.metadata.annotations and not any(map(is_accelerator, used)):
         used[GPU_RESOURCE] = Decimal(1)
     return used
+
+
+def is_counted(resource: str) -> bool:
+    """Whether decisions of the scheduler count a resource."""
+    return resource in ("cpu", "memory") or is_accelerator(resource)
+
+
+def all_requests(pod: Pod) -> dict[str, Decimal]:
+    """Return what a pod requests, with its part of a GPU; nothing if amounts are invalid."""
+    try:
+        requested = pod_requests(pod.spec)
+        if fraction := pod.metadata.annotations.get(FRACTION_ANNOTATION):
+            add_amounts(requested, {GPU_RESOURCE: Decimal(_parse_fraction(fraction)) / WHOLE})
+    except BadValue:
+        return {}
+    return {name: amount for name, amount in requested.items() if amount}
 
 
 def other_requests(spec: PodSpec) -> dict[str, Decimal]:
@@ -133,11 +154,7 @@ def other_requests(spec: PodSpec) -> dict[str, Decimal]:
         requested = pod_requests(spec)
     except BadValue:
         return {}
-    return {
-        name: amount
-        for name, amount in requested.items()
-        if amount and name not in ("cpu", "memory") and not is_accelerator(name)
-    }
+    return {name: amount for name, amount in requested.items() if amount and not is_counted(name)}
 
 
 def _requests(container: Container) -> dict[str, Decimal]:
@@ -153,6 +170,14 @@ def add_amounts(total: dict[str, Decimal], amounts: Mapping[str, Decimal]) -> No
     """Add amounts to a total, by resource."""
     for name, amount in amounts.items():
         total[name] = total.get(name, Decimal(0)) + amount
+
+
+def total_amounts(each: Iterable[Mapping[str, Decimal]]) -> dict[str, Decimal]:
+    """Return the sum of amounts, by resource."""
+    total: dict[str, Decimal] = {}
+    for amounts in each:
+        add_amounts(total, amounts)
+    return total
 
 
 def _raise_to(total: dict[str, Decimal], amounts: Mapping[str, Decimal]) -> None:

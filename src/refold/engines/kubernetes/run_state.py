@@ -114,9 +114,10 @@ class PodsBound(NamedTuple):
 
 
 class NoRoom(NamedTuple):
-    """No pod was bound: there is no room for all of them."""
+    """No pod was bound: there is no room for all of them, or a node has changed since it was chosen (`lasting`)."""
 
     problem: str
+    lasting: bool = False
 
 
 class BudgetsRead(NamedTuple):
@@ -274,6 +275,10 @@ class GangRunState:
         waiting = bindable(facts.gang_pods)
         if isinstance(facts.answer, NoRoom):
             problem = facts.answer.problem
+            if facts.answer.lasting and not facts.pods:  # nothing has to be ended
+                return [ReportEnd(RunFailed(*self.key, problem, retry=True))]
+            if facts.answer.lasting:
+                return self._bound(problem, facts)
         elif len(waiting) < len(missing):
             problem = f"{len(waiting)} of {len(missing)} pods of {self.gang} exist"
         else:

@@ -13,7 +13,7 @@ from refold.engines.kubernetes.gangs import GangName, gang_name
 from refold.engines.kubernetes.nodes import NodeMap, down_reason, group_use
 from refold.engines.kubernetes.objects import Pod
 from refold.engines.kubernetes.owner_specs import Owner
-from refold.engines.kubernetes.pods import accepted_gpu_types, gang_submission
+from refold.engines.kubernetes.pods import gang_submission, pod_constraints
 from refold.engines.kubernetes.resources import pod_need
 from refold.errors import BadInput, BadValue
 from refold.model import WHOLE, Allocation, Job, Seconds, Share
@@ -90,13 +90,13 @@ class SnapshotEvents:
         owner = self._owners.get(gang.name, Owner())._replace(size=len(gang.pods))
         try:
             submission = gang_submission(gang.name, gang.pods, owner, "")
-            types = accepted_gpu_types(gang.pods, self._nodes)
-        except BadInput as error:
+            allowed = self._nodes.allowed_nodes(pod_constraints(gang.pods))
+        except (BadInput, BadValue) as error:
             self._notes.append(f"{gang.name} is left out: {error}")
             return None
         job = submission.to_job(self._unused_id(submission.name), submission.tenant or "default", "", 0.0)
         submitted = self._seconds(gang.submitted)
-        return replace(job, submitted=submitted, demand=replace(job.demand, gpu_types=types))
+        return replace(job, submitted=submitted, demand=replace(job.demand, allowed_nodes=allowed))
 
     def _unused_id(self, name: str) -> str:
         numbered = (f"{name}-{number}" for number in range(2, len(self._ids) + 3))

@@ -153,7 +153,7 @@ class Speeds:
 
     def types_for(self, job: Job) -> list[str]:
         """Return the GPU types of the cluster that a job accepts and on which its speed is known."""
-        kind, accepted = workload_kind(job), job.demand.gpu_types
+        kind, accepted = workload_kind(job), job.demand.usable_types(self.cluster)
         if (kind, accepted) not in self._types:
             types = [name for name in self.cluster.type_names if not accepted or name in accepted]
             self._types[kind, accepted] = [

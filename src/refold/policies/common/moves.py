@@ -15,7 +15,7 @@ import numpy as np
 
 from refold.core import View
 from refold.model import WHOLE, Allocation, Demand, Job, MiB, Milli, Placement, Reshape, Run, Seconds, Share
-from refold.placement import CPU_FREE, FIRST_GPU, GPUS, MEMORY_FREE, TYPE_BIT, UP, FreeResources, Placer
+from refold.placement import CPU_FREE, FIRST_GPU, GPUS, MEMORY_FREE, UP, FreeResources, Placer
 
 MAX_SUBSETS = 256
 """Maximum number of sets of runs to try per node, small ones first; if there are more, a greedy one comes last."""
@@ -111,14 +111,16 @@ class _Shares:
     def demand_of(self, index: int, position: int) -> Demand:
         """Return the demand that a share satisfies, restricted to GPU types at least as fast as those of the run."""
         share, cluster = self.get(index, position), self._view.cluster
-        accepted = self._view.active[self._runs[index].job].demand.gpu_types or cluster.type_names
+        requested = self._view.active[self._runs[index].job].demand
+        accepted = requested.gpu_types or cluster.type_names
         if share.gpus and len(accepted) > 1:
             nodes = [part.node for part in self._runs[index].allocation.placement if part.gpus]
             speed = min(cluster.gpu_type(cluster.nodes[node].gpu_type).speed for node in nodes)
             accepted = tuple(
                 name for name in cluster.type_names if name in accepted and cluster.gpu_type(name).speed >= speed
             )
-        return Demand(1, len(share.gpus), share.gpu_milli, share.cpu_milli, share.memory_mib, accepted)
+        amounts = len(share.gpus), share.gpu_milli, share.cpu_milli, share.memory_mib
+        return Demand(1, *amounts, accepted, requested.allowed_nodes)
 
     def _shares_on_nodes(self) -> dict[int, dict[int, list[int]]]:
         on_node: dict[int, dict[int, list[int]]] = {}
@@ -228,11 +230,11 @@ class _Search:
     def _nodes_and_least_costs(self) -> Iterator[tuple[int, Milli]]:
         """Yield the nodes on which an instance could fit, with a lower bound of the cost: the capacity missing on the
         emptiest GPUs."""
-        instance, types = self._one, int(self._later.vector(self._one)[0, 5])
+        instance, nodes = self._one, self._free.cluster.nodes
         rows, gpus = self._later.nodes.tolist(), self._later.gpus.tolist()
         for node, runs in self._shares.on_node.items():
             row = rows[node]
-            if not (runs and row[UP] and row[GPUS] >= instance.gpus and row[TYPE_BIT] & types):
+            if not (runs and row[UP] and row[GPUS] >= instance.gpus and instance.accepts(node, nodes[node])):
                 continue
             if not self._moved.keys().isdisjoint(runs):
                 yield node, 0  # a run that is moved anyway costs nothing more

@@ -70,13 +70,15 @@ class OptionCache:
         self.plans, self._resources = plans, resources
         self._layouts = _layouts_by_size(speeds)
         self._of_kind: dict[tuple[object, ...], Options] = {}
-        self._of_job: dict[str, Options] = {}
+        self._of_job: dict[str, tuple[Job, Options]] = {}
 
     def for_job(self, job: Job) -> Options:
         """Return the options of a job."""
-        options = self._of_job.get(job.id)
-        if options is None:
-            options = self._of_job[job.id] = self._options_of_kind(job)
+        known = self._of_job.get(job.id)
+        if known is not None and known[0] is job:
+            return known[1]
+        options = self._options_of_kind(job)  # it is new, or may be placed on other nodes now
+        self._of_job[job.id] = job, options
         return options
 
     def clear(self) -> None:
@@ -125,7 +127,7 @@ class OptionCache:
         if speed is None:
             return None
         memory = max(requested.memory_mib * each // requested.gpus, -(-speed.host_mib // nodes))
-        demand = Demand(nodes, each, WHOLE, cpu_milli, memory, (gpu_type,))
+        demand = Demand(nodes, each, WHOLE, cpu_milli, memory, (gpu_type,), requested.allowed_nodes)
         return Option(nodes * each, demand, speed.plan, speed.steps_per_second)
 
 

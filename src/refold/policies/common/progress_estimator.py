@@ -145,5 +145,6 @@ def _stays_on_node(view: View, job: Job, demand: Demand) -> bool:
     run = view.runs.get(job.id)
     if run is None or len(run.allocation.placement) > 1 or demand.instances > 1:
         return False
-    node = view.cluster.nodes[run.allocation.placement[0].node]
-    return demand.gpus <= node.gpus and (not demand.gpu_types or node.gpu_type in demand.gpu_types)
+    index = run.allocation.placement[0].node
+    node = view.cluster.nodes[index]
+    return demand.gpus <= node.gpus and demand.accepts(index, node)

@@ -154,11 +154,10 @@ def is_fixed(view: View, run: Run, estimator: ProgressEstimator) -> bool:
 
 def matches_option(view: View, option: Option, held: Allocation) -> bool:
     """Return whether an allocation has the amount, plan and GPU types of an option."""
-    accepted = option.demand.gpu_types
     return (
         held.gpu_milli == option.demand.total_gpu_milli
         and held.plan in (None, option.plan)
-        and (not accepted or all(view.cluster.nodes[node].gpu_type in accepted for node in held.nodes))
+        and all(option.demand.accepts(node, view.cluster.nodes[node]) for node in held.nodes)
     )
 
 
@@ -252,8 +251,7 @@ class RoundPlacement:
 
     def _candidates(self, demand: Demand) -> Iterator[int]:
         for index, node in enumerate(self._view.cluster.nodes):
-            accepted = not demand.gpu_types or node.gpu_type in demand.gpu_types
-            if accepted and node.gpus >= demand.gpus and self._view.is_up(index):
+            if node.gpus >= demand.gpus and self._view.is_up(index) and demand.accepts(index, node):
                 yield index
 
     def _movable(self) -> dict[int, list[tuple[int, str]]]:

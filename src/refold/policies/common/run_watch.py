@@ -423,10 +423,10 @@ class _Tails:
         for job, duration in changes.past_jobs:
             self._predictor.submitted(job, now)
             self._predictor.finished(job, duration, now)
-        for job in changes.submitted:
-            self._add(job, now)
         for job_id in changes.removed:
             self.remove(job_id, None, now)
+        for job in changes.submitted:
+            self._add(job, now)
 
     def _add(self, job: Job, now: Seconds) -> None:
         self._jobs[job.id] = job

@@ -131,8 +131,7 @@ class _AntManRound:
     def _nodes_by_missing_gpus(self, demand: Demand) -> list[int]:
         ranked = []
         for index, node in enumerate(self._view.cluster.nodes):
-            fits = node.gpus >= demand.gpus and (not demand.gpu_types or node.gpu_type in demand.gpu_types)
-            if self._view.is_up(index) and (fits or not demand.gpus):
+            if self._view.is_up(index) and node.gpus >= demand.gpus and demand.accepts(index, node):
                 free = self.draft.free.gpu_milli_of(index).count(WHOLE)
                 ranked.append((max(0, demand.gpus - free), free, index))
         return [index for _, _, index in sorted(ranked)]
@@ -306,7 +305,7 @@ def _smaller_demands(demand: Demand) -> list[Demand]:
 
 def _single_node_demand(demand: Demand, gpus: int) -> Demand:
     cpus, memory = _proportional(demand, gpus)
-    return Demand(1, gpus, WHOLE, cpus, memory, demand.gpu_types)
+    return Demand(1, gpus, WHOLE, cpus, memory, demand.gpu_types, demand.allowed_nodes)
 
 
 def _proportional(demand: Demand, gpus: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from refold.core import View
 from refold.errors import BadValue
-from refold.model import NO_CHANGE, WHOLE, Allocation, Cluster, Decision, Job, Plan, Seconds, Share, Start
+from refold.model import NO_CHANGE, WHOLE, Allocation, Cluster, Decision, Job, NodeSet, Plan, Seconds, Share, Start
 from refold.placement import CPU_FREE, MEMORY_FREE, UP, WHOLE_FREE, Bools, Floats, FreeResources, Ints, Placer
 from refold.planning.plans import CATALOGUE_ONLY, Knowledge, Speeds, WorkloadKind, workload_kind
 from refold.policies.common import Draft, Reasons, Transition, allowed_gpu_range
@@ -256,6 +256,7 @@ class Profile(NamedTuple):
     """Possible numbers of GPUs, ascending."""
     speed: Floats
     """Steps per second by type, nodes and GPUs; 0 where impossible."""
+    allowed_nodes: NodeSet | None
 
     def speed_on_fair_share(self, gpus: float) -> float:
         """Return steps per second on a fair share; below the smallest size, the job is assumed to be time-shared."""
@@ -277,7 +278,9 @@ class Profiles:
         extents = zip(self._nodes, self._largest_node, strict=True)
         self.max_gpus = max((nodes * gpus for nodes, gpus in extents), default=0)
         self._profiles: list[Profile] = []
-        self._indices: dict[tuple[WorkloadKind, Plan, tuple[int, int, int], tuple[str, ...]], int | None] = {}
+        self._indices: dict[
+            tuple[WorkloadKind, Plan, tuple[int, int, int], tuple[str, ...], NodeSet | None], int | None
+        ] = {}
 
     def learn(self, view: View) -> bool:
         """Correct the speeds by those measured so far; return whether any has changed."""
@@ -305,7 +308,8 @@ class Profiles:
     def _find_index(self, job: Job) -> int | None:
         if not self.speeds.can_model(job):
             return None
-        key = (workload_kind(job), self.speeds.own_plan(job), _need(job), job.demand.gpu_types)
+        demand = job.demand
+        key = (workload_kind(job), self.speeds.own_plan(job), _need(job), demand.gpu_types, demand.allowed_nodes)
         if key not in self._indices:
             profile = self._find_profile(job)
             self._indices[key] = None if profile is None else len(self._profiles)
@@ -329,7 +333,7 @@ class Profiles:
         types = tuple(name in accepted for name in cluster.type_names)
         gpus = [sum(_gpus_of_type(cluster, name)) if name in accepted else 0 for name in cluster.type_names]
         weights = tuple(count / sum(gpus) for count in gpus)
-        return Profile(_need(job), types, weights, tuple(sizes), speed)
+        return Profile(_need(job), types, weights, tuple(sizes), speed, job.demand.allowed_nodes)
 
     def _speed(self, job: Job, gpu_type: str, nodes: int, size: int) -> float:
         """Return the speed on GPUs spread evenly over nodes: Pollux models a layout by GPUs and nodes alone."""
@@ -370,7 +374,13 @@ def _max_gpus_per_node(free: Ints, need: Ints, type_of_node: Ints, profiles: Seq
     accepted = np.array(
         [(*profile.types, False) for profile in profiles]
     )  # the last column is for nodes without GPUs, type -1
-    return np.ascontiguousarray(np.where(accepted[:, type_of_node], capacity, 0))
+    capacity = np.where(accepted[:, type_of_node], capacity, 0)
+    for row, profile in enumerate(profiles):
+        if profile.allowed_nodes is not None:
+            is_allowed = np.zeros(len(type_of_node), dtype=np.bool_)
+            is_allowed[list(profile.allowed_nodes)] = True
+            capacity[row, ~is_allowed] = 0
+    return np.ascontiguousarray(capacity)
 
 
 def _nodes_with_distributed_jobs(draft: Draft, nodes: int) -> Bools:

@@ -76,9 +76,8 @@ class Replicas:
             if speed is None or not self._fits_memory(job, speed):
                 continue
             memory = max(job.demand.memory_mib * gpus_per_node // job.demand.gpus, -(-speed.host_mib // nodes))
-            demand = Demand(
-                nodes, gpus_per_node, WHOLE, round(cpus_per_gpu * gpus_per_node * WHOLE), memory, (gpu_type,)
-            )
+            cpu_milli, allowed = round(cpus_per_gpu * gpus_per_node * WHOLE), job.demand.allowed_nodes
+            demand = Demand(nodes, gpus_per_node, WHOLE, cpu_milli, memory, (gpu_type,), allowed)
             if self._empty.fits_when_empty(demand):
                 sizes.add(nodes * gpus_per_node)
                 yield Option(nodes * gpus_per_node, demand, speed.plan, speed.steps_per_second)

@@ -332,11 +332,10 @@ class CpuTuning:
         return min((node.cpu_milli // node.gpus for node in self._nodes(job)), default=0)
 
     def _nodes(self, job: Job) -> list[Node]:
-        accepted = job.demand.gpu_types
         return [
             node
-            for node in self._speeds.cluster.nodes
-            if node.gpus >= max(job.demand.gpus, 1) and (not accepted or node.gpu_type in accepted)
+            for index, node in enumerate(self._speeds.cluster.nodes)
+            if node.gpus >= max(job.demand.gpus, 1) and job.demand.accepts(index, node)
         ]
 
 

@@ -86,7 +86,7 @@ class Overtaking:
 
     def columns(self, view: View, table: EstimateTable, job: Job, guaranteed: Collection[str]) -> GpuUse:
         """Return what the row of a job has to contain; what was counted so far is kept."""
-        types = job.demand.gpu_types
+        types = job.demand.usable_types(view.cluster)
         if types not in self._usable:
             self._usable[types], self._rooms[types] = len(self._usable), _room_of(view.cluster, types)
         usable = self._usable[types]

@@ -86,9 +86,9 @@ class _OccupiedNodes:
 
     def capacity(self, node: int) -> int:
         """Return how many instances the node has room for when it is empty."""
-        types, view = self._demand.gpu_types, self._jobs.view
-        is_of_type = not types or view.cluster.nodes[node].gpu_type in types
-        return self._instances(node, ()) if view.is_up(node) and is_of_type else 0
+        view = self._jobs.view
+        is_accepted = self._demand.accepts(node, view.cluster.nodes[node])
+        return self._instances(node, ()) if view.is_up(node) and is_accepted else 0
 
     def share_out(self, nodes: Iterable[int]) -> dict[int, int]:
         """Return how many instances each of these nodes gets, the first ones as many as they have room for."""

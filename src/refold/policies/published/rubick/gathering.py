@@ -61,12 +61,12 @@ class Gatherer:
 
     def _nodes_for(self, job_id: str) -> Iterator[int]:
         """Yield nodes to visit: the job's own, then by free GPUs, then those of victims by ascending loss."""
-        gpu_type, view, ledger = self._jobs.curve(job_id).gpu_type, self._jobs.view, self._ledger
-        nodes, free = view.cluster.nodes, ledger.free
+        view, ledger = self._jobs.view, self._ledger
+        free = ledger.free
         own = sorted(ledger.shares.get(job_id, {}))
         yield from own
         nodes_with_free_gpus = [
-            n for n in ledger.nodes_with_free_gpus if nodes[n].gpu_type == gpu_type and n not in own
+            n for n in ledger.nodes_with_free_gpus if self._jobs.accepts(job_id, n) and n not in own
         ]
         yield from sorted(nodes_with_free_gpus, key=lambda node: (-free[node].gpus, node))
         seen = {*own, *nodes_with_free_gpus}
@@ -76,14 +76,14 @@ class Gatherer:
             ) and not self._sensitivity.is_below_minimum(job_id):
                 return
             for node in sorted(ledger.shares.get(victim, {})):
-                if node not in seen and nodes[node].gpu_type == gpu_type and view.is_up(node):
+                if node not in seen and self._jobs.accepts(job_id, node) and view.is_up(node):
                     seen.add(node)
                     yield node
 
     def _take_free(self, job_id: str, node: int, wanted: int) -> bool:
         """Take up to `wanted` free GPUs of a node, with their CPUs and memory; return False if there are none."""
         free, unit, view = self._ledger.free[node], self._jobs.unit(job_id), self._jobs.view
-        if view.cluster.nodes[node].gpu_type != self._jobs.curve(job_id).gpu_type or not view.is_up(node):
+        if not self._jobs.accepts(job_id, node) or not view.is_up(node):
             return False
         limits = [wanted, free.gpus]
         limits += [free.cpu_milli // unit.cpu_milli] if unit.cpu_milli else []

@@ -139,6 +139,11 @@ class RubickJobs:
         """Return the sensitivity curve of a job on its fastest GPU type."""
         return self._curves.for_job(self.by_id[job_id])
 
+    def accepts(self, job_id: str, node: int) -> bool:
+        """Whether a node has the GPU type of a job's curve, and is among those that the job is allowed on."""
+        job, spec = self.by_id[job_id], self.view.cluster.nodes[node]
+        return spec.gpu_type == self.curve(job_id).gpu_type and job.demand.accepts(node, spec)
+
     def sufficient_options(self, job_id: str) -> tuple[Option, ...]:
         """Return the options that satisfy the guarantee, by increasing GPUs."""
         return self._curves.guarantees.sufficient_options(self.by_id[job_id])
