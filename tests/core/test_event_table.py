@@ -373,15 +373,15 @@ CHANGES: dict[str, dict[str, list[str]]] = {
     "NodesAllowed": {
         "waiting": ["submitted j", "removed j"],
         "waiting again": ["submitted j", "removed j"],
-        **dict.fromkeys(("running", "recalled", "being held", "being cancelled"), ["progressed run 1"]),
-        **dict.fromkeys(("being preempted", "being ended", "being reshaped"), ["progressed run 1"]),
+        **{key: ["progressed run 1"] for key in ("running", "recalled", "being held", "being cancelled")},
+        **{key: ["progressed run 1"] for key in ("being preempted", "being ended", "being reshaped")},
         "running again": ["progressed run 2"],
     },
     "NodesAllowed without any": {
         "waiting": ["removed j"],
         "waiting again": ["removed j"],
-        **dict.fromkeys(("running", "recalled", "being held", "being cancelled"), ["progressed run 1"]),
-        **dict.fromkeys(("being preempted", "being ended", "being reshaped"), ["progressed run 1"]),
+        **{key: ["progressed run 1"] for key in ("running", "recalled", "being held", "being cancelled")},
+        **{key: ["progressed run 1"] for key in ("being preempted", "being ended", "being reshaped")},
         "running again": ["progressed run 2"],
     },
     "RunAdopted": {

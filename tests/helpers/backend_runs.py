@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kubernetes_daemon import PODS
+from kubernetes_objects import DAEMON
 
 from refold.core import Event
 from refold.engines.kubernetes.api_server import ApiServer, ObjectList
@@ -26,7 +27,7 @@ class Runs:
         self.events: list[Event] = []
         self._changed = asyncio.Event()
         self._api = api
-        self._mirror = Mirror(api, "daemon")
+        self._mirror = Mirror(api, DAEMON)
 
     async def __aenter__(self) -> Runs:
         await self._mirror.start()

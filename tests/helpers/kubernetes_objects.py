@@ -7,9 +7,12 @@ from typing import Any
 
 import msgspec
 
+from refold.engines.kubernetes.gangs import DaemonIdentity
 from refold.engines.kubernetes.objects import ApiNode, Pod
 
 Json = dict[str, Any]
+
+DAEMON = DaemonIdentity("daemon", "key")
 
 
 def node_json(
@@ -56,6 +59,17 @@ def pod_json(name: str, gpus: int = 1, **fields: Any) -> Json:
     container = {"name": "main", "image": "busybox", "resources": {"limits": limits}}
     spec = {"schedulerName": "refold", "containers": [container], **fields}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
+
+
+def binding_of(uid: str, job: str, run: int, instance: int, daemon: DaemonIdentity = DAEMON) -> dict[str, str]:
+    """Return the annotations of a pod that a daemon has bound for a run."""
+    return {
+        "refold.dev/daemon": daemon.id,
+        "refold.dev/job": job,
+        "refold.dev/run": str(run),
+        "refold.dev/instance": str(instance),
+        "refold.dev/binding": daemon.sign("default", uid, (job, run), str(instance)),
+    }
 
 
 def make_node(name: str, gpus: int = 8, **fields: Any) -> ApiNode:

@@ -110,14 +110,14 @@ class ClusterEngine(Protocol):
         """Return the parts that connect the queue with the cluster. `end`: ends the daemon, if the nodes change."""
 
 
-def load_daemon_id(folder: Path, key: str) -> str:
-    """Return what tells the runs of the daemon with this state folder from those of others.
+def load_daemon_id(folder: Path, key: str, size: int = 8) -> str:
+    """Return what tells the runs of the daemon with this state folder from those of others: `size` random bytes.
 
     It is created with the folder. `key`: that of the store's `meta` table.
     """
     with Store(folder) as store:
         found: str | None = store.reader.read_meta(key, str)
         if found is None:
-            found = os.urandom(8).hex()
+            found = os.urandom(size).hex()
             store.write_meta(key, found)
         return found

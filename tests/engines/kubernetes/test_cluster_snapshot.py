@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from fake_api_server import FakeApiServer, Refusal
-from kubernetes_objects import Json, node_json, pod_json
+from kubernetes_objects import DAEMON, Json, binding_of, node_json, pod_json
 from typer.testing import CliRunner
 
 from refold.cli.typer_app import app
@@ -107,12 +107,12 @@ def test_a_daemon_learns_from_pods_that_others_have_run_and_not_twice_from_its_o
     state = {"name": "main", "state": {"terminated": {"exitCode": 0, "finishedAt": ago(100)}}}
     status = {"phase": "Succeeded", "startTime": ago(1100), "containerStatuses": [state]}
     add_pod(server, "theirs-0", gpus=2, owner=("Job", "theirs", "u"), nodeName="n0", status=status)
-    known = {"refold.dev/daemon": "d", "refold.dev/job": "ours-1", "refold.dev/run": "1"}
+    known = binding_of("uid-ours-0", "ours-1", 1, 0)
     add_pod(server, "ours-0", owner=("Job", "ours", "v"), nodeName="n0", status=status, annotations=known)
     add_pod(server, "failed-0", owner=("Job", "f", "w"), nodeName="n0", status={**status, "phase": "Failed"})
 
     async def history() -> list[PastJob]:
-        engine = KubernetesEngine(Access(server.address, None), "d", OwnJobs())
+        engine = KubernetesEngine(Access(server.address, None), DAEMON, OwnJobs())
         await engine.connect()
         found = engine.history()
         await engine.close()

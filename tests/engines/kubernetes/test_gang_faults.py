@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fake_api_server import FakeApiServer, Refusal, allow_all
 from kubernetes_daemon import JOBS, PODS, job_json
-from kubernetes_objects import Json, pod_json
+from kubernetes_objects import DAEMON, Json, pod_json
 from msgspec.structs import replace
 from process_kubelet import ProcessKubelet, kubelet_nodes
 
@@ -56,7 +56,7 @@ class Gangs:
         self.reports: list[Event] = []
         self._reported = asyncio.Event()
         self._jobs: dict[str, Job] = {}
-        self._mirror = Mirror(server.api, "daemon")
+        self._mirror = Mirror(server.api, DAEMON)
 
     async def start(self) -> None:
         await self._mirror.start()
@@ -71,7 +71,7 @@ class Gangs:
         """Replace the back end by one that knows only what is in the cluster."""
         await self.stop()
         self.reports.clear()
-        self._mirror = Mirror(self.server.api, "daemon")
+        self._mirror = Mirror(self.server.api, DAEMON)
         await self.start()
 
     def _report(self, event: Event) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,13 +21,15 @@ from refold.engines.kubernetes.run_state import (
     OWNER_CHECK_PAUSE,
     POD_WAIT,
     SUSPEND_WAIT,
+    GangFacts,
+    GangRunState,
+)
+from refold.engines.kubernetes.run_steps import (
     AskBudgets,
     AskOwner,
     BindPods,
     BudgetsRead,
     GangAnswer,
-    GangFacts,
-    GangRunState,
     GangStep,
     NoRoom,
     OwnerRead,
@@ -69,8 +72,8 @@ RUN = (bound(0), bound(1))
 class Play:
     """A run, and what is known of it."""
 
-    def __init__(self, gang: GangName = JOB, run: int = 1, **fields: Any) -> None:
-        self.state = GangRunState((KEY[0], run), gang, ["n", "n"], 10.0, **fields)
+    def __init__(self, gang: GangName = JOB, run: int = 1, nodes: Sequence[str] = ("n", "n"), **fields: Any) -> None:
+        self.state = GangRunState((KEY[0], run), gang, nodes, 10.0, **fields)
         self.now = 0.0
 
     def next(self, *pods: Pod, answer: GangAnswer | None = None, gang: tuple[Pod, ...] | None = None) -> list[GangStep]:
@@ -90,6 +93,49 @@ def test_the_pods_of_a_gang_are_bound_and_followed_to_their_end() -> None:
     play = Play().start()
     assert play.next(bound(0, "Succeeded"), bound(1)) == [PauseSteps()]
     assert play.next(bound(1, "Succeeded")) == FINISHED  # the first one was deleted meanwhile
+
+
+SINGLE = GangName("Pod", "default", "web-1", "u")
+
+
+@pytest.mark.parametrize("owner", [None, ("ReplicaSet", "web", "r")])
+def test_the_run_of_a_single_pod_that_is_deleted_ends_its_job(owner: tuple[str, str, str] | None) -> None:
+    play = Play(SINGLE, nodes=["n"])
+    web = make_pod("web-1", owner=owner)
+    assert play.next(gang=(web,)) == [BindPods([PodTarget(web, 0, "n")])]
+    running = make_pod("web-1", owner=owner, nodeName="n", status={"phase": "Running"})
+    assert play.next(running, answer=PodsBound()) == [ReportStart(), PauseSteps()]
+    assert play.next(gang=()) == STOPPED
+    assert play.state.gone
+
+
+def test_a_single_pod_that_is_gone_before_it_is_bound_holds_nothing() -> None:
+    for run in (1, 2):
+        play = Play(SINGLE, run, nodes=["n"])
+        assert (play.next(gang=()), play.state.gone) == ([ReportEnd(RunStopped(KEY[0], run))], "was deleted")
+
+
+def test_a_single_pod_that_is_preempted_ends_its_job() -> None:
+    play = Play(SINGLE, nodes=["n"])
+    running = make_pod("web-1", owner=("ReplicaSet", "web", "r"), nodeName="n", status={"phase": "Running"})
+    play.next(running, gang=(running,))
+    play.state.stop(None, is_preemption=False)
+    play.next(running)
+    assert play.next(gang=()) == STOPPED
+    assert play.state.gone
+
+
+def test_nothing_is_held_for_pods_that_others_have_to_create() -> None:
+    play = Play(PODS)
+    failed = RunFailed(*KEY, f"1 of 2 pods of {PODS} exist", retry=True)
+    assert play.next(gang=(waiting(0),)) == [ReportEnd(failed)]
+
+
+def test_a_node_that_has_changed_ends_the_run_at_once() -> None:
+    play = Play()
+    assert play.next(gang=WAITING) == [TARGETS]
+    failed = RunFailed(*KEY, "node n is cordoned", retry=True)
+    assert play.next(gang=WAITING, answer=NoRoom("node n is cordoned", lasting=True)) == [ReportEnd(failed)]
 
 
 @pytest.mark.parametrize("gang", [JOB, PODS])

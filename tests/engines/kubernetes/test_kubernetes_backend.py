@@ -14,6 +14,7 @@ from process_kubelet import ProcessKubelet, kubelet_nodes
 from refold.core import Order
 from refold.engines.kubernetes.api_server import ApiServer
 from refold.engines.kubernetes.backend import KubernetesBackend
+from refold.engines.kubernetes.gangs import DaemonIdentity
 from refold.engines.kubernetes.job_objects import OwnJobs
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.nodes import map_nodes
@@ -27,7 +28,7 @@ class MirroredBackend:
 
     def __init__(self, report: Report, api: ApiServer, folder: Path, grace: float) -> None:
         own = OwnJobs(image="none")
-        self._mirror = Mirror(api, sha256(str(folder).encode()).hexdigest()[:16])
+        self._mirror = Mirror(api, DaemonIdentity(sha256(str(folder).encode()).hexdigest()[:16], "key"))
         self._starting = asyncio.create_task(self._start(report, api, own, grace))
 
     async def _start(self, report: Report, api: ApiServer, own: OwnJobs, grace: float) -> KubernetesBackend:

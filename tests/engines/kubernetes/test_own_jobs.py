@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from kubernetes_objects import make_pod
 from process_kubelet import environment, expand
 
+from refold.core import StartRun
+from refold.engines.kubernetes.gangs import DaemonIdentity
 from refold.engines.kubernetes.own_jobs import PodSettings, binding_annotations, manifest, pod_shares, service_manifest
 from refold.errors import BadInput
 from refold.model import Allocation, Demand, Job, Launch, Plan, Share
 from refold.train.run_settings import read_settings
 
-SETTINGS = PodSettings("0123abcd", "pytorch", 30.0, "claim")
+SETTINGS = PodSettings(DaemonIdentity("0123abcd", "key"), "default", "pytorch", 30.0, "claim")
 TWO_NODES = (Share(0, (4, 5), cpu_milli=8000), Share(3, (0, 1), cpu_milli=6000, memory_mib=512))
 
 
@@ -20,7 +23,9 @@ def variables(job: Job, allocation: Allocation, instance: int = 0, run: int = 2)
     """Return the environment of a container of an instance, as a kubelet makes it."""
     spec = manifest(job, run, allocation, SETTINGS)["spec"]["template"]["spec"]
     shares = pod_shares(job, allocation)
-    annotations = binding_annotations(SETTINGS.daemon, job, run, instance, allocation, shares)
+    annotations = binding_annotations(
+        SETTINGS.identity, make_pod("p"), job, StartRun(job.id, run, allocation), instance, shares
+    )
     return environment(spec, spec["containers"][0], annotations)
 
 
@@ -35,7 +40,9 @@ def test_training_jobs_read_their_plan_and_rank_from_the_environment() -> None:
 
 def test_the_plan_of_the_annotation_is_that_of_the_environment() -> None:
     job, allocation = Job("j"), Allocation((Share(0, (0,)),), Plan())
-    annotations = binding_annotations("d", job, 1, 0, allocation, allocation.placement)
+    annotations = binding_annotations(
+        SETTINGS.identity, make_pod("p"), job, StartRun(job.id, 1, allocation), 0, allocation.placement
+    )
     assert annotations["refold.dev/plan"] == variables(job, allocation)["REFOLD_PLAN"]
 
 

@@ -9,7 +9,6 @@ from kubernetes_objects import make_pod
 
 from refold.engines.kubernetes import GangName, Owner, Pod, single_pod
 from refold.engines.kubernetes.queue_state import (
-    GONE_AFTER,
     CancelJob,
     FindOwner,
     FindQueue,
@@ -35,7 +34,7 @@ def pod(number: int, kind: str = "Job", **fields: Any) -> Pod:
 def steps(*pods: Pod, gang: GangName = JOB, owner: Owner | str | None = "unknown", **facts: Any) -> list[QueueStep]:
     """Return what is to be done. `owner`: None if it does not exist."""
     found = None if isinstance(owner, str) else OwnerFound(owner)
-    return [*next_steps(QueuedGang(gang, {pod.key: pod for pod in pods}, "daemon", found=found, **facts))]
+    return [*next_steps(QueuedGang(gang, {pod.key: pod for pod in pods}, found=found, **facts))]
 
 
 def test_pods_that_wait_are_submitted_once_all_of_them_exist() -> None:
@@ -87,8 +86,15 @@ def test_a_waiting_job_whose_pods_another_scheduler_has_bound_is_cancelled() -> 
     bound = [CancelJob("train-1", "its pods were bound by another scheduler")]
     assert steps(pod(0, nodeName="n"), job=WAITING_JOB) == bound
     assert steps(pod(0, nodeName="n"), pod(1), job=WAITING_JOB) == []
-    annotations = {"refold.dev/daemon": "daemon", "refold.dev/job": "train-1", "refold.dev/run": "1"}
-    assert steps(pod(0, nodeName="n", annotations=annotations), job=WAITING_JOB) == []
+    assert steps(pod(0, nodeName="n"), job=WAITING_JOB._replace(bound=["uid-train-0"])) == []
+
+
+def test_the_job_of_a_single_pod_ends_with_the_pod() -> None:
+    """Another pod that its controller creates in its place is another job."""
+    single = GangName("Pod", "default", "web-1", "u")
+    assert steps(gang=single, job=WAITING_JOB) == [CancelJob("train-1", "its pod was deleted")]
+    deleted = make_pod("web-1", deletionTimestamp="2026-01-01T00:00:00Z")
+    assert steps(deleted, gang=single, job=WAITING_JOB) == [CancelJob("train-1", "its pod was deleted")]
 
 
 @pytest.mark.parametrize(
@@ -106,5 +112,5 @@ def test_a_waiting_job_without_pods_is_cancelled_if_nothing_will_create_them(
 ) -> None:
     job = WAITING_JOB._replace(has_run=has_run)
     assert steps(job=job) == []
-    assert steps(job=job, without_pods=GONE_AFTER) == [FindOwner([])]
-    assert steps(job=job, without_pods=GONE_AFTER, owner=owner) == expected
+    assert steps(job=job, without_pods=job.gone_after) == [FindOwner([])]
+    assert steps(job=job, without_pods=job.gone_after, owner=owner) == expected

@@ -19,7 +19,7 @@ from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.nodes import NodeMap
 from refold.engines.kubernetes.own_jobs import pod_shares
 from refold.engines.kubernetes.room import NodeRoom
-from refold.engines.kubernetes.run_state import RunEnd
+from refold.engines.kubernetes.run_steps import RunEnd
 from refold.errors import RefoldError
 from refold.model import Job, Seconds
 from refold.server import Report

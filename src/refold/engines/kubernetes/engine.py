@@ -15,6 +15,7 @@ from refold.engines.kubernetes.access import Access
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, as_dict
 from refold.engines.kubernetes.backend import KubernetesBackend
 from refold.engines.kubernetes.gang_queue import CALLER, GangQueue
+from refold.engines.kubernetes.gangs import DaemonIdentity
 from refold.engines.kubernetes.job_objects import OwnJobs
 from refold.engines.kubernetes.local_queues import LocalQueues
 from refold.engines.kubernetes.mirror import Changed, Mirror
@@ -36,6 +37,9 @@ REBUILD_DELAY: Seconds = 2.0
 log = logging.getLogger("refold")
 
 
+BINDING_KEY = "kubernetes-binding-key"
+"""Key in the store's `meta` table: what the daemon signs bindings with."""
+
 DAEMON_KEY = "kubernetes-daemon"
 """Key in the store's `meta` table: what tells the runs of this daemon from those of others."""
 
@@ -49,7 +53,7 @@ class KubernetesEngine(ClusterEngine):
     def __init__(
         self,
         access: Access,
-        daemon: str,
+        daemon: DaemonIdentity,
         own: OwnJobs,
         tenants: tuple[Tenant, ...] = (),
         guard: Callable[[], None] | None = None,

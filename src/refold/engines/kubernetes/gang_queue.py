@@ -219,26 +219,27 @@ class GangQueue(Subscriber):
         pods, id_of_job, now = self._mirror.pods_of_gang(gang), self._active.get(gang), self._state.now()
         if id_of_job is None:
             self._vanished.pop(gang, None)
-            return QueuedGang(gang, pods, self._mirror.daemon)
-        job = self._job(id_of_job)
+            return QueuedGang(gang, pods)
+        job = self._job(id_of_job, pods)
         if not job.instances:  # its pods may be other ones than before its last run
             self._note_constraints(job.id, pods)
             self._report_allowed([job.id])
         if job.instances or any(not pod.is_deleted for pod in pods.values()):
             self._vanished.pop(gang, None)
-            return QueuedGang(gang, pods, self._mirror.daemon, job)
+            return QueuedGang(gang, pods, job)
         absent = now - self._vanished.setdefault(gang, now)
-        if absent >= GONE_AFTER:
+        if absent >= job.gone_after:
             self._vanished[gang] = now
-        return QueuedGang(gang, pods, self._mirror.daemon, job, absent)
+        return QueuedGang(gang, pods, job, absent)
 
-    def _job(self, job: str) -> GangJob:
+    def _job(self, job: str, of_gang: Mapping[str, Pod]) -> GangJob:
+        bound = [pod.metadata.uid for pod in of_gang.values() if (self._mirror.run_of(pod) or ("",))[0] == job]
         run, record = self._state.view.runs.get(job), self._state.job_table.records.get(job)
         has_run = record is not None and record.run > 0
         if run is None:
-            return GangJob(job, has_run=has_run)
+            return GangJob(job, has_run=has_run, bound=bound)
         pods = self._mirror.pods_of_run((job, run.number)).values()
-        return GangJob(job, len(run.allocation.placement), pods, run.stopping, has_run)
+        return GangJob(job, len(run.allocation.placement), pods, run.stopping, has_run, bound)
 
     async def _carry_out(self, step: QueueStep, examined: GangName) -> None:
         match step:

@@ -26,14 +26,13 @@ from refold.engines.kubernetes.own_jobs import binding_annotations, pod_shares
 from refold.engines.kubernetes.owners import Owners
 from refold.engines.kubernetes.pod_states import PodTarget, eviction, pod_path
 from refold.engines.kubernetes.room import NodeRoom
-from refold.engines.kubernetes.run_state import (
+from refold.engines.kubernetes.run_state import GangFacts, GangRunState
+from refold.engines.kubernetes.run_steps import (
     AskBudgets,
     AskOwner,
     BindPods,
     BudgetsRead,
     GangAnswer,
-    GangFacts,
-    GangRunState,
     NoRoom,
     OwnerRead,
     OwnerSuspended,
@@ -268,9 +267,9 @@ class PodBinder:
             await asyncio.sleep(REPEAT_PAUSE)
 
     def _binding(self, target: PodTarget) -> dict[str, Any]:
-        order, metadata = self._order, target.pod.metadata
+        metadata = target.pod.metadata
         annotations = binding_annotations(
-            self._mirror.daemon, self._job, order.run, target.instance, order.allocation, self._shares
+            self._mirror.daemon, target.pod, self._job, self._order, target.instance, self._shares
         )
         return {
             "apiVersion": "v1",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hmac
 from hashlib import sha256
 from typing import Literal, NamedTuple
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -19,6 +21,9 @@ JOB_ANNOTATION = "refold.dev/job"
 RUN_ANNOTATION = "refold.dev/run"
 """A pod that Refold has bound names the daemon, the job and the run that it belongs to."""
 
+BINDING_ANNOTATION = "refold.dev/binding"
+"""Proves that this daemon has bound the pod, for this run: anyone may copy the other annotations to another pod."""
+
 INSTANCE_ANNOTATION = "refold.dev/instance"
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
@@ -30,11 +35,29 @@ INDEX_LABELS = (
     "apps.kubernetes.io/pod-index",
 )
 
+MAX_DIGITS = 12
+
 GangKind = Literal["Pod", "Pods", "Job", "JobSet", "PyTorchJob", "PodGroup", "Workload"]
 
 
 RunKey = tuple[str, int]
 """A job id and a run number."""
+
+
+class DaemonIdentity(NamedTuple):
+    """Who binds pods: the id of a daemon, and the key with which it signs what it binds. The key is a secret."""
+
+    id: str
+    key: str
+
+    def sign(self, namespace: str, uid: str, run: RunKey, instance: str = "") -> str:
+        """Return the proof that an object with this uid belongs to a run; '' as the uid: an object by name."""
+        said = msgspec.json.encode((self.id, namespace, uid, *run, instance))
+        return hmac.digest(self.key.encode(), said, "sha256").hex()[:40]
+
+    def has_signed(self, proof: str, namespace: str, uid: str, run: RunKey, instance: str = "") -> bool:
+        """Whether a proof is one of this daemon."""
+        return hmac.compare_digest(self.sign(namespace, uid, run, instance).encode(), proof.encode())
 
 
 class GangName(NamedTuple):
@@ -57,8 +80,8 @@ class GangName(NamedTuple):
         return f"{self.kind}/{identity}" + f"/{self.part}" * bool(self.part)
 
     def text(self) -> str:
-        """Return the name as text, which `parse_gang_name` reads."""
-        return "/".join(self)
+        """Return the name as text, which `parse_gang_name` reads. Owners may have any text as name and uid."""
+        return "/".join(quote(part, safe="") for part in self)
 
     def __str__(self) -> str:
         return f"{self.kind} {self.namespace}/{self.name}" + f"/{self.part}" * bool(self.part)
@@ -66,7 +89,7 @@ class GangName(NamedTuple):
 
 def parse_gang_name(text: str) -> GangName:
     """Return the gang that `GangName.text` has written."""
-    kind, namespace, name, uid, part = text.split("/")
+    kind, namespace, name, uid, part = map(unquote, text.split("/"))
     return GangName(msgspec.convert(kind, GangKind), namespace, name, uid, part)
 
 
@@ -104,15 +127,23 @@ def is_ours(pod: Pod) -> bool:
     return pod.spec.scheduler_name == SCHEDULER_NAME
 
 
-def run_of(pod: Pod, daemon: str) -> RunKey | None:
-    """Return the run of a daemon that a pod was bound for."""
-    annotations = pod.metadata.annotations
+def run_of(pod: Pod, daemon: DaemonIdentity) -> RunKey | None:
+    """Return the run for which a daemon has bound a pod."""
+    metadata, annotations = pod.metadata, pod.metadata.annotations
     job, number = annotations.get(JOB_ANNOTATION, ""), annotations.get(RUN_ANNOTATION, "")
-    is_run = pod.is_bound and annotations.get(DAEMON_ANNOTATION) == daemon and job and number.isdecimal()
-    return (job, int(number)) if is_run else None
+    if not pod.is_bound or annotations.get(DAEMON_ANNOTATION) != daemon.id or not is_run_number(number):
+        return None
+    run, proof = (job, int(number)), annotations.get(BINDING_ANNOTATION, "")
+    instance = annotations.get(INSTANCE_ANNOTATION, "")
+    return run if daemon.has_signed(proof, metadata.namespace, metadata.uid, run, instance) else None
+
+
+def is_run_number(text: str) -> bool:
+    """Whether a text is the number of a run. Texts of others may have any length."""
+    return len(text) < MAX_DIGITS and text.isascii() and text.isdecimal()
 
 
 def pod_order(pod: Pod) -> tuple[int, str]:
     """Sort pods by the index that their controller gave them, then by name."""
     written = next((pod.metadata.labels[label] for label in INDEX_LABELS if label in pod.metadata.labels), "")
-    return (int(written) if written.isdecimal() else -1, pod.metadata.name)
+    return (int(written) if is_run_number(written) else -1, pod.metadata.name)

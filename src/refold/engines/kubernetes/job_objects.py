@@ -9,7 +9,14 @@ import msgspec
 
 from refold.core import StartRun
 from refold.engines.kubernetes.api_server import CONFLICT, NOT_FOUND, ApiError, Calls, ObjectList
-from refold.engines.kubernetes.gangs import JOB_ANNOTATION, RUN_ANNOTATION, GangName, RunKey
+from refold.engines.kubernetes.gangs import (
+    BINDING_ANNOTATION,
+    JOB_ANNOTATION,
+    RUN_ANNOTATION,
+    GangName,
+    RunKey,
+    is_run_number,
+)
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.objects import BatchJob
 from refold.engines.kubernetes.own_jobs import SUBMITTED_LABEL, PodSettings, manifest, object_name, service_manifest
@@ -35,7 +42,7 @@ class OwnJobObjects:
         self._calls = calls
         self._mirror = mirror
         self._own = own
-        self._settings = PodSettings(mirror.daemon, own.image, grace, own.volume_claim)
+        self._settings = PodSettings(mirror.daemon, own.namespace, own.image, grace, own.volume_claim)
         self._path = f"/apis/batch/v1/namespaces/{own.namespace}/jobs"
         self._has_service = False
         self._deletions: list[asyncio.Task[None]] = []
@@ -52,8 +59,10 @@ class OwnJobObjects:
         except ApiError as error:
             if error.status != CONFLICT:
                 raise
-            path = f"{self._path}/{object_name(self._mirror.daemon, job.id, order.run)}"
+            path = f"{self._path}/{object_name(self._settings.daemon, job.id, order.run)}"
             created = await self._calls.repeat(self._calls.api.get, path, BatchJob)
+            if self._run_of(created) != (job.id, order.run):
+                raise BadInput(f"somebody else has a Job with the name {created.metadata.name}") from None
         return GangName("Job", self._own.namespace, created.metadata.name, created.metadata.uid)
 
     def delete_later(self, gang: GangName) -> None:
@@ -63,10 +72,21 @@ class OwnJobObjects:
 
     async def delete_all_except(self, runs: Collection[RunKey]) -> None:
         """Delete the Jobs of other runs that have not ended, and wait until their pods are gone."""
-        selector = {"labelSelector": f"{SUBMITTED_LABEL}={self._mirror.daemon}"}
+        selector = {"labelSelector": f"{SUBMITTED_LABEL}={self._settings.daemon}"}
         found = await self._calls.repeat(self._calls.api.get, self._path, ObjectList[BatchJob], selector)
         active = [job for job in found.items if not job.has_ended]  # the output of others is kept
-        await asyncio.gather(*(self._delete_with_pods(job) for job in active if _run_of_job(job) not in runs))
+        others = [job for job in active if (run := self._run_of(job)) is not None and run not in runs]
+        await asyncio.gather(*map(self._delete_with_pods, others))
+
+    def _run_of(self, job: BatchJob) -> RunKey | None:
+        """Return the run for which this daemon has created a Job."""
+        annotations = job.metadata.annotations
+        number = annotations.get(RUN_ANNOTATION, "")
+        if not is_run_number(number):
+            return None
+        run = annotations.get(JOB_ANNOTATION, ""), int(number)
+        proof = annotations.get(BINDING_ANNOTATION, "")
+        return run if self._settings.identity.has_signed(proof, job.metadata.namespace, "", run) else None
 
     async def stop(self) -> None:
         """Delete nothing any more."""
@@ -108,9 +128,3 @@ class OwnJobObjects:
         except ApiError as error:
             if error.status != NOT_FOUND:
                 raise
-
-
-def _run_of_job(job: BatchJob) -> RunKey:
-    annotations = job.metadata.annotations
-    number = annotations.get(RUN_ANNOTATION, "")
-    return annotations.get(JOB_ANNOTATION, ""), int(number) if number.isdecimal() else 0

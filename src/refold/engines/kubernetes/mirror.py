@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, ObjectList, Watch, WatchEvent, watch_error
-from refold.engines.kubernetes.gangs import GangName, RunKey, gang_name, is_ours, run_of
+from refold.engines.kubernetes.gangs import DaemonIdentity, GangName, RunKey, gang_name, is_ours, run_of
 from refold.engines.kubernetes.objects import ApiNode, Metadata, Pod
 from refold.model import Seconds
 
@@ -55,7 +55,7 @@ class Mirror:
     `daemon`: tells the runs of this daemon from those of others, whose jobs may have the same names.
     """
 
-    def __init__(self, api: ApiServer, daemon: str) -> None:
+    def __init__(self, api: ApiServer, daemon: DaemonIdentity) -> None:
         self.daemon = daemon
         self.nodes: dict[str, ApiNode] = {}
         self.pods: dict[str, Pod] = {}
@@ -138,7 +138,10 @@ class Mirror:
 
     def _drain(self) -> None:
         while self._posted:
-            self._posted.popleft()()
+            try:
+                self._posted.popleft()()
+            except Exception:  # whatever an object says must not keep others from being seen
+                log.exception("a change in the cluster cannot be processed, and is ignored")
         if not (self._changed_nodes or self._changed_pods):
             return
         changed = Changed(self._changed_nodes, self._changed_pods)

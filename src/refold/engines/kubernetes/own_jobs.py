@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from refold.core import StartRun
 from refold.engines.kubernetes.gangs import (
+    BINDING_ANNOTATION,
     DAEMON_ANNOTATION,
     INSTANCE_ANNOTATION,
     JOB_ANNOTATION,
     RUN_ANNOTATION,
     SCHEDULER_NAME,
+    DaemonIdentity,
 )
 from refold.engines.kubernetes.nodes import PodConstraints
 from refold.engines.kubernetes.objects import Pod, PodSpec
@@ -64,12 +67,18 @@ def object_name(daemon: str, job_id: str, run: int) -> str:
 
 
 class PodSettings(NamedTuple):
-    """What all Jobs of a daemon have in common: its id, the image, the grace period, and a volume for checkpoints."""
+    """What all Jobs of a daemon have in common: who it is, the image, the grace period, a volume for checkpoints."""
 
-    daemon: str
+    identity: DaemonIdentity
+    namespace: str
     image: str
     grace: Seconds
     volume_claim: str = ""
+
+    @property
+    def daemon(self) -> str:
+        """The id of the daemon."""
+        return self.identity.id
 
     @property
     def service(self) -> str:
@@ -97,13 +106,14 @@ def manifest(job: Job, run: int, allocation: Allocation, settings: PodSettings) 
     labels = {SUBMITTED_LABEL: settings.daemon}
     annotations = {JOB_ANNOTATION: job.id, RUN_ANNOTATION: str(run)}
     name, share = object_name(settings.daemon, job.id, run), _common_share(job, allocation)
+    proof = {BINDING_ANNOTATION: settings.identity.sign(settings.namespace, "", (job.id, run))}
     pod_annotations = {**annotations, **_fraction(share)}
     grace = settings.grace if job.launch.grace is None else job.launch.grace
     claim = {"name": "refold", "persistentVolumeClaim": {"claimName": settings.volume_claim}}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {"name": name, "labels": labels, "annotations": annotations},
+        "metadata": {"name": name, "labels": labels, "annotations": {**annotations, **proof}},
         "spec": {
             "parallelism": len(allocation.placement),
             "completions": len(allocation.placement),
@@ -241,11 +251,13 @@ def pod_shares(job: Job, allocation: Allocation) -> tuple[Share, ...]:
 
 
 def binding_annotations(
-    daemon: str, job: Job, run: int, instance: int, allocation: Allocation, shares: tuple[Share, ...]
+    daemon: DaemonIdentity, pod: Pod, job: Job, order: StartRun, instance: int, shares: tuple[Share, ...]
 ) -> dict[str, str]:
     """Return what a pod learns when it is bound: its run, instance, plan and GPUs."""
+    run, allocation, metadata = order.run, order.allocation, pod.metadata
     return {
-        DAEMON_ANNOTATION: daemon,
+        BINDING_ANNOTATION: daemon.sign(metadata.namespace, metadata.uid, (job.id, run), str(instance)),
+        DAEMON_ANNOTATION: daemon.id,
         JOB_ANNOTATION: job.id,
         RUN_ANNOTATION: str(run),
         INSTANCE_ANNOTATION: str(instance),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from refold.engines.kubernetes.api_server import CONFLICT, MERGE_PATCH, NOT_FOUND, ApiError, ApiServer, as_dict
 from refold.engines.kubernetes.gangs import JOBSET_LABEL, GangName
@@ -31,6 +33,8 @@ PATHS: Mapping[str, str] = {
     "Workload": "/apis/scheduling.k8s.io/v1alpha1/namespaces/{namespace}/workloads/{name}",
     "PodGroup": "/apis/scheduling.k8s.io/{version}/namespaces/{namespace}/podgroups/{name}",
 }
+_TRAINER_API = re.compile(r"trainer\.kubeflow\.org/v\w+")
+
 ENDED_RUN_ANNOTATION = "refold.dev/ended-run"
 """On a suspended object: the run that was ended by suspending it."""
 
@@ -145,11 +149,12 @@ class Owners:
         above: Json = next(
             (owner for owner in found["metadata"].get("ownerReferences") or [] if owner.get("controller")), {}
         )
-        if above.get("kind") == "TrainJob":
+        if above.get("kind") == "TrainJob" and _TRAINER_API.fullmatch(above["apiVersion"]):
             folder = f"/apis/{above['apiVersion']}/namespaces/{name.namespace}/trainjobs"
-            controller = self._get(f"{folder}/{above['name']}")
-            if controller is not None:
-                return _Objects(found, jobs, "TrainJob", f"{folder}/{above['name']}", controller)
+            path = f"{folder}/{quote(above['name'], safe='')}"
+            controller = self._get(path)
+            if controller is not None and controller["metadata"]["uid"] == above["uid"]:
+                return _Objects(found, jobs, "TrainJob", path, controller)
         return _Objects(found, jobs, name.kind, path, found)
 
     def _get(self, path: str) -> Json | None:
@@ -163,7 +168,7 @@ class Owners:
     def path(self, name: GangName) -> str:
         """Return the path of the object behind a gang."""
         version = self._version_of_pod_groups() if name.kind == "PodGroup" else ""
-        return PATHS[name.kind].format(namespace=name.namespace, name=name.name, version=version)
+        return PATHS[name.kind].format(namespace=name.namespace, name=quote(name.name, safe=""), version=version)
 
     def _version_of_pod_groups(self) -> str:
         if self._pod_group_version is None:

@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 from refold.client.api import MAX_NAME_CHARS, MAX_TIME_SECONDS, Submission
 from refold.client.jobspec import make_job_name
-from refold.engines.kubernetes.gangs import GangName, controller_of
+from refold.engines.kubernetes.gangs import GangName, controller_of, is_run_number
 from refold.engines.kubernetes.nodes import PodConstraints
 from refold.engines.kubernetes.objects import Pod
 from refold.engines.kubernetes.owner_specs import QUEUE_LABEL, Owner
@@ -89,7 +89,7 @@ def _gpu_range(written: str | None, owner: Owner) -> tuple[int, int] | None:
             " parallelism, or a PyTorchJob with workers"
         )
     least, _, most = written.partition("..")
-    if not (least.isdecimal() and most.isdecimal()):
+    if not (is_run_number(least) and is_run_number(most)):
         raise BadValue(f"{RANGE_ANNOTATION} is {written[:40]!r}, expected the least and the most GPUs, such as 4..16")
     return int(least), int(most)
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from refold.engines.kubernetes.gangs import GangName, gang_name, run_of, single_pod
+from refold.engines.kubernetes.gangs import GangName, gang_name, single_pod
 from refold.engines.kubernetes.objects import Pod
 from refold.engines.kubernetes.own_jobs import is_submitted
 from refold.engines.kubernetes.owner_specs import QUEUE_LABEL, Owner
 from refold.engines.kubernetes.pod_states import bindable
 from refold.model import Seconds
 
-GONE_AFTER: Seconds = 10.0
+GONE_AFTER: Seconds = 1.0
 """How long a waiting gang may have no pods before its owner is asked whether it still exists."""
+
+GONE_AFTER_RUN: Seconds = 10.0
+"""The same after a run: the pods of a gang that is preempted are gone until it runs again."""
 
 EXTENDABLE = ("PodGroup", "Workload", "Pods", "JobSet")
 """Kinds of gangs that may have more pods than must start together, or get some of them while others run."""
@@ -22,7 +25,8 @@ EXTENDABLE = ("PodGroup", "Workload", "Pods", "JobSet")
 class GangJob(NamedTuple):
     """The active job of a gang. `pods`: those of its run, of which it wants `instances`; 0 while it waits.
 
-    `has_run`: whether it has run before; then its Job is suspended between its runs.
+    `has_run`: whether it has run before; then its Job is suspended between its runs. `bound`: the uids of all pods that
+    were bound for it.
     """
 
     id: str
@@ -30,6 +34,12 @@ class GangJob(NamedTuple):
     pods: Collection[Pod] = ()
     stopping: bool = False
     has_run: bool = False
+    bound: Collection[str] = ()
+
+    @property
+    def gone_after(self) -> Seconds:
+        """How long it may have no pods before its owner is asked whether it still exists."""
+        return GONE_AFTER_RUN if self.has_run else GONE_AFTER
 
     @property
     def has_all_pods(self) -> bool:
@@ -44,14 +54,13 @@ class OwnerFound(NamedTuple):
 
 
 class QueuedGang(NamedTuple):
-    """What is known of a gang: its pods, for how long it has had none, its active job, and the id of this daemon.
+    """What is known of a gang: its pods, its active job, and for how long it has had no pods.
 
     The last two are known once they were asked for.
     """
 
     gang: GangName
     pods: Mapping[str, Pod]
-    daemon: str
     job: GangJob | None = None
     without_pods: Seconds = 0.0
     found: OwnerFound | None = None
@@ -143,9 +152,11 @@ def _check_whether_gone(facts: QueuedGang, job: GangJob) -> Sequence[QueueStep]:
     """Cancel a waiting job whose pods are gone, unless something will create them again."""
     live = [pod for pod in facts.pods.values() if not pod.is_deleted]
     if live:
-        is_of_others = all(pod.is_bound and (run_of(pod, facts.daemon) or ("",))[0] != job.id for pod in live)
+        is_of_others = all(pod.is_bound and pod.metadata.uid not in job.bound for pod in live)
         return [CancelJob(job.id, "its pods were bound by another scheduler")] if is_of_others else ()
-    if facts.without_pods < GONE_AFTER:
+    if facts.gang.kind == "Pod":
+        return [CancelJob(job.id, "its pod was deleted")]
+    if facts.without_pods < job.gone_after:
         return ()
     if facts.found is None:
         return [FindOwner([])]

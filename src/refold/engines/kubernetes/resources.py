@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal, InvalidOperation
+from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
@@ -37,7 +37,7 @@ def parse_amount(text: str | int | float) -> Decimal:
     number = written.rstrip("numkKMGTPEi")
     try:
         amount = Decimal(number) * _SUFFIXES[written[len(number) :]]
-    except (InvalidOperation, KeyError):
+    except (ArithmeticError, KeyError):
         raise BadValue(f"{written[:40]!r} is not a quantity; write it as 500m, 2 or 512Mi") from None
     if not (amount.is_finite() and 0 <= amount <= MAX_AMOUNT * _MIB):
         raise BadValue(f"{written[:40]!r} is out of range")

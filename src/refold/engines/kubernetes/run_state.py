@@ -8,7 +8,7 @@ from math import inf
 from typing import NamedTuple
 
 from refold.core import RunFailed, RunFinished, RunStopped
-from refold.engines.kubernetes.budgets import DisruptionBudget, blocking_budget
+from refold.engines.kubernetes.budgets import blocking_budget
 from refold.engines.kubernetes.gangs import INSTANCE_ANNOTATION, GangName, RunKey, controller_of
 from refold.engines.kubernetes.objects import ApiNode, Pod
 from refold.engines.kubernetes.owner_specs import SUSPENDABLE, OwnerState
@@ -22,6 +22,27 @@ from refold.engines.kubernetes.pod_states import (
     is_over,
     remember,
 )
+from refold.engines.kubernetes.run_steps import (
+    AskBudgets,
+    AskOwner,
+    BindPods,
+    BudgetsRead,
+    GangAnswer,
+    GangStep,
+    NoRoom,
+    OwnerRead,
+    OwnerSuspended,
+    PauseSteps,
+    PodsBound,
+    PodsRemoved,
+    RemovePods,
+    ReportEnd,
+    ReportStart,
+    ResumeOwner,
+    RunEnd,
+    SuspendOwner,
+    Unchanged,
+)
 from refold.model import Seconds
 
 POD_WAIT: Seconds = 60.0
@@ -34,116 +55,6 @@ OWNER_CHECK_PAUSE: Seconds = 2.0
 BUDGET_PAUSE: Seconds = 2.0
 EVICTION_PAUSE: Seconds = 1.0
 """Pause before pods are evicted again whose eviction was refused."""
-
-RunEnd = RunFinished | RunFailed | RunStopped
-
-
-# Steps. All but the reports have an answer, which is among the next facts.
-
-
-class AskOwner(NamedTuple):
-    """Read the state of the object that creates the pods."""
-
-
-class ResumeOwner(NamedTuple):
-    """Let the object create pods; with a number, that many of them."""
-
-    pods: int | None
-
-
-class BindPods(NamedTuple):
-    """Bind pods, if there is room for all of them."""
-
-    targets: Sequence[PodTarget]
-
-
-class AskBudgets(NamedTuple):
-    """Read the PodDisruptionBudgets."""
-
-
-class SuspendOwner(NamedTuple):
-    """Suspend the object: its controller ends the pods, and does not count them as failed."""
-
-    note: str
-
-
-class RemovePods(NamedTuple):
-    """Evict pods, or delete them."""
-
-    pods: Sequence[Pod]
-    grace: Seconds
-    evict: bool
-
-
-class PauseSteps(NamedTuple):
-    """Wait until a pod changes, or for some time. `budget`: the PodDisruptionBudget that is waited for."""
-
-    seconds: Seconds | None = None
-    budget: str = ""
-
-
-class ReportStart(NamedTuple):
-    """Report that the run has started."""
-
-
-class ReportEnd(NamedTuple):
-    """Report the end of the run."""
-
-    end: RunEnd
-
-
-GangStep = (
-    AskOwner | ResumeOwner | BindPods | AskBudgets | SuspendOwner | RemovePods | PauseSteps | ReportStart | ReportEnd
-)
-
-
-# Answers to steps.
-
-
-class OwnerRead(NamedTuple):
-    """The object; None if it does not exist any more."""
-
-    state: OwnerState | None
-
-
-class PodsBound(NamedTuple):
-    """Why a pod could not be bound, or ''; and the pods of which it is unknown whether they were bound."""
-
-    problem: str = ""
-    uncertain: Sequence[Pod] = ()
-
-
-class NoRoom(NamedTuple):
-    """No pod was bound: there is no room for all of them, or a node has changed since it was chosen (`lasting`)."""
-
-    problem: str
-    lasting: bool = False
-
-
-class BudgetsRead(NamedTuple):
-    """The PodDisruptionBudgets of the namespace."""
-
-    budgets: Sequence[DisruptionBudget]
-
-
-class OwnerSuspended(NamedTuple):
-    """Whether the object was suspended."""
-
-    accepted: bool
-
-
-class PodsRemoved(NamedTuple):
-    """The request, and the pods of which the removal was accepted, by uid."""
-
-    step: RemovePods
-    accepted: frozenset[str]
-
-
-class Unchanged(NamedTuple):
-    """The time of a pause is over, and no pod has changed."""
-
-
-GangAnswer = OwnerRead | PodsBound | NoRoom | BudgetsRead | OwnerSuspended | PodsRemoved | Unchanged
 
 
 class GangFacts(NamedTuple):
@@ -279,6 +190,8 @@ class GangRunState:
                 return [ReportEnd(RunFailed(*self.key, problem, retry=True))]
             if facts.answer.lasting:
                 return self._bound(problem, facts)
+        elif len(waiting) < len(missing) and not self.can_suspend and not facts.pods:
+            return [ReportEnd(self._end_without_pods(len(waiting), len(missing)))]
         elif len(waiting) < len(missing):
             problem = f"{len(waiting)} of {len(missing)} pods of {self.gang} exist"
         else:
@@ -287,6 +200,13 @@ class GangRunState:
         if facts.now >= self._give_up_at or first_failure(self._pods) is not None:
             return self._bound(problem, facts)
         return [PauseSteps(OWNER_CHECK_PAUSE)]
+
+    def _end_without_pods(self, waiting: int, missing: int) -> RunEnd:
+        """End a run for which pods are missing that it cannot create: nothing is held for what does not exist."""
+        if self.gang.kind == "Pod":
+            self.gone = "was deleted"
+            return RunStopped(*self.key)
+        return RunFailed(*self.key, f"{waiting} of {missing} pods of {self.gang} exist", retry=True)
 
     def _check_owner(self, owner: OwnerState | None, facts: GangFacts) -> list[GangStep]:
         """While pods are missing: see that the object is able to create them."""
@@ -329,6 +249,8 @@ class GangRunState:
         return self._await_budgets(facts)
 
     def _what_was_done(self, owner: OwnerState | None) -> str:
+        if self.gang.kind == "Pod":
+            return f"is gone: {self.ending.why}" if self.ending else ""  # one created in its place is another gang
         if not self.can_suspend:
             gone = [pod for pod in self._pods if pod.is_deleted]
             return "was deleted" if gone and all(controller_of(pod) is None for pod in gone) else ""
@@ -395,6 +317,8 @@ class GangRunState:
     def _end(self) -> RunEnd:
         if have_succeeded(self._pods, self._size):
             return RunFinished(*self.key)
+        if self.gang.kind == "Pod" and self.stopping and self._pods:
+            self.gone = self.gone or "was ended"
         if self.stopping or self.gone:
             return RunStopped(*self.key)
         assert self.ending is not None, "the pods were ended for a reason"

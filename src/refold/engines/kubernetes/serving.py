@@ -6,10 +6,13 @@ import asyncio
 from pathlib import Path
 
 from refold.engines.kubernetes.access import find_access, own_namespace
-from refold.engines.kubernetes.engine import KubernetesEngine
+from refold.engines.kubernetes.engine import BINDING_KEY, KubernetesEngine
+from refold.engines.kubernetes.gangs import DaemonIdentity
 from refold.engines.kubernetes.job_objects import OwnJobs
 from refold.engines.kubernetes.leadership import Leadership
-from refold.server import ServeRequest, on_termination, run_until_done, serve_cluster
+from refold.server import ServeRequest, load_daemon_id, on_termination, run_until_done, serve_cluster
+
+BINDING_KEY_BYTES = 32
 
 
 def serve_kubernetes(request: ServeRequest, kubeconfig: Path | None, standby: bool) -> None:
@@ -26,7 +29,8 @@ async def _serve(request: ServeRequest, kubeconfig: Path | None, standby: bool) 
         if not daemon_id:
             return
         own = OwnJobs(given.namespace, given.image, given.volume_claim)
-        engine = KubernetesEngine(access, daemon_id, own, request.config.tenants, leadership.check)
+        key = await asyncio.to_thread(load_daemon_id, request.folder, BINDING_KEY, BINDING_KEY_BYTES)
+        engine = KubernetesEngine(access, DaemonIdentity(daemon_id, key), own, request.config.tenants, leadership.check)
         try:
             await serve_cluster(request, engine, _connect(engine, access.address), ended)
         finally:
