@@ -56,7 +56,7 @@ def test_a_gang_is_bound_as_a_whole_and_finishes(daemon: KubernetesDaemon) -> No
     instances = {pod.metadata.annotations["refold.dev/instance"] for pod in daemon.pods("whole")}
     assert instances == {"0", "1", "2", "3"}
     (job,) = [pod.metadata.annotations["refold.dev/job"] for pod in daemon.pods("whole")[:1]]
-    assert daemon.events(job)[0] == "submitted: 4 × 4 GPUs (GPU)"
+    assert daemon.events(job)[0] == "submitted: 4 × 4 GPUs"
     assert daemon.events(job)[-1] == "finished"
 
 
