@@ -39,7 +39,6 @@ class PlacementChecker:
         """The states of each node, the present one last."""
         self._pods: dict[str, Object] = {}
         self._stopped = False
-        self._open: list[Any] = []
         self._context = ssl._create_unverified_context()
 
     @contextmanager
@@ -51,10 +50,7 @@ class PlacementChecker:
                 self._see(path, "ADDED", item, known=True)
             threading.Thread(target=self._follow, args=(path, version), daemon=True).start()
         yield self
-        self._stopped = True
-        for answer in self._open:
-            with suppress(OSError, ValueError):
-                answer.close()
+        self._stopped = True  # the threads end with their watches
         assert self.violations == []
 
     def _request(self, path: str) -> Any:
@@ -71,7 +67,6 @@ class PlacementChecker:
     def _follow(self, path: str, version: str) -> None:
         with suppress(OSError, ValueError, AttributeError):
             answer = self._request(f"{path}?watch=true&resourceVersion={version}")
-            self._open.append(answer)
             for line in answer:
                 change = json.loads(line)
                 self._see(path, change["type"], change["object"])

@@ -30,7 +30,8 @@ from refold.core import (
     StopRun,
     View,
 )
-from refold.model import ChangeLimit, Cluster, Decision, Job, Reason
+from refold.model import ChangeLimit, Cluster, Decision, Job, NodeSet, Reason
+from refold.placement import FreeResources
 from refold.planning.plans import Speeds
 from refold.simulator import Costs, Fault, ModelledSpeeds, RecordedSpeeds, simulate
 from refold.testing.audit import Audit
@@ -184,6 +185,23 @@ class PolicyContract:
         checked = _ReasonChecker(self.make_policy())
         self._simulate(jobs, cluster, policy=checked, charge=_modelled(cluster), costs=COSTS)
         assert checked.unexplained == []
+
+    def test_jobs_are_placed_on_the_nodes_that_they_are_allowed_on(self) -> None:
+        """Every job finishes, on its nodes only: the check of decisions raises otherwise."""
+        for seed in self.disturbance_seeds:
+            jobs, cluster = seeded_workload(seed)
+            self._check_limited(jobs, cluster)
+
+    def test_reshapable_jobs_are_placed_on_the_nodes_that_they_are_allowed_on(self) -> None:
+        """Every reshapable job finishes, on its nodes only."""
+        self._skip_unless_it_reshapes()
+        jobs, cluster = self._reshapable(0)
+        self._check_limited(jobs, cluster, charge=_modelled(cluster), costs=COSTS)
+
+    def _check_limited(self, jobs: Sequence[Job], cluster: Cluster, **options: Any) -> None:
+        limited = _limited_to_nodes(jobs, cluster)
+        audit, _ = self._simulate(limited, cluster, **options)
+        assert {job.id for job in limited} == set(audit.ended)
 
     def test_without_consent_no_run_is_stopped(self) -> None:
         """If no job is preemptible, every job runs once, from its start to its end."""
@@ -365,3 +383,17 @@ def _without_work(event: Any) -> Any:
     if isinstance(event, JobSubmitted):
         return JobSubmitted(msgspec.structs.replace(event.job, work=None))
     return event
+
+
+def _limited_to_nodes(jobs: Sequence[Job], cluster: Cluster) -> list[Job]:
+    """Limit two of three jobs to every second node, or to all but one, if they fit there."""
+    free, count = FreeResources(cluster), len(cluster.nodes)
+    limited: list[Job] = []
+    for number, job in enumerate(jobs):
+        nodes = (
+            range(number % 2, count, 2) if number % 3 == 1 else (node for node in range(count) if node != number % 5)
+        )
+        demand = msgspec.structs.replace(job.demand, allowed_nodes=NodeSet.of(nodes))
+        is_limited = number % 3 and free.fits_when_empty(demand)
+        limited.append(msgspec.structs.replace(job, demand=demand) if is_limited else job)
+    return limited

@@ -24,6 +24,7 @@ from refold.engines.kubernetes.own_jobs import is_submitted, own_constraints
 from refold.engines.kubernetes.owner_specs import Owner
 from refold.engines.kubernetes.owners import Owners
 from refold.engines.kubernetes.pod_notes import PodNotes
+from refold.engines.kubernetes.pod_states import bindable
 from refold.engines.kubernetes.pods import gang_submission, pod_constraints
 from refold.engines.kubernetes.queue_state import (
     GONE_AFTER,
@@ -195,6 +196,8 @@ class GangQueue(Subscriber):
                 raise problem
             if isinstance(problem, BaseException):
                 self._unsettled[gang] = None
+            if isinstance(problem, Exception) and not isinstance(problem, ApiError):
+                self._notes.set(bindable(self._mirror.pods_of_gang(gang)), f"cannot be scheduled: {problem}")
             if isinstance(problem, ApiError | RefoldError):
                 log.warning("%s: %s; trying again", gang, problem)
             elif isinstance(problem, BaseException):

@@ -95,10 +95,10 @@ def _gpu_range(written: str | None, owner: Owner) -> tuple[int, int] | None:
 
 
 def _preemptible(written: str | None, pod: Pod) -> bool | None:
-    if controller_of(pod) is None:
-        return False
     if written not in (None, "true", "false"):
         raise BadValue(f"the label {PREEMPTIBLE_LABEL} is {written!r}, expected true or false")
+    if controller_of(pod) is None:
+        return False
     return None if written is None else written == "true"
 
 
