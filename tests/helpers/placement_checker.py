@@ -11,13 +11,14 @@ import ssl
 import threading
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
 
 Object = dict[str, Any]
 
-SUFFIXES = {"m": Fraction(1, 1000), "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+FACTORS = {"m": Fraction(1, 1000), "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
+SUFFIXES = {suffix: Fraction(factor) for suffix, factor in FACTORS.items()}
 
 
 def quantity(text: str) -> Fraction:
@@ -65,13 +66,13 @@ class PlacementChecker:
         return found["items"], found["metadata"]["resourceVersion"]
 
     def _follow(self, path: str, version: str) -> None:
-        with suppress(OSError, ValueError, AttributeError):
-            answer = self._request(f"{path}?watch=true&resourceVersion={version}")
-            for line in answer:
+        try:
+            for line in self._request(f"{path}?watch=true&resourceVersion={version}"):
                 change = json.loads(line)
                 self._see(path, change["type"], change["object"])
-                if self._stopped:
-                    return
+        except Exception as error:
+            if not self._stopped:  # what is not seen cannot be checked
+                self.violations.append(f"the watch of {path} has ended: {error!r}")
 
     def _see(self, path: str, kind: str, found: Object, *, known: bool = False) -> None:
         with self._lock:
@@ -136,20 +137,25 @@ def _meets(term: Object, node: Object) -> bool:
 
 def _holds(requirement: Object, value: str | None) -> bool:
     wanted = requirement.get("values", [])
-    return {
-        "In": value in wanted,
-        "NotIn": value not in wanted,
-        "Exists": value is not None,
-        "DoesNotExist": value is None,
-        "Gt": value is not None and bool(wanted) and int(value) > int(wanted[0]),
-        "Lt": value is not None and bool(wanted) and int(value) < int(wanted[0]),
-    }[requirement["operator"]]
+    match requirement["operator"]:
+        case "In":
+            return value in wanted
+        case "NotIn":
+            return value not in wanted
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt":
+            return value is not None and int(value) > int(wanted[0])
+        case _:
+            return value is not None and int(value) < int(wanted[0])
 
 
 def _tolerates(toleration: Object, taint: Object) -> bool:
     if toleration.get("effect") not in (None, "", taint["effect"]):
         return False
     if toleration.get("operator") == "Exists":
-        return toleration.get("key") in (None, "", taint["key"])
+        return bool(toleration.get("key") in (None, "", taint["key"]))
     same_value = toleration.get("value", "") == taint.get("value", "")
-    return toleration.get("key") == taint["key"] and same_value
+    return bool(toleration.get("key") == taint["key"] and same_value)

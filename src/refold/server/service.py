@@ -104,7 +104,8 @@ class SchedulerService:
     ) -> None:
         """`kill`: kills the run of a job without a grace period. `limits`: those of the owner.
 
-        `allowed_targets`: those of notifications, if the owner limits them. `complete`: adds what the engine knows of jobs.
+        `allowed_targets`: those of notifications, if the owner limits them.
+        `complete`: adds to a job what the engine knows.
         `node_limits`: whether CPUs and memory that jobs request are enforced or counted.
         """
         self._node_limits = node_limits
