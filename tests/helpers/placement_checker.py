@@ -17,8 +17,16 @@ from typing import Any
 
 Object = dict[str, Any]
 
-FACTORS = {"m": Fraction(1, 1000), "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-SUFFIXES = {suffix: Fraction(factor) for suffix, factor in FACTORS.items()}
+FACTORS: dict[str, Fraction | int] = {
+    "m": Fraction(1, 1000),
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+}
+SUFFIXES: dict[str, Fraction] = {suffix: Fraction(factor) for suffix, factor in FACTORS.items()}
 
 
 def quantity(text: str) -> Fraction:
