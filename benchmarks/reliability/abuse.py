@@ -32,6 +32,8 @@ ASKING = 3
 SECONDS = 20.0
 FLOOD_SECONDS = 10.0
 KIB = 1024
+BLOCK_BYTES = 512
+"""The unit of `st_blocks`."""
 
 
 class AbuseResult(msgspec.Struct, frozen=True):
@@ -102,9 +104,8 @@ def _patient_client(daemon: ServedDaemon) -> Client:
 
 
 def _memory(pid: int) -> int:
-    """Return the memory of a process in bytes, of which it shares nothing."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    return KIB * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+    """Return the resident memory of a process in bytes, also what it shares with its copies."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _latencies(client: Client, seconds: float) -> tuple[float, float, float]:
@@ -154,19 +155,28 @@ def measure_flood() -> FloodResult:
     """Let a job print zeros for some seconds, and look how large its log is."""
     limit = 4 * 2**20
     with tempfile.TemporaryDirectory(prefix="refold-flood-") as name:
-        daemon = ServedDaemon(Path(name) / "state", Path(name) / "log", ["--max-output", "4MiB"], os.environ)
+        configuration = Path(name) / "refold.yaml"
+        configuration.write_text(f"serve: {{max_output: {limit}}}\n")
+        words = ["--config", str(configuration), "--slots", "1"]
+        daemon = ServedDaemon(Path(name) / "state", Path(name) / "log", words, os.environ)
         start(daemon)
         client = daemon.client()
         job = client.submit(name="flood", command=["sh", "-c", "exec cat /dev/zero"]).id
         peak, end = 0, time.monotonic() + FLOOD_SECONDS
         while time.monotonic() < end:
-            files = [path for path in (daemon.folder / "logs").rglob("*") if path.is_file()]
-            peak = max(peak, sum(512 * path.stat().st_blocks for path in files))
+            peak = max(peak, sum(map(_disk_bytes, (daemon.folder / "logs" / job).glob("run-*"))))
         printed = client.read_logs(job, offset=-1).next
         client.cancel(job, now=True)
         daemon.kill()
         kill_runs(daemon.folder)
     return FloodResult(limit, peak, printed)
+
+
+def _disk_bytes(path: Path) -> int:
+    try:
+        return BLOCK_BYTES * path.stat().st_blocks
+    except FileNotFoundError:  # renamed meanwhile
+        return 0
 
 
 def table(results: AbuseResults) -> str:
