@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refold.cli import with_option_groups
-from refold.cli.inputs import LaunchTargetName, parse_launch_engine, plan_request
+from refold.cli.inputs import LaunchTargetName, parse_launch_engine, plan_request, training_request
 from refold.cli.views import AsJson, output_width, print_json, print_line, print_notes, print_tables, printable
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def plan(
         Path | None, typer.Option("--fit", metavar="FILE", help="Correct estimates with a file saved by 'refold fit'.")
     ] = None,
     limits: plan_request.PlanLimitOptions,
-    cost: plan_request.TrainingCostOptions,
+    cost: training_request.TrainingCostOptions,
     launch: LaunchTargetName = None,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="PLAN", help="Show the formulas of a plan's step time.")
@@ -64,8 +64,6 @@ def plan(
 
     Example: refold plan llama-2-7b --gpus 8xA100-80GB --why 'dp8'
 
-    Example: refold plan llama-2-7b --gpus 8xA100-80GB --launch deepspeed
-
     Example: refold plan mistral-7b --gpus 1xH200 --batch 16 --seq 2048 --engine transformers --lora 16
 
     Example: refold plan examples/module.py --gpus 8xH100 --batch 512
@@ -76,7 +74,7 @@ def plan(
     """
     from msgspec.structs import replace
 
-    from refold.cli.inputs import read_or_trace_model
+    from refold.cli.inputs import find_plan, read_or_trace_model
     from refold.errors import BadInput
     from refold.model import MAX_DEGREE
     from refold.planning.perf import apply_corrections
@@ -101,11 +99,10 @@ def plan(
     notes += assumed
     plan_limits = limits.parse(setup.sequence, offload, target)
     search = best_plans(setup, plan_limits, top)
-    notes += _assumption_notes(setup, search, hardware.network)
-    notes += [] if target is None else _left_to_script(setup)
+    notes += _assumption_notes(setup, search, hardware.network) + (_left_to_script(setup) if target else [])
     possible = replace(plan_limits, max_context=MAX_DEGREE)  # one that was not tried may be asked for
     if (asked := explain or why) is not None:
-        wanted = _find_plan(asked, search)
+        wanted = find_plan(asked, search)
         notes += _accumulation_notes(setup, possible, wanted)
         if explain is not None:
             _print_explanation(setup, possible, wanted, notes, as_json, whole)
@@ -150,20 +147,6 @@ def _read_fit(path: Path, gpu: str, engine: str | None) -> Fitted:
     return fitted
 
 
-def _find_plan(text: str, search: PlanSearch) -> Plan:
-    """Return a plan given as text or by its number in the table of best plans."""
-    from refold.errors import BadInput
-    from refold.model import parse_plan
-
-    if not text.strip().isdecimal():
-        return parse_plan(text)
-    count = len(search.best)
-    if not (len(text) < 9 and 1 <= int(text) <= count):
-        numbers = f"expected 1 to {count}" if count else "no plan fits, so plans have no numbers; expected a plan"
-        raise BadInput(f"no plan number {text}: {numbers}, or a plan such as 'dp8 zero1'")
-    return search.best[int(text) - 1].plan
-
-
 def _accumulation_notes(setup: TrainingSetup, limits: PlanLimits, plan: Plan) -> list[str]:
     """Say that a plan without accumulation is one micro-batch, and which accumulation would be best."""
     from msgspec.structs import asdict, replace
@@ -195,9 +178,6 @@ def _assumption_notes(setup: TrainingSetup, search: PlanSearch, network: str | N
         if not machines.memory_gib:
             notes.append("assuming unlimited host memory for plans with offload (--host-memory)")
     return notes
-
-
-# The best plans.
 
 
 def _accuracy_note(fitted: Fitted | None) -> str:
@@ -313,9 +293,6 @@ def _estimate_document(setup: TrainingSetup, found: Estimate) -> dict[str, Any]:
         "fits": found.fits,
         "risky": is_risky(found),
     }
-
-
-# One plan.
 
 
 def _print_comparison(

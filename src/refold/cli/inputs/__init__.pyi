@@ -37,6 +37,7 @@ from .named_options import (
     parse_launch_engine as parse_launch_engine,
     read_or_trace_model as read_or_trace_model,
 )
+from .plan_values import find_plan as find_plan
 from .policy_choice import (
     POWER_PLACEMENT as POWER_PLACEMENT,
     SelectedPolicy as SelectedPolicy,

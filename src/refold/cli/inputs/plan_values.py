@@ -8,8 +8,8 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from refold.model import Link
-    from refold.planning.plans import Pins
+    from refold.model import Link, Plan
+    from refold.planning.plans import Pins, PlanSearch
 
 MAX_GPUS = 2**17
 """Largest number of GPUs; more is taken for a typing error."""
@@ -85,3 +85,17 @@ def parse_pins(text: str) -> Pins:
     from refold.planning.plans import Pins
 
     return Pins(**parse_plan_fields(text))
+
+
+def find_plan(text: str, search: PlanSearch) -> Plan:
+    """Return a plan given as text or by its number in the table of best plans."""
+    from refold.errors import BadInput
+    from refold.model import parse_plan
+
+    if not text.strip().isdecimal():
+        return parse_plan(text)
+    count = len(search.best)
+    if not (len(text) < 9 and 1 <= int(text) <= count):
+        numbers = f"expected 1 to {count}" if count else "no plan fits, so plans have no numbers; expected a plan"
+        raise BadInput(f"no plan number {text}: {numbers}, or a plan such as 'dp8 zero1'")
+    return search.best[int(text) - 1].plan
