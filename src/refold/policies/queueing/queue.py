@@ -49,6 +49,8 @@ class Queue:
         if changes.freed:
             self._blocked = None
             self._waiting.reopen_all()
+        if self._blocked is not None and self._blocked in changes.removed:
+            self._blocked = None  # it has left the queue, or may be placed on other nodes now
         if self._defragment is not None:
             for job in self._defragment.observe(view):
                 self._blocked = None
