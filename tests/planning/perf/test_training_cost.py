@@ -8,7 +8,7 @@ from refold.model.plan import Plan
 from refold.planning.catalogue import find_engine, find_gpu, find_model
 from refold.planning.perf.estimation import estimate
 from refold.planning.perf.hardware import build_machines
-from refold.planning.perf.training_cost import Training, default_tokens, explain_cost, training_cost
+from refold.planning.perf.training_cost import Training, compute_training_cost, default_tokens, explain_cost
 from refold.planning.perf.training_setup import TrainingSetup, Tuning
 
 SETUP = TrainingSetup(
@@ -18,14 +18,14 @@ BEST = msgspec.structs.replace(estimate(SETUP, Plan(16, zero=1, accumulation=32)
 
 
 def test_time_money_and_energy_without_failures() -> None:
-    cost = training_cost(SETUP, BEST, Training(512 * 8192 * 99.5, price=2.0))
+    cost = compute_training_cost(SETUP, BEST, Training(512 * 8192 * 99.5, price=2.0))
     assert (cost.seconds, cost.goodput, cost.interval_seconds) == (1000.0, 1.0, 0.0)  # the last step is a whole one
     assert cost.dollars == pytest.approx(1000 / 3600 * 16 * 2.0)
     assert cost.kilowatt_hours == pytest.approx(1000 / 3600 * 16 * 0.7)
 
 
 def test_the_checkpoint_interval_loses_the_least() -> None:
-    cost = training_cost(SETUP, BEST, Training(1e12, mtbf_seconds=10_800.0))
+    cost = compute_training_cost(SETUP, BEST, Training(1e12, mtbf_seconds=10_800.0))
     checkpoint = 14 * 8_030_261_248 / (2 * 2e9)  # two nodes write it
 
     def lost(interval: float) -> float:
@@ -46,6 +46,6 @@ def test_the_default_length_of_a_training() -> None:
 
 def test_a_job_that_fails_too_often_never_ends() -> None:
     with pytest.raises(BadValue, match=r"a failure every 60 s the training never ends: a checkpoint takes 28 s"):
-        training_cost(SETUP, BEST, Training(1e12, mtbf_seconds=60.0))
+        compute_training_cost(SETUP, BEST, Training(1e12, mtbf_seconds=60.0))
     with pytest.raises(BadValue, match="tokens is 0"):
         Training(0)

@@ -224,11 +224,11 @@ def _print_best(
     from msgspec.structs import asdict
 
     from refold.cli.views import plan_tables, rejection_tables, training_table
-    from refold.planning.perf import training_cost
+    from refold.planning.perf import compute_training_cost
 
     if as_json:
         started = {} if launch is None else {"launch": {"command": launch.command(), **asdict(launch)}}
-        takes = training_cost(setup, search.best[0], whole) if whole and search.best else None
+        takes = compute_training_cost(setup, search.best[0], whole) if whole and search.best else None
         print_json(_document(setup, search, notes) | started | ({"training": takes} if whole else {}))
     else:
         print_notes(notes)

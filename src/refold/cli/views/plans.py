@@ -125,9 +125,9 @@ def training_table(setting: TrainingSetup, best: Estimate, training: Training) -
     """Return what the whole training takes with the best plan."""
     from refold.cli.views.tables import fact_table
     from refold.model import format_duration
-    from refold.planning.perf import training_cost
+    from refold.planning.perf import compute_training_cost
 
-    cost = training_cost(setting, best, training)
+    cost = compute_training_cost(setting, best, training)
     return fact_table(
         f"The whole training, {cost.tokens / 1e9:,.0f} billion tokens",
         {

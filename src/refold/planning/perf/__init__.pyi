@@ -81,9 +81,9 @@ from .shapes import (
 from .training_cost import (
     Training as Training,
     TrainingCost as TrainingCost,
+    compute_training_cost as compute_training_cost,
     default_tokens as default_tokens,
     explain_cost as explain_cost,
-    training_cost as training_cost,
 )
 from .training_setup import (
     AdaptedLayers as AdaptedLayers,

@@ -63,7 +63,7 @@ def default_tokens(setup: TrainingSetup) -> float:
     return TOKENS_PER_WEIGHT * (model.active_parameters + model.embedding_parameters + model.head_parameters)
 
 
-def training_cost(setup: TrainingSetup, found: Estimate, training: Training) -> TrainingCost:
+def compute_training_cost(setup: TrainingSetup, found: Estimate, training: Training) -> TrainingCost:
     """Return what a training takes with a plan."""
     values = _lines(setup, found, training).values
     return TrainingCost(
