@@ -221,6 +221,8 @@ def _run_fork_server() -> None:
 
 def _import_policies() -> None:
     """Import what daemons need, once for all of them: without root, the interpreter's files may not be readable."""
+    import difflib  # noqa: F401
+
     import uvloop  # noqa: F401
 
     from refold.engines.local import local_cluster

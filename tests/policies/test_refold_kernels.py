@@ -84,7 +84,7 @@ def test_weights_of_delays() -> None:
 class OneUse(NamedTuple):
     submitted: float
     rank: int
-    gpus: float
+    asked_gpus: float
     is_running: bool
     held_type: int
     held_since: float
@@ -110,7 +110,7 @@ uses = st.builds(
 @given(st.lists(uses, min_size=1, max_size=12), st.sampled_from([nan, 3.0]))
 def test_the_use_of_those_behind_a_waiting_job_counts(jobs: list[OneUse], used_before: float) -> None:
     now, is_usable = 8.0, np.array([[True, True], [True, False]])  # by set of types, and type
-    held = np.array([job.gpus * job.is_running for job in jobs])
+    held = np.array([job.asked_gpus * job.is_running for job in jobs])
     table = {name: np.array([getattr(job, name) for job in jobs]) for name in OneUse._fields}
     zeros = {"overtaken": np.zeros(len(jobs)), "used_in_all": np.zeros(len(jobs)), "held_gpus": held}
     before, columns = {name: column.copy() for name, column in table.items()}, UseColumns(**table, **zeros)
@@ -122,7 +122,7 @@ def test_the_use_of_those_behind_a_waiting_job_counts(jobs: list[OneUse], used_b
     for row, job in enumerate(jobs):
         types = is_usable[job.usable_types]
         place = -job.rank, job.submitted
-        used = [types[one.held_type] * one.is_running * one.gpus * (now - one.held_since) for one in jobs]
+        used = [types[one.held_type] * one.is_running * one.asked_gpus * (now - one.held_since) for one in jobs]
         behind = sum(use for use, one in zip(used, jobs, strict=True) if (-one.rank, one.submitted) > place)
         assert columns.used_behind[row] == behind
         in_all = 0.0 if np.isnan(used_before) else max(sum(used) + sum(types * [1.0, 2.0]) - used_before, 0.0)

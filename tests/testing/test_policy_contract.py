@@ -18,6 +18,7 @@ CHANGE_LIMIT = "test_runs_are_not_changed_more_often_than_their_jobs_allow"
 RESHAPING = {
     "test_every_reshapable_job_finishes_exactly_once",
     "test_every_waiting_reshapable_job_has_a_reason",
+    "test_reshapable_jobs_are_placed_on_the_nodes_that_they_are_allowed_on",
     "test_reshapable_jobs_are_handled_with_disturbances_and_a_snapshot",
     "test_reshapable_jobs_finish_despite_overhead_and_lost_nodes_and_can_be_replayed",
     "test_reshapable_runs_are_changed_only_with_consent",
@@ -263,6 +264,7 @@ LOSES_JOBS = {
     "test_every_job_finishes_despite_lost_gpus",
     "test_every_job_finishes_despite_overhead_and_lost_nodes",
     "test_held_released_recalled_and_cancelled_jobs_are_handled",
+    "test_jobs_are_placed_on_the_nodes_that_they_are_allowed_on",
     CHANGE_LIMIT,
     "test_runs_may_continue_on_drained_gpus",
     "test_the_policy_continues_from_a_snapshot_with_a_drained_gpu",

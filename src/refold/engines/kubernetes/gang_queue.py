@@ -238,7 +238,7 @@ class GangQueue(Subscriber):
     def _job(self, job: str, of_gang: Mapping[str, Pod]) -> GangJob:
         bound = [pod.metadata.uid for pod in of_gang.values() if (self._mirror.run_of(pod) or ("",))[0] == job]
         run, record = self._state.view.runs.get(job), self._state.job_table.records.get(job)
-        has_run = record is not None and record.run > 0
+        has_run = record is not None and record.runs > 0
         if run is None:
             return GangJob(job, has_run=has_run, bound=bound)
         pods = self._mirror.pods_of_run((job, run.number)).values()
