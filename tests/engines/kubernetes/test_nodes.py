@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 from kubernetes_objects import make_node, make_pod, node_json
 
-from refold.engines.kubernetes.constraints import NodeIndex, admits, unsupported_fields
+from refold.engines.kubernetes.constraints import NodeIndex, admits, refusals, unsupported_fields
 from refold.engines.kubernetes.nodes import NodeMap, PodConstraints, down_reason, map_nodes
 from refold.engines.kubernetes.objects import ApiNode, Pod, PodSpec
 from refold.model import Rack
@@ -131,6 +131,16 @@ def test_tolerations(toleration: dict[str, str], tolerated: bool) -> None:
 
 def test_a_preference_keeps_no_pod_away() -> None:
     assert admits(make_pod("p").spec, make_node("a", taints=[{**RESEARCH, "effect": "PreferNoSchedule"}]))
+
+
+def test_why_no_node_admits_a_pod_is_counted_by_cause() -> None:
+    pod = make_pod("p", nodeSelector={"pool": "x"})
+    tainted = make_node("a", labels={"pool": "x"}, taints=[RESEARCH])
+    others = [make_node("b"), make_node("c", labels={"pool": "y"})]
+    assert refusals(pod.spec, [tainted, *others]) == (
+        "node constraints: does not match the node selector (2 nodes), has the taint team=research:NoSchedule (1 node)"
+    )
+    assert refusals(pod.spec, [*others, make_node("d", labels={"pool": "x"})]) == ""
 
 
 def test_hard_constraints_that_are_not_honoured_are_named() -> None:

@@ -6,6 +6,7 @@ a pod, as bit sets, so that a pod which names many labels costs as much as one t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import reduce
@@ -16,6 +17,7 @@ import msgspec
 
 from refold.engines.kubernetes.objects import ApiNode, NodeSelector, Pod, PodSpec, Requirement, SelectorTerm, Taint
 from refold.engines.kubernetes.resources import allocatable, other_requests
+from refold.model import plural
 
 LIFECYCLE_TAINT_PREFIX = "node.kubernetes.io/"
 """Taints that say that a node is not ready, cordoned, or under pressure. Such nodes are down, for all pods."""
@@ -60,6 +62,15 @@ def refusal(spec: PodSpec, node: ApiNode) -> str:
         if not has_resource(node, name, amount):
             return f"has fewer than {amount:f} {name}"
     return ""
+
+
+def refusals(spec: PodSpec, nodes: Iterable[ApiNode]) -> str:
+    """Return why a pod may be on none of the nodes, with the number of nodes; '' if it may be on one."""
+    counts = Counter(refusal(spec, node) for node in nodes)
+    if not counts or "" in counts:
+        return ""
+    causes = (f"{why} ({count} {plural(count, 'node')})" for why, count in counts.most_common())
+    return f"node constraints: {', '.join(causes)}"
 
 
 def has_resource(node: ApiNode, name: str, amount: Decimal) -> bool:

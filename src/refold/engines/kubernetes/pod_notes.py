@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from refold.client.api import JobStatus
 from refold.engines.kubernetes.api_server import CONFLICT, STRATEGIC_PATCH, ApiError, ApiServer
+from refold.engines.kubernetes.constraints import refusals
 from refold.engines.kubernetes.gangs import SCHEDULER_NAME, parse_gang_name
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.objects import Pod
@@ -97,6 +98,8 @@ class PodNotes:
             if pods:
                 status = self._status_of(job.id)
                 text, reason = waiting_text(status), status.reason
+                if status.state == "infeasible":
+                    text = "; ".join(filter(None, (text, refusals(pods[0].spec, self._mirror.nodes.values()))))
                 found += [Note(pod, reason, text, number == 0) for number, pod in enumerate(pods)]
         in_jobs = {note.pod.metadata.uid for note in found}
         pods_by_uid = {pod.metadata.uid: pod for pod in self._mirror.pods.values()} if self._wanted else {}
