@@ -32,6 +32,14 @@ def _failed() -> list[str]:
         return []
 
 
+def _selection(arguments: list[str]) -> list[str]:
+    """Return `-m` with its expression: without it, tests with some markers are left out."""
+    if "-m" not in arguments:
+        return []
+    place = arguments.index("-m")
+    return arguments[place : place + 2]
+
+
 def main(arguments: list[str]) -> int:
     """Run the tests, and those that have failed once more; return the exit status."""
     LAST_FAILED.unlink(missing_ok=True)
@@ -40,7 +48,7 @@ def main(arguments: list[str]) -> int:
     if status != FAILED_TESTS or not 0 < len(failed) <= MOST_RERUN:
         return status
     print(f"\n{len(failed)} failed; once more, alone:", *failed, sep="\n  ", flush=True)
-    status = _run("--numprocesses", "0", "--last-failed", *failed)
+    status = _run(*_selection(arguments), "--numprocesses", "0", "--last-failed", *failed)
     passed = sorted(set(failed) - set(_failed()))
     if status == 0 and passed:
         print("failed at first and passed alone, to be mended:", *passed, sep="\n  ", flush=True)
