@@ -181,7 +181,7 @@ def test_dropout_is_the_same_when_a_step_is_repeated_and_differs_between_steps()
         ("tp3", "cannot split"),
         ("pp8 accumulate 8", "the model has 4 layers, which cannot be split into 8 pipeline stages"),
         ("dp2 accumulate 3", "a batch of 8 samples cannot be divided into 6 micro-batches"),
-        ("pp2", "2 pipeline stages need at least as many micro-batches, the plan has 1"),
+        ("pp4 accumulate 2", "4 pipeline stages need at least as many micro-batches, the plan has 2"),
         ("dp4", "DP4 needs 4 ranks, the session has 2"),
         ("tp2 sp", "does not support sequence parallelism"),
     ],
