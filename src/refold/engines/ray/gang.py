@@ -23,6 +23,7 @@ from refold.engines.ray.guard import InstanceSpec
 from refold.engines.ray.rank_actor import ALL_OUTPUT, RankActor
 from refold.model import Seconds
 from refold.server.output import (
+    OWNER_ONLY_FILE,
     OWNER_ONLY_FOLDER,
     ResourceShortage,
     RunFiles,
@@ -73,8 +74,8 @@ class RayRunFiles:
         return self._path("ray.begun").exists()
 
     def note_begun(self) -> None:
-        """Note that all instances were started."""
-        write_atomically(self._path("ray.begun"), b"")
+        """Note that all instances were started. While the nodes of Ray change, an earlier gang may note it as well."""
+        self._path("ray.begun").touch(OWNER_ONLY_FILE)
 
     def copied(self, instance: int) -> int:
         """Return how many bytes of an instance's output were copied."""
