@@ -38,9 +38,9 @@ refold.simulate(jobs, refold.read_cluster("2x4:A100"), refold.make_policy("refol
 TEXT = """# First use
 
 What a new user waits for. One machine with two cores, {python}, {day}; a clone of the repository is installed into
-an empty environment, in an empty home folder. CPU time, user and system, of whole processes, on a machine without other work: at a load of
-20 on two cores, the same commands take up to twice as long. `python -m benchmarks.first_use --write` measures again and
-writes this page.
+an empty environment, in an empty home folder. CPU time, user and system, of whole processes, on a machine without other
+work: at a load of 20 on two cores, the same commands take up to twice as long.
+`python -m benchmarks.first_use --write` measures again and writes this page.
 
 | measure | first time | second time | goal |
 |---|---|---|---|
