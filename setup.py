@@ -66,6 +66,7 @@ class BuildKernels(build_ext):
             compiler_directives=DIRECTIVES,
             force=annotate,
             include_path=[str(SOURCES)],
+            nthreads=os.cpu_count() or 1,
             shared_utility_qualified_name=MEMORY_VIEWS,
         )
         for extension, in_c in zip(self.extensions, translated, strict=True):
