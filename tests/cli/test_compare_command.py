@@ -254,12 +254,12 @@ refuses,0,4,1000,class=best-effort|preemptible=false
 """
 
 
-def compare_mixed(tmp_path: Path, json_of: JsonOf, *options: str) -> Any:
+def compare_mixed(tmp_path: Path, printed: JsonOf, *options: str) -> Any:
     trace = tmp_path / "mixed.csv"
     late = "".join(f"late{number},{100 + number},1,10,\n" for number in range(20))
     trace.write_text(MIXED + late)
     words = ("compare", str(trace), "--cluster", "3x4", "--policies", "fifo,srtf", "--out", str(tmp_path / "out"))
-    return json_of(*words, *options)
+    return printed(*words, *options)
 
 
 @pytest.mark.parametrize(("mode", "preemptible"), [("consent", 1), ("never", 0)])
@@ -282,3 +282,10 @@ def test_with_all_jobs_preemptible_policies_that_differ_have_two_rows(tmp_path: 
     runs = {run["name"]: run["measures"] for run in compare_mixed(tmp_path, json_of, "--preemption", "always")["runs"]}
     assert list(runs) == ["fifo", "srtf", "srtf, all preemptible"]
     assert runs["srtf, all preemptible"]["preemptions"] > runs["srtf"]["preemptions"] > 0
+
+
+def test_no_best_value_is_of_a_policy_that_knows_run_times(tmp_path: Path, stdout_of: TextOf) -> None:
+    printed = compare_mixed(tmp_path, stdout_of, "--preemption", "always", "--policies", "fifo,easy,srtf")
+    assert "srtf, all preemptible †" in printed
+    best = [line for line in printed.splitlines() if line.startswith("mean waiting time: ")]
+    assert best and all("srtf" not in line for line in best), best

@@ -73,7 +73,7 @@ def simulate_policy(workload: Workload, selected: SelectedPolicy, path: Path | N
     replayed = _replay(workload, selected) if path is None else None
     if replayed is not None:
         advance(len(workload.jobs))
-        return ReportRun(selected.name, replayed, measure(replayed))
+        return ReportRun(selected.name, replayed, measure(replayed), is_oracle=selected.oracle)
     finished = 0
 
     def report_progress(now_finished: int) -> None:
@@ -97,7 +97,7 @@ def simulate_policy(workload: Workload, selected: SelectedPolicy, path: Path | N
         )
     report_progress(len(workload.jobs))
     history = recorder.history(workload.cluster)
-    return ReportRun(selected.name, history, measure(history))
+    return ReportRun(selected.name, history, measure(history), is_oracle=selected.oracle)
 
 
 def _replay(workload: Workload, selected: SelectedPolicy) -> History | None:
