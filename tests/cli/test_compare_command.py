@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -289,3 +290,35 @@ def test_no_best_value_is_of_a_policy_that_knows_run_times(tmp_path: Path, stdou
     assert "srtf, all preemptible †" in printed
     best = [line for line in printed.splitlines() if line.startswith("mean waiting time: ")]
     assert best and all("srtf" not in line for line in best), best
+
+
+WAITED = """job_id,submit_s,num_gpu,duration_s,wait_s
+a,0,4,100,0
+b,10,4,100,90
+c,20,2,50,
+"""
+
+
+@pytest.fixture
+def waited(tmp_path: Path) -> tuple[str, ...]:
+    """A history with recorded waits, one of which is missing."""
+    (tmp_path / "waited.csv").write_text(WAITED)
+    return ("compare", str(tmp_path / "waited.csv"), "--policies", "fifo", "--out", str(tmp_path / "out"))
+
+
+def test_what_a_history_has_recorded_is_the_first_row(waited: tuple[str, ...], stdout_of: TextOf) -> None:
+    lines = stdout_of(*waited, "--cluster", "1x4").splitlines()
+    assert re.split(r" [ *]+", lines[2])[:5] == ["recorded", "2 min 25 s", "2 min 25 s", "3 min 9 s", "45 s"]
+    assert "mean waiting time: fifo 1 min 30 s, 2.0 × longer than recorded" in lines
+
+
+def test_notes_say_of_which_jobs_and_on_how_many_gpus_waits_are_recorded(
+    waited: tuple[str, ...], json_of: JsonOf
+) -> None:
+    document = json_of(*waited, "--cluster", "1x4")
+    assert document["notes"] == ["waits of 2 of 3 jobs are recorded: the row 'recorded' is of these alone"]
+    assert document["recorded_waits"]["jobs"] == 2
+    assert document["recorded_waits"]["values"]["waiting_mean"] == 45.0
+    notes = json_of(*waited, "--cluster", "1x2", "--limit", "2")["notes"]
+    assert "up to 4 GPUs were in use at once when this was recorded; the cluster has 2" in notes
+    assert not any("are recorded" in note for note in notes)

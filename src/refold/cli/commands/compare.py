@@ -257,7 +257,7 @@ def _document(
         ],
         "preemption": results.outlook,
         **({"recorded": workload.recorded.measures} if workload.recorded else {}),
-        **({"recorded": recorded} if recorded else {}),
+        **({"recorded_waits": recorded} if recorded else {}),
         "report": report and str(report),
     }
 
