@@ -308,15 +308,17 @@ def waited(tmp_path: Path) -> tuple[str, ...]:
 
 def test_what_a_history_has_recorded_is_the_first_row(waited: tuple[str, ...], stdout_of: TextOf) -> None:
     lines = stdout_of(*waited, "--cluster", "1x4").splitlines()
-    assert re.split(r" [ *]+", lines[2])[:5] == ["recorded", "2 min 25 s", "2 min 25 s", "3 min 9 s", "45 s"]
+    assert re.split(r" [ *]+", lines[2])[:5] == ["recorded", "–", "–", "–", "45 s"]
     assert "mean waiting time: fifo 1 min 30 s, 2.0 × longer than recorded" in lines
+    lines = stdout_of(*waited, "--cluster", "1x4", "--limit", "2").splitlines()
+    assert re.split(r" [ *]+", lines[2])[:5] == ["recorded", "2 min 25 s", "2 min 25 s", "3 min 9 s", "45 s"]
 
 
 def test_notes_say_of_which_jobs_and_on_how_many_gpus_waits_are_recorded(
     waited: tuple[str, ...], json_of: JsonOf
 ) -> None:
     document = json_of(*waited, "--cluster", "1x4")
-    assert document["notes"] == ["waits of 2 of 3 jobs are recorded: the row 'recorded' is of these alone"]
+    assert document["notes"] == ["waits of 2 of 3 jobs are recorded: the row 'recorded' has the waits of these alone"]
     assert document["recorded_waits"]["jobs"] == 2
     assert document["recorded_waits"]["values"]["waiting_mean"] == 45.0
     notes = json_of(*waited, "--cluster", "1x2", "--limit", "2")["notes"]

@@ -167,7 +167,7 @@ def trace_notes(workload: Workload) -> list[str]:
     peak, gpus = peak_gpus(workload.jobs, workload.waits), workload.cluster.gpus
     larger = f"up to {peak:,} GPUs were in use at once when this was recorded; the cluster has {gpus:,}"
     known, jobs = sum(job.id in workload.waits for job in workload.jobs), len(workload.jobs)
-    some = f"waits of {known:,} of {plural(jobs, 'job')} are recorded: the row 'recorded' is of these alone"
+    some = f"waits of {known:,} of {plural(jobs, 'job')} are recorded: the row 'recorded' has the waits of these alone"
     notes = [(skipped, workload.skipped_rows > 0), (some, 0 < known < jobs), (larger, peak > gpus)]
     return [*workload.notes, *(note for note, applies in notes if applies)]
 

@@ -34,7 +34,7 @@ def mean_wait(*runs: ReportRun, recorded: Recorded | None = None) -> tuple[str, 
 
 
 def test_jobs_whose_waits_are_known_are_measured() -> None:
-    recorded = measure_waits(JOBS, WAITS)
+    recorded = measure_waits(JOBS[:3], WAITS)
     assert recorded is not None
     assert (recorded.name, recorded.jobs) == ("recorded", 3)
     assert recorded.values["waiting_mean"] == 300.0
@@ -42,6 +42,12 @@ def test_jobs_whose_waits_are_known_are_measured() -> None:
     assert recorded.values["completion_mean"] == 400.0
     assert recorded.values["makespan"] == 120.0 + 800.0 + 100.0
     assert measure_waits(JOBS, {}) is None
+
+
+def test_completion_times_of_some_jobs_are_not_compared_with_those_of_all() -> None:
+    recorded = measure_waits(JOBS, WAITS)
+    assert recorded is not None
+    assert recorded.values == {"waiting_mean": 300.0, "waiting_median": 100.0, "waiting_p99": 786.0}
 
 
 def test_the_record_is_the_first_row_with_the_median_of_waits() -> None:

@@ -38,21 +38,23 @@ class Headline(NamedTuple):
 
 
 def measure_waits(jobs: Sequence[Job], waits: Mapping[str, Seconds]) -> Recorded | None:
-    """Return what the history says about jobs: how long they waited, and when they ended; None if nothing."""
+    """Return what the history says about jobs: how long they waited, and when they ended; None if nothing.
+
+    Completion times are mostly run times. Those of some jobs cannot be compared with those of all, and are left out.
+    """
     known = [(job.submitted, waits[job.id], job.work) for job in jobs if job.id in waits and job.work is not None]
     if not known:
         return None
     submitted, waited, work = np.array(known).T
     waiting, completion = compute_spread(waited), compute_spread(waited + work)
-    values = {
-        "completion_mean": completion.mean,
-        "completion_median": completion.median,
-        "completion_p99": completion.p99,
-        "waiting_mean": waiting.mean,
-        "waiting_median": waiting.median,
-        "waiting_p99": waiting.p99,
-        "makespan": float((submitted + waited + work).max() - submitted.min()),
-    }
+    values = {"waiting_mean": waiting.mean, "waiting_median": waiting.median, "waiting_p99": waiting.p99}
+    if len(known) == len(jobs):
+        values |= {
+            "completion_mean": completion.mean,
+            "completion_median": completion.median,
+            "completion_p99": completion.p99,
+            "makespan": float((submitted + waited + work).max() - submitted.min()),
+        }
     return Recorded("recorded", len(known), values)
 
 
