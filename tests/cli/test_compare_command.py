@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -254,12 +255,12 @@ refuses,0,4,1000,class=best-effort|preemptible=false
 """
 
 
-def compare_mixed(tmp_path: Path, json_of: JsonOf, *options: str) -> Any:
+def compare_mixed(tmp_path: Path, printed: JsonOf, *options: str) -> Any:
     trace = tmp_path / "mixed.csv"
     late = "".join(f"late{number},{100 + number},1,10,\n" for number in range(20))
     trace.write_text(MIXED + late)
     words = ("compare", str(trace), "--cluster", "3x4", "--policies", "fifo,srtf", "--out", str(tmp_path / "out"))
-    return json_of(*words, *options)
+    return printed(*words, *options)
 
 
 @pytest.mark.parametrize(("mode", "preemptible"), [("consent", 1), ("never", 0)])
@@ -282,3 +283,44 @@ def test_with_all_jobs_preemptible_policies_that_differ_have_two_rows(tmp_path: 
     runs = {run["name"]: run["measures"] for run in compare_mixed(tmp_path, json_of, "--preemption", "always")["runs"]}
     assert list(runs) == ["fifo", "srtf", "srtf, all preemptible"]
     assert runs["srtf, all preemptible"]["preemptions"] > runs["srtf"]["preemptions"] > 0
+
+
+def test_no_best_value_is_of_a_policy_that_knows_run_times(tmp_path: Path, stdout_of: TextOf) -> None:
+    printed = compare_mixed(tmp_path, stdout_of, "--preemption", "always", "--policies", "fifo,easy,srtf")
+    assert "srtf, all preemptible †" in printed
+    best = [line for line in printed.splitlines() if line.startswith("mean waiting time: ")]
+    assert best and all("srtf" not in line for line in best), best
+
+
+WAITED = """job_id,submit_s,num_gpu,duration_s,wait_s
+a,0,4,100,0
+b,10,4,100,90
+c,20,2,50,
+"""
+
+
+@pytest.fixture
+def waited(tmp_path: Path) -> tuple[str, ...]:
+    """A history with recorded waits, one of which is missing."""
+    (tmp_path / "waited.csv").write_text(WAITED)
+    return ("compare", str(tmp_path / "waited.csv"), "--policies", "fifo", "--out", str(tmp_path / "out"))
+
+
+def test_what_a_history_has_recorded_is_the_first_row(waited: tuple[str, ...], stdout_of: TextOf) -> None:
+    lines = stdout_of(*waited, "--cluster", "1x4").splitlines()
+    assert re.split(r" [ *]+", lines[2])[:5] == ["recorded", "–", "–", "–", "45 s"]
+    assert "mean waiting time: fifo 1 min 30 s, 2.0 × longer than recorded" in lines
+    lines = stdout_of(*waited, "--cluster", "1x4", "--limit", "2").splitlines()
+    assert re.split(r" [ *]+", lines[2])[:5] == ["recorded", "2 min 25 s", "2 min 25 s", "3 min 9 s", "45 s"]
+
+
+def test_notes_say_of_which_jobs_and_on_how_many_gpus_waits_are_recorded(
+    waited: tuple[str, ...], json_of: JsonOf
+) -> None:
+    document = json_of(*waited, "--cluster", "1x4")
+    assert document["notes"] == ["waits of 2 of 3 jobs are recorded: the row 'recorded' has the waits of these alone"]
+    assert document["recorded_waits"]["jobs"] == 2
+    assert document["recorded_waits"]["values"]["waiting_mean"] == 45.0
+    notes = json_of(*waited, "--cluster", "1x2", "--limit", "2")["notes"]
+    assert "up to 4 GPUs were in use at once when this was recorded; the cluster has 2" in notes
+    assert not any("are recorded" in note for note in notes)

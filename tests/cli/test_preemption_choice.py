@@ -50,12 +50,13 @@ def test_on_a_terminal_the_owner_chooses(on_terminal: list[str], typed: list[str
 
 
 def test_the_answer_of_the_first_start_is_written(
-    on_terminal: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_terminal: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     on_terminal += ["never"]
     assert _choose_preemption(Config()) == Config(preemption=PreemptionRules("never"))
     assert read_config(tmp_path / "refold.yaml") == Config(preemption=PreemptionRules("never"))
+    assert f"wrote {tmp_path}/refold.yaml; start the daemon in this folder" in capsys.readouterr().out
 
 
 def test_an_answer_that_cannot_be_written_holds_until_the_daemon_ends(

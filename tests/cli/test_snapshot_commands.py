@@ -14,7 +14,7 @@ from refold.client.api.queries import SnapshotQuery
 from refold.client.api.roles import Caller
 from refold.client.api.wire import Submission, TimeEstimate
 from refold.core import Entry, Header
-from refold.core.events import JobContinued, JobHeld, JobSubmitted, PastJob, RunAdopted
+from refold.core.events import JobContinued, JobHeld, JobSubmitted, PastJob, RunAdopted, RunFinished
 from refold.core.orders import StartRun
 from refold.journal.files import JournalFile
 from refold.model import Allocation, Share
@@ -201,3 +201,34 @@ def test_a_report_of_the_daemons_journal_is_written(
     of_daemon, of_file = json_of("report", *out), json_of("report", str(path), *out)
     assert of_daemon["measures"] == of_file["measures"]
     assert (of_daemon["journal"], of_file["journal"]) == ("the daemon's journal", "j.jsonl")
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> Callable[..., str]:
+    """Write a journal of one job that has ended, under `refold` with some settings, and return its path."""
+
+    def write(**policy_settings: object) -> str:
+        path = tmp_path / "ended.jsonl"
+        with JournalFile(path, Header(CLUSTER, "refold", policy_settings)) as file:
+            start = StartRun("running-1", 1, Allocation((Share(0, (0, 1, 2)),)))
+            file.write(Entry(5.0, (JobSubmitted(RUNNING),), (start,)))
+            file.write(Entry(65.0, (RunFinished("running-1", 1),)))
+        return str(path)
+
+    return write
+
+
+def test_a_report_shows_what_preemption_costs_and_brings(
+    ended: Callable[..., str], tmp_path: Path, json_of: JsonOf
+) -> None:
+    outlook = json_of("report", ended(), "-o", str(tmp_path / "out"))["preemption"]
+    assert (outlook["policy"], outlook["jobs"], outlook["never"]["mean_wait"]) == ("refold", 1, 0.0)
+    assert "What preemption costs and brings" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_jobs_under_a_policy_with_settings_of_another_version_are_reported(
+    ended: Callable[..., str], tmp_path: Path, json_of: JsonOf
+) -> None:
+    found = json_of("report", ended(starvation_seconds=86_400), "-o", str(tmp_path / "out"))
+    assert (found["measures"]["outcomes"]["finished"], found["preemption"]) == (1, None)
+    assert "is not simulated: refold has no setting 'starvation_seconds' any more" in found["notes"][0]

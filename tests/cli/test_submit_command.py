@@ -19,8 +19,8 @@ from fake_service import FakeServer, FakeService
 from typer.testing import Result
 
 from refold.client.api.roles import Caller
-from refold.client.api.wire import JobStatus, Submission
-from refold.errors import BadInput
+from refold.client.api.wire import JobStatus, Preview, Submission
+from refold.errors import BadInput, TooManyRequests
 from refold.model import Plan
 
 TextOf = Callable[..., str]
@@ -316,6 +316,19 @@ def test_on_a_terminal_a_preview_and_next_commands_are_shown_without_a_question(
     assert status == 0
     assert output.index("demand") < output.index("train-1 submitted") < output.index("refold logs -f train-1")
     assert len(submitted) == 1
+
+
+def test_a_job_is_submitted_even_if_the_daemon_is_too_busy_for_a_preview(
+    submitted: list[Submission], served: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def preview(_: Caller, submission: Submission) -> Preview:
+        raise TooManyRequests("4 costly questions of 'ann' are being answered; ask again later")
+
+    monkeypatch.setattr(served.service, "preview", preview)
+    output, status = run_on_terminal("submit", "job.yaml")
+    assert (status, len(submitted)) == (0, 1)
+    assert "note: no preview: 4 costly questions of 'ann'" in " ".join(output.split())
+    assert "train-1 submitted" in output
 
 
 IMPOSSIBLE = "error: the job can never run on this cluster"

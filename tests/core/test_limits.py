@@ -14,6 +14,7 @@ from refold.core.events import (
     JobHeld,
     JobReleased,
     JobSubmitted,
+    NodesAllowed,
     RunAdopted,
     RunFailed,
     RunFinished,
@@ -22,7 +23,7 @@ from refold.core.events import (
 )
 from refold.core.orders import StartRun, StopRun
 from refold.errors import BadDecision, BadValue
-from refold.model import Cluster, Decision, Job, Reason, Reshape, Start, Tenant, Wait
+from refold.model import Cluster, Decision, Job, NodeSet, Reason, Reshape, Start, Tenant, Wait
 from refold.planning.plans.speeds import Speeds
 from refold.policies.common.options import allowed_gpu_range
 from refold.policies.queueing.fifo import FifoSkip
@@ -144,6 +145,16 @@ def test_a_run_larger_than_a_new_limit_continues() -> None:
     )
     assert (list(history.view.runs), list(history.view.held)) == (["large"], ["small"])
     assert orders_of(history, RunFinished("large", 1)) == (StartRun("small", 1, on(0)),)
+
+
+def test_a_job_that_fits_on_none_of_its_nodes_by_now_is_not_admitted_and_blocks_nobody() -> None:
+    history = make_history(2, a=1)
+    history.step(*(JobSubmitted(tenant_job(name)) for name in "xyz"), JobSubmitted(tenant_job("w")))
+    history.step(NodesAllowed(("y", "z"), NodeSet()))
+    assert orders_of(history, RunFinished("x", 1)) == (StartRun("w", 1, on(0)),)
+    assert (list(history.view.waiting), list(history.view.infeasible)) == ([], ["y", "z"])
+    history.step(NodesAllowed(("y",), None))
+    assert reasons(history) == {"y": Reason.LIMIT}
 
 
 def test_fractions_of_gpus_count_as_fractions() -> None:

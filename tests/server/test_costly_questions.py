@@ -15,6 +15,7 @@ from refold.client.api.roles import Caller
 from refold.errors import TooManyRequests
 from refold.server import costly_questions
 from refold.server.costly_questions import CostlyQuestions
+from refold.server.start_forecasts import StartForecasts
 
 ANN, BEN = (Caller(name, "reader", "default", name) for name in ("ann", "ben"))
 
@@ -36,6 +37,25 @@ def test_all_users_together_may_ask_only_so_many(monkeypatch: pytest.MonkeyPatch
     questions = CostlyQuestions()
     with questions.admit(ANN), pytest.raises(TooManyRequests), questions.admit(BEN):
         pass
+
+
+def test_a_preview_does_not_wait_for_comparisons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        asked = asyncio.Event()
+
+        async def compare(*_: object) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(StartForecasts, "compare", compare)
+        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
+            service, job = daemon.service, Submission("job", command=["true"])
+            comparison = asyncio.ensure_future(service.whatif(ANN, WhatIf([job])))
+            await asked.wait()
+            assert (await asyncio.wait_for(service.preview(BEN, job), 10)).fits
+            comparison.cancel()
+
+    asyncio.run(main())
 
 
 def test_each_costly_call_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

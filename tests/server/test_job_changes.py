@@ -12,7 +12,9 @@ from manual_daemon import OWNER, ManualDaemon
 
 from refold.client.api import ChangedJob, JobChange, JobChanges, JobsQuery, RejectedChange
 from refold.client.api.roles import Caller
+from refold.core import RunFinished
 from refold.server import job_changes
+from refold.server.store import Commit
 
 BEN = Caller("ben", "member", "default", "ben", own_jobs_only=True)
 
@@ -74,6 +76,60 @@ def test_there_is_one_commit_for_each_batch(tmp_path: Path, monkeypatch: pytest.
         before = daemon.state.entry
         await daemon.service.change_jobs(OWNER, JobChange("cancel", match="*"))
         assert (daemon.state.entry - before, await states(daemon)) == (2, [])
+
+    run_with_daemon(tmp_path, check)
+
+
+def test_names_of_no_active_job_do_not_keep_the_daemon_from_other_work(tmp_path: Path) -> None:
+    async def check(daemon: ManualDaemon) -> None:
+        ended = await daemon.submit("job", gpus=2, hold=True)
+        await daemon.service.cancel(OWNER, ended)
+        names = [ended, *(f"job-{number}" for number in range(100, 120))]
+        turns = 0
+
+        async def work() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.ensure_future(work())
+        outcome = await daemon.service.change_jobs(OWNER, JobChange("cancel", names))
+        other.cancel()
+        assert turns >= len(names)
+        assert outcome.rejected == [
+            RejectedChange(ended, f"job {ended!r} has already been cancelled"),
+            *(RejectedChange(name, f"unknown job {name!r}") for name in names[1:]),
+        ]
+
+    run_with_daemon(tmp_path, check)
+
+
+def test_a_job_whose_start_is_being_committed_is_not_stopped_by_a_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(daemon: ManualDaemon) -> None:
+        first = await daemon.submit("first", gpus=2)
+        second = await daemon.submit("second", gpus=2)
+        commit, is_written = daemon.writer.commit, asyncio.Event()
+
+        async def wait_and_commit(step: Commit) -> None:
+            await is_written.wait()
+            await commit(step)
+
+        monkeypatch.setattr(daemon.writer, "commit", wait_and_commit)
+        daemon.inbox.report(RunFinished(first, 1))
+        while second not in daemon.state.view.runs:
+            await asyncio.sleep(0)
+        holding = asyncio.ensure_future(daemon.service.change_jobs(OWNER, JobChange("hold", match="*")))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        is_written.set()
+        outcome = await holding
+        assert outcome == JobChanges([], [RejectedChange(second, outcome.rejected[0].error)])
+        assert "only queued jobs can be held" in outcome.rejected[0].error
+        await daemon.settle()
+        assert await states(daemon) == ["running"]
 
     run_with_daemon(tmp_path, check)
 

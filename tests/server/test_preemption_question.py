@@ -52,6 +52,18 @@ def test_the_latest_jobs_are_simulated_under_each_rule(tmp_path: Path) -> None:
     play(tmp_path, scene, "refold")
 
 
+def test_files_in_the_folder_of_the_daemon_are_no_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started_in = tmp_path / "here"
+    started_in.mkdir()
+    (started_in / "msgspec.py").write_text("raise SystemExit")
+    monkeypatch.chdir(started_in)
+
+    async def scene(cluster: ManualDaemon) -> None:
+        assert (await PreemptionAdviser(cluster.state, Past(*long_and_short_jobs()[:2])).outlook()).jobs == 2
+
+    play(tmp_path, scene)
+
+
 def test_before_the_first_job_has_ended_there_is_nothing_to_simulate(tmp_path: Path) -> None:
     async def scene(cluster: ManualDaemon) -> None:
         with pytest.raises(NotFound, match="no job has ended yet"):

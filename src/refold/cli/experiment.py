@@ -73,7 +73,7 @@ def simulate_policy(workload: Workload, selected: SelectedPolicy, path: Path | N
     replayed = _replay(workload, selected) if path is None else None
     if replayed is not None:
         advance(len(workload.jobs))
-        return ReportRun(selected.name, replayed, measure(replayed))
+        return ReportRun(selected.name, replayed, measure(replayed), is_oracle=selected.oracle)
     finished = 0
 
     def report_progress(now_finished: int) -> None:
@@ -97,7 +97,7 @@ def simulate_policy(workload: Workload, selected: SelectedPolicy, path: Path | N
         )
     report_progress(len(workload.jobs))
     history = recorder.history(workload.cluster)
-    return ReportRun(selected.name, history, measure(history))
+    return ReportRun(selected.name, history, measure(history), is_oracle=selected.oracle)
 
 
 def _replay(workload: Workload, selected: SelectedPolicy) -> History | None:
@@ -160,13 +160,16 @@ def describe_conditions(workload: Workload, runs: Sequence[ReportRun]) -> str:
 
 
 def trace_notes(workload: Workload) -> list[str]:
-    """Return the notes on reading the trace, on skipped rows, and on a record that the cluster cannot explain."""
+    """Return the notes on reading the trace, on skipped rows, and on a record of some jobs, or of a larger cluster."""
     from refold.simulator.results import peak_gpus
 
     skipped = f"skipped {plural(workload.skipped_rows, 'row')} of {workload.name}"
     peak, gpus = peak_gpus(workload.jobs, workload.waits), workload.cluster.gpus
     larger = f"up to {peak:,} GPUs were in use at once when this was recorded; the cluster has {gpus:,}"
-    return [*workload.notes, *([skipped] if workload.skipped_rows else []), *([larger] if peak > gpus else [])]
+    known, jobs = sum(job.id in workload.waits for job in workload.jobs), len(workload.jobs)
+    some = f"waits of {known:,} of {plural(jobs, 'job')} are recorded: the row 'recorded' has the waits of these alone"
+    notes = [(skipped, workload.skipped_rows > 0), (some, 0 < known < jobs), (larger, peak > gpus)]
+    return [*workload.notes, *(note for note, applies in notes if applies)]
 
 
 def collect_notes(workload: Workload, runs: Sequence[ReportRun]) -> list[str]:

@@ -157,12 +157,21 @@ class JobQueue:
         self.hold_reasons[job.id] = reason
 
     def _release_usage(self, job: Job) -> None:
-        """Release the usage of a job within its tenant's limit, and queue the jobs that are admitted in its place."""
-        for entry in self.limits.release(job):
-            admitted = self.held.pop(entry.id)
-            del self.hold_reasons[admitted.id]
-            self.waiting[admitted.id] = admitted
-            self._changes.submitted.append(admitted)
+        """Release the usage of a job within its tenant's limit, and queue the jobs that are admitted in its place.
+
+        One that fits on none of the nodes that it is allowed on now is infeasible, and uses nothing of the limit.
+        """
+        released = [job]
+        while released:
+            for entry in self.limits.release(released.pop()):
+                admitted = self.held.pop(entry.id)
+                del self.hold_reasons[admitted.id]
+                if self._free.fits_when_empty(admitted.demand):
+                    self.waiting[admitted.id] = admitted
+                    self._changes.submitted.append(admitted)
+                else:
+                    self.infeasible[admitted.id] = admitted
+                    released.append(admitted)
 
     def _note_removed(self, job: Job) -> None:
         """Report to the policy that a job has left the queue, unless the policy has not seen the job yet."""

@@ -33,8 +33,8 @@ LIMIT_SECONDS = 30
 MAX_WAIT_SECONDS = 120.0
 """Time after which the copy is killed, whatever it waits for: another thread may have held a lock when it was made."""
 
-MAX_COPIES = 2
-"""Number of copies at a time; further work waits."""
+MAX_COPIES = 3
+"""Number of copies at a time, for start estimates, a comparison and a preview; further work waits."""
 
 NICENESS = 10
 READ_BYTES = 1 << 16

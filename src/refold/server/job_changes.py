@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
@@ -16,7 +17,7 @@ from refold.client.api import (
     RejectedChange,
 )
 from refold.core import Event, JobCancelled, JobHeld, JobReleased
-from refold.errors import Conflict, Forbidden, Refused
+from refold.errors import Conflict, Forbidden, NotFound, Refused
 from refold.model import Job
 from refold.server.inbox import Inbox
 from refold.server.job_queries import JobQueries, refusal
@@ -48,7 +49,8 @@ class JobChanger:
 
     async def change(self, caller: Caller, name: str, action: JobAction, *, now: bool = False) -> str:
         """Change a job, and return its id. `now`: kill it if it is cancelled."""
-        job_id, events = self._events(caller, name, action)
+        job_id = self._jobs.find(name)
+        events = self._events(caller, job_id, action)
         to_kill = action == "cancel" and (now or self._was_cancelled(job_id))
         if events:
             await self._inbox.commit(events)
@@ -85,11 +87,14 @@ class JobChanger:
                 yield found
 
     async def _change_batch(self, caller: Caller, change: JobChange, names: Sequence[str], outcome: JobChanges) -> None:
+        named = [(name, await self._find_job(caller, name)) for name in names]
         events: list[Event] = []
         changed: dict[str, bool] = {}
-        for name in names:
+        for name, job_id in named:
             try:
-                job_id, own_events = self._events(caller, name, change.action)
+                if isinstance(job_id, Refused):
+                    raise job_id
+                own_events = self._events(caller, job_id, change.action)
             except Refused as error:
                 outcome.rejected.append(RejectedChange(name, str(error)))
                 continue
@@ -104,9 +109,27 @@ class JobChanger:
             found = self._find(job_id)
             outcome.changed.append(ChangedJob(job_id, "cancelled" if found is None else found.state))
 
-    def _events(self, caller: Caller, name: str, action: JobAction) -> tuple[str, list[Event]]:
-        """Return the id of a job, and the events that change it. Raises if that is not allowed."""
-        job_id = self._jobs.find(name)
+    async def _find_job(self, caller: Caller, name: str) -> str | Refused:
+        """Return the id of an active job, or why there is none of this name.
+
+        Only the store knows other jobs: after each search in it, the daemon does other work.
+        """
+        if self._is_active(name):
+            return name
+        await asyncio.sleep(0)
+        try:
+            job_id = self._jobs.find_or_none(name)
+            if job_id is None:
+                return NotFound(f"unknown job {name!r}")
+            return job_id if self._is_active(job_id) else self._refusal(caller, job_id)
+        except Refused as error:
+            return error
+
+    def _is_active(self, job_id: str) -> bool:
+        return self._find(job_id) is not None
+
+    def _events(self, caller: Caller, job_id: str, action: JobAction) -> list[Event]:
+        """Return the events that change a job. Raises if that is not allowed."""
         found = self._find(job_id)
         if found is None:
             raise self._refusal(caller, job_id)
@@ -115,18 +138,18 @@ class JobChanger:
             raise self._refusal(caller, job_id)
         match action:
             case "cancel":
-                return job_id, [JobCancelled(job_id)]
+                return [JobCancelled(job_id)]
             case "hold":
-                if state in ("running", "stopping"):
+                if state in ("running", "stopping") or job_id in self._state.view.runs:  # it may be starting
                     raise Conflict(f"job {job_id!r} is running; only queued jobs can be held")
                 if state == "infeasible":
                     raise Conflict(f"job {job_id!r} does not fit this cluster; cancel it and submit a smaller one")
-                return job_id, [JobHeld(job_id)]
+                return [JobHeld(job_id)]
             case "release":
                 if state != "held":
-                    return job_id, []
+                    return []
                 reason = self._conditions.unmet(job)
-                return job_id, [JobReleased(job_id), *([] if reason is None else [JobHeld(job_id, reason)])]
+                return [JobReleased(job_id), *([] if reason is None else [JobHeld(job_id, reason)])]
 
     def _find(self, job_id: str) -> JobBefore | None:
         """Return a job as it is on disk, unless it has ended."""

@@ -49,6 +49,13 @@ class JobQueries:
 
     def find(self, name: str) -> str:
         """Return the id of the job with this id, number or name."""
+        found = self.find_or_none(name)
+        if found is None:
+            raise NotFound.near("job", name, self._reader.latest_ids(50), listed_by="refold queue")
+        return found
+
+    def find_or_none(self, name: str) -> str | None:
+        """Return the id of the job with this id, number or name; None if there is none."""
         is_active = name in self._state.job_table.records
         if self._state.uncommitted.get(name) if name in self._state.uncommitted else is_active:
             return name
@@ -57,9 +64,7 @@ class JobQueries:
         job_ids = self._reader.find_job_ids(name)
         if len(job_ids) > 1:
             raise Conflict(f"several jobs are named {name!r}, most recently {job_ids[0]!r}; use a job id")
-        if not job_ids:
-            raise NotFound.near("job", name, self._reader.latest_ids(50), listed_by="refold queue")
-        return job_ids[0]
+        return job_ids[0] if job_ids else None
 
     def statuses(self, caller: Caller, job_ids: Sequence[str]) -> list[JobStatus]:
         """Return several jobs."""

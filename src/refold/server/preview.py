@@ -24,13 +24,13 @@ from refold.server.status import wire_estimate
 
 
 class Previewer:
-    """Previews submissions. One is simulated at a time."""
+    """Previews submissions, and compares variants. One of each is simulated at a time: previews take less time."""
 
     def __init__(self, state: LiveState, admission: Admission, forecasts: StartForecasts) -> None:
         self._state = state
         self._forecasts = forecasts
         self._admission = admission
-        self._lock = asyncio.Semaphore(1)
+        self._previews, self._comparisons = asyncio.Semaphore(1), asyncio.Semaphore(1)
 
     async def preview(self, caller: Caller, submission: Submission) -> Preview:
         """Return whether the job would fit, when it would start, and with which plan, as far as known."""
@@ -65,7 +65,7 @@ class Previewer:
         state = self._state
         await self._admission.check_patterns(question.variants)
         jobs = [self._admission.build_job(caller, variant, MAX_JOB_NUMBER) for variant in question.variants]
-        async with self._lock:
+        async with self._comparisons:
             forecast = await self._forecasts.compare(jobs, question.seed)
         return WhatIfOutcome(
             now=state.wall_time(state.now()),
@@ -86,7 +86,7 @@ class Previewer:
     async def _try_policy(self, job: Job) -> tuple[str, TimeEstimate | None]:
         """Return the plan that the policy would give the job now, and when it would start."""
         wall_time = self._state.wall_time
-        async with self._lock:
+        async with self._previews:
             trial = await self._forecasts.try_submission(job)
         if trial.starts_now:
             return "" if trial.plan is None else str(trial.plan), TimeEstimate(wall_time(self._state.now()))

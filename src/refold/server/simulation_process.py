@@ -59,6 +59,7 @@ class SimulationProcess(Generic[Found]):
     async def _run(self, encoded: bytes, too_long: str) -> bytes:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # no modules from the folder in which the daemon was started
             "-m",
             self._module,
             str(os.getpid()),

@@ -34,7 +34,7 @@ def mean_wait(*runs: ReportRun, recorded: Recorded | None = None) -> tuple[str, 
 
 
 def test_jobs_whose_waits_are_known_are_measured() -> None:
-    recorded = measure_waits(JOBS, WAITS)
+    recorded = measure_waits(JOBS[:3], WAITS)
     assert recorded is not None
     assert (recorded.name, recorded.jobs) == ("recorded", 3)
     assert recorded.values["waiting_mean"] == 300.0
@@ -42,6 +42,12 @@ def test_jobs_whose_waits_are_known_are_measured() -> None:
     assert recorded.values["completion_mean"] == 400.0
     assert recorded.values["makespan"] == 120.0 + 800.0 + 100.0
     assert measure_waits(JOBS, {}) is None
+
+
+def test_completion_times_of_some_jobs_are_not_compared_with_those_of_all() -> None:
+    recorded = measure_waits(JOBS, WAITS)
+    assert recorded is not None
+    assert recorded.values == {"waiting_mean": 300.0, "waiting_median": 100.0, "waiting_p99": 786.0}
 
 
 def test_the_record_is_the_first_row_with_the_median_of_waits() -> None:
@@ -62,6 +68,11 @@ def test_the_record_is_the_first_row_with_the_median_of_waits() -> None:
         ([("fifo", 510.0), ("easy", 40.0), ("refold", 20.0)], None, ("refold", "20 s", "2.0 × shorter than easy")),
         ([("fifo", 9.0), ("fifo-skip", 4.0), ("refold", 2.0)], None, ("refold", "2 s", "2.0 × shorter than fifo-skip")),
         ([("fifo", 50.0), ("easy", 20.0), ("refold", 100.0)], None, ("easy", "20 s", "best of 3")),
+        ([("easy", 21.0), ("refold", 20.2)], None, ("refold", "20 s", "21 s with easy")),
+        ([("easy", 20.0), ("refold", 20.0)], None, ("all policies", "20 s", "")),
+        ([("easy", 50.0), ("refold", 20.0)], 20.0, ("refold", "20 s", "as recorded")),
+        ([("easy", 20.0), ("refold", 20.0)], 20.0, ("all policies", "20 s", "as recorded")),
+        ([("refold", 20.0)], 20.0, ("refold", "20 s", "as recorded")),
         ([("mine", 50.0), ("other", 20.0)], None, ("other", "20 s", "2.5 × shorter than mine")),
         ([("fifo", 20.0), ("refold", 20.0)], 40.0, ("all policies", "20 s", "2.0 × shorter than recorded")),
         ([("refold", 100.0)], None, ("", "1 min 40 s", "")),

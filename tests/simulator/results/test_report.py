@@ -43,7 +43,7 @@ def simulate_policies(work: list[Job], cluster: Cluster, policies: tuple[Policy,
         journal = HistoryJournal()
         simulate(work, cluster, policy, journal=journal)
         history = journal.history(cluster)
-        runs.append(ReportRun(policy.name, history, measure(history)))
+        runs.append(ReportRun(policy.name, history, measure(history), is_oracle=isinstance(policy, Srtf)))
     return runs
 
 
@@ -162,9 +162,10 @@ def test_policies_that_know_run_times_have_a_footnote(page: str) -> None:
     assert "</span>srtf †</th>" in page and "</span>fifo</th>" in page
     assert page.count("† knows run times in advance") == 1
     run = simulate_policies(make_jobs(5), make_cluster(8))[0]
-    named = [ReportRun(name, run.history, run.measures) for name in ("sjf/fgd", "srtf (simulated)", "mine/sjf")]
-    text = report(named)
-    assert "sjf/fgd †" in text and "srtf (simulated) †" in text and "mine/sjf †" not in text
+    names = ("srtf, all preemptible", "my oracle")
+    named = [ReportRun(name, run.history, run.measures, is_oracle=True) for name in names]
+    text = report([*named, ReportRun("mine/sjf", run.history, run.measures)])
+    assert "srtf, all preemptible †" in text and "my oracle †" in text and "mine/sjf †" not in text
     assert "†" not in report([run])
 
 
@@ -172,7 +173,10 @@ def test_headline_cards_leave_out_policies_that_know_run_times() -> None:
     runs = simulate_policies(make_jobs(), make_cluster(8, 4))
     assert [run.name for run in runs] == ["fifo", "srtf"]
     assert all("srtf" not in card for card in cards(report(runs)))
-    only_oracles = [ReportRun(name, run.history, run.measures) for name, run in zip(("sjf", "srtf"), runs, strict=True)]
+    only_oracles = [
+        ReportRun(name, run.history, run.measures, is_oracle=True)
+        for name, run in zip(("sjf", "srtf"), runs, strict=True)
+    ]
     assert all(re.search("<b>((srtf|sjf) †|all policies)</b>", card) for card in cards(report(only_oracles)))
     assert any(re.search("<b>(srtf|sjf) †</b>", card) for card in cards(report(only_oracles)))
 

@@ -246,3 +246,17 @@ def test_a_job_waits_from_the_time_at_which_it_is_eligible(tmp_path: Path) -> No
 def test_without_submissions_nothing_is_known_about_waits(tmp_path: Path) -> None:
     times = "2026-03-01T08:10:00|2026-03-01T08:40:00"
     assert read(tmp_path, f"1|{times}|gres/gpu=1", header="JobID|Start|End|AllocTRES").waits == {}
+
+
+def test_of_a_job_whose_submission_is_unknown_nothing_is_known_about_its_wait(tmp_path: Path) -> None:
+    header = "JobID|Submit|Eligible|Start|End|AllocTRES"
+    lost = "1|Unknown|None|2026-03-01T08:10:00|2026-03-01T09:00:00|gres/gpu=1"
+    trace = read(tmp_path, lost, lost.replace("1|Unknown", "2|2026-03-01T08:00:00", 1), header=header)
+    assert trace.waits == {"2": 600.0}
+
+
+def test_json_has_the_time_at_which_a_job_is_eligible(tmp_path: Path) -> None:
+    times = {"submission": 1_000, "eligible": 4_000, "start": 4_600, "end": 5_000, "elapsed": 400}
+    held = json_job(1, time=times)
+    trace = read_json(tmp_path, held, json_job(2, time=times | {"eligible": 0}))
+    assert trace.waits == {"1": 600.0, "2": 3_600.0}

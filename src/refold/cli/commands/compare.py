@@ -257,7 +257,7 @@ def _document(
         ],
         "preemption": results.outlook,
         **({"recorded": workload.recorded.measures} if workload.recorded else {}),
-        **({"recorded": recorded} if recorded else {}),
+        **({"recorded_waits": recorded} if recorded else {}),
         "report": report and str(report),
     }
 
@@ -267,8 +267,7 @@ def _print_tables(workload: Workload, results: _Results, runs: list[ReportRun], 
     from refold.cli.inputs import spreads_power
     from refold.cli.views import comparison_table, outlook_table, start_estimate_tables
 
-    oracles = {run.name for choice, run in zip(results.policies, results.runs, strict=True) if choice.oracle}
     power = any(spreads_power(choice) for choice in results.policies)
-    table = comparison_table(str(workload), runs, oracles, format_node_faults(runs), power, recorded)
+    table = comparison_table(str(workload), runs, format_node_faults(runs), power, recorded)
     outlook = [outlook_table(results.outlook)] if results.outlook else []
     print_tables(table, *start_estimate_tables(runs), *outlook)

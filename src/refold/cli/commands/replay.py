@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -156,7 +157,6 @@ class _EntryCounter:
 
 def _simulate_other_policy(path: Path, choice: SelectedPolicy, costs: Costs, out: Path | None, as_json: bool) -> None:
     from refold.cli import collect_notes, describe_conditions, format_node_faults
-    from refold.cli.inputs import is_oracle
     from refold.cli.views import comparison_table, start_estimate_tables
     from refold.journal import read_journal
 
@@ -179,9 +179,7 @@ def _simulate_other_policy(path: Path, choice: SelectedPolicy, costs: Costs, out
         )
         return
     print_notes(notes)
-    is_oracle_by_run = (is_oracle(header.policy), choice.oracle)
-    oracles = {run.name for run, oracle in zip(runs, is_oracle_by_run, strict=True) if oracle}
-    print_tables(comparison_table(str(workload), runs, oracles, format_node_faults(runs)), *start_estimate_tables(runs))
+    print_tables(comparison_table(str(workload), runs, format_node_faults(runs)), *start_estimate_tables(runs))
     if report:
         print_line(f"report: {report}")
 
@@ -208,10 +206,9 @@ def _both_simulated(path: Path, choice: SelectedPolicy, costs: Costs) -> tuple[l
 
 def _simulate(workload: Workload, choice: SelectedPolicy) -> ReportRun:
     from refold.cli import run_policy
-    from refold.simulator.results import ReportRun
 
     run = run_policy(workload, choice)
-    return ReportRun(f"{run.name} (simulated)", run.history, run.measures)
+    return replace(run, name=f"{run.name} (simulated)")
 
 
 def _write_report(

@@ -95,7 +95,11 @@ def _read_slurm(journal: Path | None, since: str | None) -> _Recorded:
 
 
 def _simulate_outlook(recorded: _Recorded) -> PreemptionOutlook | None:
-    """Return what preemption would have cost and brought; None if no job has ended."""
+    """Return what preemption would have cost and brought; None if no job has ended, or the policy cannot be simulated.
+
+    The journal may be older than this version, and its policy have other settings now.
+    """
+    from refold.errors import RefoldError
     from refold.model import jobs_under
     from refold.simulator import DEFAULT_POLICY, simulate_outlook
 
@@ -106,7 +110,11 @@ def _simulate_outlook(recorded: _Recorded) -> PreemptionOutlook | None:
         if header is None:
             jobs = jobs_under("consent", recorded.jobs)
             return simulate_outlook(recorded.name, jobs, cluster, DEFAULT_POLICY, {})
-        return simulate_outlook(recorded.name, recorded.jobs, cluster, header.policy, header.settings)
+        try:
+            return simulate_outlook(recorded.name, recorded.jobs, cluster, header.policy, header.settings)
+        except RefoldError as error:
+            recorded.notes.append(f"what preemption costs and brings is not simulated: {error}")
+            return None
 
 
 @contextmanager

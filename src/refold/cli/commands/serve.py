@@ -218,7 +218,7 @@ def _choose_preemption(config: Config) -> Config:
         return config
     try:
         DEFAULT_CONFIG.write_text(ANSWER.format(preemption=chosen), encoding="utf-8")
-        print_line(f"wrote {DEFAULT_CONFIG}")
+        print_line(f"wrote {DEFAULT_CONFIG.absolute()}; start the daemon in this folder, or with --config")
     except OSError as error:
         print_notes([f"{DEFAULT_CONFIG} cannot be written ({error.strerror}): the answer holds until the daemon ends"])
     return replace(config, preemption=PreemptionRules(chosen))

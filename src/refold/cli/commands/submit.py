@@ -308,7 +308,8 @@ def _is_accepted(job: Submission, preview: Preview) -> bool:
 
 def _submit(client: Client, jobs: Sequence[Submission], wait: bool, as_json: bool) -> None:
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
-    if interactive and _is_accepted(jobs[0], preview := client.preview(jobs[0])):
+    preview = _preview_if_possible(client, jobs[0]) if interactive else None
+    if preview and _is_accepted(jobs[0], preview):
         _print_preview(client, jobs, preview, as_json)
     submitted = _send(client, jobs)
     if not interactive:
@@ -320,6 +321,17 @@ def _submit(client: Client, jobs: Sequence[Submission], wait: bool, as_json: boo
         _print_submitted(submitted, interactive)
     if wait:
         raise typer.Exit(_wait(client, submitted, as_json))
+
+
+def _preview_if_possible(client: Client, job: Submission) -> Preview | None:
+    """Return the expected outcome; None if the daemon is too busy to find it: the job can be submitted even so."""
+    from refold.errors import NoDaemon, TooManyRequests, Unavailable
+
+    try:
+        return client.preview(job)
+    except (NoDaemon, TooManyRequests, Unavailable) as error:
+        print_notes([f"no preview: {error}"])
+        return None
 
 
 def _print_preview(client: Client, jobs: Sequence[Submission], preview: Preview, as_json: bool) -> None:

@@ -152,14 +152,15 @@ def _recorded_run(history: SlurmHistory, cluster: SlurmCluster) -> tuple[ReportR
 
 def read_recorded_run(path: Path) -> tuple[ReportRun, Header]:
     """Read all epochs of a journal as a run to measure and report, and the last header."""
-    from refold.cli.inputs.policy_choice import policy_label
+    from refold.cli.inputs.policy_choice import is_oracle, policy_label
     from refold.journal import read_history
     from refold.simulator.results import ReportRun, measure
 
     with progress(f"reading {path.name}"):
         header, history = read_history(path)
         name = f"{policy_label(header.policy, header.settings)} (recorded)"
-        return ReportRun(name, history, measure(history), is_recorded=True), header
+        oracle = is_oracle(header.policy)
+        return ReportRun(name, history, measure(history), is_recorded=True, is_oracle=oracle), header
 
 
 def workload_from_history(path: Path, history: History, costs: Costs) -> Workload:

@@ -201,7 +201,6 @@ def _groups(title: str, what: str, groups: Sequence[MeasureGroup], total: int) -
 def comparison_table(
     title: str,
     runs: Sequence[ReportRun],
-    oracles: Collection[str],
     faults: str,
     power: bool = False,
     recorded: Recorded | None = None,
@@ -230,7 +229,8 @@ def comparison_table(
         for one in compare_with_record(runs, recorded)
         if one.key in HEADLINE_MEASURES and one.policy and one.remark
     ]
-    return _side_by_side(title, comparison, oracles, [*_footnotes(comparison, runs, oracles, faults), *best])
+    oracles = {run.name for run in runs if run.is_oracle}
+    return _side_by_side(title, comparison, oracles, [*_footnotes(comparison, runs, faults), *best])
 
 
 def outlook_table(outlook: PreemptionOutlook) -> Table:
@@ -273,11 +273,11 @@ def _measure_column(title: str, index: int) -> Column[MeasureRow]:
     return Column(title, text, number=True, style=lambda row: "bold green" if row.cells[index].best else "")
 
 
-def _footnotes(comparison: Comparison, runs: Sequence[ReportRun], oracles: Collection[str], faults: str) -> list[str]:
+def _footnotes(comparison: Comparison, runs: Sequence[ReportRun], faults: str) -> list[str]:
     all_equal = len(runs) > 1 and len({tuple(cell.text for cell in row.cells) for row in comparison.rows}) == 1
     footnotes = {
         f"{BEST_MARK} best of the column": any(cell.best for row in comparison.rows for cell in row.cells),
-        f"{ORACLE_MARK} knows run times in advance": any(run.name in oracles for run in runs),
+        f"{ORACLE_MARK} knows run times in advance": any(run.is_oracle for run in runs),
         f"{faults} before the last job ended": bool(faults),
         _equal_footnote(runs): all_equal,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -23,6 +23,9 @@ HEADLINES = {
 }
 """Titles of headlines by measure."""
 
+MIN_RATIO, MAX_RATIO = 1.05, 100.0
+"""Ratios between these are stated: '1.0 × shorter' says nothing."""
+
 
 class Headline(NamedTuple):
     """The best value of a measure, the policy that achieved it, and how it compares with the record or a baseline."""
@@ -35,21 +38,23 @@ class Headline(NamedTuple):
 
 
 def measure_waits(jobs: Sequence[Job], waits: Mapping[str, Seconds]) -> Recorded | None:
-    """Return what the history says about jobs: how long they waited, and when they ended; None if nothing."""
+    """Return what the history says about jobs: how long they waited, and when they ended; None if nothing.
+
+    Completion times are mostly run times. Those of some jobs cannot be compared with those of all, and are left out.
+    """
     known = [(job.submitted, waits[job.id], job.work) for job in jobs if job.id in waits and job.work is not None]
     if not known:
         return None
     submitted, waited, work = np.array(known).T
     waiting, completion = compute_spread(waited), compute_spread(waited + work)
-    values = {
-        "completion_mean": completion.mean,
-        "completion_median": completion.median,
-        "completion_p99": completion.p99,
-        "waiting_mean": waiting.mean,
-        "waiting_median": waiting.median,
-        "waiting_p99": waiting.p99,
-        "makespan": float((submitted + waited + work).max() - submitted.min()),
-    }
+    values = {"waiting_mean": waiting.mean, "waiting_median": waiting.median, "waiting_p99": waiting.p99}
+    if len(known) == len(jobs):
+        values |= {
+            "completion_mean": completion.mean,
+            "completion_median": completion.median,
+            "completion_p99": completion.p99,
+            "makespan": float((submitted + waited + work).max() - submitted.min()),
+        }
     return Recorded("recorded", len(known), values)
 
 
@@ -84,23 +89,31 @@ def find_headlines(measured: Sequence[tuple[str, Measures]], reference: Recorded
             policy = "" if len(measured) == 1 and best == reference.name else best
             if len(values) > 1 and {format_value(value, column.unit) for value in values.values()} == {text}:
                 policy = "all policies"
-            remark = _compare(column, values[best], reference, len(measured))
+            other = reference.values.get(column.key)
+            if format_value(other, column.unit) == text:
+                remark = _equal(reference.name, policy, values)
+            else:
+                remark = _compare(column, values[best], other, reference.name)
             found.append(Headline(column.key, HEADLINES[column.key], text, policy, remark))
     return found
 
 
-def _compare(column: MeasureColumn, best: float, reference: Recorded, policies: int) -> str:
+def _equal(reference: str, policy: str, policies: Collection[str]) -> str:
+    """Describe a best value that is that of the reference."""
+    if reference not in policies:
+        return f"as {reference}"
+    return f"best of {len(policies)}" if policy in policies and len(policies) > 1 else ""
+
+
+def _compare(column: MeasureColumn, best: float, other: float | None, reference: str) -> str:
     """Describe by how much the best value differs from that of the reference."""
-    other = reference.values.get(column.key)
     if other is None:
         return ""
-    text = format_value(other, column.unit)
-    if format_value(best, column.unit) == text:
-        return f"best of {policies}" if policies > 1 else ""
     if column.unit == "%":
-        return f"{(best - other) * 100:+.1f} percentage points over {reference.name}"
-    if min(best, other) <= 0 or max(best, other) / min(best, other) >= 100:
-        return f"{text} with {reference.name}"
+        return f"{(best - other) * 100:+.1f} percentage points over {reference}"
+    shorter, longer = sorted((best, other))
+    if shorter <= 0 or not MIN_RATIO <= longer / shorter < MAX_RATIO:
+        return f"{format_value(other, column.unit)} with {reference}"
     if best > other:
-        return f"{best / other:.1f} × longer than {reference.name}"
-    return f"{other / best:.1f} × shorter than {reference.name}"
+        return f"{best / other:.1f} × longer than {reference}"
+    return f"{other / best:.1f} × shorter than {reference}"

@@ -17,7 +17,6 @@ from refold.errors import BadFile, BadValue, MissingExtra
 from refold.journal import History, Outcome
 from refold.model import Cluster, PreemptionOutlook, format_count, format_duration
 from refold.placement import Floats
-from refold.policies import POLICIES
 from refold.simulator.results import gantt, power, svg, tables, time_series
 from refold.simulator.results.axes import Axis, nice_maximum
 from refold.simulator.results.charts import Band, BarGroup, Chart, ChartLine, ReferenceLine, bar_chart, line_chart
@@ -48,6 +47,8 @@ class ReportRun:
     measures: Measures
     is_recorded: bool = False
     """It happened, and was not simulated."""
+    is_oracle: bool = False
+    """The policy knows run times in advance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +132,11 @@ def report_html(
             notes=[note for note in notes if note not in unfinished_notes],
             outlook=outlook and {"policy": outlook.policy, "table": tables.outlook_table(outlook)},
             policies=[
-                LegendEntry(svg.series_class(series), run.name, series, mark=ORACLE if _is_oracle(run.name) else "")
+                LegendEntry(svg.series_class(series), run.name, series, mark=ORACLE if run.is_oracle else "")
                 for series, run in enumerate(runs)
             ],
             recorded=recorded and LegendEntry("", recorded.name),
-            oracle=ORACLE if any(_is_oracle(run.name) for run in runs) else "",
+            oracle=ORACLE if any(run.is_oracle for run in runs) else "",
             cards=compare_with_record(runs, recorded),
             main=tables.measure_table(measured, recorded=recorded),
             more=tables.measure_table(measured, _more_measures(measured)),
@@ -215,16 +216,6 @@ def _unfinished(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
     return [(name, text) for name, text in texts if text]
 
 
-def _is_oracle(name: str) -> bool:
-    """Return whether a policy such as 'sjf', 'sjf/best-fit' or 'sjf (simulated)' knows run times in advance."""
-    policy = POLICIES.get(name.partition("/")[0].partition(" ")[0])
-    return policy is not None and policy.oracle
-
-
-def _marked(name: str) -> str:
-    return f"{name} {ORACLE}" if _is_oracle(name) else name
-
-
 def _describe_cluster(cluster: Cluster) -> str:
     size = f"{format_count(cluster.gpus, 'GPU')} on {format_count(len(cluster.nodes), 'node')}"
     return f"{size} ({', '.join(cluster.type_names)})" if cluster.type_names else size
@@ -239,9 +230,10 @@ def compare_with_record(runs: Sequence[ReportRun], recorded: Recorded | None = N
         recorded_run = next((run.name for run in runs if run.is_recorded), None)
         recorded = find_reference([(run.name, run.measures) for run in runs], recorded_run)
     simulated = [run for run in runs if not run.is_recorded] or runs
-    fair = [run for run in simulated if not _is_oracle(run.name)] or simulated
+    fair = [run for run in simulated if not run.is_oracle] or simulated
+    marked = {run.name: f"{run.name} {ORACLE}" for run in fair if run.is_oracle}
     return [
-        headline._replace(policy=_marked(headline.policy))
+        headline._replace(policy=marked.get(headline.policy, headline.policy))
         for headline in find_headlines([(run.name, run.measures) for run in fair], recorded)
     ]
 

@@ -110,7 +110,7 @@ def _join_free_text(columns: Sequence[str], row: list[str]) -> list[str]:
 
 def _has_valid_times(cells: Mapping[str, str]) -> bool:
     try:
-        for column in ("Submit", "Start", "End"):
+        for column in ("Submit", "Eligible", "Start", "End"):
             parse_time_or_none(cells.get(column), column)
     except BadCell:
         return False
@@ -137,8 +137,8 @@ class _SacctRows:
             return None
         state = cells.get("State", "")
         started = parse_time_or_none(cells.get("Start"), "Start")
-        submitted = _submission(cells)
-        submitted = started if submitted is None else submitted
+        known = _submission(cells)
+        submitted = started if known is None else known
         work = _run_time(cells, started)
         if submitted is None or work is None or state.startswith("PENDING"):
             self.counts["never started"] += 1
@@ -155,7 +155,7 @@ class _SacctRows:
             group=cells.get("JobName", ""),
             time_limit=parse_time_limit(cells.get("Timelimit", "")),
         )
-        return _Run(job, state, started if {"Submit", "Eligible"} & set(cells) else None)
+        return _Run(job, state, None if known is None else started)
 
 
 def _submission(cells: Mapping[str, str]) -> float | None:
@@ -283,6 +283,7 @@ class _State(msgspec.Struct):
 
 class _Time(msgspec.Struct):
     submission: int = 0
+    eligible: _Number = None
     start: _Number = None
     end: _Number = None
     elapsed: int = 0
@@ -331,6 +332,7 @@ def to_columns(job: SacctJob) -> dict[str, str]:
         "Account": job.account or "",
         "State": state,
         "Submit": _time(job.time.submission),
+        "Eligible": _time(_value(job.time.eligible)),
         "Start": _time(_value(job.time.start)),
         "End": _time(_value(job.time.end)),
         "ElapsedRaw": str(job.time.elapsed),
