@@ -45,7 +45,7 @@ def test_partitions_and_reservations_are_read() -> None:
             SlurmReservation("licences", frozenset(), NOW, NOW + 3 * HOUR),
         ),
     )
-    assert (site.time_limits, site.short_by_default) == ({"gpu": 48 * HOUR}, {"gpu"})
+    assert (site.time_limits, site.short_by_default) == ({"gpu": 48 * HOUR}, frozenset({"gpu"}))
     assert read_site(lambda *_: "No reservations in the system\n") == Site()
 
 

@@ -162,7 +162,7 @@ class JobSubmitter:
     def _arguments(self, run: SupervisedRun, requests: list[NodeRequest], parts: list[list[NodeRequest]]) -> list[str]:
         partition = self._settings.partition
         possible = [partition] if partition else partitions_of(self._nodes, requests)
-        needed = needed_time(run.job, run.state.grace)
+        needed: Seconds | None = needed_time(run.job, run.state.grace)
         if self._refusals.is_too_long(run.job.id):  # then Slurm may end it, as early as Refold would
             needed = run.job.time_limit
         common = [
