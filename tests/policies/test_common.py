@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
 from refold.core import Scheduler, View
-from refold.core.events import Event, JobSubmitted, NodeLost, RunFinished, RunProgressed, RunStarted, RunStopped, Woke
+from refold.core.events import (
+    Event,
+    JobSubmitted,
+    NodeLost,
+    NodesAllowed,
+    RunFinished,
+    RunProgressed,
+    RunStarted,
+    RunStopped,
+    Woke,
+)
 from refold.errors import BadValue
 from refold.model import (
     NO_CHANGE,
@@ -19,6 +29,7 @@ from refold.model import (
     Decision,
     Demand,
     Job,
+    NodeSet,
     Plan,
     Reshape,
     Share,
@@ -229,6 +240,17 @@ class TestTransition:
         assert again == Decision(reshapes=(Reshape("b", on(0, 1, 2, 3), "to here"),))
         last = self.step(world, 4.0, transition, {}, RunStopped("b", 1))
         assert last == Decision(starts=(Start("a", on(4, 5)),))
+
+    def test_what_is_pending_on_nodes_that_are_no_longer_allowed_is_given_up(self, world: World) -> None:
+        transition, c, others = Transition(), make_job("c", gpus=4), NodeSet.of([1])
+        target = {"a": (None, "for c"), "b": (on(2, 3), "after a"), "c": (on(0, 1, 2, 3), "")}
+        self.step(world, 2.0, transition, target, JobSubmitted(c))
+        assert set(transition.pending) == {"b", "c"}
+        draft = world.observe(3.0, Draft, RunStopped("a", 1), NodesAllowed(("b", "c"), others))
+        assert not draft.assign("c", on(0, 1, 2, 3))
+        stays = Reshape("b", on(2, 3), "after a")  # on its node
+        assert world.observe(3.0, transition.next_step) == Decision(reshapes=(stays,))
+        assert not transition.pending
 
     def test_an_external_event_ends_the_transition(self, world: World) -> None:
         transition, c = Transition(), make_job("c", gpus=4)

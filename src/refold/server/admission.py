@@ -213,13 +213,17 @@ class Admission:
         return Reason.HELD if submission.hold else first_condition(job, self._state.now())
 
     def infeasibility(self, job: Job) -> str:
-        """Return why a job can never run on this cluster, even if all nodes were empty; '' if it can."""
-        if self._empty_cluster.fits_when_empty(job.demand):
-            if self._power is None or self._power.fits_when_empty(job.demand):
+        """Return why a job can never run on this cluster, even if all nodes were empty; '' if it can.
+
+        Nodes on which it may not be placed now count: taints are removed, and reservations end.
+        """
+        demand = replace(job.demand, allowed_nodes=None)
+        if self._empty_cluster.fits_when_empty(demand):
+            if self._power is None or self._power.fits_when_empty(demand):
                 return ""
             return "the job can never run on this cluster: it would exceed the power limits of the racks"
-        shortage = self._empty_cluster.shortage(job.demand)
-        return f"the job can never run on this cluster: {shortage.text(job.demand)}"
+        shortage = self._empty_cluster.shortage(demand)
+        return f"the job can never run on this cluster: {shortage.text(demand)}"
 
     def _tenant(self, caller: Caller, submission: Submission) -> str:
         tenant = submission.tenant or caller.tenant

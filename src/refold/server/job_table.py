@@ -117,7 +117,7 @@ class JobTable:
                 request = [str(record.job.demand), *describe_choices(record.job)]
                 yield Notice("submitted", record.job, text="; ".join(request))
                 if record.job.id in infeasible:
-                    text = "it does not fit the cluster even when all nodes are empty"
+                    text = "it does not fit the nodes that it may use, even when they are empty"
                     yield Notice("infeasible", record.job, text=text)
             case Held(record, Reason.BACKOFF):
                 yield Notice("held", record.job, record.runs, _backoff_text(record.failures))

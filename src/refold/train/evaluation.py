@@ -100,10 +100,17 @@ class ModelEvaluation:
         first = int(rows[0])
         used = min(max(self._share.used - first, 0), len(rows))
         if not used:
-            return torch.zeros((), device=self._model.layout.device), 0.0
+            return self._number(0.0), 0.0
         part = take(self._batch, slice(first, first + used))
         result = self._metric(take(output, slice(0, used)), part)
-        return result if isinstance(result, tuple) else (result * used, float(used))
+        total, count = result if isinstance(result, tuple) else (result * used, float(used))
+        return self._number(total), count
+
+    def _number(self, value: Tensor | float) -> Tensor:
+        found = torch.as_tensor(value, dtype=torch.float64, device=self._model.layout.device)
+        if found.numel() != 1:
+            raise BadInput(f"the metric returned {tuple(found.shape)} numbers, expected one, or a sum and a count")
+        return found.reshape(())
 
 
 def _ignore_labels(batch: Batch, used: int) -> None:
@@ -115,11 +122,12 @@ def _ignore_labels(batch: Batch, used: int) -> None:
 
 @contextmanager
 def _evaluation_mode(model: LocalModel) -> Iterator[None]:
-    """Switch off dropout and the like."""
+    """Switch off dropout and the like; modules that the script has switched off stay so."""
+    training = [module for chunk in model.chunks for module in chunk.model.modules() if module.training]
     for chunk in model.chunks:
         chunk.model.eval()
     try:
         yield
     finally:
-        for chunk in model.chunks:
-            chunk.model.train()
+        for module in training:
+            module.training = True

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from inspect import signature
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -20,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from refold.errors import BadInput
 from refold.model import Plan, Recompute
 from refold.train.layout import PIPELINE, REPLICA, SHARD, TENSOR, RankMesh
-from refold.train.model_inputs import ModelInputs
+from refold.train.model_inputs import ModelInputs, parameters_of
 from refold.train.pipeline_stages import PipelineRule, check_stages, find_difference, find_rule, keep_stage
 from refold.train.template import Template, allocate
 from refold.train.tensor_rules import Split, check_splits, find_splits, is_inner, split_layers
@@ -320,8 +319,8 @@ def adapt_hugging_face(model: nn.Module, *, takes_hidden: bool = False, gives_hi
     """
     if not is_hugging_face(model):
         return
-    forward, parameters = model.forward, list(signature(model.forward).parameters)
-    argument = "inputs_embeds" if takes_hidden else parameters[0]
+    forward, parameters = model.forward, parameters_of(model)
+    argument = "inputs_embeds" if takes_hidden else next(iter(parameters), "input_ids")
     fixed = {"use_cache": False} if "use_cache" in parameters else {}
 
     def forward_to_tensor(inputs: Tensor, labels: Tensor | None = None, **named: Any) -> Tensor:

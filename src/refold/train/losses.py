@@ -125,16 +125,26 @@ def model_loss(*, is_shifted: bool) -> Loss:
     """
 
     def loss(output: Any, batch: Batch) -> Tensor | tuple[Tensor, Tensor]:
-        mean = output if isinstance(output, Tensor) else output.loss
-        labels = batch.get(LABELS)
-        if labels is None:
+        mean, labels = _loss_in(output), batch.get(LABELS) if isinstance(batch, Mapping) else None
+        if not isinstance(labels, Tensor):
             return mean
         used = labels[..., 1:] if is_shifted and labels.dim() > 1 else labels
         count = (used != IGNORED_LABEL).sum()
-        mean = mean.reshape(())
         return torch.where(count > 0, mean, torch.zeros_like(mean)) * count, count
 
     return loss
+
+
+def _loss_in(output: Any) -> Tensor:
+    """Return the loss that a model has computed: its output, or a part of that."""
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    if not isinstance(found, Tensor) or found.numel() != 1:
+        what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"{type(found).__name__}"
+        raise BadInput(
+            f"the model returned {what} instead of a loss; pass loss=… to refold.train.start, or data with labels for"
+            " which the model computes it"
+        )
+    return found.reshape(())
 
 
 def has_uneven_labels(batch: Batch) -> bool:

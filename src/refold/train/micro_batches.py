@@ -94,7 +94,7 @@ def make_schedule(model: LocalModel, loss_of_rows: Callable[[Tensor, Tensor], Te
 def take(batch: Batch, rows: slice) -> Batch:
     """Return some samples of a batch."""
     if isinstance(batch, Tensor):
-        return batch[rows]
+        return batch[rows] if batch.dim() else batch
     if isinstance(batch, dict):
         return {name: take(part, rows) for name, part in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -21,6 +21,12 @@ class ModelInputs(NamedTuple):
     named: dict[str, Any]
 
 
+def parameters_of(model: nn.Module) -> list[str]:
+    """Return the names of the inputs of a model; a wrapper that passes on whatever it gets has none."""
+    parameters = inspect.signature(model.forward).parameters.items()
+    return [name for name, parameter in parameters if parameter.kind not in _VARIADIC]
+
+
 class InputReader:
     """Selects from a batch what a model gets.
 
@@ -34,11 +40,7 @@ class InputReader:
         """`select`: returns what the model gets of a batch: a tensor, or tensors by parameter."""
         self._select = select
         self._ignored = set() if with_labels else {LABELS}
-        self._parameters = [
-            name
-            for name, parameter in inspect.signature(model.forward).parameters.items()
-            if parameter.kind not in _VARIADIC
-        ]
+        self._parameters = parameters_of(model)
 
     def read(self, batch: Batch) -> ModelInputs:
         """Return the inputs of the model."""

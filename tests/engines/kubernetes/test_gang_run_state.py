@@ -125,6 +125,16 @@ def test_a_single_pod_that_is_preempted_ends_its_job() -> None:
     assert play.state.gone
 
 
+@pytest.mark.parametrize("answer", [NoRoom("node n is full"), PodsBound("no permission")])
+def test_a_single_pod_that_cannot_be_bound_is_placed_again(answer: GangAnswer) -> None:
+    play, web = Play(SINGLE, nodes=["n"]), make_pod("web-1", owner=("ReplicaSet", "web", "r"))
+    play.next(gang=(web,))
+    play.now = POD_WAIT
+    why = "node n is full" if isinstance(answer, NoRoom) else "no permission"
+    assert play.next(gang=(web,), answer=answer) == [ReportEnd(RunFailed(*KEY, why, retry=True))]
+    assert not play.state.gone
+
+
 def test_nothing_is_held_for_pods_that_others_have_to_create() -> None:
     play = Play(PODS)
     failed = RunFailed(*KEY, f"1 of 2 pods of {PODS} exist", retry=True)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kubernetes_objects import make_pod
+from kubernetes_objects import make_node, make_pod
+from msgspec.structs import replace
 from process_kubelet import environment, expand
 
+from refold.client.api import Submission
 from refold.core import StartRun
+from refold.engines.kubernetes.engine import KubernetesEngine
 from refold.engines.kubernetes.gangs import DaemonIdentity
+from refold.engines.kubernetes.nodes import map_nodes
 from refold.engines.kubernetes.own_jobs import PodSettings, binding_annotations, manifest, pod_shares, service_manifest
 from refold.errors import BadInput
-from refold.model import Allocation, Demand, Job, Launch, Plan, Share
+from refold.model import Allocation, Demand, Job, Launch, NodeSet, Plan, Share
 from refold.train.run_settings import read_settings
 
 SETTINGS = PodSettings(DaemonIdentity("0123abcd", "key"), "default", "pytorch", 30.0, "claim")
@@ -110,3 +114,15 @@ def test_gangs_that_can_be_scaled_have_pods_of_equal_size() -> None:
     )
     with pytest.raises(BadInput, match="3 GPUs on a node cannot be divided into pods of 2"):
         pod_shares(job, Allocation((Share(0, (0, 1, 2)),)))
+
+
+def test_a_command_for_which_no_node_admits_pods_is_rejected() -> None:
+    engine = KubernetesEngine.__new__(KubernetesEngine)
+    tainted = make_node("a", taints=[{"key": "team", "effect": "NoSchedule"}])
+    engine._nodes = map_nodes([tainted, make_node("b", gpus=0)])
+    job, submission = Job("job-1", demand=Demand(gpus=1)), Submission(name="job", command=["true"])
+    with pytest.raises(BadInput, match=r"no node of the cluster has nvidia.com/gpu and admits pods that tolerate no"):
+        engine.complete(submission, job)
+    submission = replace(submission, allow_impossible=True)
+    assert engine.complete(submission, job).demand.allowed_nodes == NodeSet()
+    assert engine.complete(submission, replace(job, demand=Demand(gpus=0))).demand.allowed_nodes == NodeSet.of([1])

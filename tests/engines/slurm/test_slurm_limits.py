@@ -62,7 +62,21 @@ def test_jobs_without_a_time_limit_run_beside_a_reservation_and_short_ones_befor
     assert {node for job in endless for node in nodes_of(daemon, job)} == {"n2", "n3"}
     assert nodes_of(daemon, short) <= {"n0", "n1"}
     limits = slurm.run("squeue", "--noheader", "--format=%j %l").split("\n")
-    assert f"{endless[0]} UNLIMITED" in limits
+    assert f"{short} 12:00" in limits
+
+
+@pytest.mark.usefixtures("maintenance")
+def test_jobs_that_cannot_end_before_a_reservation_do_not_keep_its_nodes_from_others(daemon: SlurmDaemon) -> None:
+    daemon.start()
+    with daemon.client() as client:
+        running = [client.submit(command=SLEEP, name="endless", gpus=8).id for _ in range(2)]
+        daemon.wait_until(lambda: all(client.job(job).started for job in running), "two nodes are not reserved")
+        waits = client.submit(command=SLEEP, name="endless", gpus=8).id
+        short = client.submit(command=SLEEP, name="short", gpus=8, time_limit=600.0).id
+        daemon.wait_until(lambda: client.job(short).started is not None, "a short job runs before the reservation")
+        assert client.job(waits).state == "waiting"
+        wide = client.submit(command=SLEEP, name="wide", gpus=8, instances=3).id
+        assert client.job(wide).state == "infeasible"
 
 
 def test_a_limit_of_slurm_postpones_a_job_and_says_which(need_programs: Callable[..., None], tmp_path: Path) -> None:

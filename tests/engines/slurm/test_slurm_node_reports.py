@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+from time import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from slurm_output import FakePrograms, node_line
 
-from refold.core import Event, NodeDrained, NodeLost, NodeReturned, NodeUsed, Scheduler
+from refold.client.api import Submission
+from refold.core import (
+    Event,
+    JobSubmitted,
+    NodeDrained,
+    NodeLost,
+    NodeReturned,
+    NodesAllowed,
+    NodeUsed,
+    Scheduler,
+)
 from refold.engines.slurm import SlurmNode, map_nodes, read_nodes
-from refold.engines.slurm.engine import SlurmNodeReports
+from refold.engines.slurm.engine import SlurmEngine, SlurmNodeReports
+from refold.engines.slurm.programs import Programs
+from refold.engines.slurm.requests import SlurmSettings
+from refold.engines.slurm.site import Partition, Site, SlurmReservation
+from refold.errors import BadInput
+from refold.model import Demand, Job, NodeSet
 from refold.simulator.registry import make_policy
 
 
@@ -34,10 +50,10 @@ class Reports:
         inbox: Any = SimpleNamespace(report=self.events.append)
         self.reports = SlurmNodeReports(state, inbox, self.cluster)
 
-    def read(self, **fields: str) -> list[Event]:
-        """Return what is reported of the node."""
+    def read(self, site: Site | None = None, **fields: str) -> list[Event]:
+        """Return what is reported of the node. `site`: what is read beside it, from now on."""
         self.events.clear()
-        self.reports.report(nodes(**fields), [])
+        self.reports.report(nodes(**fields), [], site)
         self.scheduler.step(1.0, tuple(self.events))
         return list(self.events)
 
@@ -73,3 +89,26 @@ def test_gpus_that_others_released_while_there_was_no_daemon_are_free() -> None:
     found.start_daemon()
     assert found.read(GresUsed="gpu:a100:0(IDX:N/A)") == [NodeUsed(0)]
     assert found.read() == []
+
+
+def test_jobs_that_cannot_end_before_a_reservation_leave_its_nodes_to_others() -> None:
+    whole = Demand(gpus=8)
+    jobs = [Job("first", time_limit=600.0, demand=whole), Job("endless", demand=whole)]
+    found = Reports(*map(JobSubmitted, (*jobs, Job("short", time_limit=600.0, demand=whole))))
+    assert set(found.scheduler.view.waiting) == {"endless", "short"}
+    soon = Site({}, [SlurmReservation("maint", frozenset({"n0"}), time() + 3600, time() + 7200)])
+    assert found.read(soon) == [NodesAllowed(("endless",), NodeSet())]
+    assert found.read() == []
+    assert found.read(Site()) == [NodesAllowed(("endless",), None)]
+
+
+def test_a_submitted_job_is_limited_to_nodes_that_allow_its_time_and_rejected_if_there_are_none() -> None:
+    engine, submission = SlurmEngine(Programs(), "daemon", SlurmSettings()), Submission(name="job", command=["true"])
+    engine._known = nodes()
+    engine._site = Site({"gpu": Partition("gpu", True, "UP", 3600.0)})
+    engine.rebuild()
+    assert engine.complete(submission, Job("job", time_limit=3600.0)).demand.allowed_nodes is None
+    with pytest.raises(BadInput, match="the time limit is 2 h, and the partitions of Slurm allow 1 h"):
+        engine.complete(submission, Job("job", time_limit=7200.0))
+    engine._site = Site({}, [SlurmReservation("maint", frozenset({"n0"}), time() + 3600, time() + 7200)])
+    assert engine.complete(submission, Job("job")).demand.allowed_nodes == NodeSet()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import pytest
 from slurm_output import FakePrograms, node_line
 
@@ -12,6 +14,7 @@ from refold.engines.slurm.requests import (
     NodeRequest,
     SlurmSettings,
     components,
+    needed_time,
     node_requests,
     partition_arguments,
     partitions_of,
@@ -209,7 +212,7 @@ def test_a_job_that_its_nodes_refuse_is_given_up_soon(reason: str) -> None:
     assert state.next_steps(Facts(jobs, None, None, REFUSED_SECONDS)) == [GiveUp(end, "5")]
 
 
-@pytest.mark.parametrize("reason", ["QOSMaxGRESPerUser", "AssocGrpGRES", "Licenses", "MaxJobsPerAccount"])
+@pytest.mark.parametrize("reason", ["QOSMaxGRESPerUser", "AssocGrpGRES", "Licenses", "InvalidAccount", "JobHeldAdmin"])
 def test_a_job_that_reaches_a_limit_is_postponed_once_and_not_failed(reason: str) -> None:
     state, jobs = RunState(KEY, 10.0), (RunJob("5", "PENDING", reason=reason),)
     assert state.next_steps(Facts(jobs, None, None, 0.0)) == []
@@ -376,15 +379,20 @@ def test_options() -> None:
         (float("inf"), ["--partition=any", "--time=UNLIMITED"]),
     ],
 )
-def test_a_time_limit_is_always_given_and_partitions_that_allow_it(limit: float | None, expected: list[str]) -> None:
-    cluster = CLUSTER._replace(time_limits={"short": 3600.0, "day": 86400.0})
+def test_a_time_limit_is_given_and_partitions_that_allow_it(limit: float | None, expected: list[str]) -> None:
+    limits = {"short": 3600.0, "day": 86400.0}
+    cluster = CLUSTER._replace(time_limits=limits, short_by_default=frozenset({"any"}))
     job = Job("job", time_limit=limit)
-    assert partition_arguments(cluster, ["short", "day", "any"], job, 10.0) == expected
+    assert partition_arguments(cluster, ["short", "day", "any"], job, needed_time(job, 10.0)) == expected
 
 
 def test_without_a_limit_of_its_own_a_job_has_that_of_its_partition_and_a_longer_one_fails() -> None:
-    cluster = CLUSTER._replace(time_limits={"short": 3600.0})
-    assert partition_arguments(cluster, ["short"], Job("job"), 10.0) == ["--partition=short", "--time=60"]
+    """A partition without a shorter default gives it by itself, and less where a QOS has a limit."""
+    cluster, free = CLUSTER._replace(time_limits={"short": 3600.0}), Job("job")
+    assert partition_arguments(cluster, ["short"], free, inf) == ["--partition=short"]
+    cluster = cluster._replace(short_by_default=frozenset({"short"}))
+    assert partition_arguments(cluster, ["short"], free, inf) == ["--partition=short", "--time=60"]
+    assert partition_arguments(cluster, ["short"], free, None) == ["--partition=short"]
     why = "job has a time limit of 2 h, and partition short of Slurm allows 1 h"
     with pytest.raises(BadInput, match=why):
-        partition_arguments(cluster, ["short"], Job("job", time_limit=7200.0), 10.0)
+        partition_arguments(cluster, ["short"], Job("job", time_limit=7200.0), 7270.0)

@@ -8,12 +8,13 @@ import pytest
 from msgspec.structs import replace
 from slurm_output import NOW, FakePrograms, node_line
 
-from refold.engines.slurm.nodes import SlurmNode, read_nodes
+from refold.engines.slurm.nodes import SlurmNode, map_nodes, read_nodes
 from refold.engines.slurm.refusals import AVOID_SECONDS, Refusals
 from refold.engines.slurm.requests import SlurmSettings
 from refold.engines.slurm.serving import check_user
-from refold.engines.slurm.site import Partition, Site, SlurmReservation, drain_reason, read_site
+from refold.engines.slurm.site import Partition, Site, SlurmReservation, allowed_nodes, drain_reason, read_site
 from refold.errors import BadInput
+from refold.model import Job
 from refold.server.config import Config
 
 HOUR = 3600.0
@@ -38,13 +39,13 @@ def node(**fields: str) -> SlurmNode:
 def test_partitions_and_reservations_are_read() -> None:
     site = read_site(lambda *words: PARTITIONS if "partitions" in words else RESERVATIONS)
     assert site == Site(
-        {"gpu": Partition("gpu", True, "UP", 48 * HOUR), "old": Partition("old", False, "DRAIN", inf)},
+        {"gpu": Partition("gpu", True, "UP", 48 * HOUR, HOUR), "old": Partition("old", False, "DRAIN", inf)},
         (
             SlurmReservation("maint", frozenset({"n0", "n1"}), NOW + HOUR, NOW + 3 * HOUR),
             SlurmReservation("licences", frozenset(), NOW, NOW + 3 * HOUR),
         ),
     )
-    assert site.time_limits == {"gpu": 48 * HOUR}
+    assert (site.time_limits, site.short_by_default) == ({"gpu": 48 * HOUR}, frozenset({"gpu"}))
     assert read_site(lambda *_: "No reservations in the system\n") == Site()
 
 
@@ -53,6 +54,27 @@ def test_a_node_is_closed_to_jobs_that_would_not_end_before_its_reservation(need
     found = drain_reason(node(), EVERY, Site({}, [MAINTENANCE]), NOW, needed)
     assert found.startswith("" if is_usable else "reserved by maint from ")
     assert bool(found) is not is_usable
+
+
+def test_the_limit_of_a_partition_bounds_how_long_a_job_may_take() -> None:
+    """A job without a time limit gets that of the partition, and can start if it ends before the reservation then."""
+    site = Site({"gpu": Partition("gpu", True, "UP", HOUR)}, [MAINTENANCE])
+    assert drain_reason(node(), EVERY, site, NOW, inf) == ""
+    assert drain_reason(node(), EVERY, site, NOW + 1, inf).startswith("reserved by maint from ")
+
+
+def test_jobs_are_limited_to_nodes_where_they_can_end_in_time() -> None:
+    lines = [node_line("n0"), node_line("n1"), node_line("n2", Partitions="short")]
+    cluster = map_nodes(read_nodes(FakePrograms([], lines).run))
+    site = Site({"short": Partition("short", True, "UP", HOUR)}, [MAINTENANCE])
+
+    def allowed(time_limit: float | None, now: float = NOW) -> list[int] | None:
+        found = allowed_nodes(cluster, EVERY, site, now, Job("a", time_limit=time_limit))
+        return None if found is None else [*found]
+
+    assert (allowed(600.0), allowed(HOUR), allowed(None)) == (None, [1, 2], [1, 2])
+    assert (allowed(2 * HOUR), allowed(600.0, NOW + HOUR / 2 + 600)) == ([1], [1, 2])
+    assert allowed(None, NOW + HOUR) is None  # the reserved node is closed then, to all
 
 
 def test_a_reservation_holds_until_its_end_and_for_its_nodes() -> None:
@@ -69,6 +91,8 @@ def test_the_reservation_of_the_options_is_used_and_nothing_else() -> None:
     assert drain_reason(node(State="IDLE+RESERVED"), settings, Site({}, [ours]), NOW, inf) == ""
     assert drain_reason(node(State="IDLE+DRAIN+RESERVED"), settings, Site({}, [ours]), NOW, inf) == "DRAIN"
     assert drain_reason(node(), settings, Site(), NOW, inf) == "not in reservation ours"
+    early = drain_reason(node(), settings, Site({}, [ours._replace(start=NOW + 60)]), NOW, 60.0)
+    assert early.startswith("reservation ours begins on ")
 
 
 def test_options_and_partitions_that_exclude_a_node() -> None:
@@ -102,6 +126,10 @@ def test_what_is_said_of_a_run_that_has_not_begun() -> None:
     for expected in (60.0, 120.0, 300.0, 300.0):
         refusals.note_limit("a", "QOSMaxGRESPerUser")
         assert refusals.retry_delay("a") == expected
+    assert not refusals.is_too_long("a")
+    refusals.note_limit("a", "AssocMaxWallDurationPerJobLimit")
+    assert refusals.is_too_long("a")
+    refusals.note_limit("a", "QOSMaxGRESPerUser")
     refusals.note_waiting("a", None)
     assert refusals.text("a") == "a limit of Slurm: QOSMaxGRESPerUser"
     refusals.note_started("a")

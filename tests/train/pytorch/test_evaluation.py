@@ -80,6 +80,29 @@ def test_loss_and_metric_are_those_of_a_plain_loop_under_every_plan() -> None:
         assert results == [pytest.approx(expected, rel=1e-9)] * len(plans)
 
 
+def evaluate_frozen(meeting: Path) -> tuple[list[float], list[bool], str]:
+    """Evaluate by metrics that return numbers, while a part of the model is switched off; return what is on then."""
+    session = make_session(meeting)
+    frozen = [module for module in session.model.modules() if isinstance(module, torch.nn.Dropout)]
+    for module in frozen:
+        module.eval()
+    means = [session.evaluate(Fewer(), lambda *_: 0.25), session.evaluate(Fewer(), lambda _, batch: (len(batch[1]), 2))]
+    try:
+        session.evaluate(Fewer(), lambda logits, _: logits)
+    except BadInput as error:
+        message = str(error)
+    assert session.model.training
+    return means, [module.training for module in frozen], message
+
+
+def test_metrics_may_return_numbers_and_what_was_switched_off_stays_so() -> None:
+    [(means, modes, message)] = run_ranks(1, evaluate_frozen, form_group=False)
+    assert means == pytest.approx([0.25, 11 / 4])
+    assert modes
+    assert not any(modes)
+    assert message.endswith("numbers, expected one, or a sum and a count")
+
+
 def test_ranks_repeat_samples_so_that_all_take_equal_steps() -> None:
     assert list(shares(5, 4, 0, 2)) == [EvaluatedSamples([0, 1], 2), EvaluatedSamples([4, 0], 1)]
     assert list(shares(5, 4, 1, 2)) == [EvaluatedSamples([2, 3], 2), EvaluatedSamples([1, 2], 0)]

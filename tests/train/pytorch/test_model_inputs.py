@@ -15,7 +15,8 @@ from torch_ranks import run_ranks
 
 import refold.train
 from refold.errors import BadInput
-from refold.train.losses import Loss
+from refold.train.local_model import adapt_hugging_face
+from refold.train.losses import Loss, model_loss
 from refold.train.model_inputs import InputReader, ModelInputs
 
 TOKENS, MASK, LABELS = torch.zeros(2, 3), torch.ones(2, 3), torch.ones(2)
@@ -92,3 +93,54 @@ def test_a_model_whose_output_has_a_loss_needs_no_other() -> None:
     [expected] = run_ranks(1, losses_of, SmallGpt, RepeatedWords(), next_token_loss, form_group=False)
     assert losses == pytest.approx(expected, rel=1e-5)
     assert len(set(losses)) == len(losses), "it trains"
+
+
+class LossInDict(OwnLoss):
+    """A model whose output is a dict."""
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Any:
+        return {"loss": super().forward(tokens, labels).loss, "states": tokens}
+
+
+def evaluated_loss(meeting: Path) -> tuple[float, float]:
+    """Return the loss of a data set as a session evaluates it, and by the model itself."""
+    del meeting
+    model, data = LossInDict(), NamedWords()
+    samples = [data[index] for index in range(len(data))]
+    whole = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
+    expected = model(**whole)["loss"].item()
+    session = refold.train.start(model, torch.optim.SGD(model.parameters(), lr=0.5), data=data, batch=8, steps=1)
+    return session.evaluate(data), expected
+
+
+def test_a_loss_in_a_dict_is_found_and_evaluated() -> None:
+    [losses] = run_ranks(1, losses_of, LossInDict, NamedWords(), None, form_group=False)
+    assert len(set(losses)) == len(losses), "it trains"
+    [(found, expected)] = run_ranks(1, evaluated_loss, form_group=False)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("batch", [{"labels": LABELS}, (TOKENS, LABELS), TOKENS])
+@pytest.mark.parametrize("output", [TOKENS, {"logits": TOKENS}, None])
+def test_an_output_without_a_loss_is_named(output: Any, batch: Any) -> None:
+    with pytest.raises(BadInput, match=r"the model returned .* instead of a loss; pass loss=… to refold"):
+        model_loss(is_shifted=False)(output, batch)
+
+
+class Wrapper(nn.Module):
+    """As a model of PEFT without a task: it passes on whatever it gets to a model of Hugging Face."""
+
+    config = None
+
+    def get_input_embeddings(self) -> None: ...
+
+    def forward(self, *args: Any, **named: Any) -> Any:
+        assert not args
+        return SimpleNamespace(logits=named["input_ids"])
+
+
+def test_a_wrapper_that_passes_on_its_inputs_gets_the_tokens() -> None:
+    model = Wrapper()
+    adapt_hugging_face(model)
+    assert model(TOKENS) is TOKENS
+    assert InputReader(model).read({"labels": LABELS, "input_ids": TOKENS}).main is TOKENS

@@ -27,6 +27,7 @@ from refold.engines.kubernetes.own_jobs import own_constraints
 from refold.engines.kubernetes.owners import Owners
 from refold.engines.kubernetes.pod_notes import PodNotes
 from refold.engines.kubernetes.pod_output import PodOutput
+from refold.engines.kubernetes.resources import GPU_RESOURCE
 from refold.errors import BadInput, BadValue
 from refold.model import Cluster, Job, Seconds, Tenant
 from refold.server import Admission, BackendOptions, ClusterEngine, EngineParts, Inbox, LiveState, StatusOf
@@ -110,10 +111,16 @@ class KubernetesEngine(ClusterEngine):
         others = [pod for pod in self._mirror.pods.values() if self._mirror.run_of(pod) is None]
         return past_gangs(self.nodes, others)
 
-    def complete(self, _: Submission, job: Job) -> Job:
-        """Limit a submitted command to the nodes that its pods may be on."""
-        demand = replace(job.demand, allowed_nodes=self.nodes.allowed_nodes(own_constraints(job)))
-        return replace(job, demand=demand)
+    def complete(self, submission: Submission, job: Job) -> Job:
+        """Limit a submitted command to the nodes that its pods may be on. Raises BadInput if there are none."""
+        allowed = self.nodes.allowed_nodes(own_constraints(job))
+        if allowed is not None and not len(allowed) and not submission.allow_impossible:
+            what = f"has {GPU_RESOURCE} and " if job.demand.gpus else ""
+            raise BadInput(
+                f"no node of the cluster {what}admits pods that tolerate no taints, as those of commands; to submit it"
+                " for nodes that will be added, set allow_impossible (--allow-impossible)"
+            )
+        return replace(job, demand=replace(job.demand, allowed_nodes=allowed))
 
     def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> PodOutput:
         """Return what copies the output of pods to the files of runs, at most this much of each instance."""

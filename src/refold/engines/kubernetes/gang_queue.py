@@ -98,7 +98,7 @@ class GangQueue(Subscriber):
     # As a subscriber of the loop.
 
     def started(self) -> None:
-        """Restore which gangs have a job."""
+        """Restore which gangs have a job, and report their nodes: the numbers of nodes may have changed."""
         for record in self._state.job_table.records.values():
             self._add(record.job)
         self.nodes_changed()
@@ -110,6 +110,7 @@ class GangQueue(Subscriber):
             match change:
                 case Submitted(record):
                     self._add(record.job)
+                    self._allowed[record.job.id] = record.job.demand.allowed_nodes
                     self._report_allowed([record.job.id])
                 case JobEnded(record):
                     self._constraints.pop(record.job.id, None)
@@ -121,7 +122,6 @@ class GangQueue(Subscriber):
                     self._unsettled[gang] = None  # its pods may still wait
 
     def _add(self, job: Job) -> None:
-        self._allowed[job.id] = job.demand.allowed_nodes
         if not job.launch.gang:
             self._constraints[job.id] = own_constraints(job)
             return
@@ -143,9 +143,13 @@ class GangQueue(Subscriber):
         for job in jobs:
             if job in self._constraints:
                 allowed = self._nodes.allowed_nodes(self._constraints[job])
-                if allowed != self._allowed[job]:
-                    self._allowed[job] = allowed
-                    changed.setdefault(allowed, []).append(job)
+            elif job in self._state.view.infeasible:
+                allowed = None  # its nodes are gone, and its pods say what it needs only when it is placed
+            else:
+                continue
+            if job not in self._allowed or allowed != self._allowed[job]:
+                self._allowed[job] = allowed
+                changed.setdefault(allowed, []).append(job)
         for allowed, others in changed.items():
             self._inbox.report(NodesAllowed(tuple(others), allowed))
 

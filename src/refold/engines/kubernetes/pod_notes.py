@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from refold.engines.kubernetes.api_server import CONFLICT, STRATEGIC_PATCH, ApiE
 from refold.engines.kubernetes.constraints import refusals
 from refold.engines.kubernetes.gangs import SCHEDULER_NAME, parse_gang_name
 from refold.engines.kubernetes.mirror import Mirror
-from refold.engines.kubernetes.objects import Pod
+from refold.engines.kubernetes.objects import ApiNode, Pod
 from refold.engines.kubernetes.pod_states import bindable, pod_path
 from refold.model import Seconds
 from refold.server import LiveState
@@ -32,12 +32,16 @@ log = logging.getLogger("refold")
 
 
 class Note(NamedTuple):
-    """What a pod should say, and the kind of reason. `as_event`: also as an event, if the kind of reason changes."""
+    """What a pod should say, and the kind of reason. `as_event`: also as an event, if the kind of reason changes.
+
+    `is_infeasible`: which constraints exclude how many nodes is added when the note is sent, since that takes long.
+    """
 
     pod: Pod
     reason: str
     text: str
     as_event: bool
+    is_infeasible: bool = False
 
 
 class Said(NamedTuple):
@@ -72,7 +76,7 @@ class PodNotes:
         while True:
             await asyncio.sleep(INTERVAL)
             try:
-                await asyncio.to_thread(self._send, self._find_changes())
+                await asyncio.to_thread(self._send, self._find_changes(), [*self._mirror.nodes.values()])
             except ApiError as error:
                 log.warning("cannot tell pods why they wait: %s", error)
 
@@ -97,10 +101,8 @@ class PodNotes:
             pods = bindable(self._mirror.pods_of_gang(parse_gang_name(job.launch.gang))) if job.launch.gang else []
             if pods:
                 status = self._status_of(job.id)
-                text, reason = waiting_text(status), status.reason
-                if status.state == "infeasible":
-                    text = "; ".join(filter(None, (text, refusals(pods[0].spec, self._mirror.nodes.values()))))
-                found += [Note(pod, reason, text, number == 0) for number, pod in enumerate(pods)]
+                text, reason, is_infeasible = waiting_text(status), status.reason, status.state == "infeasible"
+                found += [Note(pod, reason, text, number == 0, is_infeasible) for number, pod in enumerate(pods)]
         in_jobs = {note.pod.metadata.uid for note in found}
         pods_by_uid = {pod.metadata.uid: pod for pod in self._mirror.pods.values()} if self._wanted else {}
         self._wanted = {uid: text for uid, text in self._wanted.items() if uid not in in_jobs and uid in pods_by_uid}
@@ -108,14 +110,16 @@ class PodNotes:
         texts = [(pod, self._wanted[pod.metadata.uid]) for pod in others]
         return [*found, *(Note(pod, text, text, True) for pod, text in texts)]
 
-    def _send(self, notes: list[Note]) -> None:
+    def _send(self, notes: list[Note], nodes: Sequence[ApiNode]) -> None:
         for note in notes:
             pod, said = note.pod, self._said.get(note.pod.metadata.uid)
-            is_new = said is None or said.reason != note.reason
+            is_new, text = said is None or said.reason != note.reason, note.text
+            if note.is_infeasible:
+                text = "; ".join(filter(None, (text, refusals(pod.spec, nodes))))
             try:
-                self._api.patch(f"{pod_path(pod)}/status", _change(pod, note.text), STRATEGIC_PATCH)
+                self._api.patch(f"{pod_path(pod)}/status", _change(pod, text), STRATEGIC_PATCH)
                 if note.as_event and is_new:
-                    self._api.create(f"/api/v1/namespaces/{pod.metadata.namespace}/events", _event(pod, note.text))
+                    self._api.create(f"/api/v1/namespaces/{pod.metadata.namespace}/events", _event(pod, text))
             except ApiError as error:
                 if error.is_transient:
                     raise

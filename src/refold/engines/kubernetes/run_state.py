@@ -250,7 +250,9 @@ class GangRunState:
 
     def _what_was_done(self, owner: OwnerState | None) -> str:
         if self.gang.kind == "Pod":
-            return f"is gone: {self.ending.why}" if self.ending else ""  # one created in its place is another gang
+            if self.ending is None or not self._pods:
+                return ""  # it still waits, and is placed again
+            return f"is gone: {self.ending.why}"  # one created in its place is another gang
         if not self.can_suspend:
             gone = [pod for pod in self._pods if pod.is_deleted]
             return "was deleted" if gone and all(controller_of(pod) is None for pod in gone) else ""

@@ -98,7 +98,7 @@ class SlurmBackend:
         self._submitter: Submitter = (
             StepSubmitter(programs, nodes, daemon, pool, self._instances)
             if pool is not None and pool.is_used
-            else JobSubmitter(self._owners, nodes, daemon, settings, self._instances)
+            else JobSubmitter(self._owners, nodes, daemon, settings, self._instances, self._refusals)
         )
         self._rotator = LogRotator(max_output_bytes)
         self._runs: dict[RunKey, SupervisedRun] = {}

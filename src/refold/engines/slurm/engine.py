@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 from math import inf
 from time import time
 
 from msgspec.structs import replace
 
-from refold.core import Event, NodeDrained, NodeLost, NodeReturned, PastJob
+from refold.client.api import Submission
+from refold.core import Event, NodeDrained, NodeLost, NodeReturned, NodesAllowed, PastJob
 from refold.engines.local import ProcessHost
 from refold.engines.slurm.backend import SlurmBackend
 from refold.engines.slurm.history import read_history
@@ -20,9 +22,9 @@ from refold.engines.slurm.pool import HeldPool, PoolSettings
 from refold.engines.slurm.programs import Programs, SlurmError
 from refold.engines.slurm.refusals import PREFIX, Refusals
 from refold.engines.slurm.requests import DEFAULT_SETTINGS, SlurmSettings, needed_time
-from refold.engines.slurm.site import Site, drain_reason, read_site
+from refold.engines.slurm.site import LONGEST_GRACE, Site, allowed_nodes, drain_reason, longest_time, read_site
 from refold.errors import BadInput, BadValue
-from refold.model import DAY, MINUTE, WHOLE, Allocation, Cluster, Seconds, Tenant
+from refold.model import DAY, WHOLE, Allocation, Cluster, Job, NodeSet, Seconds, Tenant, format_duration
 from refold.server import (
     MAX_PAST_JOBS,
     Admission,
@@ -48,9 +50,6 @@ HISTORY: Seconds = 14 * DAY
 """Jobs of the accounting from which run times are predicted."""
 
 NO_POOL = PoolSettings()
-
-LONGEST_GRACE: Seconds = 10 * MINUTE
-"""Grace periods are shorter: so much longer than its time limit a job may take."""
 
 log = logging.getLogger("refold")
 
@@ -93,6 +92,7 @@ class SlurmNodeReports:
         `site`: partitions and reservations, if they were read.
         """
         self._site = site or self._site
+        self._report_allowed(time())
         for index, group in enumerate(self._nodes.groups):
             node = nodes.get(group.node.name)
             for event in (self._availability(index, node), self._use(index, group, node, runs)):
@@ -133,13 +133,27 @@ class SlurmNodeReports:
         refused = self._refusals.node_reason(node.name, now)
         return refused or drain_reason(node, self._settings, self._site, now, self._needed_time())
 
+    def _report_allowed(self, now: Seconds) -> None:
+        """Report which jobs may be placed on other nodes now: a reservation is near, or a partition has changed."""
+        view = self._state.view
+        found: dict[Seconds | None, NodeSet | None] = {}
+        changed: dict[NodeSet | None, list[str]] = {}
+        for job in chain(*(jobs.values() for jobs in (view.active, view.waiting, view.held, view.infeasible))):
+            if job.time_limit not in found:
+                allowed = allowed_nodes(self._nodes, self._settings, self._site, now, job)
+                found[job.time_limit] = allowed if self._pool is None else None
+            if found[job.time_limit] != job.demand.allowed_nodes:
+                changed.setdefault(found[job.time_limit], []).append(job.id)
+        for nodes, jobs in changed.items():
+            self._inbox.report(NodesAllowed(tuple(jobs), nodes))
+
     def _needed_time(self) -> Seconds:
-        """Return how long a waiting job may take in Slurm: nodes are closed to all if one cannot start there.
+        """Return how long the shortest waiting job may take: nodes are closed to all if it cannot start there.
 
         Without waiting jobs, the next one may take any time.
         """
         waiting = self._state.view.waiting.values()
-        return max((needed_time(job, LONGEST_GRACE) for job in waiting), default=inf)
+        return min((needed_time(job, LONGEST_GRACE) for job in waiting), default=inf)
 
     def _allocated(self, group: GpuGroup, node: SlurmNode) -> tuple[int, int, int]:
         """Return GPUs, CPUs and MiB that cannot be used, or are used by runs: with a pool, what it does not have."""
@@ -250,6 +264,19 @@ class SlurmEngine(ClusterEngine):
         """Return how long a job waits that has reached a limit of Slurm."""
         return self._refusals.retry_delay(job)
 
+    def complete(self, _: Submission, job: Job) -> Job:
+        """Limit a job to nodes on which it may take as long as it says; raise BadInput if no partition allows that."""
+        if self._pool.is_used:
+            return job
+        longest = max(longest_time(group.node, self._settings, self._site) for group in self.nodes.groups)
+        if job.time_limit is not None and job.time_limit > longest:
+            raise BadInput(
+                f"the time limit is {format_duration(job.time_limit)}, and the partitions of Slurm allow"
+                f" {format_duration(longest)}"
+            )
+        found = allowed_nodes(self.nodes, self._settings, self._site, time(), job)
+        return replace(job, demand=replace(job.demand, allowed_nodes=found))
+
     def make_parts(
         self, state: LiveState, inbox: Inbox, admission: Admission, status_of: StatusOf, end: Callable[[], None]
     ) -> EngineParts:
@@ -312,13 +339,13 @@ class SlurmEngine(ClusterEngine):
             log.warning("%s; the cluster stays as it was", error)
             return False
         self._known = known
-        return (found.cluster, found.time_limits) != (self.cluster, self.nodes.time_limits)
+        return found[:1] + found[2:] != self.nodes[:1] + self.nodes[2:]  # all but the states of nodes
 
     def _map(self, nodes: Iterable[SlurmNode]) -> SlurmCluster:
         partition = self._settings.partition
         found = map_nodes(node for node in nodes if not partition or partition in node.partitions)
-        cluster = replace(found.cluster, tenants=self._tenants)
-        return found._replace(cluster=cluster, time_limits=self._site.time_limits)
+        cluster, site = replace(found.cluster, tenants=self._tenants), self._site
+        return found._replace(cluster=cluster, time_limits=site.time_limits, short_by_default=site.short_by_default)
 
     def _read_nodes(self) -> dict[str, SlurmNode]:
         return {node.name: node for node in read_nodes(self._programs.run)}

@@ -59,6 +59,10 @@ class Refusals:
         count = len(self._limits.get(job, ()))
         return LIMIT_DELAYS[min(count, len(LIMIT_DELAYS)) - 1] if count else 0.0
 
+    def is_too_long(self, job: str) -> bool:
+        """Whether a job was refused because of its time limit, by a QOS or an association."""
+        return any("MaxWall" in reason for reason in self._limits.get(job, ()))
+
     def text(self, job: str) -> str:
         """Return why the run of a job has not begun, or ''."""
         if (reason := self._waiting.get(job)) is not None:

@@ -141,11 +141,12 @@ def needed_time(job: Job, grace: Seconds) -> Seconds:
     return inf if job.time_limit is None else job.time_limit + grace + 60
 
 
-def partition_arguments(nodes: SlurmCluster, partitions: list[str], job: Job, grace: Seconds) -> list[str]:
-    """Return the partitions that allow a job to take as long as it may, and its time limit there.
+def partition_arguments(nodes: SlurmCluster, partitions: list[str], job: Job, needed: Seconds | None) -> list[str]:
+    """Return the partitions that allow a job to take as long as it may, and its time limit there: `needed`, or less.
 
-    The limit is always given: Slurm's default may be shorter, and it decides whether a run can start before a
-    reservation begins. Raises BadInput if the job may take longer than is allowed: Slurm would never start it.
+    None: the time that Slurm gives by itself. So for a job without a limit, unless the default is shorter: a QOS or
+    an association may have a limit, beyond which no job starts. Raises BadInput if the job may take longer than the
+    partitions allow: Slurm would never start it.
     """
     allowed, limit = max(map(nodes.time_limit, partitions)), inf if job.time_limit is None else job.time_limit
     if allowed < limit < inf:
@@ -156,8 +157,11 @@ def partition_arguments(nodes: SlurmCluster, partitions: list[str], job: Job, gr
         )
     least = min(limit, allowed)
     chosen = [name for name in partitions if nodes.time_limit(name) >= least]
-    seconds = min(needed_time(job, grace), *map(nodes.time_limit, chosen))
-    return [f"--partition={','.join(chosen)}", *(minutes_argument(seconds) or ["--time=UNLIMITED"])]
+    where = f"--partition={','.join(chosen)}"
+    if needed is None or (limit == inf and nodes.short_by_default.isdisjoint(chosen)):
+        return [where]
+    seconds = min(needed, *map(nodes.time_limit, chosen))
+    return [where, *(minutes_argument(seconds) or ["--time=UNLIMITED"])]
 
 
 def minutes_argument(limit: Seconds | None) -> list[str]:

@@ -55,8 +55,10 @@ REFUSED = ("ReqNodeNotAvail", "Reservation", "NodeDown", "BadConstraints", "Part
 
 
 def is_limit(reason: str) -> bool:
-    """Whether a job waits because of a limit, and not for its nodes."""
-    return reason.startswith(("QOS", "Assoc", "Licenses", "Max")) or reason.endswith("Limit")
+    """Whether a job waits because of a limit, its account, or a hold, and not for its nodes."""
+    return reason.startswith(("QOS", "Assoc", "Account", "Invalid", "JobH", "Licenses", "Max")) or reason.endswith(
+        "Limit"
+    )
 
 
 class RunJob(msgspec.Struct, frozen=True):

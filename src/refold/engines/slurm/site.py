@@ -6,30 +6,34 @@ Facts are read by two calls of scontrol; what follows from them for a node is pu
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from time import localtime, strftime
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from refold.engines.slurm.nodes import SlurmNode, expand_hosts, has_features
+from refold.engines.slurm.nodes import SlurmCluster, SlurmNode, expand_hosts, has_features
 from refold.engines.slurm.programs import Run
-from refold.engines.slurm.requests import SlurmSettings
-from refold.model import Seconds
+from refold.engines.slurm.requests import SlurmSettings, needed_time
+from refold.model import MINUTE, Job, NodeSet, Seconds
 from refold.simulator.traces import parse_time_limit
 
 _FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z]*)=(\S*)")
 _NOTHING = ("", "(null)", "N/A", "UNLIMITED", "NONE")
 
+LONGEST_GRACE: Seconds = 10 * MINUTE
+"""Grace periods are shorter: so much longer than its time limit a job may take."""
+
 
 class Partition(NamedTuple):
-    """A partition. `max_time`: infinite if it has no limit."""
+    """A partition. `max_time`: infinite if it has no limit. `default_time`: of jobs that say none; None: the same."""
 
     name: str
     is_up: bool
     state: str
     max_time: Seconds = inf
+    default_time: Seconds | None = None
 
 
 class SlurmReservation(NamedTuple):
@@ -52,6 +56,15 @@ class Site(NamedTuple):
         """The limits of partitions that have one."""
         return {name: each.max_time for name, each in self.partitions.items() if each.max_time < inf}
 
+    @property
+    def short_by_default(self) -> frozenset[str]:
+        """The partitions where a job gets less than their limit if it says none."""
+        return frozenset(
+            name
+            for name, each in self.partitions.items()
+            if each.default_time is not None and each.default_time < each.max_time
+        )
+
 
 def read_site(run: Run) -> Site:
     """Read partitions and reservations. Raises SlurmError."""
@@ -67,9 +80,13 @@ def _records(text: str, key: str) -> list[dict[str, str]]:
 
 
 def _partition(fields: Mapping[str, str]) -> Partition:
-    state, limit = fields.get("State", "UP"), fields.get("MaxTime", "")
-    seconds = None if limit in _NOTHING else parse_time_limit(limit)
-    return Partition(fields["PartitionName"], state == "UP", state, inf if seconds is None else seconds)
+    state, longest = fields.get("State", "UP"), _limit(fields.get("MaxTime", ""))
+    default = _limit(fields.get("DefaultTime", ""))
+    return Partition(fields["PartitionName"], state == "UP", state, inf if longest is None else longest, default)
+
+
+def _limit(text: str) -> Seconds | None:
+    return None if text in _NOTHING else parse_time_limit(text)
 
 
 def _reservation(fields: Mapping[str, str]) -> SlurmReservation:
@@ -92,13 +109,17 @@ def drain_reason(node: SlurmNode, settings: SlurmSettings, site: Site, now: Seco
     A reservation that the options name is the daemon's own: its nodes are reserved, and can be used.
     """
     own, constraint = settings.option("reservation"), settings.option("constraint")
-    reserved = [each for each in site.reservations if node.name in each.nodes and each.end > now]
-    is_own = any(each.name == own for each in reserved)
-    if own and not is_own:
+    ours = [each for each in _reservations_of(node, site, now) if each.name == own]
+    if own and not ours:
         return f"not in reservation {own}"
-    if why := _reservation_reason([each for each in reserved if each.name != own], now, needed):
-        return why
-    states = node.states - {"RESERVED", "MAINT", "MAINTENANCE"} if is_own else node.states
+    if ours and ours[0].start > now:
+        return f"reservation {own} begins on {_clock(ours[0].start)}"
+    first = _next_reservation(node, settings, site, now)
+    if first is not None and first.start <= now:
+        return f"reserved by {first.name}" + ("" if first.end == inf else f" until {_clock(first.end)}")
+    if first is not None and first.start < now + min(needed, longest_time(node, settings, site)):
+        return f"reserved by {first.name} from {_clock(first.start)}; jobs whose --time ends before can start"
+    states = node.states - {"RESERVED", "MAINT", "MAINTENANCE"} if ours else node.states
     if why := replace(node, states=states).drain_reason:
         return why
     if constraint and not has_features(node, constraint):
@@ -108,21 +129,45 @@ def drain_reason(node: SlurmNode, settings: SlurmSettings, site: Site, now: Seco
     return _partition_reason(node, settings, site)
 
 
+def allowed_nodes(nodes: SlurmCluster, settings: SlurmSettings, site: Site, now: Seconds, job: Job) -> NodeSet | None:
+    """Return the nodes whose partitions and later reservations allow a job as long as it may take; None: all nodes."""
+    limit, needed = inf if job.time_limit is None else job.time_limit, needed_time(job, LONGEST_GRACE)
+
+    def is_allowed(node: SlurmNode) -> bool:
+        longest, first = longest_time(node, settings, site), _next_reservation(node, settings, site, now)
+        is_in_time = first is None or first.start <= now or first.start >= now + min(needed, longest)
+        return is_in_time and (limit == inf or limit <= longest)
+
+    found = [index for index, group in enumerate(nodes.groups) if is_allowed(group.node)]
+    return None if len(found) == len(nodes.groups) else NodeSet.of(found)
+
+
+def longest_time(node: SlurmNode, settings: SlurmSettings, site: Site) -> Seconds:
+    """Return how long a job can take on a node at most: partitions have limits."""
+    limits = site.time_limits
+    return max((limits.get(name, inf) for name in _partitions_of(node, settings)), default=inf)
+
+
+def _reservations_of(node: SlurmNode, site: Site, now: Seconds) -> list[SlurmReservation]:
+    return [each for each in site.reservations if node.name in each.nodes and each.end > now]
+
+
+def _next_reservation(node: SlurmNode, settings: SlurmSettings, site: Site, now: Seconds) -> SlurmReservation | None:
+    """Return the first reservation of a node for others, which may have begun."""
+    own = settings.option("reservation")
+    others = (each for each in _reservations_of(node, site, now) if each.name != own)
+    return min(others, key=lambda each: each.start, default=None)
+
+
+def _partitions_of(node: SlurmNode, settings: SlurmSettings) -> list[str]:
+    return [name for name in node.partitions if settings.partition in ("", name)]
+
+
 def _partition_reason(node: SlurmNode, settings: SlurmSettings, site: Site) -> str:
-    names = [name for name in node.partitions if settings.partition in ("", name)]
-    found = [site.partitions[name] for name in names if name in site.partitions]
+    found = [site.partitions[name] for name in _partitions_of(node, settings) if name in site.partitions]
     return (
         "" if any(each.is_up for each in found) else ", ".join(f"partition {one.name} is {one.state}" for one in found)
     )
-
-
-def _reservation_reason(reserved: Iterable[SlurmReservation], now: Seconds, needed: Seconds) -> str:
-    first = min(reserved, key=lambda each: each.start, default=None)
-    if first is None or first.start >= now + needed:
-        return ""
-    if first.start <= now:
-        return f"reserved by {first.name}" + ("" if first.end == inf else f" until {_clock(first.end)}")
-    return f"reserved by {first.name} from {_clock(first.start)}; jobs whose --time ends before can start"
 
 
 def _clock(moment: Seconds) -> str:

@@ -24,10 +24,12 @@ from refold.engines.local import (
 )
 from refold.engines.slurm.job_owners import JobOwners, Uid
 from refold.engines.slurm.nodes import SlurmCluster
+from refold.engines.slurm.refusals import Refusals
 from refold.engines.slurm.requests import (
     NodeRequest,
     SlurmSettings,
     components,
+    needed_time,
     node_requests,
     partition_arguments,
     partitions_of,
@@ -131,13 +133,20 @@ class JobSubmitter:
     """Starts each run as a job."""
 
     def __init__(
-        self, owners: JobOwners, nodes: SlurmCluster, daemon: str, settings: SlurmSettings, instances: InstanceWriter
+        self,
+        owners: JobOwners,
+        nodes: SlurmCluster,
+        daemon: str,
+        settings: SlurmSettings,
+        instances: InstanceWriter,
+        refusals: Refusals,
     ) -> None:
         self._owners = owners
         self._nodes = nodes
         self._daemon = daemon
         self._settings = settings
         self._instances = instances
+        self._refusals = refusals
 
     async def submit(self, run: SupervisedRun) -> None:
         """Submit a job."""
@@ -153,8 +162,11 @@ class JobSubmitter:
     def _arguments(self, run: SupervisedRun, requests: list[NodeRequest], parts: list[list[NodeRequest]]) -> list[str]:
         partition = self._settings.partition
         possible = [partition] if partition else partitions_of(self._nodes, requests)
+        needed: Seconds | None = needed_time(run.job, run.state.grace)
+        if self._refusals.is_too_long(run.job.id):  # then Slurm may end it, as early as Refold would
+            needed = run.job.time_limit
         common = [
-            *partition_arguments(self._nodes, possible, run.job, run.state.grace),
+            *partition_arguments(self._nodes, possible, run.job, needed),
             *self._settings.arguments(),
         ]
         output = str(run.files.output).replace("%", "%%")

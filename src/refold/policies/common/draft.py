@@ -121,6 +121,8 @@ class Draft:
         """Give exactly this allocation to a job that has none; return whether it was free."""
         if self._placer is not None and not self._placer.allows(self.free, allocation.placement):
             return False
+        if not _is_allowed(self._view, job_id, allocation):
+            return False
         run = self._view.runs.get(job_id)
         is_present = run is not None and not run.stopping and run.allocation == allocation
         if not self._take(allocation.placement, even_if_closed=is_present):
@@ -193,6 +195,14 @@ def ended_jobs(view: View) -> list[str]:
     return [*ended, *changes.removed]
 
 
+def _is_allowed(view: View, job_id: str, wanted: Allocation) -> bool:
+    """Return whether a job may be placed on the nodes of an allocation, or runs there."""
+    job, run = view.waiting.get(job_id) or view.active.get(job_id), view.runs.get(job_id)
+    allowed = job.demand.allowed_nodes if job is not None else None
+    stays_on = run.allocation.nodes if run is not None else frozenset[int]()
+    return allowed is None or all(node in allowed or node in stays_on for node in wanted.nodes)
+
+
 class Transition:
     """The way to a target state, in as many decisions as stopping runs requires."""
 
@@ -225,6 +235,8 @@ class Transition:
         trial = view.trial()
         for job_id, (wanted, why) in target.items():
             run = view.runs.get(job_id)
+            if wanted is not None and not _is_allowed(view, job_id, wanted):
+                continue  # it was limited to other nodes after the target was chosen
             if run is None:
                 if wanted is None or job_id not in view.waiting:
                     continue
