@@ -102,18 +102,23 @@ class Tuning(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
             return Adapters(0.0, 0.0, 0.0)
         attentions = model.attentions / model.blocks
         inward = 1 if fused else 3
+        outward = (2 if model.attention_gate else 1) * model.query_width + 2 * model.key_width
         of_attention = Adapters(
             (inward + 1) * attentions,
             attentions * (inward * model.hidden + model.value_width),
-            attentions * (model.query_width + 2 * model.key_width + model.hidden),
+            attentions * (outward + model.hidden),
         )
+        if linear := model.linear:
+            share = linear.layers / model.blocks
+            widths = (2.0, model.hidden + linear.value_width, linear.projected_width + model.hidden)
+            of_attention = Adapters(*(one + share * more for one, more in zip(of_attention, widths, strict=True)))
         if self.lora_layers == "attention":
             return of_attention
         wide, narrow = (2.0, 1.0) if model.gated else (1.0, 1.0)  # matrices to the feed-forward width, and back
         inner = 1.0 if fused else wide
-        dense = model.dense_layers / model.blocks
-        blocks = dense + (1 - dense) * (experts + (1.0 if model.shared_ffn else 0.0))
-        ffn = dense * model.dense_ffn + (1 - dense) * (experts * model.ffn_width + model.shared_ffn)
+        dense, others = model.dense_layers / model.blocks, model.expert_layers / model.blocks
+        blocks = dense + others * (experts + (1.0 if model.shared_ffn else 0.0))
+        ffn = dense * model.dense_ffn + others * (experts * model.ffn_width + model.shared_ffn)
         return Adapters(
             of_attention.number + (inner + narrow) * blocks,
             of_attention.inputs + inner * blocks * model.hidden + narrow * ffn,
