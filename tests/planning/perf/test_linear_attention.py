@@ -83,7 +83,7 @@ def test_layers_with_one_part_communicate_once_in_each_pass() -> None:
 
 def test_activations_of_linear_attention_are_saved() -> None:
     plan = parse_plan("dp8 ep8 zero1 accumulate 4")
-    wide = replace(QWEN, linear=replace(QWEN.linear, heads=64), parameters_stated=0)
+    wide = replace(QWEN, linear=LinearAttention(36, 64, 128, 16, 128, chunk=64, delta_rule=True), parameters_stated=0)
     narrow = replace(QWEN, parameters_stated=0)
     more = [estimate(setup_of(model), plan).memory["activations"] for model in (narrow, wide)]
     saved = 36 * 4 * 32 * 128 * find_engine("megatron-core").inner_activation_bytes * 8192 / 2**30

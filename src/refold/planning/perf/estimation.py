@@ -221,8 +221,8 @@ def layer_launch_seconds(setup: TrainingSetup) -> float:
 def dequantize_wait(setup: TrainingSetup, plans: PlanColumns) -> Column:
     """Return the seconds for which the host waits until the weights of a layer are dequantized, in all passes.
 
-    Steps of litgpt on an A100 that are bound by the host, since they have few tokens, take 79 ms longer with LoRA and 86
-    with adapters of another kind if 7 B weights are in 4 bits: as long as dequantizing them takes.
+    With 7 B weights in 4 bits, steps of litgpt on an A100 that have few tokens and are bound by the host take 79 ms
+    longer (LoRA) or 86 (adapters of another kind): as long as dequantizing them takes.
     """
     return np.where(plans.recompute == FULL, 3.0, 2.0) * dequantize_seconds(setup, plans)
 
