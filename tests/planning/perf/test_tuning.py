@@ -221,9 +221,9 @@ def test_frozen_weights_are_stored_in_the_precision_of_products(precision: Preci
 
 
 def test_weights_that_cannot_be_stored_in_low_precision_are_errors() -> None:
-    for wrong in ({"lora_rank": 0}, {"lora_rank": 8, "quantized": True}):
+    for rank, quantized in ((0, False), (8, True)):
         with pytest.raises(BadValue, match="only weights that LoRA leaves frozen"):
-            Tuning(**wrong, stored_quantised=True)
+            Tuning(rank, quantized, stored_quantised=True)
     with pytest.raises(BadValue, match="but transformers computes in half precision"):
         setup_of(Tuning(8, stored_quantised=True))
 
