@@ -83,8 +83,8 @@ HOPPER = ("H100-80GB", "H200")
 RACK_OF_2024 = ("GB200",)
 BLACKWELL = ("B200", "B300", "GB300")
 EAGER = ("pytorch",)
-CORE = ("megatron-core", "megatron-core-26.04")
-CORE_BEFORE, CORE_26_06 = ("megatron-core-26.04",), ("megatron-core",)
+CORE = ("megatron-core", "megatron-core-26.04", "megatron-core-graphs")
+CORE_LAYERS, CORE_GRAPHS = ("megatron-core", "megatron-core-26.04"), ("megatron-core-graphs",)
 INSTINCT = ("MI300X", "MI325X", "MI355X")
 TITAN = ("torchtitan", "torchtitan-compile")
 FOUNDRY = ("llm-foundry", "llm-foundry-pure")
@@ -223,16 +223,16 @@ FITS = (
             Free(BLACKWELL + RACK_OF_2024, "network", 0.75, 0.1),
             Free(RACK_OF_2024, "memory", 0.75, 0.1),
             Free(CORE, "passes_inner", 2.1, 0.1),
-            Free(CORE_BEFORE, "expert_passes", 15.0, 0.3),
-            Free(CORE_BEFORE, "expert_bias_passes", 10.0, 1.0),
-            Free(CORE_BEFORE, "expert_launch_seconds", 0.006, 0.1),
-            Free(CORE_BEFORE, "overlap_experts", 0.5, 0.3),
+            Free(CORE_LAYERS, "expert_passes", 15.0, 0.3),
+            Free(CORE_LAYERS, "expert_bias_passes", 10.0, 1.0),
+            Free(CORE_LAYERS, "expert_launch_seconds", 0.006, 0.1),
+            Free(CORE_LAYERS, "overlap_experts", 0.5, 0.3),
             Free(CORE, "overlap_tensor", 0.8, 0.3),
             Free(CORE, "overlap_stages", 0.5, 0.3),
             Free(CORE, "straggler_share", 0.003, 0.5),
-            Free(CORE_26_06, "expert_passes", 9.0, 0.5),
-            Free(CORE_26_06, "expert_bias_passes", 5.0, 1.0),
-            Free(CORE_26_06, "expert_launch_seconds", 0.001, 1.0),
+            Free(CORE_GRAPHS, "expert_passes", 9.0, 0.5),
+            Free(CORE_GRAPHS, "expert_bias_passes", 5.0, 1.0),
+            Free(CORE_GRAPHS, "expert_launch_seconds", 0.001, 1.0),
         ),
     ),
     Fit(

@@ -41,6 +41,7 @@ ENGINES = {
     "deepspeed-2023-fp32": "DeepSpeed 0.9 and DDP in single precision (TF32: more than 19.5 TFLOP/s were reached)",
     "pytorch": "plain PyTorch of 2026 without torch.compile, as benchmarks.accuracy.measure_device runs it",
     "megatron-core": "Megatron-Core of June 2026 as NVIDIA's recipes run it",
+    "megatron-core-graphs": "the same with CUDA graphs of whole steps",
     "megatron-core-2024": "the same as of 2024",
     "megatron-core-26.04": "the same of September 2025 to April 2026",
     "pytorch-bf16": "any PyTorch module, traced: everything in bfloat16, fused AdamW, without torch.compile",

@@ -12,6 +12,7 @@ from refold.planning.perf.engine import Engine
 from refold.planning.perf.estimation import estimate
 from refold.planning.perf.explanation import explain
 from refold.planning.perf.hardware import GpuSpec, Machines
+from refold.planning.perf.linear_attention import LinearAttention
 from refold.planning.perf.shapes import ModelShape
 from refold.planning.perf.training_setup import TrainingSetup
 
@@ -33,6 +34,29 @@ MODELS = [
         experts_per_token=4,
         groups_per_token=2,
         vocabulary=32000,
+    ),
+    ModelShape(
+        "hybrid",
+        layers=12,
+        hidden=1024,
+        heads=16,
+        experts=8,
+        experts_per_token=2,
+        vocabulary=32000,
+        linear=LinearAttention(9, 16, 64, 8, 128, delta_rule=True),
+        attention_free=9,
+        attention_gate=True,
+    ),
+    ModelShape(
+        "alternating",
+        layers=12,
+        hidden=1024,
+        heads=16,
+        vocabulary=32000,
+        norms=1,
+        linear=LinearAttention(5, 32, 64, 8, 128),
+        attention_free=10,
+        ffn_free=7,
     ),
     ModelShape("vit", "vit", layers=12, hidden=768, heads=12, sequence=197),
     ModelShape("resnet", "opaque", parameters_stated=25_000_000, sample_gflop=4.1, sample_mib=90.0),

@@ -12,6 +12,7 @@ from engine_tests import needs_torch
 from refold.errors import BadValue
 from refold.model import LAUNCH_ENGINES, Job, LaunchEngine, Plan, parse_plan
 from refold.planning.catalogue import engines
+from refold.planning.perf import Precision
 from refold.planning.perf.columns import PlanColumns
 from refold.planning.perf.training_setup import TrainingSetup
 from refold.planning.plans import (
@@ -122,6 +123,24 @@ def test_a_planned_training_has_its_precision_sequence_and_optimizer(engine: Lau
     request = LaunchRequest(plan, 64, Workers(4), "run", sequence=4096)
     assert words in launch_settings(engine, request).command()
     assert words not in settings_of(engine, "dp4 accumulate 2").command()  # in a job, they are the script's
+
+
+@pytest.mark.parametrize(
+    ("precision", "words"),
+    [
+        ("fp8", "--fp8-format hybrid --fp8-recipe tensorwise"),
+        ("mxfp8", "--fp8-format e4m3 --fp8-recipe mxfp8"),
+        ("nvfp4", "--fp4-format e2m1 --fp4-recipe nvfp4"),
+    ],
+)
+def test_megatron_trains_in_the_planned_precision_and_repeats_the_planned_modules(
+    precision: Precision, words: str
+) -> None:
+    plan, modules = parse_plan("dp4 recompute selective"), ("layernorm", "moe_act")
+    request = LaunchRequest(plan, 64, Workers(4), "run", 4096, precision, modules)
+    command = launch_settings("megatron", request).command()
+    assert words in command
+    assert "--recompute-granularity selective --recompute-modules layernorm moe_act " in command
 
 
 def test_configurations_of_a_planned_training_have_its_precision() -> None:

@@ -99,7 +99,7 @@ def plan(
     notes += assumed
     plan_limits = limits.parse(setup.sequence, offload, target)
     search = best_plans(setup, plan_limits, top)
-    notes += _assumption_notes(setup, search, hardware.network) + (_left_to_script(setup) if target else [])
+    notes += _assumption_notes(setup, search, hardware.network) + (_left_to_script(setup, target) if target else [])
     possible = replace(plan_limits, max_context=MAX_DEGREE)  # one that was not tried may be asked for
     if (asked := explain or why) is not None:
         wanted = find_plan(asked, search)
@@ -190,24 +190,30 @@ def _accuracy_note(fitted: Fitted | None) -> str:
 
 
 def _launch_settings(target: LaunchEngine, setup: TrainingSetup, plan: Plan) -> LaunchSettings:
+    from msgspec.structs import replace
+
     from refold.planning.plans import LaunchRequest, Workers, launch_settings
 
-    nodes = setup.machines.gpus_on_node
-    return launch_settings(
-        target,
-        LaunchRequest(
-            plan, setup.batch, Workers(nodes[0], len(nodes)), sequence=0 if setup.model.opaque else setup.sequence
-        ),
-    )
+    nodes, model = setup.machines.gpus_on_node, setup.model
+    request = LaunchRequest(plan, setup.batch, Workers(nodes[0], len(nodes)))
+    if not model.opaque:
+        recomputed = (
+            "layernorm",
+            *(("moe_act",) if model.experts > 1 else ()),
+            *(("mla_up_proj",) if model.key_rank else ()),
+        )
+        precision = setup.engine.arithmetic if setup.engine.low_precision else "bf16"
+        request = replace(request, sequence=setup.sequence, precision=precision, recomputed=recomputed)
+    return launch_settings(target, request)
 
 
-def _left_to_script(setup: TrainingSetup) -> list[str]:
+def _left_to_script(setup: TrainingSetup, target: LaunchEngine) -> list[str]:
     """Return a note on what the printed command does not set, though it was planned."""
     tuning, engine = setup.tuning, setup.engine
     left = ["adapters"] if tuning.lora_rank else []
     left += ["frozen layers"] if tuning.frozen_layers else []
     left += [tuning.optimizer] if tuning.optimizer != "adamw" else []
-    left += [engine.arithmetic] if engine.low_precision else []
+    left += [engine.arithmetic] if engine.low_precision and target != "megatron" else []
     return [f"the command does not set what your script must: {', '.join(left)}"] if left else []
 
 

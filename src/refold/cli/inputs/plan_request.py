@@ -195,6 +195,9 @@ class BatchOptions:
         bool,
         typer.Option("--async-tp", help="Tensor-parallel communication overlaps with products (asynchronous TP)."),
     ] = False
+    cuda_graphs: Annotated[
+        bool, typer.Option("--cuda-graphs", help="CUDA graphs launch the kernels of layers, besides those of experts.")
+    ] = False
 
     def resolve_engine(
         self, shape: ModelShape, gpu: GpuSpec, gpus: int, task: Task, known: str | None = None
@@ -218,6 +221,8 @@ class BatchOptions:
             )
         if self.async_tp:
             engine = engine.with_asynchronous_tensor()
+        if self.cuda_graphs:
+            engine = engine.with_cuda_graphs()
         return engine if precision is None else engine.with_precision(precision), notes
 
     def _parse_precision(self) -> Precision | None:
@@ -281,6 +286,10 @@ class TuningOptions:
     qlora: Annotated[
         bool, typer.Option("--qlora", help="Store frozen weights in 4 bits (QLoRA; default: adapters of rank 16).")
     ] = False
+    stored_weights: Annotated[
+        bool,
+        typer.Option("--stored-weights", help="Store frozen weights in the precision of the products (--precision)."),
+    ] = False
     lora_layers: Annotated[
         str,
         typer.Option("--lora-layers", metavar="all|attention", help="Linear layers with adapters (default: all)."),
@@ -322,12 +331,15 @@ class TuningOptions:
             raise UnknownName("kind of layers", self.lora_layers, get_args(AdaptedLayers))
         if self.lora_layers != "all" and not (self.lora or self.qlora):
             raise BadInput("--lora-layers says which layers have adapters: give their rank with --lora or --qlora")
+        if self.stored_weights and (self.qlora or not self.lora):
+            raise BadInput("--stored-weights is for weights that --lora leaves frozen, and not for --qlora")
         if self.optimizer not in get_args(Optimizer):
             raise UnknownName("optimizer", self.optimizer, get_args(Optimizer))
         assumed = self.qlora and self.lora is None
         rank = DEFAULT_RANK if assumed else self.lora or 0
         layers = convert(self.lora_layers, AdaptedLayers)
-        tuning = Tuning(rank, self.qlora, convert(self.optimizer, Optimizer), self.frozen_layers, layers)
+        optimizer = convert(self.optimizer, Optimizer)
+        tuning = Tuning(rank, self.qlora, optimizer, self.frozen_layers, layers, self.stored_weights)
         return tuning, [f"assuming --lora {rank} for --qlora"] if assumed else []
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from refold.errors import BadFile, BadValue
+from refold.errors import BadFile, BadLine, BadValue
 from refold.model.documents import Part, convert, load_yaml, read_text
 from refold.planning.catalogue.builtin import find_model, known_model
-from refold.planning.perf import ModelKind, ModelShape
+from refold.planning.perf import LinearAttention, ModelKind, ModelShape
 
 MAX_DEFAULT_SEQUENCE = 8192
 """Limit of the default sequence length: models with a long context are rarely trained at full length."""
@@ -24,12 +24,34 @@ HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
-HEAD_SIZE = ("head_dim", "d_kv")
+HEAD_SIZE = ("head_dim", "attention_head_dim", "d_kv")
 FFN = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size")
 EXPERT_FFN = ("moe_intermediate_size", *FFN)
 LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
+SHARED_FFN = (
+    "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+)
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token")
+
+STATE_HEADS = ("mamba_num_heads", "mamba_n_heads")
+STATE_HEAD_SIZE = ("mamba_head_dim", "mamba_d_head", "head_dim")
+STATE_GROUPS = ("mamba_n_groups", "n_groups")
+STATE_SIZE = ("ssm_state_size", "mamba_d_state", "state_size")
+STATE_KERNEL = ("conv_kernel", "mamba_d_conv")
+STATE_CHUNK = ("chunk_size", "mamba_chunk_size")
+
+DELTA_RULE_CHUNK = 64
+"""Tokens that kernels of gated delta networks process at once (flash-linear-attention)."""
+
+LAYERS_OF_PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+"""Letters of `hybrid_override_pattern`."""
+
+LINEAR_LAYERS = {"mamba", "linear_attention"}
+FFN_LAYERS = {"mlp", "moe"}
+ATTENTION_LAYERS = {"attention", "full_attention"}
 
 ACTIVATION = ("hidden_act", "hidden_activation", "activation_function")
 
@@ -39,8 +61,10 @@ COMPOSED_ACTIVATIONS = ("gelu_new", "gelu_fast", "gelu_10")
 UNSUPPORTED_KEYS = {
     "intermediate_size_mlp": "layers of different kinds",
     "attn_layer_period": "layers of different kinds",
-    "hybrid_override_pattern": "layers of different kinds",
-    "mamba_d_state": "layers of different kinds",
+    "mamba_dt_rank": "state-space layers of Mamba-1",
+    "time_step_rank": "state-space layers of Mamba-1",
+    "num_mem_blocks": "layers that share weights",
+    "moe_latent_size": "experts that are narrower than the model",
     "ssm_cfg": "layers without attention",
     "ffn_config": "a nested feed-forward configuration",
 }
@@ -52,7 +76,9 @@ NOT_MODELLED = {
     "audio_config": "the audio part",
     "attn_logit_softcapping": "the limit of attention scores",
     "index_topk": "the choice of keys (sparse attention)",
-    "linear_num_value_heads": "linear attention: all layers are taken to have full attention",
+    "mtp_num_hidden_layers": "layers that predict further tokens",
+    "mtp_layers_block_type": "layers that predict further tokens",
+    "mtp_hybrid_override_pattern": "layers that predict further tokens",
 }
 """Keys of parts that a model has besides, and that estimates leave out, with their descriptions."""
 
@@ -107,10 +133,15 @@ FAMILIES: dict[str, Family] = {
     "deepseek_v2": _LLAMA,
     "deepseek_v3": _LLAMA,
     "kimi_k2": _LLAMA,
+    "mamba2": Family(default_ffn=True, norms=1),
+    "nemotron_h": Family(tied=False, norms=1),
     "qwen2": _LLAMA,
     "qwen2_moe": _LLAMA,
     "qwen3": _QWEN3,
+    "qwen3_5_moe_text": _QWEN3,
+    "qwen3_5_text": _QWEN3,
     "qwen3_moe": _QWEN3,
+    "qwen3_next": _QWEN3,
     "roberta": _BERT,
     "t5": _T5,
     "vit": Family("vit", bias=True),
@@ -131,8 +162,10 @@ def shape_from_config(config: Part, name: str) -> ModelShape:
     fields = _common_fields(keys, family) | _expert_fields(keys) | _latent_attention_fields(keys)
     fields |= _type_specific_fields(model_type, keys)
     source = f"Hugging Face config of type {model_type or 'unknown'}"
-    missing = tuple(what for name, what in NOT_MODELLED.items() if whole.is_set(name) or keys.is_set(name))
+    named = (what for name, what in NOT_MODELLED.items() if whole.is_set(name) or keys.is_set(name))
+    missing = tuple(dict.fromkeys(named))
     try:
+        fields |= _hybrid_fields(model_type, keys, fields)
         return ModelShape(name=name, source=source, not_modelled=missing, **fields)
     except BadValue as error:
         raise config.error(error) from None
@@ -159,7 +192,7 @@ def _common_fields(keys: _Config, family: Family) -> dict[str, Any]:
         "heads": heads,
         "kv_heads": kv_heads if kv_heads != heads else 0,
         "head_size": keys.count(*HEAD_SIZE, default=0),
-        "ffn": keys.count(*FFN, default=0 if family.default_ffn else None),
+        "ffn": keys.count(*FFN, default=0 if family.default_ffn or keys.is_set(EXPERT_FFN[0]) else None),
         "gated": family.gated,
         "bias": family.bias,
         "vocabulary": 0 if family.kind == "vit" else keys.count("vocab_size"),
@@ -179,14 +212,14 @@ def _activation(keys: _Config, family: Family) -> str:
 
 def _expert_fields(keys: _Config) -> dict[str, Any]:
     """Return the fields of experts: none if there is only one."""
-    experts = keys.count(*EXPERTS, default=1)
+    experts = next(filter(None, map(keys.amount, EXPERTS)), 1)
     if experts == 1:
         return {}
     keys.reject_other("decoder_sparse_step", 1, "layers of different kinds")
     keys.reject_other("moe_layer_freq", 1, "layers of different kinds")
     width = keys.count(*EXPERT_FFN)
     dense = keys.amount("first_k_dense_replace") or keys.length("mlp_only_layers")
-    shared = keys.amount("shared_expert_intermediate_size")
+    shared = next(filter(None, map(keys.amount, SHARED_FFN)), 0)
     return {
         "experts": experts,
         "experts_per_token": keys.count(*EXPERTS_PER_TOKEN),
@@ -214,12 +247,87 @@ def _latent_attention_fields(keys: _Config) -> dict[str, Any]:
     }
 
 
+def _hybrid_fields(model_type: str, keys: _Config, known: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a model with linear attention: none without it."""
+    delta_rule = keys.is_set("linear_num_value_heads")
+    if not (delta_rule or any(map(keys.is_set, STATE_HEADS)) or model_type == "mamba2"):
+        keys.reject({"mamba_d_state": "state-space layers of Mamba-1"})
+        return {}
+    kinds = _layer_kinds(model_type, keys, known["layers"])
+    if len(kinds) != known["layers"]:
+        raise keys.error(f"lists the kinds of {len(kinds)} layers, but {LAYERS[0]} is {known['layers']}")
+    attention, linear, mlp, moe = (
+        sum(kind in of for kind in kinds) for of in (ATTENTION_LAYERS, LINEAR_LAYERS, {"mlp"}, {"moe"})
+    )
+    if model_type == "falcon_h1":  # every layer has both
+        attention = linear = len(kinds)
+    mixer = _delta_rule if delta_rule else _state_space
+    fields: dict[str, Any] = {
+        "linear": mixer(keys, linear) if linear else None,
+        "attention_free": len(kinds) - attention,
+        "ffn_free": len(kinds) - mlp - moe if mlp or moe or model_type == "mamba2" else 0,
+        "attention_gate": keys.flag("attn_output_gate", model_type == "qwen3_next"),
+    }
+    if moe:
+        fields |= {"dense_layers": mlp, "dense_ffn": keys.count(*FFN) if mlp else 0, "mtp_layers": 0}
+    return fields
+
+
+def _layer_kinds(model_type: str, keys: _Config, layers: int) -> list[str]:
+    """Return the kind of each layer of a hybrid model."""
+    if pattern := keys.text("hybrid_override_pattern"):
+        return _known_kinds(keys, [LAYERS_OF_PATTERN.get(letter, letter) for letter in pattern])
+    for name in ("layers_block_type", "layer_types"):
+        if kinds := keys.texts(name):
+            return _known_kinds(keys, kinds)
+    if model_type == "mamba2":
+        return ["mamba"] * layers
+    if model_type == "falcon_h1":
+        return ["attention"] * layers
+    if keys.is_set("attn_layer_indices"):
+        attention = set(keys.integers("attn_layer_indices"))
+        return ["attention" if index in attention else "mamba" for index in range(layers)]
+    interval = keys.count("full_attention_interval")
+    return ["linear_attention" if (index + 1) % interval else "attention" for index in range(layers)]
+
+
+def _known_kinds(keys: _Config, kinds: list[str]) -> list[str]:
+    for kind in kinds:
+        if kind not in LINEAR_LAYERS | FFN_LAYERS | ATTENTION_LAYERS:
+            raise keys.error(
+                f"has layers of the kind {kind!r}, which is not supported; write the closest shapes as YAML"
+            )
+    return kinds
+
+
+def _delta_rule(keys: _Config, layers: int) -> LinearAttention:
+    names = ("value_heads", "value_head_dim", "key_heads", "key_head_dim")
+    prefixes = {"value_heads": "linear_num_", "key_heads": "linear_num_"}
+    heads, head_size, key_heads, key_size = (keys.count(prefixes.get(name, "linear_") + name) for name in names)
+    kernel = keys.count("linear_conv_kernel_dim", default=4)
+    return LinearAttention(layers, heads, head_size, key_heads, key_size, kernel, DELTA_RULE_CHUNK, delta_rule=True)
+
+
+def _state_space(keys: _Config, layers: int) -> LinearAttention:
+    return LinearAttention(
+        layers,
+        keys.count(*STATE_HEADS, "num_heads"),
+        keys.count(*STATE_HEAD_SIZE),
+        keys.count(*STATE_GROUPS, default=1),
+        keys.count(*STATE_SIZE),
+        keys.count(*STATE_KERNEL, default=4),
+        keys.count(*STATE_CHUNK, default=256),
+    )
+
+
 def _type_specific_fields(model_type: str, keys: _Config) -> dict[str, Any]:
     """Return the fields that are specific to one model type."""
     match model_type:
         case "falcon":
             grouped = keys.flag("new_decoder_architecture", False) or not keys.flag("multi_query", True)
             return {"bias": keys.flag("bias", False)} | ({} if grouped else {"kv_heads": 1})
+        case "granitemoehybrid" if not keys.amount("num_local_experts"):
+            return {"ffn": keys.count("shared_intermediate_size")}
         case "mpt":
             return _mpt_fields(keys)
         case "roberta":  # the first two positions are unused
@@ -291,6 +399,21 @@ class _Config:
         """Raise an error if a key is set to another number."""
         if self.get(name) is not None and self.count(name) != expected:
             self.reject({name: reason})
+
+    def texts(self, name: str) -> list[str]:
+        """Return a list of strings; empty if it is missing."""
+        part = self.get(name)
+        return [] if part is None else [entry.text() for entry in part.entries()]
+
+    def integers(self, name: str) -> list[int]:
+        """Return a list of integers ≥ 0; empty if it is missing."""
+        part = self.get(name)
+        entries = [] if part is None else part.entries()
+        return [entry.integer("a whole number ≥ 0", 0, MAX_COUNT) for entry in entries]
+
+    def error(self, message: str) -> BadLine:
+        """Return an error about the configuration as a whole."""
+        return self._part.error(message)
 
     def text(self, name: str) -> str:
         """Return a string; empty if missing."""

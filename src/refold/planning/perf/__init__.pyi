@@ -59,6 +59,7 @@ from .hardware import (
     Machines as Machines,
     build_machines as build_machines,
 )
+from .linear_attention import LinearAttention as LinearAttention
 from .measurement import (
     Measurement as Measurement,
     Status as Status,

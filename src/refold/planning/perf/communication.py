@@ -16,9 +16,9 @@ from refold.planning.perf.compute import BACKWARD_ATTENTION, attention_seconds, 
 from refold.planning.perf.hardware import Machines
 from refold.planning.perf.training_setup import TrainingSetup
 
-TENSOR_COLLECTIVES = 4.0
-"""All-reduces per layer: after attention and after feed-forward, in the forward and in the backward pass. With sequence
-parallelism each is a reduce-scatter and an all-gather, which transfer as many bytes."""
+TENSOR_COLLECTIVES = 2.0
+"""All-reduces for each part of a layer, attention and feed-forward: in the forward and in the backward pass. With
+sequence parallelism each is a reduce-scatter and an all-gather, which transfer as many bytes."""
 
 
 class GroupLayout(NamedTuple):
@@ -83,8 +83,7 @@ def tensor_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     if setup.model.opaque:
         return np.zeros(len(plans))
     model = setup.model
-    per_layer = TENSOR_COLLECTIVES * model.attentions / model.blocks
-    collectives = per_layer * np.where(plans.recompute == FULL, 1.5, 1.0)
+    collectives = TENSOR_COLLECTIVES * model.parts * np.where(plans.recompute == FULL, 1.5, 1.0)
     payload = setup.micro_tokens(plans) * model.hidden * setup.engine.value_bytes
     neighbours, inter_node_factor = np.ones(len(plans)), setup.engine.tensor_inter_node_traffic
     exposed = 2 * (1 - setup.engine.overlap_tensor * (1 - 1 / plans.tensor))

@@ -40,9 +40,9 @@ OPAQUE_HALF_SAMPLES = 8.0
 """Samples per micro-batch at which half of that efficiency is reached."""
 
 
-QUANTISED_BYTES = {"fp8": 4.0, "mxfp8": 4.0, "nvfp4": 3.0}
-"""Bytes of memory traffic to quantise an element that enters a product: it is read in half precision and written twice,
-for the product and, transposed, for the one of the backward pass."""
+QUANTISED_VALUE_BYTES = {"fp8": 1.0, "mxfp8": 1.0, "nvfp4": 0.5}
+"""Bytes per quantised element that enters a product, written once for it and, transposed, once for the gradient of the
+weights in the backward pass, unless these are frozen."""
 
 
 class LayerTime(NamedTuple):
@@ -57,10 +57,10 @@ def layer_time(setup: TrainingSetup, plans: PlanColumns) -> LayerTime:
     """Return the compute time of an average layer of the model."""
     tokens = setup.micro_tokens(plans)
     matmul = _matmul_seconds(setup, plans, tokens)
-    attention = attention_seconds(setup, plans)
+    attention = attention_seconds(setup, plans) + scan_seconds(setup, plans)
     scores = _score_seconds(setup, plans, tokens)
     memory = _memory_seconds(setup, plans, tokens)
-    matmul = matmul + dequantized_bytes(setup) / plans.tensor / memory_rate(setup)
+    matmul = matmul + dequantize_seconds(setup, plans)
     forward = matmul + attention + scores + memory
     backward = setup.backward_share * (
         setup.tuning.backward_products * matmul
@@ -187,12 +187,19 @@ def attention_flops_per_token(setup: TrainingSetup) -> float:
     return 2.0 * keys * width * (0.5 if is_causal else 1.0) * model.attentions / model.blocks
 
 
+def scan_flops_per_token(setup: TrainingSetup) -> float:
+    """Return the FLOPs of the scan of linear attention in an average layer in a forward pass, per token."""
+    linear = setup.model.linear
+    return linear.scan_flops() * linear.layers / setup.model.blocks if linear else 0.0
+
+
 def inner_width(setup: TrainingSetup) -> float:
     """Return the number of activation elements inside attention and feed-forward of one layer, per token."""
     model = setup.model
     if model.opaque:
         return 0.0
-    return attention_width(setup) + (3.0 if model.gated else 2.0) * model.active_ffn_width
+    linear = model.linear.inner_width * model.linear.layers / model.blocks if model.linear else 0.0
+    return attention_width(setup) + linear + (3.0 if model.gated else 2.0) * model.active_ffn_width
 
 
 def attention_width(setup: TrainingSetup) -> float:
@@ -226,6 +233,12 @@ def attention_efficiency(setup: TrainingSetup) -> float:
     return share * setup.attended / (setup.attended + efficiency.half_keys)
 
 
+def scan_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the seconds of the products of the scan of linear attention, in an average layer in a forward pass."""
+    rate = peak_rate(setup) * setup.machines.gpu.efficiency.attention
+    return setup.micro_tokens(plans) * scan_flops_per_token(setup) / plans.tensor / rate
+
+
 def _score_seconds(setup: TrainingSetup, plans: PlanColumns, tokens: Column) -> Column:
     """Return the memory time of the attention scores; 0 with fused attention."""
     model = setup.model
@@ -250,12 +263,15 @@ def elementwise_bytes(setup: TrainingSetup) -> tuple[float, float]:
     model, engine = setup.model, setup.engine
     if model.opaque:
         return 0.0, model.traffic_mib * 2**20 / model.blocks
-    outside = engine.passes_hidden * model.hidden + engine.passes_norm * composed_norm_width(setup)
+    outside = min(
+        1.0, model.parts / 2
+    ) * engine.passes_hidden * model.hidden + engine.passes_norm * composed_norm_width(setup)
     inside = engine.passes_inner * inner_width(setup) + engine.passes_attention * attention_width(setup)
     inside += engine.passes_activation * composed_activation_width(setup) + expert_elements(setup)
     adapters = setup.adapters
     adapted = engine.adapter_input_bytes * adapters.inputs + engine.adapter_output_bytes * adapters.outputs
-    return engine.value_bytes * outside, engine.value_bytes * inside + quantised_bytes(setup) + adapted
+    scan = model.linear.scan_bytes() * model.linear.layers / model.blocks if model.linear else 0.0
+    return engine.value_bytes * outside, engine.value_bytes * inside + quantised_bytes(setup) + adapted + scan
 
 
 def expert_elements(setup: TrainingSetup) -> float:
@@ -281,8 +297,13 @@ def quantised_bytes(setup: TrainingSetup) -> float:
     if not setup.engine.low_precision or setup.model.opaque:
         return 0.0
     model = setup.model
-    elements = model.hidden + model.value_width + model.hidden + model.active_ffn_width + sorted_width(setup)
-    return QUANTISED_BYTES[setup.engine.arithmetic] * elements
+    attention = (1 - model.attention_free / model.blocks) * (model.hidden + model.value_width)
+    if model.linear:
+        attention += model.linear.layers / model.blocks * (model.hidden + model.linear.value_width)
+    feed_forward = model.ffn_layers / model.blocks * model.hidden + model.active_ffn_width
+    elements = attention + feed_forward + sorted_width(setup)
+    copies = 1.0 if setup.tuning.lora_rank else 2.0
+    return (setup.engine.value_bytes + copies * QUANTISED_VALUE_BYTES[setup.engine.arithmetic]) * elements
 
 
 def composed_norm_width(setup: TrainingSetup) -> int:
@@ -301,6 +322,11 @@ def dequantized_bytes(setup: TrainingSetup) -> float:
         return 0.0
     layer = setup.model.stack_parameters / setup.model.blocks
     return DEQUANTIZE_PASSES * (QUANTIZED_WEIGHT_BYTES + FROZEN_WEIGHT_BYTES) * layer
+
+
+def dequantize_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
+    """Return the seconds to dequantize the weights of a layer for one pass."""
+    return dequantized_bytes(setup) / plans.tensor / memory_rate(setup)
 
 
 def peak_rate(setup: TrainingSetup) -> float:

@@ -274,6 +274,12 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
         """Return the framework with tensor-parallel communication that overlaps with products, in parts."""
         return msgspec.structs.replace(self, overlap_tensor=max(self.overlap_tensor, ASYNCHRONOUS_TENSOR_OVERLAP))
 
+    def with_cuda_graphs(self) -> Engine:
+        """Return the framework with CUDA graphs of layers: the host launches no kernels, except those of experts."""
+        return msgspec.structs.replace(
+            self, launch_seconds=0.0, norm_launch_seconds=0.0, adapter_launch_seconds=0.0, operation_launch_seconds=0.0
+        )
+
     @property
     def label(self) -> str:
         """The name with the releases: 'megatron-core (NeMo 26.06)'."""

@@ -175,8 +175,7 @@ def _add_expert_exchange(lines: Lines, setup: TrainingSetup, plan: Plan) -> None
 
 
 def _collectives_per_layer(setup: TrainingSetup, plan: Plan) -> float:
-    per_layer = communication.TENSOR_COLLECTIVES * setup.model.attentions / setup.model.blocks
-    return per_layer * (1.5 if plan.recompute == "full" else 1.0)
+    return communication.TENSOR_COLLECTIVES * setup.model.parts * (1.5 if plan.recompute == "full" else 1.0)
 
 
 def _add_group(lines: Lines, setup: TrainingSetup, kind: str, members: int, stride: int) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from refold.model import Plan
 from refold.planning.perf import communication, compute, memory_model
+from refold.planning.perf.columns import plans_to_columns
 from refold.planning.perf.estimation import (
     DEFAULT_CPUS_PER_GPU,
     HOST_SECONDS_PER_PARAMETER,
+    dequantize_wait,
     layer_launch_seconds,
     update_bytes,
 )
@@ -101,6 +103,7 @@ def _add_layer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula(
         "attention", "tokens * attention_flops / tensor / (attention_peak * attention_share)", "s", "inside attention"
     )
+    mixing = _add_scan(lines, setup)
     split = plan.tensor if plan.sequence_parallel else 1
     outside, inside = compute.elementwise_bytes(setup)
     traffic = outside / split + inside / plan.tensor
@@ -113,7 +116,7 @@ def _add_layer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
         "score_time", "tokens * value_bytes * score_passes * scores / memory_rate", "s", "memory time of the scores"
     )
     lines.given("correction of the compute time", compute_factor=engine.compute_factor)
-    lines.formula("forward", "compute_factor * (matmul + attention + score_time + elementwise)", "s", "forward pass")
+    lines.formula("forward", f"compute_factor * (matmul + {mixing} + score_time + elementwise)", "s", "forward pass")
     backward_factor = compute.BACKWARD_ATTENTION if engine.fused_attention else compute.BACKWARD_SCORES
     lines.given("backward / forward cost of attention", attention_back=backward_factor)
     back = f"{setup.tuning.backward_products:g}"
@@ -122,15 +125,26 @@ def _add_layer(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
         lines.given("layers that are trained / all layers", trained_layers=setup.backward_share)
     lines.formula(
         "backward",
-        f"{trained}compute_factor * ({back} * matmul + attention_back * attention + 2 * (score_time + elementwise))",
+        f"{trained}compute_factor * ({back} * matmul + attention_back * {mixing} + 2 * (score_time + elementwise))",
         "s",
         "backward pass",
     )
     share = engine.selective_recompute_share
-    repeated = "attention + score_time + " if engine.selective_attention else ""
+    repeated = f"{mixing} + score_time + " if engine.selective_attention else ""
     selected = f"compute_factor * ({repeated}{share} * (matmul + elementwise))"
     recompute_formula = {"none": "0", "selective": selected, "full": "forward"}[plan.recompute]
     lines.formula("recompute_time", f"{trained}{recompute_formula}", "s", f"activation recomputation: {plan.recompute}")
+
+
+def _add_scan(lines: Lines, setup: TrainingSetup) -> str:
+    """Add the scan of linear attention, and return the sum of what attention takes as a formula."""
+    if not setup.model.linear:
+        return "attention"
+    lines.given("scan of linear attention, forward", "FLOP/token", scan_flops=compute.scan_flops_per_token(setup))
+    lines.given("peak in half precision", "FLOP/s", half_peak=compute.peak_rate(setup))
+    lines.given("share of that peak inside a scan", scan_share=setup.machines.gpu.efficiency.attention)
+    lines.formula("scan", "tokens * scan_flops / tensor / (half_peak * scan_share)", "s", "scan of linear attention")
+    return "(attention + scan)"
 
 
 def _add_products(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
@@ -251,7 +265,7 @@ def _add_launch(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     factor = {"none": 1.0, "selective": engine.launch_factor_selective, "full": engine.launch_factor_full}[
         plan.recompute
     ]
-    launch = layer_launch_seconds(setup) * factor
+    launch = layer_launch_seconds(setup) * factor + float(dequantize_wait(setup, plans_to_columns([plan]))[0])
     launch += (
         engine.tensor_wait_across_nodes * remote_ranks + engine.tensor_wait_in_pipeline * plan.tensor * has_pipeline
     )

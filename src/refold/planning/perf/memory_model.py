@@ -252,7 +252,7 @@ def _saved_outside(setup: TrainingSetup) -> float:
     """Return the bytes saved per token and layer for tensors of hidden width."""
     engine = setup.engine
     norms = engine.norm_activation_bytes * composed_norm_width(setup)
-    return engine.hidden_activation_bytes * setup.model.hidden + norms
+    return min(1.0, setup.model.parts / 2) * engine.hidden_activation_bytes * setup.model.hidden + norms
 
 
 def _saved_inside(setup: TrainingSetup) -> float:

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from refold.errors import BadValue
+from refold.planning.perf.linear_attention import LinearAttention
 
 ModelKind = Literal["decoder", "encoder", "encoder-decoder", "vit", "opaque"]
 
@@ -24,6 +25,8 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     `key_rank` numbers per token, and queries from `query_rank`, if given; `rope_size` is the part of a head that has
     positions, besides `head_size`, and `value_size` the width of its values. `mtp_layers` follow the others and predict
     further tokens (multi-token prediction): each has the shapes of the last layer, and a pass of the output layer.
+    Hybrid models have `linear` attention in some layers; `attention_free` layers have no other attention, and
+    `ffn_free` layers no feed-forward block. `attention_gate`: a gate multiplies the results of attention.
     `norms` counts the normalisations of a layer; with `head_norms`, queries and keys are normalised besides.
     `composed_activation`: the activation function is computed in several steps (GELU by its formula). `capped_logits`:
     logits are limited by a hyperbolic tangent.
@@ -62,6 +65,10 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     rope_size: int = 0
     value_size: int = 0
     mtp_layers: int = 0
+    linear: LinearAttention | None = None
+    attention_free: int = 0
+    ffn_free: int = 0
+    attention_gate: bool = False
     norms: int = 2
     head_norms: bool = False
     composed_activation: bool = False
@@ -106,6 +113,8 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             "rope_size": self.rope_size,
             "value_size": self.value_size,
             "mtp_layers": self.mtp_layers,
+            "attention_free": self.attention_free,
+            "ffn_free": self.ffn_free,
             "norms": self.norms,
             "parameters_stated": self.parameters_stated,
             "sample_gflop": self.sample_gflop,
@@ -139,6 +148,12 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             )
         if self.key_rank and not (self.head_size and self.value_size):
             raise BadValue(f"model {self.name!r}: latent attention (key_rank) needs head_size and value_size")
+        if max(self.attention_free, self.ffn_free + self.dense_layers, self.linear_layers) > self.blocks:
+            raise BadValue(
+                f"model {self.name!r}: attention_free, ffn_free with dense_layers, and the layers of linear attention "
+                f"are {self.attention_free}, {self.ffn_free + self.dense_layers} and {self.linear_layers}, expected at "
+                f"most the {self.blocks} layers"
+            )
         if (self.kind == "encoder-decoder") != bool(self.encoder_layers):
             raise BadValue(f"model {self.name!r}: encoder_layers is required for kind 'encoder-decoder', and only then")
 
@@ -166,7 +181,22 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     @property
     def attentions(self) -> int:
         """Number of attention blocks: a decoder with an encoder has two per layer (self- and cross-attention)."""
-        return self.blocks + (self.layers if self.encoder_layers else 0)
+        return self.blocks - self.attention_free + (self.layers if self.encoder_layers else 0)
+
+    @property
+    def linear_layers(self) -> int:
+        """Number of layers with linear attention."""
+        return self.linear.layers if self.linear else 0
+
+    @property
+    def ffn_layers(self) -> int:
+        """Number of layers with a feed-forward block."""
+        return self.blocks - self.ffn_free
+
+    @property
+    def parts(self) -> float:
+        """Attention and feed-forward blocks of an average layer: two, unless layers have one of them only."""
+        return (self.attentions + self.linear_layers + self.ffn_layers) / self.blocks
 
     @property
     def head_width(self) -> int:
@@ -198,9 +228,8 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     @property
     def active_ffn_width(self) -> float:
         """Width of all feed-forward blocks that a token uses in a layer, on average."""
-        dense = self.dense_layers / self.blocks
         with_experts = self.experts_per_token * self.ffn_width + self.shared_ffn
-        return dense * self.dense_ffn + (1 - dense) * with_experts
+        return (self.dense_layers * self.dense_ffn + self.expert_layers * with_experts) / self.blocks
 
     @property
     def norm_width(self) -> int:
@@ -212,7 +241,7 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         """Weights of one attention block: queries, keys, values, output."""
         if self.key_rank:
             return self._latent_attention_parameters()
-        weights = 2 * self.hidden * (self.query_width + self.key_width)
+        weights = self.hidden * ((3 if self.attention_gate else 2) * self.query_width + 2 * self.key_width)
         biases = self.query_width + 2 * self.key_width + self.hidden
         return weights + (biases if self.bias else 0)
 
@@ -239,8 +268,9 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         if self.opaque:
             return self.parameters_stated
         norms = self.norms * self.hidden * (2 if self.bias else 1)
-        norms += 2 * self.head_width if self.head_norms else 0
         everywhere = self.blocks * norms + self.attentions * self.attention_parameters
+        everywhere += self.attentions * 2 * self.head_width if self.head_norms else 0
+        everywhere += self.linear.layers * self.linear.parameters(self.hidden) if self.linear else 0
         dense = self.dense_layers * self._feed_forward_parameters(self.dense_ffn)
         return everywhere + dense + self.expert_layers * self._expert_layer_parameters(self.experts)
 
@@ -251,8 +281,8 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     @property
     def expert_layers(self) -> int:
-        """Number of layers with experts; all layers if there is only one."""
-        return self.blocks - self.dense_layers
+        """Number of layers with experts; if there is only one, all that have a feed-forward block."""
+        return self.ffn_layers - self.dense_layers
 
     def _expert_layer_parameters(self, experts: int) -> int:
         """Weights of the feed-forward part of a layer, if it had so many experts: with the router and a shared one."""

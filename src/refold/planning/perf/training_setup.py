@@ -9,7 +9,7 @@ import msgspec
 
 from refold.errors import BadValue
 from refold.planning.perf.columns import Column, PlanColumns
-from refold.planning.perf.engine import Engine
+from refold.planning.perf.engine import Arithmetic, Engine
 from refold.planning.perf.hardware import Machines
 from refold.planning.perf.shapes import ModelShape
 
@@ -25,6 +25,10 @@ FROZEN_WEIGHT_BYTES = 2.0
 
 QUANTIZED_WEIGHT_BYTES = 0.516
 """Bytes per weight in 4 bits with scales that are quantized themselves (Dettmers et al. 2023: 4.127 bits)."""
+
+STORED_WEIGHT_BYTES: dict[Arithmetic, float] = {"fp8": 1.0, "mxfp8": 2 * (1 + 1 / 32), "nvfp4": 0.5 + 1 / 16}
+"""Bytes per frozen weight that is stored as products need it. Blocks of MXFP8 have scales along one dimension, so that
+the backward pass needs a second, transposed copy; those of weights in NVFP4 are square, with a scale per 16 values."""
 
 MOMENT_BYTES = 8.0
 """Bytes per weight of Adam's two moments in single precision."""
@@ -45,6 +49,7 @@ class Tuning(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """What is trained. `lora_rank`: of the adapters of `lora_layers`; 0: all weights.
 
     `quantized`: frozen weights of layers are stored in 4 bits, and dequantized wherever they are used (QLoRA).
+    `stored_quantised`: they are stored in the low precision of the products, which use them as they are.
     `frozen_layers`: the first layers that are not trained, and the embedding before them; they have no backward pass.
     """
 
@@ -53,12 +58,15 @@ class Tuning(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     optimizer: Optimizer = "adamw"
     frozen_layers: int = 0
     lora_layers: AdaptedLayers = "all"
+    stored_quantised: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.lora_rank <= MAX_RANK:
             raise BadValue(f"the rank of LoRA is {self.lora_rank}, expected 0 to {MAX_RANK:,}")
         if self.quantized and not self.lora_rank:
             raise BadValue("quantized weights cannot be trained: QLoRA needs the rank of its adapters")
+        if self.stored_quantised and (self.quantized or not self.lora_rank):
+            raise BadValue("only weights that LoRA leaves frozen can be stored in low precision, and not with QLoRA")
         if self.frozen_layers < 0:
             raise BadValue(f"frozen_layers is {self.frozen_layers}, expected a number ≥ 0")
         if self.frozen_layers and self.lora_rank:
@@ -102,30 +110,36 @@ class Tuning(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
             return Adapters(0.0, 0.0, 0.0)
         attentions = model.attentions / model.blocks
         inward = 1 if fused else 3
+        outward = (2 if model.attention_gate else 1) * model.query_width + 2 * model.key_width
         of_attention = Adapters(
             (inward + 1) * attentions,
             attentions * (inward * model.hidden + model.value_width),
-            attentions * (model.query_width + 2 * model.key_width + model.hidden),
+            attentions * (outward + model.hidden),
         )
+        if linear := model.linear:
+            share = linear.layers / model.blocks
+            widths = (2.0, model.hidden + linear.value_width, linear.projected_width + model.hidden)
+            of_attention = Adapters(*(one + share * more for one, more in zip(of_attention, widths, strict=True)))
         if self.lora_layers == "attention":
             return of_attention
         wide, narrow = (2.0, 1.0) if model.gated else (1.0, 1.0)  # matrices to the feed-forward width, and back
         inner = 1.0 if fused else wide
-        dense = model.dense_layers / model.blocks
-        blocks = dense + (1 - dense) * (experts + (1.0 if model.shared_ffn else 0.0))
-        ffn = dense * model.dense_ffn + (1 - dense) * (experts * model.ffn_width + model.shared_ffn)
+        dense, others = model.dense_layers / model.blocks, model.expert_layers / model.blocks
+        blocks = dense + others * (experts + (1.0 if model.shared_ffn else 0.0))
+        ffn = dense * model.dense_ffn + others * (experts * model.ffn_width + model.shared_ffn)
         return Adapters(
             of_attention.number + (inner + narrow) * blocks,
             of_attention.inputs + inner * blocks * model.hidden + narrow * ffn,
             of_attention.outputs + wide * ffn + narrow * blocks * model.hidden,
         )
 
-    def frozen_weight_bytes(self, model: ModelShape) -> float:
+    def frozen_weight_bytes(self, model: ModelShape, arithmetic: Arithmetic = "half") -> float:
         """Return the bytes of a frozen weight on average; embeddings and output layer are not quantized."""
-        if not self.quantized:
-            return FROZEN_WEIGHT_BYTES
+        of_layers = QUANTIZED_WEIGHT_BYTES if self.quantized else FROZEN_WEIGHT_BYTES
+        if self.stored_quantised:
+            of_layers = STORED_WEIGHT_BYTES[arithmetic]
         stack = min(1.0, model.stack_parameters / model.parameters)
-        return stack * QUANTIZED_WEIGHT_BYTES + (1 - stack) * FROZEN_WEIGHT_BYTES
+        return stack * of_layers + (1 - stack) * FROZEN_WEIGHT_BYTES
 
 
 class TrainingSetup(msgspec.Struct, frozen=True, dict=True):
@@ -149,6 +163,9 @@ class TrainingSetup(msgspec.Struct, frozen=True, dict=True):
         gpu, arithmetic = self.machines.gpu, self.engine.arithmetic
         if self.engine.low_precision and not (gpu.fp4_tflops if arithmetic == "nvfp4" else gpu.fp8_tflops):
             raise BadValue(f"{gpu.name} has no matrix products in {arithmetic}")
+        if self.tuning.stored_quantised and not self.engine.low_precision:
+            found = f"{self.engine.name} computes in {arithmetic} precision"
+            raise BadValue(f"stored weights need products in fp8, mxfp8 or nvfp4, but {found}")
         if self.tuning.lora_rank and self.model.opaque:
             raise BadValue(f"LoRA needs the shapes of {self.model.name}, which is known only by its totals")
         if self.tuning.frozen_layers >= self.model.blocks:
@@ -193,7 +210,8 @@ class TrainingSetup(msgspec.Struct, frozen=True, dict=True):
         """Bytes per weight as stored on GPUs, with those of adapters; as gathered by ZeRO-3."""
         if not self.tuning.lora_rank:
             return self.engine.weight_bytes
-        return self.tuning.frozen_weight_bytes(self.model) + self.trained_share * self.engine.weight_bytes
+        frozen = self.tuning.frozen_weight_bytes(self.model, self.engine.arithmetic)
+        return frozen + self.trained_share * self.engine.weight_bytes
 
     @property
     def optimizer_bytes(self) -> float:

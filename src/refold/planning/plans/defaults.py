@@ -54,13 +54,15 @@ def _usual_engine(model: ModelShape, gpu: GpuSpec, gpus: int, task: Task) -> tup
         return "pytorch-bf16", "PyTorch modules"
     if model.kind != "decoder":
         return GENERAL_ENGINE, "models other than language models"
-    if task.tuning.lora_rank:
-        return "transformers-bf16", "LoRA"
     if task.precision in (None, "bf16"):
+        if task.tuning.lora_rank:
+            return "transformers-bf16", "LoRA"
         if gpus == 1:
             return "transformers-bf16", "one GPU"
         if gpu.link.gigabytes_per_second <= gpu.pcie_gigabytes_per_second:
             return "transformers-bf16", "GPUs that PCIe connects"
+    if task.precision == "mxfp8" and model.experts > 1 and gpu.fp4_tflops:
+        return "megatron-core-graphs", "mixtures of experts in MXFP8, as recipes run them"
     return "megatron-core", "language models on several GPUs" if gpus > 1 else "products in low precision"
 
 

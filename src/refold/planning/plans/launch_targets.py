@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from refold.model import LaunchEngine, Plan
-from refold.planning.perf import SELECTIVE, PlanColumns, plans_to_columns
+from refold.planning.perf import SELECTIVE, PlanColumns, Precision, plans_to_columns
 
 TORCHRUN = ("torchrun",)
 
@@ -38,7 +38,7 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     """A plan to be launched: the global batch in samples (0: unknown), the processes, and a folder for files.
 
     `sequence`: tokens per sample; with it, precision and optimizer are set as planned (bf16, AdamW). 0: they are left
-    to the script.
+    to the script. `precision` of products and the modules that selective recomputation repeats are for Megatron-LM.
     """
 
     plan: Plan
@@ -46,6 +46,8 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     workers: Workers
     folder: str = ""
     sequence: int = 0
+    precision: Precision = "bf16"
+    recomputed: tuple[str, ...] = ()
 
     @property
     def micro_batch(self) -> int:
@@ -131,7 +133,7 @@ def _words(options: dict[str, Any]) -> tuple[str, ...]:
     words: list[str] = []
     for name, value in options.items():
         if value is not False and value is not None:
-            words += [name] if value is True else [name, str(value)]
+            words += [name, *(() if value is True else map(str, value) if isinstance(value, tuple) else (str(value),))]
     return tuple(words)
 
 
@@ -142,6 +144,15 @@ def _json(document: dict[str, Any]) -> str:
 # Megatron-LM.
 
 
+LOW_PRECISION_ARGUMENTS: dict[Precision, dict[str, str]] = {
+    "bf16": {},
+    "fp8": {"--fp8-format": "hybrid", "--fp8-recipe": "tensorwise"},
+    "mxfp8": {"--fp8-format": "e4m3", "--fp8-recipe": "mxfp8"},
+    "nvfp4": {"--fp4-format": "e2m1", "--fp4-recipe": "nvfp4"},
+}
+"""Arguments of Megatron-LM for products in low precision: scaling per tensor, or by blocks."""
+
+
 def _megatron(request: LaunchRequest) -> LaunchSettings:
     """Return arguments of Megatron-LM (megatron/training/arguments.py).
 
@@ -150,7 +161,7 @@ def _megatron(request: LaunchRequest) -> LaunchSettings:
     plan = request.plan
     recompute: dict[str, dict[str, Any]] = {
         "none": {},
-        "selective": {"--recompute-granularity": "selective"},
+        "selective": {"--recompute-granularity": "selective", "--recompute-modules": request.recomputed or None},
         "full": {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": 1},
     }
     megatron_training = {
@@ -159,6 +170,7 @@ def _megatron(request: LaunchRequest) -> LaunchSettings:
         "--bf16": True,
         "--grad-reduce-in-bf16": True,  # gradients in half precision, as megatron-core is estimated
         "--optimizer": "adam",
+        **LOW_PRECISION_ARGUMENTS[request.precision],
     }
     options: dict[str, Any] = {
         "--tensor-model-parallel-size": plan.tensor,

@@ -133,6 +133,11 @@ def _width_text(single: SinglePlan) -> str:
     return f"{name} width {width} is not divisible by tensor {tensor}"
 
 
+def _linear_text(single: SinglePlan) -> str:
+    heads = single.setup.model.linear.key_heads if single.setup.model.linear else 0
+    return f"the {heads} key heads of linear attention are not divisible by tensor {single.plan.tensor}"
+
+
 def _interleave_text(single: SinglePlan) -> str:
     if single.plan.pipeline == 1:
         return f"interleave {single.plan.interleave} needs a pipeline"
@@ -240,6 +245,13 @@ RULES: tuple[Rule, ...] = (
         lambda single: (
             f"{_key_heads(single.setup)} key heads cannot be split or replicated evenly by tensor {single.plan.tensor}"
         ),
+    ),
+    Rule(
+        "linear-attention",
+        lambda group: (
+            group.setup.model.linear is not None and _not_divisible(group, group.setup.model.linear.key_heads)
+        ),
+        _linear_text,
     ),
     Rule(
         "widths",

@@ -249,6 +249,7 @@ def can_split_tensors(setup: TrainingSetup, limits: PlanLimits, tensor: int) -> 
         and (kv_heads % tensor == 0 or tensor % kv_heads == 0)
         and model.hidden % tensor == 0
         and model.ffn_width % tensor == 0
+        and (model.linear is None or model.linear.key_heads % tensor == 0)
     )
 
 
