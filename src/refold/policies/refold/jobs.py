@@ -112,11 +112,25 @@ class RoundJobs:
                 is_chosen[wide] = True
                 left -= gpus.sum()
                 continue
-            ordered = self.table.sort(wide, self.work[wide])
-            left_before = np.subtract.accumulate(np.append(left, self.table.column("gpus")[ordered]))[:-1]
-            is_chosen[ordered[left_before > 0]] = True
+            is_chosen[self._least_work(wide, left)] = True
             break
         return is_chosen
+
+    def _least_work(self, rows: Ints, gpus: float) -> Ints:
+        """Return those of the rows with the least work, until they use so many GPUs."""
+        work = self.work[rows]
+        order = np.argsort(work)
+        count = self._count_within(rows[order], gpus)
+        if 0 < count < len(order) and work[order[count - 1]] == work[order[count]]:  # equal jobs are sorted by job
+            ordered = self.table.sort(rows, work)
+            return ordered[: self._count_within(ordered, gpus)]
+        chosen: Ints = rows[order[:count]]
+        return chosen
+
+    def _count_within(self, rows: Ints, gpus: float) -> int:
+        """Return how many of the rows come before so many GPUs are used."""
+        left_before = np.subtract.accumulate(np.append(gpus, self.table.column("gpus")[rows]))[:-1]
+        return int(np.count_nonzero(left_before > 0))
 
     @cached_property
     def fewest_gpus(self) -> Ints:

@@ -17,6 +17,12 @@ cpdef tuple outdated_rows(double now, long long ended_runs, columns)
 )
 cpdef object delay_weights(double now, rules, columns, is_preferred)
 @cython.locals(
+    submitted=cython.double[::1], rank=cython.longlong[::1], order=cython.longlong[::1], is_placed=cython.uchar[::1],
+    rows=cython.longlong, last=cython.longlong, at=cython.longlong, row=cython.longlong, to=cython.longlong,
+    other=cython.longlong,
+)
+cpdef object order_by_rank(const long long[::1] before, columns)
+@cython.locals(
     submitted=cython.double[::1], rank=cython.longlong[::1], asked_gpus=cython.double[::1],
     is_running=cython.uchar[::1], held_gpus=cython.double[::1], held_type=cython.longlong[::1], held_since=cython.double[::1],
     usable_types=cython.longlong[::1], overtaken=cython.double[::1], used_in_all=cython.double[::1],

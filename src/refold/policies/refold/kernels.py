@@ -134,6 +134,38 @@ def delay_weights(now: Seconds, rules: DelayRules, columns: DelayColumns, is_pre
     return result
 
 
+def order_by_rank(before: Ints, columns: UseColumns) -> Ints:
+    """Return the rows by rank, highest first, then by submission, then by row, as `np.lexsort` would.
+
+    `before`: the order at another time, from which that of few rows differs: only these are moved.
+    """
+    submitted, rank = columns.submitted, columns.rank
+    rows = len(rank)
+    result, found = np.empty(rows, dtype=np.int64), np.zeros(rows, dtype=np.uint8)
+    order, is_placed, last = result, found, 0
+    for at in range(len(before)):
+        if before[at] < rows:
+            order[last] = before[at]
+            is_placed[before[at]] = 1
+            last += 1
+    for row in range(rows):
+        if not is_placed[row]:
+            order[last] = row
+            last += 1
+    for at in range(1, rows):
+        row, to = order[at], at
+        while to > 0:
+            other = order[to - 1]
+            if rank[other] > rank[row] or (rank[other] == rank[row] and submitted[other] < submitted[row]):
+                break
+            if rank[other] == rank[row] and submitted[other] == submitted[row] and other < row:
+                break
+            order[to] = other
+            to -= 1
+        order[to] = row
+    return result
+
+
 def count_use(now: Seconds, order: Ints, columns: UseColumns, usable: UsableGpus, ended: EndedRuns) -> None:
     """Count what was used since the last time, in the rows of waiting jobs and of runs. `order`: rows by rank."""
     submitted, rank, asked_gpus = columns.submitted, columns.rank, columns.asked_gpus
