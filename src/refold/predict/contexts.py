@@ -58,12 +58,12 @@ class ContextTables:
     """
 
     def __init__(self, slots: Slots, log_odds: Singles, examples: Singles, recent: Floats, used: int) -> None:
-        """`used`: number of rows in use."""
+        """`used`: number of rows in use. `learned` is increased by everything that changes predictions."""
         self.slots: Slots = slots
         self.rows: tuple[npt.NDArray[Any], ...] = (log_odds, examples, recent)
         self.hashes, self.last_used, self.row_of = view(slots.hashes), view(slots.last_used), view(slots.row_of)
         self.log_odds, self.examples, self.recent = view(log_odds), view(examples), view(recent)
-        self.used = used
+        self.used, self.learned = used, 0
 
     def __reduce__(self) -> tuple[object, ...]:
         """Return the used slots and rows only: mostly few of them are."""
@@ -105,11 +105,15 @@ def tables_with_rows(at: Ints, stored: Slots, rows: list[npt.NDArray[Any]]) -> C
 
 
 class JobContexts:
-    """The keys of a job's contexts, and the hints of its duration; as of its submission."""
+    """The keys of a job's contexts, and the hints of its duration; as of its submission.
+
+    `survival`: the last prediction, and `predicted_at`: how much the tables had learned then; -1: there is none.
+    """
 
     def __init__(self, keys: Hashes, hints: Floats) -> None:
         self.arrays = (keys, hints)
         self.keys, self.hints = view(keys), view(hints)
+        self.survival, self.predicted_at = view(np.empty(BINS + 1)), -1
 
     def __reduce__(self) -> tuple[object, ...]:
         return JobContexts, self.arrays
@@ -147,6 +151,8 @@ def find_or_claim_row(tables: ContextTables, tick: int, hash_value: int) -> int:
     if tables.hashes[oldest] == 0:
         tables.row_of[oldest] = tables.used
         tables.used += 1
+    else:
+        tables.learned += 1
     tables.hashes[oldest], tables.last_used[oldest] = hash_value, tick
     row = tables.row_of[oldest]
     for node in range(BINS):
