@@ -14,8 +14,9 @@ from refold.policies.refold.kernels import (
     UsableGpus,
     UseColumns,
     count_use,
-    delay_weights,
+    order_by_rank,
     outdated_rows,
+    weigh_jobs,
 )
 from refold.predict import is_outdated
 
@@ -62,6 +63,9 @@ def test_a_prediction_is_outdated_when_the_work_done_has_grown_or_many_runs_have
     assert is_outdated(100.0, 0, 100.0, 50, is_running=False)
 
 
+RULES = DelayRules(100.0, 50.0, 8.0, overtaking_share=0.5, restarted_share=0.9)
+
+
 def test_weights_of_delays() -> None:
     known, unknown, preferred, other_wide = range(4)
     columns = DelayColumns(
@@ -71,14 +75,20 @@ def test_weights_of_delays() -> None:
         reported_done=np.full(4, 200.0),
         computing_since=np.array([nan, 700.0, nan, nan]),
         may_be_preferred=np.array([False, False, True, True]),
+        is_running=np.array([False, True, False, False]),
+        is_restarted=np.array([False, False, True, False]),
+        overtaken=np.full(4, 60.0),
+        used_in_all=np.full(4, 100.0),
     )
     is_preferred = np.array([False, False, True, False])
-    weights = delay_weights(1000.0, DelayRules(100.0, 50.0, 8.0), columns, is_preferred)
+    weights, work, is_overdue = weigh_jobs(1000.0, RULES, columns, is_preferred, np.full(4, 42.0))
     assert weights[known] == 1 + (1000 + 500) / 100
     assert weights[unknown] == 1 + (1000 - (200 + 300)) / 50
     assert (weights[preferred], weights[other_wide]) == (8.0, 1.0)
-    without_preference = delay_weights(1000.0, DelayRules(100.0, 50.0, 0.0), columns, is_preferred)
-    assert without_preference[[preferred, other_wide]].tolist() == [1 + (1000 - 200) / 50] * 2
+    assert work.tolist() == (42.0 / weights).tolist()
+    assert is_overdue.tolist() == [True, False, False, True]
+    without_preference = weigh_jobs(1000.0, RULES._replace(wide_weight=0.0), columns, is_preferred, work)
+    assert without_preference.weights[[preferred, other_wide]].tolist() == [1 + (1000 - 200) / 50] * 2
 
 
 class OneUse(NamedTuple):
@@ -131,3 +141,18 @@ def test_the_use_of_those_behind_a_waiting_job_counts(jobs: list[OneUse], used_b
         assert columns.overtaken[row] == (newly_behind if is_counted and waits else 0.0)
         by_all = newly_behind if waits and job.has_room else in_all
         assert columns.used_in_all[row] == (by_all if is_counted else 0.0)
+
+
+ranks = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([0.0, 1.0, 2.0])), max_size=40)
+
+
+@given(ranks, ranks)
+def test_the_order_by_rank_follows_from_that_of_other_jobs(
+    first: list[tuple[int, float]], then: list[tuple[int, float]]
+) -> None:
+    before = np.empty(0, dtype=np.int64)
+    for jobs in (first, then):
+        rank, submitted = np.array([job[0] for job in jobs], np.int64), np.array([job[1] for job in jobs])
+        nothing = dict.fromkeys(UseColumns._fields, np.empty(0))
+        before = order_by_rank(before, UseColumns(**{**nothing, "rank": rank, "submitted": submitted}))
+        assert before.tolist() == np.lexsort((submitted, -rank)).tolist()

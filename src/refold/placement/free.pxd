@@ -14,7 +14,7 @@ cdef class FreeResources:
 
     cdef void _set_arrays(self, object nodes, object gpus, object bits, AllowedRows allowed) except *
     @cython.locals(other=FreeResources)
-    cpdef FreeResources copy(self)
+    cpdef FreeResources copy(self, FreeResources into=*)
     cpdef EncodedDemand encoded(self, object demand)
     cpdef str take(self, tuple placement)
     cdef str _take(self, object share)

@@ -91,11 +91,15 @@ class FreeResources:
         self.arrays = FreeArrays(nodes, gpus, bits, allowed)
         """The same arrays, for kernels."""
 
-    def copy(self) -> FreeResources:
-        """Return an independent copy."""
-        other = FreeResources.__new__(FreeResources)
-        other.cluster = self.cluster
-        other._set_arrays(self.nodes.copy(), self.gpus.copy(), self.bits.copy(), self.arrays.allowed)
+    def copy(self, into: FreeResources | None = None) -> FreeResources:
+        """Return an independent copy. `into`: a copy that is not needed any more, whose arrays are used again."""
+        if into is not None and into.arrays.allowed is self.arrays.allowed:
+            other = into
+            other.nodes[:], other.gpus[:], other.bits[:] = self.nodes, self.gpus, self.bits
+        else:
+            other = FreeResources.__new__(FreeResources)
+            other.cluster = self.cluster
+            other._set_arrays(self.nodes.copy(), self.gpus.copy(), self.bits.copy(), self.arrays.allowed)
         other.down_nodes, other.down_gpus = self.down_nodes, self.down_gpus
         other._encoded, other._fits_when_empty = self._encoded, self._fits_when_empty
         return other

@@ -9,9 +9,11 @@ cdef double inf
 cdef long long[::1] HINT_CONTEXTS
 
 cdef class ContextTables:
-    cdef readonly tuple arrays
+    cdef readonly object slots
+    cdef readonly tuple rows
+    cdef public long long used, learned
     cdef unsigned long long[::1] hashes
-    cdef long long[::1] last_used
+    cdef long long[::1] last_used, row_of
     cdef float[:, :, ::1] log_odds
     cdef float[:, ::1] examples
     cdef double[:, ::1] recent
@@ -19,9 +21,9 @@ cdef class ContextTables:
 cdef class JobContexts:
     cdef readonly tuple arrays
     cdef unsigned long long[::1] keys
-    cdef double[::1] hints
+    cdef double[::1] hints, survival
+    cdef long long predicted_at
 
-cdef object _rows_of(column, used)
 cdef unsigned long long combine_hash(unsigned long long hash_value, long long value) noexcept nogil
 cdef long long find_row(ContextTables tables, unsigned long long hash_value) noexcept nogil
 cdef long long find_or_claim_row(ContextTables tables, long long tick, unsigned long long hash_value) noexcept nogil

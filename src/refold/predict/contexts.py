@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 import cython
 import numpy as np
@@ -51,17 +51,33 @@ FIRST_FACTOR, SECOND_FACTOR, HASH_BITS = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9,
 
 
 class ContextTables:
-    """The rows of the contexts. The last row is read-only and stands for contexts without examples."""
+    """The contexts, found by their hashes in slots, and what is known of each in a row.
 
-    def __init__(self, hashes: Hashes, last_used: Ints, log_odds: Singles, examples: Singles, recent: Floats) -> None:
-        self.arrays: tuple[npt.NDArray[Any], ...] = (hashes, last_used, log_odds, examples, recent)
-        self.hashes, self.last_used, self.recent = view(hashes), view(last_used), view(recent)
-        self.log_odds, self.examples = view(log_odds), view(examples)
+    Rows are numbered as they are needed, so that few jobs use little memory; a context that replaces another one takes
+    over its slot and row. The last row is read-only and stands for contexts without examples.
+    """
+
+    def __init__(self, slots: Slots, log_odds: Singles, examples: Singles, recent: Floats, used: int) -> None:
+        """`used`: number of rows in use. `learned` is increased by everything that changes predictions."""
+        self.slots: Slots = slots
+        self.rows: tuple[npt.NDArray[Any], ...] = (log_odds, examples, recent)
+        self.hashes, self.last_used, self.row_of = view(slots.hashes), view(slots.last_used), view(slots.row_of)
+        self.log_odds, self.examples, self.recent = view(log_odds), view(examples), view(recent)
+        self.used, self.learned = used, 0
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Return the used rows only: mostly few of them are."""
-        used = np.flatnonzero(self.arrays[0])
-        return tables_with_rows, (used, [column[_rows_of(column, used)] for column in self.arrays])
+        """Return the used slots and rows only: mostly few of them are."""
+        at = np.flatnonzero(self.slots.hashes)
+        stored = Slots(*(column[at] for column in self.slots))
+        return tables_with_rows, (at, stored, [column[: self.used] for column in self.rows])
+
+
+class Slots(NamedTuple):
+    """Columns of the slots: the hash of the context (0: none), when it was used last, and its row."""
+
+    hashes: Hashes
+    last_used: Ints
+    row_of: Ints
 
 
 def empty_tables() -> ContextTables:
@@ -69,33 +85,35 @@ def empty_tables() -> ContextTables:
     recent = np.empty((TABLE_ROWS + 1, RECENT_COLUMNS))
     recent[TABLE_ROWS] = (-1.0, -1.0, -1.0, -inf, -inf, 0.0)
     return ContextTables(
-        np.zeros(TABLE_ROWS, np.uint64),
-        np.zeros(TABLE_ROWS, np.int64),
+        Slots(np.zeros(TABLE_ROWS, np.uint64), np.zeros(TABLE_ROWS, np.int64), np.zeros(TABLE_ROWS, np.int64)),
         np.zeros((TABLE_ROWS + 1, RATES, BINS), np.float32),
         np.zeros((TABLE_ROWS + 1, BINS), np.float32),
         recent,
+        0,
     )
 
 
-def tables_with_rows(used: Ints, stored: list[npt.NDArray[Any]]) -> ContextTables:
-    """Return tables with these rows, from what `__reduce__` has stored."""
+def tables_with_rows(at: Ints, stored: Slots, rows: list[npt.NDArray[Any]]) -> ContextTables:
+    """Return tables with these slots and rows, from what `__reduce__` has stored."""
     tables = empty_tables()
-    for column, values in zip(tables.arrays, stored, strict=True):
-        column[_rows_of(column, used)] = values
+    for column, values in zip(tables.slots, stored, strict=True):
+        column[at] = values
+    for column, values in zip(tables.rows, rows, strict=True):
+        column[: len(at)] = values
+    tables.used = len(at)
     return tables
 
 
-def _rows_of(column: npt.NDArray[Any], used: Ints) -> Ints:
-    """Return the used rows of an array of the tables; also the last one, if the array has it."""
-    return used if len(column) == TABLE_ROWS else np.append(used, TABLE_ROWS)
-
-
 class JobContexts:
-    """The keys of a job's contexts, and the hints of its duration; as of its submission."""
+    """The keys of a job's contexts, and the hints of its duration; as of its submission.
+
+    `survival`: the last prediction, and `predicted_at`: how much the tables had learned then; -1: there is none.
+    """
 
     def __init__(self, keys: Hashes, hints: Floats) -> None:
         self.arrays = (keys, hints)
         self.keys, self.hints = view(keys), view(hints)
+        self.survival, self.predicted_at = view(np.empty(BINS + 1)), -1
 
     def __reduce__(self) -> tuple[object, ...]:
         return JobContexts, self.arrays
@@ -114,30 +132,36 @@ def find_row(tables: ContextTables, hash_value: int) -> int:
     if hash_value == 0:
         return TABLE_ROWS
     for probe in range(PROBES):
-        row = ((hash_value >> 40) + probe) & (TABLE_ROWS - 1)
-        if tables.hashes[row] == hash_value:
-            return row
+        slot = ((hash_value >> 40) + probe) & (TABLE_ROWS - 1)
+        if tables.hashes[slot] == hash_value:
+            return int(tables.row_of[slot])
     return TABLE_ROWS
 
 
 def find_or_claim_row(tables: ContextTables, tick: int, hash_value: int) -> int:
-    """Return the row of a context; if it has none, replace the least recently used row within the probe range."""
+    """Return the row of a context; if it has none, replace the least recently used one within the probe range."""
     oldest = (hash_value >> 40) & (TABLE_ROWS - 1)
     for probe in range(PROBES):
-        row = ((hash_value >> 40) + probe) & (TABLE_ROWS - 1)
-        if tables.hashes[row] == hash_value:
-            tables.last_used[row] = tick
-            return row
-        if tables.last_used[row] < tables.last_used[oldest]:
-            oldest = row
+        slot = ((hash_value >> 40) + probe) & (TABLE_ROWS - 1)
+        if tables.hashes[slot] == hash_value:
+            tables.last_used[slot] = tick
+            return int(tables.row_of[slot])
+        if tables.last_used[slot] < tables.last_used[oldest]:
+            oldest = slot
+    if tables.hashes[oldest] == 0:
+        tables.row_of[oldest] = tables.used
+        tables.used += 1
+    else:
+        tables.learned += 1
     tables.hashes[oldest], tables.last_used[oldest] = hash_value, tick
+    row = tables.row_of[oldest]
     for node in range(BINS):
-        tables.examples[oldest, node] = 0.0
+        tables.examples[row, node] = 0.0
         for rate in range(RATES):
-            tables.log_odds[oldest, rate, node] = 0.0
+            tables.log_odds[row, rate, node] = 0.0
     for column in range(RECENT_COLUMNS):
-        tables.recent[oldest, column] = tables.recent[TABLE_ROWS, column]
-    return oldest
+        tables.recent[row, column] = tables.recent[TABLE_ROWS, column]
+    return int(row)
 
 
 def magnitude(number: float) -> int:

@@ -54,9 +54,10 @@ cpdef void calibrate(MixingWeights weights, double[::1] survival) noexcept nogil
 cdef void write_prediction(
     MixingWeights weights, ContextTables tables, JobContexts contexts, double[::1] survival
 ) noexcept nogil
+cdef void update_prediction(MixingWeights weights, ContextTables tables, JobContexts contexts) noexcept nogil
 cpdef object predict_survival(MixingWeights weights, ContextTables tables, JobContexts contexts)
 cpdef tuple predict_inputs(MixingWeights weights, ContextTables tables, JobContexts contexts)
-@cython.locals(service=cython.double[::1], survival=cython.double[::1])
+@cython.locals(service=cython.double[::1], contexts=JobContexts)
 cpdef object service_of(
     MixingWeights weights, ContextTables tables, list jobs, const double[::1] elapsed, const double[::1] limits,
     double min_service,

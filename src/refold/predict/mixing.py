@@ -270,11 +270,17 @@ def write_prediction(weights: MixingWeights, tables: ContextTables, contexts: Jo
     calibrate(weights, survival)
 
 
+def update_prediction(weights: MixingWeights, tables: ContextTables, contexts: JobContexts) -> None:
+    """Predict again if anything has been learned since the last prediction for a job."""
+    if contexts.predicted_at != tables.learned:
+        write_prediction(weights, tables, contexts, contexts.survival)
+        contexts.predicted_at = tables.learned
+
+
 def predict_survival(weights: MixingWeights, tables: ContextTables, contexts: JobContexts) -> Floats:
     """Return the calibrated probability to exceed each bin edge."""
-    survival = np.empty(BINS + 1)
-    write_prediction(weights, tables, contexts, survival)
-    return survival
+    update_prediction(weights, tables, contexts)
+    return np.array(contexts.survival)
 
 
 def predict_inputs(weights: MixingWeights, tables: ContextTables, contexts: JobContexts) -> tuple[Halves, int, Floats]:
@@ -295,11 +301,12 @@ def service_of(
 ) -> Floats:
     """Return the least expected service per completion of many jobs: predicted, and given their run time so far."""
     result = np.empty(len(jobs))
-    service, survival = result, np.empty(BINS + 1)
+    service = result
     for at in range(len(jobs)):
-        write_prediction(weights, tables, jobs[at], survival)
+        contexts = jobs[at]
+        update_prediction(weights, tables, contexts)
         ceiling = limits[at] if elapsed[at] < limits[at] else inf
-        service[at] = service_per_completion(survival, elapsed[at], ceiling, min_service)
+        service[at] = service_per_completion(contexts.survival, elapsed[at], ceiling, min_service)
     return result
 
 
@@ -330,6 +337,7 @@ def update_weights(
 def update_contexts(contexts: JobContexts, seconds: float, now: float, tables: ContextTables, tick: int) -> None:
     """Add the duration of a finished job to its contexts."""
     leaf, position, recent = bin_of(seconds), bin_position(seconds), tables.recent
+    tables.learned += 1
     for at in range(CONTEXTS):
         if contexts.keys[at] == 0:
             continue

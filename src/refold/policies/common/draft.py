@@ -26,11 +26,15 @@ class DraftSnapshot(NamedTuple):
 class Draft:
     """An editable copy of all allocations and free resources, as they will be when stopping runs have stopped."""
 
-    def __init__(self, view: View, placer: Placer | None = None) -> None:
-        """`placer`: if it keeps racks within their power limits, so does `assign`."""
+    def __init__(self, view: View, placer: Placer | None = None, last: Draft | None = None) -> None:
+        """Copy the allocations of a view.
+
+        `placer`: if it keeps racks within their power limits, so does `assign`. `last`: a draft that is not needed any
+        more; of a large cluster, new arrays take longer than the copy.
+        """
         self._view = view
         self._placer = placer
-        self.free: FreeResources = view.trial().free.copy()
+        self.free: FreeResources = view.trial().free.copy(last.free if last is not None else None)
         self.changed: dict[str, str] = {}
         """Job -> reason, for each job whose allocation differs from the current one."""
         self._allocations: dict[str, Allocation | None] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import compress, repeat
 from math import inf
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -216,10 +217,11 @@ NO_PREDICTION = PredictionBasis(0.0, 0)
 
 
 class _Expectation(NamedTuple):
-    """The expected service until completion. `is_mean`: it is the mean."""
+    """The expected service until completion, and the basis of the prediction. `is_mean`: it is the mean."""
 
     seconds: Seconds
-    basis: PredictionBasis
+    done: Seconds
+    ended_runs: int
     is_mean: bool
 
 
@@ -243,7 +245,7 @@ class ExpectedService:
     def basis(self, job_id: str) -> PredictionBasis:
         """Return the basis of the last prediction for a job."""
         last = self._expectations.get(job_id)
-        return NO_PREDICTION if last is None else last.basis
+        return NO_PREDICTION if last is None else PredictionBasis(last.done, last.ended_runs)
 
     def seconds(self, view: View, job: Job) -> Seconds:
         """Return the expected service until a job completes.
@@ -254,10 +256,11 @@ class ExpectedService:
         done, is_running = view.done(job.id), job.id in view.runs
         is_mean = not job.preemptible and not is_running
         last = self._expectations.get(job.id)
-        if last is None or last.is_mean != is_mean or is_outdated(*last.basis, done, self.ended_runs, is_running):
+        ended = self.ended_runs
+        if last is None or last.is_mean != is_mean or is_outdated(*last[1:3], done, ended, is_running):
             total = self._total(self.durations.distribution(view, job), is_mean)
             seconds = max(total - done, MIN_REMAINING) if is_mean else total
-            last = self._expectations[job.id] = _Expectation(seconds, PredictionBasis(done, self.ended_runs), is_mean)
+            last = self._expectations[job.id] = _Expectation(seconds, done, ended, is_mean)
         return last.seconds
 
     def renew(self, view: View, jobs: Sequence[Job], done: Floats) -> Floats:
@@ -265,18 +268,22 @@ class ExpectedService:
 
         `done`: the work that each has done.
         """
-        can_batch = np.array([self._can_batch(view, job) for job in jobs], dtype=np.bool_)
-        seconds = np.empty(len(jobs))
-        batch = [job for job, is_batched in zip(jobs, can_batch, strict=True) if is_batched]
-        seconds[can_batch] = self.durations.service_of(batch, done[can_batch], self._min_service)
-        for at in np.flatnonzero(~can_batch).tolist():
+        runs, can_batch = view.runs, self.durations.can_batch
+        is_batched = [(job.preemptible or job.id in runs) and can_batch(view, job) for job in jobs]
+        if all(is_batched):
+            return self._renew_batch(jobs, done)
+        in_batch, seconds = np.array(is_batched), np.empty(len(jobs))
+        seconds[in_batch] = self._renew_batch(list(compress(jobs, is_batched)), done[in_batch])
+        for at in np.flatnonzero(~in_batch).tolist():
             seconds[at] = self.seconds(view, jobs[at])
-        for job, service, work in zip(batch, seconds[can_batch].tolist(), done[can_batch].tolist(), strict=True):
-            self._expectations[job.id] = _Expectation(service, PredictionBasis(work, self.ended_runs), is_mean=False)
         return seconds
 
-    def _can_batch(self, view: View, job: Job) -> bool:
-        return (job.preemptible or job.id in view.runs) and self.durations.can_batch(view, job)
+    def _renew_batch(self, jobs: Sequence[Job], done: Floats) -> Floats:
+        seconds = self.durations.service_of(jobs, done, self._min_service)
+        job_ids, ended, is_mean = [job.id for job in jobs], repeat(self.ended_runs), repeat(False)
+        expectations = map(_Expectation, seconds.tolist(), done.tolist(), ended, is_mean)
+        self._expectations.update(zip(job_ids, expectations, strict=True))
+        return seconds
 
     def _total(self, distribution: DurationDistribution, is_mean: bool) -> Seconds:
         """Return the mean, or the service until completion. Many jobs share their distribution with the one before."""

@@ -16,7 +16,7 @@ from refold.model import Allocation, Seconds
 from refold.placement import Floats, Ints
 from refold.policies.common import Option, Options
 from refold.policies.refold.arrivals import ArrivalSummary
-from refold.policies.refold.kernels import DelayColumns, DelayRules, delay_weights
+from refold.policies.refold.kernels import DelayColumns, DelayRules, Weighed, weigh_jobs
 from refold.policies.refold.sources import JobSources
 from refold.policies.refold.table import Flags
 
@@ -91,8 +91,9 @@ class RoundJobs:
         if self._fair_weights:
             self.work = self.work / np.fromiter(map(self._fair_weight, self.table.ids), np.float64)
         self.is_preferred_wide_job = self._choose_wide_jobs()
-        self._delay_weights = self._weigh_delays()
-        self.weighted_work: Floats = self.work / self._delay_weights
+        weighed = self._weigh()
+        self._delay_weights, self._is_overdue = weighed.weights, weighed.is_overdue
+        self.weighted_work = weighed.work
         """Work divided by the weight of a second of delay, by row."""
 
     def _choose_wide_jobs(self) -> Flags:
@@ -112,11 +113,25 @@ class RoundJobs:
                 is_chosen[wide] = True
                 left -= gpus.sum()
                 continue
-            ordered = self.table.sort(wide, self.work[wide])
-            left_before = np.subtract.accumulate(np.append(left, self.table.column("gpus")[ordered]))[:-1]
-            is_chosen[ordered[left_before > 0]] = True
+            is_chosen[self._least_work(wide, left)] = True
             break
         return is_chosen
+
+    def _least_work(self, rows: Ints, gpus: float) -> Ints:
+        """Return those of the rows with the least work, until they use so many GPUs."""
+        work = self.work[rows]
+        order = np.argsort(work)
+        count = self._count_within(rows[order], gpus)
+        if 0 < count < len(order) and work[order[count - 1]] == work[order[count]]:  # equal jobs are sorted by job
+            ordered = self.table.sort(rows, work)
+            return ordered[: self._count_within(ordered, gpus)]
+        chosen: Ints = rows[order[:count]]
+        return chosen
+
+    def _count_within(self, rows: Ints, gpus: float) -> int:
+        """Return how many of the rows come before so many GPUs are used."""
+        left_before = np.subtract.accumulate(np.append(gpus, self.table.column("gpus")[rows]))[:-1]
+        return int(np.count_nonzero(left_before > 0))
 
     @cached_property
     def fewest_gpus(self) -> Ints:
@@ -165,13 +180,18 @@ class RoundJobs:
         weight = float(self._delay_weights[self.table.row_of[job_id]])
         return weight * self._fair_weight(job_id) if self._fair_weights else weight
 
-    def _weigh_delays(self) -> Floats:
-        """Return the weight of a second of delay of every job, apart from its fair share."""
+    def _weigh(self) -> Weighed:
+        """Return by row what a second of delay counts, and which jobs are overdue."""
         settings = self.settings
-        wide_weight = self._wide_weight() if settings.wide_weight else 0.0
-        doubling = float(settings.weight_doubling_seconds), float(settings.delay_doubling_seconds)
+        rules = DelayRules(
+            settings.weight_doubling_seconds,
+            settings.delay_doubling_seconds,
+            self._wide_weight() if settings.wide_weight else 0.0,
+            settings.overtaking_share,
+            max(settings.overtaking_share, RESTARTED_OVERTAKING_SHARE),
+        )
         columns = self.table.columns(DelayColumns)
-        return delay_weights(self._now, DelayRules(*doubling, wide_weight), columns, self.is_preferred_wide_job)
+        return weigh_jobs(self._now, rules, columns, self.is_preferred_wide_job, self.work)
 
     def _wide_weight(self) -> float:
         """Return the weight of a preferred wide job, which grows with the third power of how rare wide jobs are.
@@ -283,14 +303,6 @@ class RoundJobs:
         if self._guarantees.is_too_slow(job, (held.gpus_on_node, held.plan)):
             return False
         return self._guarantees.is_fast_enough(job, self.speed(job_id, held))
-
-    @cached_property
-    def _is_overdue(self) -> Flags:
-        """By row, which waiting jobs were overtaken so much that they go first."""
-        share, column = self.settings.overtaking_share, self.table.column
-        limit = np.where(column("is_restarted"), max(share, RESTARTED_OVERTAKING_SHARE), share)
-        is_overdue: Flags = ~column("is_running") & (column("overtaken") > limit * column("used_in_all"))
-        return is_overdue
 
     def is_overdue(self, job_id: str) -> bool:
         """Return whether a waiting job was overtaken so much that it goes first."""

@@ -13,9 +13,18 @@ cpdef tuple outdated_rows(double now, long long ended_runs, columns)
     weight_doubling=cython.double, delay_doubling=cython.double, wide_weight=cython.double,
     submitted=cython.double[::1], is_known=cython.uchar[::1], run_time=cython.double[::1],
     reported_done=cython.double[::1], computing_since=cython.double[::1], may_be_preferred=cython.uchar[::1],
-    has_weight=cython.uchar[::1], weights=cython.double[::1],
+    has_weight=cython.uchar[::1], weights=cython.double[::1], is_running=cython.uchar[::1],
+    is_restarted=cython.uchar[::1], overtaken=cython.double[::1], used_in_all=cython.double[::1],
+    unweighted=cython.double[::1], weighted=cython.double[::1], is_overdue=cython.uchar[::1],
+    overtaking_share=cython.double, restarted_share=cython.double, limit=cython.double,
 )
-cpdef object delay_weights(double now, rules, columns, is_preferred)
+cpdef object weigh_jobs(double now, rules, columns, is_preferred, work)
+@cython.locals(
+    submitted=cython.double[::1], rank=cython.longlong[::1], order=cython.longlong[::1], is_placed=cython.uchar[::1],
+    rows=cython.longlong, last=cython.longlong, at=cython.longlong, row=cython.longlong, to=cython.longlong,
+    other=cython.longlong,
+)
+cpdef object order_by_rank(const long long[::1] before, columns)
 @cython.locals(
     submitted=cython.double[::1], rank=cython.longlong[::1], asked_gpus=cython.double[::1],
     is_running=cython.uchar[::1], held_gpus=cython.double[::1], held_type=cython.longlong[::1], held_since=cython.double[::1],

@@ -28,7 +28,7 @@ class PredictionColumns(NamedTuple):
 
 
 class DelayColumns(NamedTuple):
-    """Columns of the table of jobs by which delays are weighed."""
+    """Columns of the table of jobs by which delays are weighed, and by which it is found who goes first."""
 
     submitted: Floats
     is_known: Bools
@@ -36,6 +36,10 @@ class DelayColumns(NamedTuple):
     reported_done: Floats
     computing_since: Floats
     may_be_preferred: Bools
+    is_running: Bools
+    is_restarted: Bools
+    overtaken: Floats
+    used_in_all: Floats
 
 
 class UseColumns(NamedTuple):
@@ -78,11 +82,25 @@ class EndedRuns(NamedTuple):
 
 
 class DelayRules(NamedTuple):
-    """The weight of delays: the times in which it doubles, and that of preferred wide jobs; 0: there are none."""
+    """The weight of delays: the times in which it doubles, and that of preferred wide jobs; 0: there are none.
+
+    `overtaking_share`, `restarted_share`: a job is overdue if others have overtaken it for more than this part of the
+    GPU time; if it has run before, and if it has not.
+    """
 
     weight_doubling: Seconds
     delay_doubling: Seconds
     wide_weight: float
+    overtaking_share: float
+    restarted_share: float
+
+
+class Weighed(NamedTuple):
+    """By row: the weight of a second of delay, the work divided by it, and whether a waiting job is overdue."""
+
+    weights: Floats
+    work: Floats
+    is_overdue: Bools
 
 
 def _done_by(now: Seconds, reported_done: Seconds, computing_since: Seconds) -> Seconds:
@@ -110,18 +128,21 @@ def outdated_rows(now: Seconds, ended_runs: int, columns: PredictionColumns) -> 
     return result[0, :known], result[1, :predicted]
 
 
-def delay_weights(now: Seconds, rules: DelayRules, columns: DelayColumns, is_preferred: Bools) -> Floats:
-    """Return the weight of a second of delay of every job, apart from its fair share.
+def weigh_jobs(now: Seconds, rules: DelayRules, columns: DelayColumns, is_preferred: Bools, work: Floats) -> Weighed:
+    """Return the weight of a second of delay of every job, apart from its fair share, and what follows from it.
 
     It grows with the time in the system until completion at full speed; if the remaining work is not known, with the
     delay so far. Wide jobs of unknown length that may be stopped have a weight that does not grow: `wide_weight`, or 1.
     """
-    weight_doubling, delay_doubling, wide_weight = rules
+    weight_doubling, delay_doubling, wide_weight, overtaking_share, restarted_share = rules
     submitted, run_time = columns.submitted, columns.run_time
     reported_done, computing_since = columns.reported_done, columns.computing_since
     is_known, may_be_preferred = columns.is_known.view(np.uint8), columns.may_be_preferred.view(np.uint8)
-    has_weight, result = is_preferred.view(np.uint8), np.empty(len(submitted))
-    weights = result
+    is_running, is_restarted = columns.is_running.view(np.uint8), columns.is_restarted.view(np.uint8)
+    overtaken, used_in_all, has_weight = columns.overtaken, columns.used_in_all, is_preferred.view(np.uint8)
+    count, unweighted = len(submitted), work
+    result = Weighed(np.empty(count), np.empty(count), np.empty(count, dtype=np.bool_))
+    weights, weighted, is_overdue = result.weights, result.work, result.is_overdue.view(np.uint8)
     for row in range(len(submitted)):
         age = now - submitted[row]
         if wide_weight > 0.0 and may_be_preferred[row]:
@@ -131,6 +152,41 @@ def delay_weights(now: Seconds, rules: DelayRules, columns: DelayColumns, is_pre
         else:
             delay = max(0.0, age - _done_by(now, reported_done[row], computing_since[row]))
             weights[row] = 1 + delay / delay_doubling
+        weighted[row] = unweighted[row] / weights[row]
+        limit = restarted_share if is_restarted[row] else overtaking_share
+        is_overdue[row] = not is_running[row] and overtaken[row] > limit * used_in_all[row]
+    return result
+
+
+def order_by_rank(before: Ints, columns: UseColumns) -> Ints:
+    """Return the rows by rank, highest first, then by submission, then by row, as `np.lexsort` would.
+
+    `before`: the order at another time, from which that of few rows differs: only these are moved.
+    """
+    submitted, rank = columns.submitted, columns.rank
+    rows = len(rank)
+    result, found = np.empty(rows, dtype=np.int64), np.zeros(rows, dtype=np.uint8)
+    order, is_placed, last = result, found, 0
+    for at in range(len(before)):
+        if before[at] < rows:
+            order[last] = before[at]
+            is_placed[before[at]] = 1
+            last += 1
+    for row in range(rows):
+        if not is_placed[row]:
+            order[last] = row
+            last += 1
+    for at in range(1, rows):
+        row, to = order[at], at
+        while to > 0:
+            other = order[to - 1]
+            if rank[other] > rank[row] or (rank[other] == rank[row] and submitted[other] < submitted[row]):
+                break
+            if rank[other] == rank[row] and submitted[other] == submitted[row] and other < row:
+                break
+            order[to] = other
+            to -= 1
+        order[to] = row
     return result
 
 

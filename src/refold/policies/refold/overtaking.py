@@ -19,13 +19,17 @@ import numpy as np
 
 from refold.core import View
 from refold.model import WHOLE, Allocation, Cluster, Demand, Job, Node, Seconds
-from refold.policies.refold.kernels import EndedRuns, UsableGpus, UseColumns, count_use
+from refold.placement import Ints
+from refold.policies.refold.kernels import EndedRuns, UsableGpus, UseColumns, count_use, order_by_rank
 from refold.policies.refold.table import EstimateTable, GpuUse
 
 GpuTypes = tuple[str, ...]
 
 GUARANTEED_RANK = 1 << 40
 """Added to the priority of guaranteed jobs."""
+
+MANY_ROWS = 64
+"""If more rows than these are new, all are sorted again."""
 
 
 class _Ended(NamedTuple):
@@ -73,6 +77,8 @@ class Overtaking:
         self._used_by_ended: dict[int, float] = {}
         """GPU-seconds by type of all runs that have ended."""
         self._counted: UsableGpus | None = None
+        self._order: Ints = np.empty(0, dtype=np.int64)
+        """The rows by rank and submission at the last update."""
 
     def observe(self, view: View, by_id: Mapping[str, Job], guaranteed: Collection[str]) -> None:
         """Note the runs that have ended. Must be called once for each view, before jobs are forgotten."""
@@ -108,8 +114,9 @@ class Overtaking:
         if self._counted is None or self._counted.is_usable.shape != (len(self._usable), len(self._types)):
             self._counted = self._usable_gpus(self._counted)
         self._counted.used_by_ended[:] = [self._used_by_ended.get(gpu_type, 0.0) for gpu_type in self._types.values()]
-        order = np.lexsort((table.column("submitted"), -table.column("rank")))
-        count_use(view.now, order, table.columns(UseColumns), self._counted, ended)
+        columns = table.columns(UseColumns)
+        self._order = _ordered(self._order, columns)
+        count_use(view.now, self._order, columns, self._counted, ended)
 
     def _usable_gpus(self, before: UsableGpus | None) -> UsableGpus:
         """Return the sets of GPU types, with what was counted `before` there were more types or sets."""
@@ -131,6 +138,13 @@ class Overtaking:
 
 def _rank(job: Job, guaranteed: Collection[str]) -> int:
     return job.priority + GUARANTEED_RANK * (job.id in guaranteed)
+
+
+def _ordered(before: Ints, columns: UseColumns) -> Ints:
+    """Return the rows by rank and submission, from the order `before`."""
+    if len(columns.rank) > len(before) + MANY_ROWS:
+        return np.lexsort((columns.submitted, -columns.rank))
+    return order_by_rank(before, columns)
 
 
 def _as_columns(runs: Sequence[_Ended]) -> EndedRuns:

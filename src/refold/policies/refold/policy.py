@@ -151,6 +151,8 @@ class Refold:
         self._sources: JobSources | None = None
         self._reservation: NodeReservation | None = None
         """The nodes that are reserved for the first overdue job that cannot start."""
+        self._draft: Draft | None = None
+        """That of the last round."""
         self._overtaken: dict[str, int] = {}
         """How many jobs were started in the last round before each waiting job by fair share alone."""
 
@@ -175,7 +177,7 @@ class Refold:
     def _run_round(self, view: View, sources: JobSources) -> Draft:
         """Return a draft of all allocations after a round, and set the time of the next one."""
         jobs = RoundJobs(view, sources, self._settings, self._arrivals.summary(view.now))
-        draft = Draft(view, self._placer)
+        draft = self._draft = Draft(view, self._placer, self._draft)
         if self._goal == "time":
             starter = Starter(jobs, draft, self._placer, self._settings.max_preemptors, self._reservation)
             starter.place_waiting()

@@ -80,8 +80,10 @@ class Preemptor:
         `ranked`: shapes, that with the lowest of the `costs` first. `placed`: the shape that the job has without
         preemption.
         """
-        draft, victims = self._draft, _LazyList(self._victims.for_job(job_id))
         guaranteed = job_id in self._jobs.guaranteed
+        if not guaranteed and not self._victims.exist:
+            return False
+        draft, victims = self._draft, _LazyList(self._victims.for_job(job_id))
         if not victims and not guaranteed:
             return False
         before = draft.snapshot()
@@ -286,6 +288,11 @@ class _Victims:
 
     def _may_change(self, other: str) -> bool:
         return self._draft.allocation_of(other) is not None and self._draft.may_change(other)
+
+    @cached_property
+    def exist(self) -> bool:
+        """Whether any run may be stopped."""
+        return bool(self._jobs.table.column("may_be_stopped").any())
 
     @cached_property
     def _ranked(self) -> _RankedRuns:

@@ -95,6 +95,8 @@ class EstimateTable:
         self._columns = {name: np.zeros(INITIAL_ROWS, dtype=kind) for name, kind in kinds.items()}
         self._used: dict[str, NDArray[Any]] = {}
         """The used parts of columns, kept until the number of rows changes."""
+        self._used_by_kind: dict[type, Any] = {}
+        """The same as named tuples."""
 
     def __len__(self) -> int:
         return len(self.row_of)
@@ -103,7 +105,7 @@ class EstimateTable:
         """Add a row, or replace it."""
         at = self.row_of.setdefault(job_id, len(self))
         if at == len(self.row_of) - 1:
-            self._used.clear()
+            self._forget_used()
         if at == len(self._ids):
             self._ids = _doubled(self._ids)
             self._columns = {name: _doubled(column) for name, column in self._columns.items()}
@@ -116,11 +118,15 @@ class EstimateTable:
         at = self.row_of.pop(job_id, None)
         last = len(self)
         if at is not None:
-            self._used.clear()
+            self._forget_used()
         if at is not None and at != last:
             for column in (self._ids, *self._columns.values()):
                 column[at] = column[last]
             self.row_of[self._ids[at]] = at
+
+    def _forget_used(self) -> None:
+        self._used.clear()
+        self._used_by_kind.clear()
 
     @property
     def ids(self) -> Ids:
@@ -140,7 +146,10 @@ class EstimateTable:
 
     def columns(self, kind: type[Columns]) -> Columns:
         """Return the columns that a named tuple has as fields."""
-        return kind(*map(self.column, kind._fields))  # type: ignore[attr-defined]
+        found: Columns | None = self._used_by_kind.get(kind)
+        if found is None:
+            found = self._used_by_kind[kind] = kind(*map(self.column, kind._fields))  # type: ignore[attr-defined]
+        return found
 
     def rows(self, job_ids: Iterable[str]) -> Ints:
         """Return the rows of jobs."""
