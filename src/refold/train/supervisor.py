@@ -19,24 +19,38 @@ import msgspec
 
 from refold.errors import RefoldError
 from refold.model import ChangeRequest, ChangeWay, Plan, Seconds
-from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, SignalRank
-from refold.train.change_requests import ChangeRequests, refusal
-from refold.train.failures import MAX_FAILURES, RestartLimit, describe_exit, exit_code
-from refold.train.machine import SupervisedMachine
 from refold.train.messages import (
+    Action,
+    Announce,
+    Answer,
     Change,
     Entered,
+    Exit,
     Finished,
     Left,
+    Log,
     NotEntered,
     Progress,
     Ready,
+    Report,
     Saved,
+    SignalRank,
     StopTraining,
     ToAgent,
 )
-from refold.train.rank_table import RankProcess, RankTable, Role
-from refold.train.shape import SINGLE, AgentRanks, make_shape, shape_after
+from refold.train.owned_files import SupervisedMachine
+from refold.train.rank_table import (
+    MAX_FAILURES,
+    ChangeRequests,
+    RankProcess,
+    RankTable,
+    RestartLimit,
+    Role,
+    describe_exit,
+    exit_code,
+    refusal,
+)
+from refold.train.run_settings import SINGLE, AgentRanks, make_shape, shape_after
 
 JOIN_SECONDS: Seconds = 300.0
 """Time limit for starting the ranks that join in a change."""

@@ -15,8 +15,7 @@ from torch_ranks import run_ranks
 
 import refold.train
 from refold.errors import BadInput
-from refold.train.losses import Loss
-from refold.train.model_inputs import InputReader, ModelInputs
+from refold.train.losses import InputReader, Loss, ModelInputs
 
 TOKENS, MASK, LABELS = torch.zeros(2, 3), torch.ones(2, 3), torch.ones(2)
 
