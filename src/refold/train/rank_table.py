@@ -98,6 +98,9 @@ class RankTable:
 
 # Failures of ranks: how they are described, and how often a run is restarted after them.
 
+STOPPED = 128 + signal.SIGTERM
+"""Exit status of a run whose ranks had to be killed at the end of the grace period."""
+
 MAX_FAILURES = 3
 """How many times in a row a run is restarted without having come further than before."""
 

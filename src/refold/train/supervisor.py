@@ -11,7 +11,6 @@ that fails again and again, waits for its ranks (ENDING).
 
 from __future__ import annotations
 
-import signal
 from enum import Enum, auto
 from typing import NamedTuple, assert_never
 
@@ -41,6 +40,7 @@ from refold.train.messages import (
 from refold.train.owned_files import SupervisedMachine
 from refold.train.rank_table import (
     MAX_FAILURES,
+    STOPPED,
     ChangeRequests,
     RankProcess,
     RankTable,
@@ -60,9 +60,6 @@ ENTER_SECONDS: Seconds = 300.0
 
 LEAVE_SECONDS: Seconds = 10.0
 """Time limit for the exit of ranks that have left."""
-
-STOPPED = 128 + signal.SIGTERM
-"""Exit status of a run whose ranks had to be killed at the end of the grace period."""
 
 
 class _Phase(Enum):

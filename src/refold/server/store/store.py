@@ -23,9 +23,8 @@ from refold.server.http import StoredToken
 from refold.server.store import schema
 from refold.server.store.backups import BACKUPS_FOLDER, copy_database, list_backups
 from refold.server.store.checksums import find_damage, register, row_checksum, seal_schema
-from refold.server.store.connections import ReadConnections
 from refold.server.store.folder_lock import FILE_NAME, FolderLock
-from refold.server.store.journal_reader import Checkpoint
+from refold.server.store.journal_reader import Checkpoint, ReadConnections
 from refold.server.store.migrations import can_migrate, migrate
 from refold.server.store.reader import ACTIVE, StoreReader
 
