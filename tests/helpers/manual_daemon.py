@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from loop_setups import ManualClock, UnreliableBackend
 
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.client.api.wire import Submission
 from refold.core import Header
 from refold.core.events import Event, RunFailed, RunFinished, RunStopped

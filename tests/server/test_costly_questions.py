@@ -11,7 +11,7 @@ from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
 from refold.client.api import PlanQuestion, PolicyQuestion, Submission, WhatIf
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.errors import TooManyRequests
 from refold.server import planner
 from refold.server.planner import CostlyQuestions

@@ -21,7 +21,7 @@ from loop_setups import FailingStore, ManualClock, UnreliableBackend, queue_stat
 
 from refold.client.api import DrainQuery, GpuQuery, JobsQuery
 from refold.client.api.calls import ENDED_STATES
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.client.api.wire import Submission
 from refold.core import Header
 from refold.core.events import Event, JobHeld, RunFailed, RunFinished, RunStopped

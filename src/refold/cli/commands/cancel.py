@@ -1,4 +1,4 @@
-"""`refold cancel`: cancel jobs."""
+"""`refold cancel`, `hold` and `release`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from refold.cli import (
     LIVE_STATES,
     MAX_LISTED,
+    LiveJobsArgument,
     OptionalLiveJobs,
     TenantFilter,
     UserFilter,
@@ -72,3 +73,21 @@ def _filter_jobs(client: Client, tenant: str, user: str, yes: bool) -> list[str]
 def _format_jobs(jobs: list[JobStatus]) -> str:
     ids = ", ".join(job.id for job in jobs[:MAX_LISTED])
     return f"{plural(len(jobs), 'job')} ({ids}{', …' if len(jobs) > MAX_LISTED else ''})"
+
+
+def hold(jobs: LiveJobsArgument, as_json: AsJson = False) -> None:
+    """Hold jobs so that they do not start until they are released.
+
+    Examples: refold hold train-17 · refold hold 'train-*' · refold hold 12_[0-3]
+    """
+    client = make_client()
+    change_jobs(client, "hold", select_jobs(client, jobs, ("waiting", "held")), as_json)
+
+
+def release(jobs: LiveJobsArgument, as_json: AsJson = False) -> None:
+    """Release held jobs, so that they can be scheduled.
+
+    Examples: refold release train-17 · refold release 'train-*'
+    """
+    client = make_client()
+    change_jobs(client, "release", select_jobs(client, jobs, ("held",)), as_json)
