@@ -12,6 +12,8 @@ import typer
 
 from refold.cli.options import HistorySourceOption, Since, WatchOption, complete_formats, require_option
 from refold.cli.views import progress
+from refold.errors import BadInput
+from refold.model import parse_duration
 
 if TYPE_CHECKING:
     from refold.cli.inputs import Workload
@@ -124,7 +126,6 @@ class OverheadOptions:
 
     def parse(self) -> Costs:
         """Parse the overheads."""
-        from refold.model import parse_duration
         from refold.simulator import Costs
 
         start = parse_duration("0" if self.start_cost is None else self.start_cost)
@@ -169,8 +170,6 @@ class CostOptions(OverheadOptions):
     def parse(self) -> Costs:
         """Parse the overheads and intervals."""
         from msgspec.structs import replace
-
-        from refold.model import parse_duration
 
         checkpoint_every = None if self.checkpoint_every is None else parse_duration(self.checkpoint_every)
         report_every = None if self.report_every is None else parse_duration(self.report_every)
@@ -314,7 +313,6 @@ class SourceOptions:
         from functools import partial
 
         from refold.cli.inputs import parse_since, read_slurm_workload
-        from refold.errors import BadInput
 
         if self.source is None:
             require_option("--from slurm", {"--since": self.since}, "a trace is read whole")

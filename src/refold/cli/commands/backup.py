@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from refold.cli.views import AsJson, print_json, print_line
+from refold.errors import BadFile
 
 
 def backup(
@@ -30,7 +31,6 @@ def backup(
     from datetime import UTC, datetime
 
     from refold.client import state_folder
-    from refold.errors import BadFile
     from refold.server.store import BACKUPS_FOLDER, FILE_NAME, backup_name, copy_database
 
     folder = (state or state_folder()).expanduser()
@@ -66,7 +66,6 @@ def restore(
     from datetime import UTC, datetime
 
     from refold.client import state_folder
-    from refold.errors import BadFile
     from refold.server.store import FILE_NAME, FolderLock, list_backups, restore_database
 
     folder = (state or state_folder()).expanduser()

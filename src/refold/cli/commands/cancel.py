@@ -20,6 +20,7 @@ from refold.cli import (
     select_jobs,
 )
 from refold.cli.views import AsJson, plural
+from refold.errors import BadInput
 
 if TYPE_CHECKING:
     from refold.client import Client
@@ -42,8 +43,6 @@ def cancel(
     Examples: refold cancel train-17 train-18 · refold cancel 12_[0-3] · refold cancel 'train-*' ·
     refold cancel --user ann
     """
-    from refold.errors import BadInput
-
     filtered = cancel_all or tenant is not None or user is not None
     if bool(jobs) == filtered:
         raise BadInput("expected either job ids, or --tenant NAME, --user NAME or --all")
@@ -54,8 +53,6 @@ def cancel(
 
 def _filter_jobs(client: Client, tenant: str, user: str, yes: bool) -> list[str]:
     """Return the ids of the matching jobs after a confirmation."""
-    from refold.errors import BadInput
-
     jobs, _ = list_jobs(client, None, tenant=tenant, user=user)
     if not jobs:
         raise BadInput("nothing to cancel: no matching jobs are waiting or running")

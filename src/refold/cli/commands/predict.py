@@ -23,6 +23,8 @@ from refold.cli.views import (
     print_tables,
     progress,
 )
+from refold.errors import BadFile, BadInput
+from refold.model import format_duration
 
 if TYPE_CHECKING:
     from refold.model import Job
@@ -90,8 +92,6 @@ def _read_trace(trace: str, options: TraceOptions) -> Trace:
     """Read a trace without jobs of unknown run time."""
     from dataclasses import replace
 
-    from refold.errors import BadInput
-
     read, limit = options.read(trace), options.limit
     known = tuple(job for job in read.jobs[:limit] if job.work is not None)
     if not known:
@@ -155,7 +155,6 @@ def _score_method(name: str, evaluation: Evaluation) -> _Method:
 
 def _evaluate_while_running(jobs: Sequence[Job]) -> dict[str, Score]:
     """Score predictions of the total run time of running jobs, by their elapsed time; without empty groups."""
-    from refold.model import format_duration
     from refold.predict import RECHECK_SECONDS, evaluate_while_running, score
 
     evaluations = {format_duration(elapsed): evaluate_while_running(jobs, elapsed) for elapsed in RECHECK_SECONDS}
@@ -216,7 +215,6 @@ def _write_predictions(folder: Path, jobs: Sequence[Job], evaluation: Evaluation
     """Write the predicted quantiles of each job as CSV."""
     import csv
 
-    from refold.errors import BadFile
     from refold.predict import QUANTILE_LEVELS
 
     path = folder / "predictions.csv"
