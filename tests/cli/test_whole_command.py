@@ -58,7 +58,6 @@ COMMANDS = [
     "simulate",
     "show",
     "replay",
-    "predict",
     "policies",
     "trace",
     "plan",
