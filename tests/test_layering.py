@@ -12,7 +12,6 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "refold"
 
 ORDER = [
-    "moved",
     "errors",
     "model",
     "planning",

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from benchmarks.measure import REPOSITORY
 from benchmarks.table import markdown
-from refold.cli import typer_app
+from refold.cli import lazy_group
 
 PAGE = REPOSITORY / "docs" / "plan.md"
 BEGIN, END = "<!-- questions: begin -->", "<!-- questions: end -->"
@@ -56,7 +56,7 @@ def answer(question: Question) -> tuple[str, ...]:
 
 
 def _output(words: str) -> str:
-    return CliRunner().invoke(typer_app.app, ["plan", *words.split(), "--json"]).stdout
+    return CliRunner().invoke(lazy_group.app, ["plan", *words.split(), "--json"]).stdout
 
 
 def report() -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from refold.cli import app as command_line, typer_app
+from refold.cli import app as command_line, lazy_group
 
 if TYPE_CHECKING:
     from fake_service import FakeServer, FakeService
@@ -58,7 +58,7 @@ def own_policy(tmp_path: Path) -> Path:
 @pytest.fixture
 def invoke() -> Callable[..., Result]:
     """Run `refold WORDS` in this process and return the result."""
-    return lambda *words: CliRunner().invoke(typer_app.app, words)
+    return lambda *words: CliRunner().invoke(lazy_group.app, words)
 
 
 @pytest.fixture

@@ -13,9 +13,8 @@ from typer.testing import Result
 
 from refold.cli.commands import logs
 from refold.cli.views import screen
-from refold.cli.views.sanitize import Sanitizer
-from refold.client.api.queries import LogsQuery
-from refold.client.api.roles import Caller
+from refold.cli.views.output import Sanitizer
+from refold.client.api.queries import Caller, LogsQuery
 from refold.client.api.wire import Logs, Submission
 from refold.errors import NotFound
 

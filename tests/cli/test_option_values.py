@@ -15,9 +15,9 @@ from refold.cli import options
 from refold.cli.commands import cancel
 from refold.cli.experiment_options import CostOptions, FaultOptions, NeverEndingOptions, OverheadOptions
 from refold.cli.inputs.policy_choice import check_spread_power, parse_policies, parse_policy, policy_label
+from refold.cli.lazy_group import app
 from refold.cli.options import check_watch, make_folder, parse_settings, parse_watch_rules, require_option
 from refold.cli.policy_guard import PolicyFailed, make_guarded_policy
-from refold.cli.typer_app import app
 from refold.client.api.wire import Submission
 from refold.core import JobSubmitted, Scheduler
 from refold.errors import BadFile, BadInput, RefoldError

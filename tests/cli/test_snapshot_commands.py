@@ -10,8 +10,7 @@ import msgspec
 import pytest
 from fake_service import MEMBER, FakeServer, FakeService
 
-from refold.client.api.queries import SnapshotQuery
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller, SnapshotQuery
 from refold.client.api.wire import Submission, TimeEstimate
 from refold.core import Entry, Header
 from refold.core.events import JobContinued, JobHeld, JobSubmitted, PastJob, RunAdopted, RunFinished

@@ -18,7 +18,7 @@ import pytest
 from fake_service import FakeServer, FakeService
 from typer.testing import Result
 
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.client.api.wire import JobStatus, Preview, Submission
 from refold.errors import BadInput, TooManyRequests
 from refold.model import Plan

@@ -16,8 +16,16 @@ from hypothesis import given, settings, strategies as st
 from rich.cells import cell_len
 
 from refold.cli.views import output
-from refold.cli.views.output import draw_bar, format_number, format_percent, plural, print_json, print_notes, progress
-from refold.cli.views.sanitize import Sanitizer
+from refold.cli.views.output import (
+    Sanitizer,
+    draw_bar,
+    format_number,
+    format_percent,
+    plural,
+    print_json,
+    print_notes,
+    progress,
+)
 from refold.cli.views.tables import Column, Table, cell_width, fact_table, print_tables
 from refold.cli.views.times import format_clock, format_clock_near, format_gpus, format_interval, format_moment
 from refold.client.api.wire import NodeGpus, Submission

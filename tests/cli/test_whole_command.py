@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from refold.cli import lazy_group
-from refold.cli.typer_app import UsageError, app
+from refold.cli.lazy_group import UsageError, app
 from refold.cli.views.output import output_width, print_json, print_line, printable
 from refold.cli.views.tables import Column, Table, print_tables
 from refold.client.api.wire import Submission
@@ -58,7 +58,6 @@ COMMANDS = [
     "simulate",
     "show",
     "replay",
-    "predict",
     "policies",
     "trace",
     "plan",

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from refold.cli.written_files import write_atomically
+from refold.cli.options import write_atomically
 from refold.errors import BadFile
 
 

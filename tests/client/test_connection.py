@@ -20,7 +20,7 @@ from refold.client.api import CALLS, HTTP_STATUS, Event
 from refold.client.api.signatures import IDENTITY_PATH, hash_token, prove_server, token_id
 from refold.client.api.wire import DaemonInfo, Problem
 from refold.client.connection import Connection, request_target
-from refold.client.replies import error_from_reply
+from refold.client.transports import error_from_reply
 from refold.errors import (
     BadField,
     BadInput,

@@ -15,8 +15,7 @@ from fake_service import OWNER, serve
 from other_users import ANN, BEN, as_user, needs_root, public_folder
 
 from refold.client import Client
-from refold.client.address import Address, find_address, write_address
-from refold.client.unix_sockets import connect
+from refold.client.address import Address, connect, find_address, write_address
 from refold.errors import NoDaemon, RefoldError, Unauthenticated
 
 Answer = Callable[[bytes], bytes]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from refold.cli.typer_app import app
+from refold.cli.lazy_group import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from refold.client.jobspec.jobs_file import read_jobs
+from refold.client.jobspec.reader import read_jobs
 from refold.core import ListJournal
 from refold.core.orders import StartRun
 from refold.engines.local.backend import local_cluster

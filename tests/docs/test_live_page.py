@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from live_setups import drive, shell_job
 
-from refold.client.jobspec.jobs_file import read_jobs
+from refold.client.jobspec.reader import read_jobs
 
 PAGE = (Path(__file__).parents[2] / "docs" / "live.md").read_text(encoding="utf-8")
 

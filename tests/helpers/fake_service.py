@@ -16,7 +16,7 @@ import uvicorn
 from refold.client.address import Address
 from refold.client.api import CancelQuery, DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery, TimelineQuery
 from refold.client.api.calls import ENDED_STATES
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.client.api.signatures import hash_token
 from refold.client.api.wire import (
     Alert,

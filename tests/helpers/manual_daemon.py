@@ -11,14 +11,13 @@ from typing import Any, Self
 
 from loop_setups import ManualClock, UnreliableBackend
 
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.client.api.wire import Submission
 from refold.core import Header
 from refold.core.events import Event, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision
 from refold.model import Cluster, Node, Preemption, PreemptionRules
 from refold.model.units import HOUR
-from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
@@ -38,7 +37,7 @@ from refold.server.monitor.output import OutputWatch
 from refold.server.notify.messages import JobMessages
 from refold.server.notify.notifier import Message, Notifier
 from refold.server.recovery import MAX_PAST_JOBS, recover
-from refold.server.retries import Retries
+from refold.server.retries import Backoff, Retries
 from refold.server.service import SchedulerService
 from refold.server.start_conditions import StartConditions
 from refold.server.start_forecasts import StartForecasts

@@ -15,7 +15,7 @@ from fake_service import MEMBER, OWNER, READER, FakeService, known_tokens, serve
 from msgspec.structs import replace
 
 from refold.client.api import TimelineQuery
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.client.api.wire import (
     Alert,
     DaemonInfo,

@@ -8,7 +8,7 @@ from pathlib import Path
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.client.api.wire import Alert, Submission
 from refold.core import GpuDrained, NodeLost
 

@@ -4,8 +4,7 @@ import pytest
 
 from refold.core import ChangeMeasured, Entry, Event, Order, RunProgressed, RunStarted, StartRun, StopRun
 from refold.model import Allocation, Share
-from refold.server.change_costs import ChangeCosts
-from refold.server.subscribers import LoopStep
+from refold.server.subscribers import ChangeCosts, LoopStep
 
 ELSEWHERE = Allocation((Share(0, (1,)),))
 STOP, START = StopRun("a", 1, "", ELSEWHERE), StartRun("a", 2, ELSEWHERE)

@@ -13,8 +13,7 @@ from hypothesis import given, settings, strategies as st
 from refold.cli.commands.init import init
 from refold.errors import BadFile, RefoldError
 from refold.model import HOUR, PreemptionRules, Tenant
-from refold.server.config.http import HttpConfig
-from refold.server.config.limits import TenantLimits
+from refold.server.config.limits import HttpConfig, TenantLimits
 from refold.server.config.reader import ConfigFile, PredictionConfig, parse_config, read_config
 from refold.server.config.settings import (
     ClusterConfig,

@@ -11,10 +11,10 @@ from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
 from refold.client.api import PlanQuestion, PolicyQuestion, Submission, WhatIf
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.errors import TooManyRequests
-from refold.server import costly_questions
-from refold.server.costly_questions import CostlyQuestions
+from refold.server import planner
+from refold.server.planner import CostlyQuestions
 from refold.server.start_forecasts import StartForecasts
 
 ANN, BEN = (Caller(name, "reader", "default", name) for name in ("ann", "ben"))
@@ -23,7 +23,7 @@ ANN, BEN = (Caller(name, "reader", "default", name) for name in ("ann", "ben"))
 def test_a_user_may_ask_a_few_at_a_time_and_others_as_well() -> None:
     questions = CostlyQuestions()
     with ExitStack() as asked:
-        for _ in range(costly_questions.MAX_OF_USER):
+        for _ in range(planner.MAX_OF_USER):
             asked.enter_context(questions.admit(ANN))
         with pytest.raises(TooManyRequests, match="4 costly questions of 'ann' are being answered"):
             asked.enter_context(questions.admit(ANN))
@@ -33,7 +33,7 @@ def test_a_user_may_ask_a_few_at_a_time_and_others_as_well() -> None:
 
 
 def test_all_users_together_may_ask_only_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costly_questions, "MAX_OF_ALL", 1)
+    monkeypatch.setattr(planner, "MAX_OF_ALL", 1)
     questions = CostlyQuestions()
     with questions.admit(ANN), pytest.raises(TooManyRequests), questions.admit(BEN):
         pass
@@ -59,7 +59,7 @@ def test_a_preview_does_not_wait_for_comparisons(tmp_path: Path, monkeypatch: py
 
 
 def test_each_costly_call_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costly_questions, "MAX_OF_USER", 0)
+    monkeypatch.setattr(planner, "MAX_OF_USER", 0)
 
     async def main() -> None:
         async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:

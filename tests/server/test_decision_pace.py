@@ -15,7 +15,7 @@ from refold.core.events import Event, JobCancelled, JobSubmitted, RunFinished, R
 from refold.core.scheduler import Policy
 from refold.journal.files import check_replay
 from refold.model import Decision
-from refold.server.decision_pace import IDLE_PAUSE, MAX_PAUSE, DecisionPace
+from refold.server.loop import IDLE_PAUSE, MAX_PAUSE, DecisionPace
 from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job
 

@@ -11,7 +11,7 @@ from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
 from refold.client.api import ChangedJob, JobChange, JobChanges, JobsQuery, RejectedChange
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.core import RunFinished
 from refold.server import job_changes
 from refold.server.store import Commit

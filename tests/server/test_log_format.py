@@ -8,8 +8,7 @@ import sys
 
 from refold.core import Entry
 from refold.server.job_table import Notice
-from refold.server.log_format import EventLog, JsonFormatter
-from refold.server.subscribers import LoopStep
+from refold.server.subscribers import EventLog, JsonFormatter, LoopStep
 from refold.testing import make_job
 
 

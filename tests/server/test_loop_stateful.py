@@ -21,7 +21,7 @@ from loop_setups import FailingStore, ManualClock, UnreliableBackend, queue_stat
 
 from refold.client.api import DrainQuery, GpuQuery, JobsQuery
 from refold.client.api.calls import ENDED_STATES
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.client.api.wire import Submission
 from refold.core import Header
 from refold.core.events import Event, JobHeld, RunFailed, RunFinished, RunStopped
@@ -29,7 +29,6 @@ from refold.errors import BadDecision, BadInput, Conflict, Unavailable
 from refold.model import Cluster, Node, PreemptionRules, Reason, Tenant
 from refold.model.units import HOUR
 from refold.server import inbox, loop, recovery, writer
-from refold.server.backoff import Backoff
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
@@ -42,6 +41,7 @@ from refold.server.monitor.gpu_poller import GpuPoller
 from refold.server.monitor.machine import Layout, SlotsMachine
 from refold.server.notify.messages import JobMessages
 from refold.server.notify.notifier import Notifier
+from refold.server.retries import Backoff
 from refold.server.service import SchedulerService
 from refold.server.start_conditions import StartConditions
 from refold.server.start_forecasts import StartForecasts

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from refold.server.periodic import log_task_failure, run_every
+from refold.server.daemon_parts import log_task_failure, run_every
 
 
 def work_sync(calls: list[int]) -> None:

@@ -11,7 +11,7 @@ from refold.model import Plan
 from refold.planning.catalogue import find_engine, find_gpu, find_model
 from refold.planning.perf import TrainingSetup, build_machines
 from refold.planning.plans import best_plans
-from refold.server.predicted_speeds import PredictedSpeeds
+from refold.server.job_queries import PredictedSpeeds
 from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job
 

@@ -9,7 +9,7 @@ from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
 from refold.client.api import TimelineQuery
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.client.api.wire import NodeGpus, Submission, TimelineRun
 from refold.core import RunFailed, RunFinished
 

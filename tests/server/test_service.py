@@ -13,7 +13,7 @@ from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
 from refold.client.api import CancelQuery, DrainQuery, JobsQuery, SnapshotQuery
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.client.api.wire import Jobs, NewToken, Role, Submission
 from refold.core import Entry, Header
 from refold.core.events import JobSubmitted, PastJob, RunFinished

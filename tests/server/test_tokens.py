@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from refold.client.address import Address, find_address, write_address
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.client.api.signatures import hash_token
 from refold.client.api.wire import NewToken, Role, TokenStatus
 from refold.errors import BadFile, BadValue, NoDaemon, Unauthenticated

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from refold.client.api.roles import Caller
-from refold.client.unix_sockets import MACHINE_SOCKET
+from refold.client.address import MACHINE_SOCKET
+from refold.client.api.queries import Caller
 from refold.errors import BadInput, Forbidden
 from refold.server import unix_users
 from refold.server.config.settings import Config, ServeConfig, UsersConfig

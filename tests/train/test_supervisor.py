@@ -9,9 +9,27 @@ import pytest
 
 from refold.errors import BadFile
 from refold.model import ChangeAnswer, ChangeRequest, Plan
-from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, Send, SignalRank, StartRank
-from refold.train.messages import Change, Entered, Finished, Left, NotEntered, Progress, Ready, Saved, StopTraining
-from refold.train.shape import AgentRanks
+from refold.train.messages import (
+    Action,
+    Announce,
+    Answer,
+    Change,
+    Entered,
+    Exit,
+    Finished,
+    Left,
+    Log,
+    NotEntered,
+    Progress,
+    Ready,
+    Report,
+    Saved,
+    Send,
+    SignalRank,
+    StartRank,
+    StopTraining,
+)
+from refold.train.run_settings import AgentRanks
 from refold.train.supervisor import ENTER_SECONDS, JOIN_SECONDS, LEAVE_SECONDS, Supervisor
 
 ONE, TWO, THREE = Plan(), Plan(data=2), Plan(data=3)

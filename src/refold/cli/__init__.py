@@ -1,4 +1,4 @@
-"""The command line interface, with one module per command. For fast start-up, functions import heavy packages."""
+"""The command line interface. For fast start-up, modules of commands, and heavy packages, are imported when needed."""
 
 import lazy_loader
 

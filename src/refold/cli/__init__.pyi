@@ -77,6 +77,7 @@ from .options import (
     parse_duration_option as parse_duration_option,
     parse_settings as parse_settings,
     require_option as require_option,
+    write_atomically as write_atomically,
 )
 from .parallel_runs import (
     run_policies as run_policies,
@@ -85,9 +86,8 @@ from .parallel_runs import (
 from .policy_guard import make_guarded_policy as make_guarded_policy
 from .preemption_choice import choose_preemption as choose_preemption, own_outlook as own_outlook
 from .source_options import SourceOptions as SourceOptions
-from .stopping import stoppable as stoppable
 from .tuning_runs import (
     start_tuning_runs as start_tuning_runs,
     study_inputs as study_inputs,
 )
-from .written_files import write_atomically as write_atomically
+from .worker_processes import stoppable as stoppable

@@ -66,7 +66,7 @@ def _run_command() -> int:
 def _run_with_typer() -> int:
     import typer
 
-    from refold.cli.typer_app import UsageError, run_command
+    from refold.cli.lazy_group import UsageError, run_command
 
     try:
         return run_command()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from refold.errors import RefoldError
+
 if TYPE_CHECKING:
     from refold.client import Client
 
@@ -19,7 +21,6 @@ MAX_COMPLETIONS = 200
 def _complete(incomplete: str, fetch_names: Callable[[Client], Iterable[str]]) -> list[str]:
     """Return the names that start with `incomplete`; none on errors, which shell completion cannot show."""
     from refold.client import Client
-    from refold.errors import RefoldError
 
     try:
         names = fetch_names(Client(timeout=COMPLETION_TIMEOUT_SECONDS))

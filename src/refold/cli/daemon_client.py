@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from refold.cli.views import format_gpus, plural, print_json, print_line
+from refold.errors import BadInput
 
 if TYPE_CHECKING:
     from refold.client import Client
@@ -46,8 +47,6 @@ def list_jobs(client: Client, limit: int | None, **filters: Any) -> tuple[list[J
 
 def format_placement(placement: Iterable[NodeGpus]) -> str:
     """Format the GPUs of a run: 'n0 (GPUs 0, 1), n1 (0.5 of GPU 3)'."""
-
-    from refold.model import plural
 
     def format_node(node: NodeGpus) -> str:
         fraction = "" if node.share == 1 else f"{node.share:g} of "
@@ -98,8 +97,6 @@ def select_jobs(client: Client, words: Sequence[str], states: Sequence[JobState]
 
 
 def _matching_jobs(client: Client, word: str, states: Sequence[JobState]) -> list[str]:
-    from refold.errors import BadInput
-
     if not word:
         raise BadInput("a job name is empty")
     found, _ = list_jobs(client, None, match=word)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 from refold.cli.inputs import SelectedPolicy, Workload
 from refold.cli.views import Advance, plural, progress
+from refold.errors import BadFile, MissingExtra
+from refold.model import format_duration
 
 if TYPE_CHECKING:
     from refold.cli.experiment_options import ExperimentOptions, TraceOptions
@@ -114,7 +116,6 @@ def _replay(workload: Workload, selected: SelectedPolicy) -> History | None:
 
 @contextmanager
 def _journal_file(path: Path | None, header: Header) -> Iterator[Journal | None]:
-    from refold.errors import BadFile
     from refold.journal import JournalFile
 
     if path is None:
@@ -144,7 +145,6 @@ def format_node_faults(runs: Sequence[ReportRun]) -> str:
 def describe_conditions(workload: Workload, runs: Sequence[ReportRun]) -> str:
     """Describe the conditions of the simulation: overheads, preemptible jobs, source of job speeds, node faults."""
     from refold.cli.inputs import format_charging
-    from refold.model import format_duration
 
     costs = workload.costs
     overheads = {"start": costs.start, "stop": costs.stop, "restart": costs.restart}
@@ -215,7 +215,6 @@ def try_write_report(
     `notes` are about reading the trace; the report adds the jobs that did not finish itself.
     """
     from refold.cli.views import current_command_line, print_notes
-    from refold.errors import MissingExtra
     from refold.simulator.results import write_report
 
     path = folder / REPORT_FILE_NAME

@@ -11,11 +11,13 @@ import typer
 
 from refold.cli.options import WatchOption, complete_formats, require_option
 from refold.cli.views import progress
+from refold.model import parse_duration
 
 if TYPE_CHECKING:
     from refold.model import Cluster
     from refold.simulator import Costs
     from refold.simulator.traces import Trace
+
 
 GPUS_PER_INSTANCE = 8
 """Default GPUs per instance without a cluster."""
@@ -121,7 +123,6 @@ class OverheadOptions:
 
     def parse(self) -> Costs:
         """Parse the overheads."""
-        from refold.model import parse_duration
         from refold.simulator import Costs
 
         start = parse_duration("0" if self.start_cost is None else self.start_cost)
@@ -166,8 +167,6 @@ class CostOptions(OverheadOptions):
     def parse(self) -> Costs:
         """Parse the overheads and intervals."""
         from msgspec.structs import replace
-
-        from refold.model import parse_duration
 
         checkpoint_every = None if self.checkpoint_every is None else parse_duration(self.checkpoint_every)
         report_every = None if self.report_every is None else parse_duration(self.report_every)

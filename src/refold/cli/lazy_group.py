@@ -7,11 +7,13 @@ from enum import StrEnum
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, cast
 
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
+
+from refold import __version__
 
 
 class CommandEntry(NamedTuple):
@@ -37,22 +39,22 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
         "attach": CommandEntry("Follow a job until it ends.", "attach:attach"),
         "shell": CommandEntry("Open a shell on allocated GPUs.", "shell:shell"),
         "cancel": CommandEntry("Cancel jobs.", "cancel:cancel"),
-        "hold": CommandEntry("Hold jobs so that they do not start.", "hold:hold"),
-        "release": CommandEntry("Release held jobs.", "release:release"),
+        "hold": CommandEntry("Hold jobs so that they do not start.", "cancel:hold"),
+        "release": CommandEntry("Release held jobs.", "cancel:release"),
         "history": CommandEntry("List ended jobs.", "history:history"),
     },
     "Cluster": {
         "top": CommandEntry("Show GPU memory, utilisation, temperature, power and jobs.", "top:top"),
         "nodes": CommandEntry("List nodes and their free GPUs.", "nodes:nodes"),
         "drain": CommandEntry("Stop scheduling jobs on a node or GPU.", "drain:drain"),
-        "resume": CommandEntry("Return a drained node or GPU to service.", "resume:resume"),
+        "resume": CommandEntry("Return a drained node or GPU to service.", "drain:resume"),
         "tenants": CommandEntry("List tenants with quota, usage and demand.", "tenants:tenants"),
-        "users": CommandEntry("List users with their jobs and GPU time used.", "users:users"),
+        "users": CommandEntry("List users with their jobs and GPU time used.", "tenants:users"),
         "token": CommandEntry("Manage access tokens.", "token:app"),
         "events": CommandEntry("Show scheduler events.", "events:events"),
         "snapshot": CommandEntry("Save the current state to a file.", "snapshot:snapshot"),
         "backup": CommandEntry("Back up the daemon's store.", "backup:backup"),
-        "restore": CommandEntry("Restore the daemon's store from a backup.", "restore:restore"),
+        "restore": CommandEntry("Restore the daemon's store from a backup.", "backup:restore"),
         "report": CommandEntry("Write a report of recorded jobs.", "report:report"),
     },
     "Simulation": {
@@ -61,7 +63,6 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
         "simulate": CommandEntry("Simulate one policy on a trace.", "simulate:simulate"),
         "show": CommandEntry("Show a journal in the web UI.", "show:show"),
         "replay": CommandEntry("Replay a journal, with its own or another policy.", "replay:replay"),
-        "predict": CommandEntry("Evaluate run-time predictions on a trace.", "predict:predict"),
         "policies": CommandEntry("List policies, their settings, and placement rules.", "policies:policies"),
         "trace": CommandEntry("Inspect, convert and generate traces.", "trace:app"),
     },
@@ -71,8 +72,8 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
         "profile": CommandEntry("Measure training steps of a model on this machine.", "profile:profile"),
         "fit": CommandEntry("Fit the performance model to measured steps.", "fit:fit"),
         "models": CommandEntry("List the models in the catalogue.", "models:models"),
-        "gpus": CommandEntry("List the GPUs in the catalogue.", "gpus:gpus"),
-        "engines": CommandEntry("List the training frameworks in the catalogue.", "engines:engines"),
+        "gpus": CommandEntry("List the GPUs in the catalogue.", "models:gpus"),
+        "engines": CommandEntry("List the training frameworks in the catalogue.", "models:engines"),
     },
 }
 
@@ -205,3 +206,41 @@ class CommandGroup(TyperGroup):
         for title, section in SECTIONS.items():
             with formatter.section(title):
                 formatter.write_dl([(name, entry.summary) for name, entry in section.items()])
+
+
+# The typer application with all commands.
+
+# Plain help: rich markup costs a tenth of a second. No pretty tracebacks: users never see a traceback.
+app = typer.Typer(
+    name="refold",
+    cls=CommandGroup,
+    help="A scheduler for shared GPU clusters: simulate policies on your job history, then run them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# The base class of typer's usage errors, which typer does not export.
+UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"refold {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A scheduler for shared GPU clusters: simulate policies on your job history, then run them."""
+
+
+def run_command() -> int:
+    """Run the command of this process and return its exit status. Usage errors are raised as exceptions of typer."""
+    status = app(prog_name="refold", standalone_mode=False)
+    return status if isinstance(status, int) else 0

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from refold.model import Seconds
+from refold.errors import BadFile, BadInput, BadValue, RefoldError, UnknownName
+from refold.model import Seconds, parse_duration
 
 
 def _complete_policies(incomplete: str) -> list[str]:
-    from refold.errors import RefoldError
     from refold.simulator import policy_names
 
     policy, slash, placement = incomplete.rpartition("/")
@@ -63,9 +62,6 @@ def complete_formats(incomplete: str) -> list[str]:
 
 def parse_duration_option(option: str, text: str) -> Seconds:
     """Parse the value of an option that is a duration."""
-    from refold.errors import BadValue
-    from refold.model import parse_duration
-
     try:
         return parse_duration(text)
     except BadValue as error:
@@ -74,7 +70,6 @@ def parse_duration_option(option: str, text: str) -> Seconds:
 
 def _complete_settings(ctx: typer.Context, incomplete: str) -> list[str]:
     """Return the settings of the policy given by --policy, with their defaults."""
-    from refold.errors import RefoldError
     from refold.simulator import default_settings
 
     policy = ctx.params.get("policy") or DEFAULT_POLICY
@@ -211,8 +206,6 @@ def parse_settings(
     given: list[str] | None, placement: str | None = None, seed: int | None = None, watch: str | None = None
 ) -> dict[str, Any]:
     """Return the settings of a policy from `--set`, and from `--placement`, `--seed` and `--watch`."""
-    from refold.errors import BadInput
-
     settings: dict[str, Any] = {}
     if watch is not None:
         settings["watch"] = parse_watch_rules(watch)
@@ -244,9 +237,6 @@ def parse_watch_rules(text: str) -> dict[str, Any]:
 
 def _parse_watch_rule(part: str) -> tuple[str, Any]:
     """Parse one rule, such as 'no-progress=10m' or 'beyond-limit'."""
-    from refold.errors import BadInput, UnknownName
-    from refold.model import parse_duration
-
     name, equals, value = part.partition("=")
     if f"{name}{equals}" in WATCH_RULE_NAMES:
         field = name.replace("-", "_")
@@ -260,8 +250,6 @@ def _parse_watch_rule(part: str) -> tuple[str, Any]:
 
 
 def _parse_factor(part: str, value: str) -> float:
-    from refold.errors import BadInput
-
     try:
         return float(value)
     except ValueError:
@@ -270,7 +258,6 @@ def _parse_factor(part: str, value: str) -> float:
 
 def check_watch(rules: Mapping[str, Any] | None, report_every: Seconds | None) -> None:
     """Reject `no-progress` unless runs report progress, and more often than that time."""
-    from refold.errors import BadInput
     from refold.policies.common import WatchRules
 
     if rules is None or (no_progress := WatchRules.from_settings(rules).no_progress) is None:
@@ -286,8 +273,6 @@ def check_watch(rules: Mapping[str, Any] | None, report_every: Seconds | None) -
 
 def require_option(required: str, given: Mapping[str, object], explanation: str) -> None:
     """Raise BadInput if any option of `given` has a value: it has no effect without `required`, which is missing."""
-    from refold.errors import BadInput
-
     for option, value in given.items():
         if value is not None:
             raise BadInput(f"{option} needs {required}: {explanation}")
@@ -295,8 +280,6 @@ def require_option(required: str, given: Mapping[str, object], explanation: str)
 
 def _parse_setting(text: str) -> tuple[str, Any]:
     import json
-
-    from refold.errors import BadInput
 
     key, equals, value = text.partition("=")
     if not key or not equals:
@@ -309,10 +292,21 @@ def _parse_setting(text: str) -> tuple[str, Any]:
 
 def make_folder(folder: Path) -> Path:
     """Create a folder and its parents unless they exist, and return it."""
-    from refold.errors import BadFile
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise BadFile(folder, f"cannot create the folder: {error.strerror}") from None
     return folder
+
+
+# Files that a command writes for a later one.
+
+
+def write_atomically(path: Path, contents: bytes) -> None:
+    """Write a file that has the old or the new contents if the command is interrupted. Raises `BadFile`."""
+    unfinished = path.with_name(path.name + ".new")
+    try:
+        unfinished.write_bytes(contents)
+        unfinished.replace(path)
+    except OSError as error:
+        raise BadFile(path, f"cannot be written: {error.strerror or error}") from None

@@ -12,6 +12,7 @@ from refold.cli.experiment import run_policy, simulate_policy
 from refold.cli.inputs import SelectedPolicy, Workload
 from refold.cli.views import Advance, progress
 from refold.cli.worker_processes import WorkerProcesses, worker_processes
+from refold.errors import RefoldError
 
 if TYPE_CHECKING:
     from refold.simulator.results import ReportRun
@@ -74,8 +75,6 @@ def map_items(
 def _try(
     function: Callable[[Shared, Item, Advance], Result], shared: Shared, item: Item, advance: Advance
 ) -> Result | _SerialisedError:
-    from refold.errors import RefoldError
-
     try:
         return function(shared, item, advance)
     except RefoldError as error:

@@ -9,6 +9,8 @@ import typer
 
 from refold.cli.daemon_client import make_client
 from refold.cli.views import print_line, print_paragraph, progress
+from refold.errors import RefoldError
+from refold.model import DAY, HOUR, MINUTE
 
 if TYPE_CHECKING:
     from refold.model import Preemption, PreemptionOutlook
@@ -52,8 +54,6 @@ def is_on_terminal() -> bool:
 
 def own_outlook() -> PreemptionOutlook | None:
     """Return the outlook for the jobs of the daemon that is running; None if there is none, or it has few jobs."""
-    from refold.errors import RefoldError
-
     try:
         with progress("simulating preemption on the daemon's jobs"):
             outlook = make_client().preemption_outlook()
@@ -64,7 +64,7 @@ def own_outlook() -> PreemptionOutlook | None:
 
 def demo_outlook() -> PreemptionOutlook:
     """Return the outlook for the demo workload, as measured in docs/results/demo.md."""
-    from refold.model import DAY, HOUR, MINUTE, PreemptionOutcome, PreemptionOutlook
+    from refold.model import PreemptionOutcome, PreemptionOutlook
 
     return PreemptionOutlook(
         "the demo workload (92 GPUs)",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from refold.cli.options import HistorySourceOption, Since, require_option
+from refold.errors import BadInput
 
 if TYPE_CHECKING:
     from refold.cli.experiment_options import TraceOptions
@@ -26,7 +27,6 @@ class SourceOptions:
         from functools import partial
 
         from refold.cli.inputs import parse_since, read_slurm_workload
-        from refold.errors import BadInput
 
         if self.source is None:
             require_option("--from slurm", {"--since": self.since}, "a trace is read whole")

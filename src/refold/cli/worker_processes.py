@@ -13,11 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from refold.cli.views import print_line
 from refold.errors import RefoldError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ProcessPoolExecutor
     from types import FrameType
+
 
 Shared = TypeVar("Shared")
 Item = TypeVar("Item")
@@ -151,3 +153,21 @@ def _apply(function: Callable[[Any, Item, Report], Result], item: Item) -> Resul
             done.value += int(amount)
 
     return function(shared, item, report)
+
+
+# Commands that run for long and keep their results: how they end on Ctrl-C and on SIGTERM.
+
+INTERRUPTED = 130
+
+
+@contextmanager
+def stoppable(message: str) -> Iterator[None]:
+    """On Ctrl-C, SIGTERM and SIGHUP, end what is inside, print one line, and exit with the conventional status."""
+    import typer
+
+    with terminable():
+        try:
+            yield
+        except KeyboardInterrupt as interrupt:
+            print_line(f"stopped; {message}", err=True)
+            raise typer.Exit(interrupt.status if isinstance(interrupt, Terminated) else INTERRUPTED) from None

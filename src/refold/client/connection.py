@@ -13,8 +13,7 @@ import msgspec
 
 from refold.client.address import Address
 from refold.client.api import CALLS, LINK_CALL, MAX_REQUEST_BYTES, Call, Event
-from refold.client.replies import error_from_reply
-from refold.client.transports import make_transport
+from refold.client.transports import error_from_reply, make_transport
 from refold.errors import NoDaemon, TooLarge
 
 _CALLS = {call.name: call for call in (*CALLS, LINK_CALL)}

@@ -10,11 +10,19 @@ from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
-from refold.client.address import Address
-from refold.client.api import IDENTITY_PATH, ServerProof, hash_token, is_proven, new_nonce, sign, token_id
-from refold.client.replies import error_from_reply
-from refold.client.unix_sockets import connect
-from refold.errors import NoDaemon
+from refold.client.address import Address, connect
+from refold.client.api import (
+    HTTP_STATUS,
+    IDENTITY_PATH,
+    Problem,
+    ServerProof,
+    hash_token,
+    is_proven,
+    new_nonce,
+    sign,
+    token_id,
+)
+from refold.errors import BadField, NoDaemon, RefoldError, Refused
 
 
 class Transport(Protocol):
@@ -122,3 +130,19 @@ class PlainTransport:
         """Return a signature."""
         now = monotonic() + self._clock_offset
         return {"Authorization": sign(self._token, method, target, body, now).header()}
+
+
+# Error replies of the daemon as exceptions.
+
+_ERRORS = {status: kind for kind, status in reversed(HTTP_STATUS.items())}
+
+
+def error_from_reply(status: int, answer: bytes) -> RefoldError:
+    """Return the exception for an error reply."""
+    try:
+        problem = msgspec.json.decode(answer, type=Problem)
+    except msgspec.DecodeError:
+        problem = Problem(f"the daemon answered with status {status} and no message")
+    if problem.field:
+        return BadField(problem.error, problem.field)
+    return _ERRORS.get(status, Refused)(problem.error)

@@ -13,11 +13,6 @@ from .array import (
     parse_task_numbers as parse_task_numbers,
     task_id as task_id,
 )
-from .auto_request import (
-    AUTO as AUTO,
-    AutoRequest as AutoRequest,
-    AutoResource as AutoResource,
-)
 from .cluster import (
     ETHERNET as ETHERNET,
     MAX_AMOUNT as MAX_AMOUNT,
@@ -34,6 +29,8 @@ from .cluster import (
 from .consent import (
     Consent as Consent,
     Preemption as Preemption,
+    PreemptionOutcome as PreemptionOutcome,
+    PreemptionOutlook as PreemptionOutlook,
     PreemptionRules as PreemptionRules,
     consent_of as consent_of,
     find_consent as find_consent,
@@ -69,27 +66,19 @@ from .job import (
     JobClass as JobClass,
 )
 from .launch import (
+    AUTO as AUTO,
     LAUNCH_ENGINES as LAUNCH_ENGINES,
     MAX_RETRIES as MAX_RETRIES,
+    OUTPUT_FIELDS as OUTPUT_FIELDS,
+    AutoRequest as AutoRequest,
+    AutoResource as AutoResource,
     Launch as Launch,
     LaunchEngine as LaunchEngine,
     StopSignal as StopSignal,
-)
-from .live_change import (
-    ChangeAnswer as ChangeAnswer,
-    ChangeRequest as ChangeRequest,
-    ChangeWay as ChangeWay,
-)
-from .measured import (
-    MeasuredShape as MeasuredShape,
-    measured_shape as measured_shape,
-)
-from .node_set import NodeSet as NodeSet
-from .output_pattern import (
-    OUTPUT_FIELDS as OUTPUT_FIELDS,
     check_output_pattern as check_output_pattern,
     expand_output_pattern as expand_output_pattern,
 )
+from .node_set import NodeSet as NodeSet
 from .plan import (
     DEGREES as DEGREES,
     MAX_DEGREE as MAX_DEGREE,
@@ -99,13 +88,14 @@ from .plan import (
     parse_plan as parse_plan,
     parse_plan_fields as parse_plan_fields,
 )
-from .preemption_outlook import (
-    PreemptionOutcome as PreemptionOutcome,
-    PreemptionOutlook as PreemptionOutlook,
-)
 from .run import (
+    ChangeAnswer as ChangeAnswer,
+    ChangeRequest as ChangeRequest,
+    ChangeWay as ChangeWay,
+    MeasuredShape as MeasuredShape,
     Run as Run,
     RunUsage as RunUsage,
+    measured_shape as measured_shape,
     run_plan as run_plan,
 )
 from .units import (

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from typing import Literal, get_args
 
 import msgspec
 
 from refold.errors import BadValue
 from refold.model.array import ArrayTask
-from refold.model.auto_request import AutoRequest
-from refold.model.units import Seconds
+from refold.model.units import WHOLE, Seconds, format_count, format_memory
 
 StopSignal = Literal["TERM", "INT", "USR1", "USR2", "HUP"]
 LaunchEngine = Literal["megatron", "deepspeed", "fsdp", "accelerate", "trainer"]
@@ -71,3 +72,68 @@ class Launch(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
 
 DEFAULT_LAUNCH = Launch()
 """The launch settings of a job that specifies none."""
+
+
+# Requests of CPUs or memory that the scheduler chooses (`auto`), from what earlier runs of a group have used.
+
+AutoResource = Literal["cpus", "memory"]
+AUTO: Literal["auto"] = "auto"
+
+
+class AutoRequest(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A resource whose amount was chosen: from `runs` earlier runs, of which none has used more than `used`.
+
+    `used` is in MiB, or in thousandths of a CPU. Without runs, the amount is the default.
+    """
+
+    resource: AutoResource
+    runs: int = 0
+    used: int = 0
+
+    def text(self, chosen: int) -> str:
+        """Describe the choice: 'memory: auto is 5 GiB: 7 earlier runs used 4 GiB at most'."""
+        amount = _format(self.resource, chosen) if chosen else "not limited"
+        runs = f"{format_count(self.runs, 'earlier run')} used"
+        why = f"{runs} {_format(self.resource, self.used)} at most" if self.runs else "no earlier run was measured"
+        return f"{self.resource}: auto is {amount}: {why}"
+
+
+def _format(resource: AutoResource, amount: int) -> str:
+    if resource == "memory":
+        return format_memory(amount)
+    return "1 CPU" if amount == WHOLE else f"{amount / WHOLE:g} CPUs"
+
+
+# Names of output files with fields, as in Slurm: 'logs/%x-%j.out'.
+
+OUTPUT_FIELDS: Mapping[str, str] = {
+    "j": "number of the job",
+    "A": "number of the array",
+    "a": "task number in the array",
+    "x": "job name",
+    "u": "user",
+    "t": "index of the instance",
+}
+"""What the fields of a pattern stand for; `%%` is a percent sign, and `%4a` pads with zeros."""
+
+_FIELD = re.compile(r"%(\d?)(.?)", re.DOTALL)
+
+
+def check_output_pattern(pattern: str) -> None:
+    """Raise BadValue if a pattern has an unknown field."""
+    expand_output_pattern(pattern, dict.fromkeys(OUTPUT_FIELDS, ""))
+
+
+def expand_output_pattern(pattern: str, values: Mapping[str, str]) -> str:
+    """Replace the fields of a pattern by their values."""
+
+    def value_of(match: re.Match[str]) -> str:
+        width, field = match.groups()
+        if field == "%" and not width:
+            return "%"
+        if field not in values:
+            known = ", ".join(f"%{name} ({meaning})" for name, meaning in OUTPUT_FIELDS.items())
+            raise BadValue(f"{pattern[:64]!r} has the unknown field {match[0]!r}, expected {known} or %%")
+        return values[field].zfill(int(width or 0))
+
+    return _FIELD.sub(value_of, pattern)

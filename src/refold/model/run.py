@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal, NamedTuple
+
 import msgspec
 
 from refold.model.allocation import Allocation
+from refold.model.cluster import Cluster
 from refold.model.job import Job
 from refold.model.plan import Plan
 from refold.model.units import WHOLE, MiB, Seconds
@@ -40,3 +43,64 @@ def run_plan(job: Job, allocation: Allocation) -> Plan | None:
     if allocation.plan is not None or job.plan is None:
         return allocation.plan
     return job.plan if job.plan.gpus * WHOLE == allocation.gpu_milli else None
+
+
+# What a measured speed is the speed of.
+
+
+class MeasuredShape(NamedTuple):
+    """A kind of job, GPUs on each node (in descending order) of one type, and a plan."""
+
+    workload: str
+    batch: int
+    sequence: int
+    gpu_type: str
+    layout: tuple[int, ...]
+    plan: Plan
+
+
+def measured_shape(job: Job, allocation: Allocation, cluster: Cluster) -> MeasuredShape:
+    """Return the shape of a run; a run without a plan is data-parallel."""
+    gpu_type = cluster.nodes[allocation.placement[0].node].gpu_type
+    layout = allocation.gpus_on_node
+    plan = allocation.plan or job.plan or Plan(data=max(sum(layout), 1))
+    return MeasuredShape(job.workload, job.batch, job.sequence, gpu_type, layout, plan)
+
+
+# What a back end and the agent of a run tell each other when processes are to continue under another plan.
+
+ChangeWay = Literal["live", "warm", "cold"]
+"""How a plan was changed: processes stayed, new processes with state in memory, or restarted from a checkpoint."""
+
+
+class ChangeRequest(msgspec.Struct, frozen=True):
+    """Train with another plan, as run `run`.
+
+    `devices`: the new value of CUDA_VISIBLE_DEVICES; None: there are no GPUs, or they stay the same. `way`: a live
+    change keeps processes where it can, a warm one replaces all of them.
+    """
+
+    run: int
+    plan: Plan
+    devices: str | None = None
+    way: Literal["live", "warm"] = "live"
+
+
+class ChangeAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The answer to the request for run `run`: the plan in use from `step` on; or `error`, if it was not carried out.
+
+    `phases`: seconds without training, by phase. `why`: why the plan is not the requested one. `way`: how the plan was
+    changed, whatever was requested.
+    """
+
+    run: int
+    plan: Plan | None = None
+    step: int | None = None
+    phases: dict[str, Seconds] = {}
+    why: str = ""
+    error: str = ""
+    way: ChangeWay = "live"
+
+    def __post_init__(self) -> None:
+        if (self.plan is None) is not bool(self.error):
+            raise ValueError("an answer has either a plan or an error")

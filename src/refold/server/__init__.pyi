@@ -1,10 +1,3 @@
-from .accounts import (
-    JobAccount as JobAccount,
-    find_account as find_account,
-    find_job_account as find_job_account,
-    is_job_uid as is_job_uid,
-    user_check as user_check,
-)
 from .admission import Admission as Admission
 from .backend import (
     Backend as Backend,
@@ -33,6 +26,7 @@ from .engine import (
     EngineParts as EngineParts,
     ServedBackend as ServedBackend,
     StatusOf as StatusOf,
+    UseByOthers as UseByOthers,
     load_daemon_id as load_daemon_id,
 )
 from .inbox import Inbox as Inbox
@@ -43,7 +37,6 @@ from .job_table import (
 )
 from .listeners import find_socket_path as find_socket_path
 from .live_state import LiveState as LiveState
-from .log_format import log_to_stderr as log_to_stderr
 from .machine_locks import (
     GpuLocks as GpuLocks,
     LockHolder as LockHolder,
@@ -70,7 +63,14 @@ from .snapshot import encode_snapshot as encode_snapshot
 from .subscribers import (
     LoopStep as LoopStep,
     Subscriber as Subscriber,
+    log_to_stderr as log_to_stderr,
 )
-from .unix_users import read_account as read_account
-from .use_by_others import UseByOthers as UseByOthers
+from .unix_users import (
+    JobAccount as JobAccount,
+    find_account as find_account,
+    find_job_account as find_job_account,
+    is_job_uid as is_job_uid,
+    read_account as read_account,
+    user_check as user_check,
+)
 from .writer import Writer as Writer

@@ -15,7 +15,7 @@ import uvicorn
 
 from refold.client import local_url, read_address, write_address
 from refold.server.config import Config
-from refold.server.daemon_parts import DaemonParts
+from refold.server.daemon_parts import DaemonParts, log_task_failure, run_every
 from refold.server.descriptors import raise_descriptor_limit
 from refold.server.engine import ClusterEngine
 from refold.server.http import (
@@ -30,14 +30,12 @@ from refold.server.http import (
 from refold.server.inbox import Inbox
 from refold.server.listeners import Listeners, format_address, open_listeners
 from refold.server.live_state import LiveState
-from refold.server.metrics import Metrics
+from refold.server.metrics import Metrics, make_pages
 from refold.server.monitor import (
     Layout,
     Machine,
 )
 from refold.server.network import ConnectionTable, LoopLag, describe_fewer_connections, limits_for, make_http_server
-from refold.server.periodic import log_task_failure, run_every
-from refold.server.probes import make_pages
 from refold.server.service import SchedulerService
 from refold.server.store import Store
 from refold.server.store_upkeep import UPKEEP_INTERVAL_SECONDS

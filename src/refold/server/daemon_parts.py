@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from refold.core import Header, Policy, Scheduler
 from refold.model import MINUTE, Seconds
-from refold.server.accounts import user_check
-from refold.server.backoff import Backoff
-from refold.server.change_costs import ChangeCosts
+from refold.server.backend import is_up_to_date
 from refold.server.clock import Anchor, WallClock
 from refold.server.config import Config
 from refold.server.drain import DrainManager
@@ -25,8 +24,6 @@ from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries
 from refold.server.job_table import Notice
 from refold.server.live_state import LiveState
-from refold.server.log_copies import is_up_to_date
-from refold.server.log_format import EventLog
 from refold.server.log_retention import SWEEP_INTERVAL_SECONDS, LogRetention
 from refold.server.loop import Loop, NextEpoch
 from refold.server.machine_locks import GpuLocks
@@ -42,16 +39,16 @@ from refold.server.monitor import (
 )
 from refold.server.notify import JobMessages, Notifier
 from refold.server.output import LOGS_FOLDER
-from refold.server.periodic import run_every
 from refold.server.recovery import past_jobs, recover
-from refold.server.retries import Retries
+from refold.server.retries import Backoff, Retries
 from refold.server.service import SchedulerService
 from refold.server.start_conditions import StartConditions
 from refold.server.start_forecasts import StartForecasts
 from refold.server.store import Store
 from refold.server.store_upkeep import StoreUpkeep
-from refold.server.subscribers import Subscriber
+from refold.server.subscribers import ChangeCosts, EventLog, Subscriber
 from refold.server.tokens import TokenStore
+from refold.server.unix_users import user_check
 from refold.server.writer import Writer
 from refold.simulator import make_policy, without_start_estimates
 
@@ -243,3 +240,26 @@ def _make_clock(store: Store, last: Seconds) -> WallClock:
     now = 0.0 if anchor is None else anchor.now(at_least=last)
     store.write_meta(CLOCK_KEY, Anchor.at(now))
     return WallClock(now)
+
+
+# Background tasks of the daemon that run periodically.
+
+log = logging.getLogger("refold")
+
+
+async def run_every(work: Callable[[], Awaitable[None] | None], every: Seconds) -> None:
+    """Call `work` periodically; log failures and continue."""
+    while True:
+        await asyncio.sleep(every)
+        try:
+            awaitable = work()
+            if awaitable is not None:
+                await awaitable
+        except Exception:
+            log.exception("periodic task failed; next attempt in %g s", every)
+
+
+def log_task_failure(task: asyncio.Task[None]) -> None:
+    """Log the exception of a background task that ended."""
+    if not task.cancelled() and task.exception() is not None:
+        log.error("a background task stopped because of an error", exc_info=task.exception())

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from refold.client.api import Caller, JobStatus, Submission
-from refold.core import PastJob
-from refold.model import Cluster, Job, Seconds
+from refold.core import NodeUsed, PastJob
+from refold.model import WHOLE, Cluster, Job, MiB, Milli, Seconds
 from refold.server.admission import Admission
 from refold.server.backend import Backend, ExportedOf, LimitsOf, Report, SecretsOf
 from refold.server.inbox import Inbox
@@ -121,3 +121,32 @@ def load_daemon_id(folder: Path, key: str, size: int = 8) -> str:
             found = os.urandom(size).hex()
             store.write_meta(key, found)
         return found
+
+
+# What others than the scheduler use on the nodes of an engine, as events.
+
+
+class UseByOthers:
+    """Reports changes of what others use. What an earlier daemon has reported still counts, until it is replaced."""
+
+    def __init__(self, state: LiveState) -> None:
+        self._state = state
+        self._reported: dict[int, NodeUsed] = {}
+
+    def change(self, node: int, gpus: int, cpu_milli: Milli, memory_mib: MiB) -> NodeUsed | None:
+        """Return what others use on a node, if that is not what was reported last. Negative numbers count as 0."""
+        before = self._reported.get(node) or self._state.view.used_by_others(node)
+        used = NodeUsed(node, self._choose_gpus(before, max(0, gpus)), max(0, cpu_milli), max(0, memory_mib))
+        if used == before:
+            return None
+        self._reported[node] = used
+        return used
+
+    def _choose_gpus(self, before: NodeUsed, count: int) -> tuple[int, ...]:
+        """Return GPUs that no run has: those that were reported before, then the last ones.
+
+        Which GPU of a node is used is decided by the engine; the scheduler only counts them.
+        """
+        free = [gpu for gpu, milli in enumerate(self._state.view.free_gpu_milli(before.node)) if milli == WHOLE]
+        candidates = [*before.gpus, *(gpu for gpu in reversed(free) if gpu not in before.gpus)]
+        return tuple(sorted(candidates[:count]))

@@ -21,7 +21,7 @@ from refold.errors import Conflict, Forbidden, NotFound, Refused
 from refold.model import Job
 from refold.server.inbox import Inbox
 from refold.server.job_queries import JobQueries, refusal
-from refold.server.job_selector import JobSelector
+from refold.server.job_table import JobSelector
 from refold.server.live_state import JobBefore, LiveState
 from refold.server.start_conditions import StartConditions
 from refold.server.status import job_before

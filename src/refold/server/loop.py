@@ -12,13 +12,16 @@ Input that arrives during a step is handled in the next one, so that requests ar
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from refold.client.api import wire
 from refold.core import (
+    ChangeMeasured,
     Entry,
     Event,
+    GpuTimeUsed,
     Header,
     JobCancelled,
     JobHeld,
@@ -27,8 +30,11 @@ from refold.core import (
     Order,
     PastJob,
     RunFailed,
+    RunProgressed,
+    RunStarted,
     RunStopped,
     Scheduler,
+    SpeedMeasured,
     StartRun,
     StopRun,
     View,
@@ -36,7 +42,6 @@ from refold.core import (
 from refold.errors import Unavailable
 from refold.model import Seconds
 from refold.server.backend import Backend
-from refold.server.decision_pace import DecisionPace
 from refold.server.http import EventStream
 from refold.server.inbox import Inbox, PendingRequest
 from refold.server.live_state import JobBefore, LiveState
@@ -273,3 +278,40 @@ def _call_after_step(subscriber: Subscriber, step: LoopStep) -> None:
         subscriber.after_step(step)
     except Exception:  # the step is committed and carried out: a subscriber must not fail the loop
         log.exception("a subscriber failed after a step; the step itself was carried out")
+
+
+# When the policy decides. One that takes long must not hold up requests, whose events are committed without it.
+
+QUICK: Seconds = 0.02
+"""A policy that decides faster is called at every step."""
+
+CALM_PAUSE, BUSY_PAUSE, IDLE_PAUSE = 3.0, 1.0, 0.5
+"""Pauses after a decision, as multiples of its duration: before events that free nothing; before others if clients
+wait for answers, and if none do. GPUs may be free then, but runs that were just started need the processor as well, and
+the next decision is about all runs that end meanwhile."""
+
+MAX_PAUSE: Seconds = 2.0
+
+CALM = (JobSubmitted, RunStarted, RunProgressed, SpeedMeasured, ChangeMeasured, GpuTimeUsed)
+"""Events that free nothing."""
+
+
+class DecisionPace:
+    """Measures decisions, and says when the next one is due."""
+
+    def __init__(self) -> None:
+        self._ended_at: Seconds = -inf
+        self._duration: Seconds = 0.0
+
+    def note(self, began_at: Seconds, ended_at: Seconds) -> None:
+        """Note a decision."""
+        self._ended_at, self._duration = ended_at, ended_at - began_at
+
+    def decide_at(self, now: Seconds, events: Iterable[Event], has_requests: bool) -> Seconds | None:
+        """Return when the policy is to decide about these events; None: now."""
+        if self._duration < QUICK:
+            return None
+        calm = all(isinstance(event, CALM) for event in events)
+        pause = CALM_PAUSE if calm else BUSY_PAUSE if has_requests else IDLE_PAUSE
+        due = self._ended_at + min(MAX_PAUSE, pause * self._duration)
+        return due if due > now else None

@@ -10,10 +10,12 @@ from pathlib import Path
 from time import time
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from refold import __version__
 from refold.client.api import GpuStatus
 from refold.core import StartRun
-from refold.server.http import EventStream
+from refold.server.http import EventStream, Page, Reply
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
 from refold.server.monitor import GpuPoller
@@ -224,3 +226,26 @@ def _process() -> list[Metric]:
             Metric("process_resident_memory_bytes", "gauge", "Memory.", [Sample(pages * resource.getpagesize())]),
         ]
     return metrics
+
+
+# Pages for monitoring: `/readyz` for load balancers and Kubernetes, `/metrics` for Prometheus.
+
+
+def make_pages(inbox: Inbox, metrics: Metrics) -> dict[str, Page]:
+    """Return the pages by path."""
+
+    async def ready() -> Reply:
+        problem = _problem(inbox)
+        return Reply(503 if problem else 200, msgspec.json.encode({"status": problem or "ready"}))
+
+    async def show_metrics() -> Reply:
+        return Reply(200, await metrics.page(), MEDIA)
+
+    return {"/readyz": Page(None, ready), "/metrics": Page("reader", show_metrics)}
+
+
+def _problem(inbox: Inbox) -> str:
+    """Return why no request that changes something is accepted; ''. Paths are not shown: anybody may ask."""
+    if inbox.stopping:
+        return "the daemon is shutting down"
+    return "the journal cannot be written" if inbox.problem else ""

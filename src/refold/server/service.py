@@ -51,7 +51,6 @@ from refold.model import Job, PreemptionOutlook, PreemptionRules
 from refold.server.admission import Admission, CompleteJob, as_submitted
 from refold.server.alerts import find_alerts
 from refold.server.config import LimitsConfig
-from refold.server.costly_questions import CostlyQuestions
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
 from refold.server.http import EventStream
@@ -61,19 +60,17 @@ from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries
 from refold.server.live_state import LiveState
 from refold.server.monitor import GpuPoller
-from refold.server.planner import Planner
+from refold.server.planner import CostlyQuestions, Planner
 from refold.server.policy_comparison import PolicyComparer
 from refold.server.preemption_question import PreemptionAdviser
 from refold.server.preview import Previewer
-from refold.server.run_log import RunLog
+from refold.server.run_log import RunLog, make_timeline
 from refold.server.snapshot import journal_lines, snapshot_lines
 from refold.server.start_conditions import StartConditions
 from refold.server.start_forecasts import StartForecasts
-from refold.server.status import node_statuses, tenant_statuses
+from refold.server.status import node_statuses, tenant_statuses, user_statuses
 from refold.server.store import Store
-from refold.server.timeline import make_timeline
 from refold.server.tokens import TokenStore
-from refold.server.users import user_statuses
 
 WITH_GRACE = CancelQuery()
 

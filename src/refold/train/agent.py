@@ -13,11 +13,10 @@ from typing import assert_never
 import msgspec
 
 from refold.model import Seconds
-from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, Send, SignalRank, StartRank
 from refold.train.change_file import ChangeFile
 from refold.train.fork_server import ProcessExited, Program
-from refold.train.machine import LocalMachine
-from refold.train.owned_files import AgentFolder
+from refold.train.messages import Action, Announce, Answer, Exit, Log, Report, Send, SignalRank, StartRank
+from refold.train.owned_files import AgentFolder, LocalMachine
 from refold.train.processes import Processes
 from refold.train.progress import Reporter
 from refold.train.run_settings import LOOPBACK_ADDRESS, RunSettings

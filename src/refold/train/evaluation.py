@@ -14,9 +14,8 @@ from refold.errors import BadInput
 from refold.train.batches import Data, read_samples
 from refold.train.layout import check_batch
 from refold.train.local_model import LocalModel
-from refold.train.losses import IGNORED_LABEL, LABELS, Batch, Loss, LossRecorder
+from refold.train.losses import IGNORED_LABEL, LABELS, Batch, Loss, LossRecorder, ModelInputs
 from refold.train.micro_batches import Context, make_schedule, take
-from refold.train.model_inputs import ModelInputs
 
 
 class EvaluatedSamples(NamedTuple):

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from refold.errors import BadInput
 from refold.model import Plan, Recompute
 from refold.train.layout import PIPELINE, REPLICA, SHARD, TENSOR, RankMesh
-from refold.train.model_inputs import ModelInputs, parameters_of
+from refold.train.losses import ModelInputs, parameters_of
 from refold.train.pipeline_stages import PipelineRule, check_stages, find_difference, find_rule, keep_stage
 from refold.train.template import Template, allocate
 from refold.train.tensor_rules import Split, check_splits, find_splits, is_inner, split_layers

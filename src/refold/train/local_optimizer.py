@@ -18,10 +18,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from refold.errors import BadInput
-from refold.train.descriptions import describe, empty_tensor
-from refold.train.host_memory import HostReserve
+from refold.train.host_tensors import HostReserve, describe, empty_tensor, plain, restored
 from refold.train.local_model import LocalModel, local_part
-from refold.train.plain_values import plain, restored
 
 LIKE_PARAMETER = "like parameter"
 """Marks state that has the shape of its parameter, and is divided as the parameter is."""

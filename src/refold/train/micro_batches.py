@@ -13,8 +13,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleIn
 from refold.model import Plan
 from refold.train.layout import PIPELINE
 from refold.train.local_model import LocalModel
-from refold.train.losses import Batch, Loss, LossRecorder, StepLoss
-from refold.train.model_inputs import ModelInputs
+from refold.train.losses import Batch, Loss, LossRecorder, ModelInputs, StepLoss
 
 Context = Callable[[], AbstractContextManager[Any]]
 

@@ -12,8 +12,11 @@ import shutil
 import tempfile
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic
+from typing import Protocol
 
 from refold.errors import BadFile
+from refold.model import Seconds
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -150,3 +153,35 @@ def _lock(path: Path) -> int:
 def _free_bytes(folder: Path) -> int:
     space = os.statvfs(folder)
     return space.f_bavail * space.f_frsize
+
+
+# The machine of an agent, as far as its supervisor needs it: a clock, and shared memory.
+
+
+class SupervisedMachine(Protocol):
+    """What the supervisor needs to know of the machine."""
+
+    def now(self) -> Seconds:
+        """Return the time of a monotonic clock."""
+
+    def shared_state(self, size: int) -> str:
+        """Return the path of a file in shared memory, which may grow to this size."""
+
+    def reserve(self, size: int) -> None:
+        """Let the file have this size, or raise an error."""
+
+
+class LocalMachine:
+    """This machine."""
+
+    def __init__(self, folder: AgentFolder) -> None:
+        self._folder = folder
+
+    def now(self) -> Seconds:
+        return monotonic()
+
+    def shared_state(self, size: int) -> str:
+        return str(self._folder.shared_state(size))
+
+    def reserve(self, size: int) -> None:
+        self._folder.reserve(size)

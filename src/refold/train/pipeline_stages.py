@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from refold.errors import BadInput
-from refold.train.model_inputs import ModelInputs
+from refold.train.losses import ModelInputs
 
 
 class PipelineRule(NamedTuple):

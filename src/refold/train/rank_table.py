@@ -1,4 +1,4 @@
-"""The processes of a run that have not exited, and what part they have in it."""
+"""What the supervisor of a run keeps: its ranks, the requests to change its plan, and how often it has failed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from refold.train.actions import Action, Send, SignalRank, StartRank
-from refold.train.messages import ToRank
-from refold.train.shape import AgentRanks, Shape
+from refold.model import ChangeAnswer, ChangeRequest, ChangeWay, Seconds
+from refold.train.messages import Action, Answer, Entered, Send, SignalRank, StartRank, ToRank
+from refold.train.run_settings import AgentRanks, Shape
 
 
 class Role(Enum):
@@ -94,3 +94,89 @@ class RankTable:
     def are_joining(self) -> bool:
         """Whether all processes of the previous generation have exited."""
         return all(rank.role is Role.JOINING for rank in self)
+
+
+# Failures of ranks: how they are described, and how often a run is restarted after them.
+
+STOPPED = 128 + signal.SIGTERM
+"""Exit status of a run whose ranks had to be killed at the end of the grace period."""
+
+MAX_FAILURES = 3
+"""How many times in a row a run is restarted without having come further than before."""
+
+
+class RestartLimit:
+    """Allows `MAX_FAILURES` restarts in a row in which the training gets no further than before."""
+
+    def __init__(self) -> None:
+        self._furthest = -1
+        self._furthest_at_failure = -1
+        self._failures = 0
+
+    def reached(self, step: int) -> None:
+        """Record progress."""
+        self._furthest = max(self._furthest, step)
+
+    def may_restart(self) -> bool:
+        """Record a failure, and return whether the run may be restarted."""
+        if self._furthest > self._furthest_at_failure:
+            self._furthest_at_failure = self._furthest
+            self._failures = 0
+        self._failures += 1
+        return self._failures <= MAX_FAILURES
+
+
+def exit_code(status: int) -> int:
+    """Return the exit code that stands for a status, as a shell does."""
+    return status if status >= 0 else 128 - status
+
+
+def describe_exit(status: int) -> str:
+    """Return what a process has done that ended with a status."""
+    return f"has exited with status {status}" if status >= 0 else f"was killed by {signal.Signals(-status).name}"
+
+
+# The requests to change the plan of a run: the one that is carried out, and the next one.
+
+
+class ChangeRequests:
+    """Keeps the requests until they are answered. The newest one that is not carried out yet supersedes the others."""
+
+    def __init__(self) -> None:
+        self.current: ChangeRequest | None = None
+        self.next: ChangeRequest | None = None
+
+    def add(self, request: ChangeRequest) -> list[Answer]:
+        """Add a request; return the answer to the one that it supersedes."""
+        superseded, self.next = self.next, request
+        return [refusal(superseded, f"superseded by run {request.run}")] if superseded else []
+
+    def begin(self) -> ChangeRequest:
+        """Return the next request, which is now carried out."""
+        assert self.next is not None
+        assert self.current is None
+        request = self.next
+        self.current, self.next = request, None
+        return request
+
+    def complete(self, entered: Entered, earlier: dict[str, Seconds], way: ChangeWay) -> Answer | None:
+        """Return the answer to the current request, if there is one; `earlier`: phases before those of new ranks."""
+        if self.current is None:
+            return None
+        run, self.current = self.current.run, None
+        return Answer(ChangeAnswer(run, entered.plan, entered.step, earlier | entered.phases, entered.why, way=way))
+
+    def refuse_current(self, why: str) -> list[Answer]:
+        """Give up the current request."""
+        refused, self.current = self.current, None
+        return [refusal(refused, why)] if refused else []
+
+    def refuse_next(self, why: str) -> list[Answer]:
+        """Give up the next request."""
+        refused, self.next = self.next, None
+        return [refusal(refused, why)] if refused else []
+
+
+def refusal(request: ChangeRequest, why: str) -> Answer:
+    """Return the answer to a request that is not carried out."""
+    return Answer(ChangeAnswer(request.run, error=why))

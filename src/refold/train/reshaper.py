@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 
 import torch
 import torch.distributed as dist
@@ -17,7 +19,6 @@ from refold.train import process_group
 from refold.train.checkpoints import Checkpoints
 from refold.train.layout import Meshes, RankMesh, check_batch, fallback_plan, with_micro_batches
 from refold.train.local_model import LocalModel
-from refold.train.phases import PhaseTimer
 from refold.train.process_group import Rendezvous
 from refold.train.training_state import Facts, TrainingState
 
@@ -160,3 +161,22 @@ def has_same_layout(plan: Plan, other: Plan) -> bool:
 
 def _layout_of(plan: Plan) -> tuple[int, ...]:
     return plan.data, plan.tensor, plan.pipeline, plan.interleave, plan.zero
+
+
+# Seconds by phase.
+
+
+class PhaseTimer:
+    """Measures phases that follow each other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, Seconds] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the time of a block to a phase."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + perf_counter() - began

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from refold.train.descriptions import Description
 from refold.train.handover import Handover, Region
+from refold.train.host_tensors import Description
 from refold.train.state import Box
 
 ALIGNMENT = 64

@@ -20,9 +20,8 @@ from refold.train.channel import RankChannel, connect
 from refold.train.checkpoints import Checkpoints
 from refold.train.fused_layers import replace_fused_layers
 from refold.train.local_model import SplittableModel, is_hugging_face
-from refold.train.losses import Batch, Loss, model_loss
+from refold.train.losses import Batch, InputReader, Loss, model_loss
 from refold.train.messages import Change, Ready
-from refold.train.model_inputs import InputReader
 from refold.train.pipeline_stages import PipelineRule
 from refold.train.reshaper import Reshaper
 from refold.train.run_settings import CHANGE_VARIABLE, read_plan

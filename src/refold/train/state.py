@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from refold.train.descriptions import Description, describe
 from refold.train.handover import Region, Regions
+from refold.train.host_tensors import Description, describe
 from refold.train.layout import REPLICA, SHARD, TENSOR
 from refold.train.local_model import LocalModel, local_part
 from refold.train.local_optimizer import LocalOptimizer, is_like

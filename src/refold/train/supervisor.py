@@ -11,7 +11,6 @@ that fails again and again, waits for its ranks (ENDING).
 
 from __future__ import annotations
 
-import signal
 from enum import Enum, auto
 from typing import NamedTuple, assert_never
 
@@ -19,24 +18,39 @@ import msgspec
 
 from refold.errors import RefoldError
 from refold.model import ChangeRequest, ChangeWay, Plan, Seconds
-from refold.train.actions import Action, Announce, Answer, Exit, Log, Report, SignalRank
-from refold.train.change_requests import ChangeRequests, refusal
-from refold.train.failures import MAX_FAILURES, RestartLimit, describe_exit, exit_code
-from refold.train.machine import SupervisedMachine
 from refold.train.messages import (
+    Action,
+    Announce,
+    Answer,
     Change,
     Entered,
+    Exit,
     Finished,
     Left,
+    Log,
     NotEntered,
     Progress,
     Ready,
+    Report,
     Saved,
+    SignalRank,
     StopTraining,
     ToAgent,
 )
-from refold.train.rank_table import RankProcess, RankTable, Role
-from refold.train.shape import SINGLE, AgentRanks, make_shape, shape_after
+from refold.train.owned_files import SupervisedMachine
+from refold.train.rank_table import (
+    MAX_FAILURES,
+    STOPPED,
+    ChangeRequests,
+    RankProcess,
+    RankTable,
+    RestartLimit,
+    Role,
+    describe_exit,
+    exit_code,
+    refusal,
+)
+from refold.train.run_settings import SINGLE, AgentRanks, make_shape, shape_after
 
 JOIN_SECONDS: Seconds = 300.0
 """Time limit for starting the ranks that join in a change."""
@@ -46,9 +60,6 @@ ENTER_SECONDS: Seconds = 300.0
 
 LEAVE_SECONDS: Seconds = 10.0
 """Time limit for the exit of ranks that have left."""
-
-STOPPED = 128 + signal.SIGTERM
-"""Exit status of a run whose ranks had to be killed at the end of the grace period."""
 
 
 class _Phase(Enum):

@@ -17,9 +17,9 @@ from torch.optim import Optimizer
 from refold.errors import StateNotMoved
 from refold.model import Plan
 from refold.train.checkpoints import Checkpoints
-from refold.train.descriptions import Description, empty_tensor
 from refold.train.fused_layers import Replacement
 from refold.train.handover import Handover, Regions
+from refold.train.host_tensors import Description, empty_tensor
 from refold.train.layout import RankMesh
 from refold.train.local_model import LocalModel, SplittableModel, local_part
 from refold.train.local_optimizer import LocalOptimizer, Slots

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from refold.client.jobspec.begin_times import parse_begin
+from refold.client.jobspec.job_fields import parse_begin
 from refold.errors import BadValue
 
 NOW = datetime(2026, 11, 16, 14, 30, tzinfo=timezone(timedelta(hours=1)))

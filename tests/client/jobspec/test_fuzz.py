@@ -14,8 +14,8 @@ from refold.client.api.wire import Submission
 from refold.client.jobspec.job_fields import UNSUPPORTED, JobFields, RequestedResources
 from refold.client.jobspec.reader import SpecFile, parse_spec
 from refold.client.jobspec.sbatch import READERS
+from refold.client.jobspec.sbatch_directives import LONG_NAMES, UNSUPPORTED_OPTIONS
 from refold.client.jobspec.sbatch_tasks import SIZE_OPTIONS
-from refold.client.jobspec.slurm_options import LONG_NAMES, UNSUPPORTED_OPTIONS
 from refold.errors import RefoldError
 
 MAX_ERROR_BYTES = 3000

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from refold.client.jobspec.jobs_file import read_jobs
+from refold.client.jobspec.reader import read_jobs
 from refold.errors import BadFile
 from refold.model import ArrayTask, Demand, Job, Launch
 

@@ -13,7 +13,7 @@ from fake_api_server import FakeApiServer, Refusal
 from kubernetes_objects import DAEMON, Json, binding_of, node_json, pod_json
 from typer.testing import CliRunner
 
-from refold.cli.typer_app import app
+from refold.cli.lazy_group import app
 from refold.core import Event, JobSubmitted, NodeDrained, NodeLost, NodeUsed, PastJob, RunAdopted
 from refold.engines.kubernetes.access import Access
 from refold.engines.kubernetes.api_server import ApiError, ApiServer

@@ -13,7 +13,7 @@ from fake_api_server import FakeApiServer, Refusal, allow_all
 
 from refold.engines.kubernetes.access import Access
 from refold.engines.kubernetes.api_server import ApiError, ApiServer
-from refold.engines.kubernetes.lease import Holder, Lease, this_process
+from refold.engines.kubernetes.leadership import Holder, Lease, this_process
 
 PATH = "/apis/coordination.k8s.io/v1/namespaces/default/leases/refold"
 WAIT = 10.0

@@ -11,7 +11,7 @@ from fake_api_server import FakeApiServer
 from kubernetes_daemon import daemon_of, job_json, wait_for
 
 from refold.engines.kubernetes import ApiError
-from refold.engines.kubernetes.local_queues import KEPT_SECONDS, LocalQueues
+from refold.engines.kubernetes.gang_queue import KEPT_SECONDS, LocalQueues
 
 GROUP = "/apis/kueue.x-k8s.io"
 QUEUES = f"{GROUP}/v1beta1/namespaces/default/localqueues"

@@ -15,8 +15,7 @@ from kubernetes_objects import make_pod
 from refold.engines.kubernetes.api_server import ApiError, ApiServer
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.objects import Pod
-from refold.engines.kubernetes.pod_logs import LogPart, parse_part, read_pod_log
-from refold.engines.kubernetes.pod_output import PodOutput
+from refold.engines.kubernetes.pod_output import LogPart, PodOutput, parse_part, read_pod_log
 from refold.errors import NotFound, Unavailable
 from refold.server.live_state import LiveState
 

@@ -25,9 +25,9 @@ from refold.engines.local.process import ProcessInfo, boot_id
 from refold.engines.local.process_host import OutputCopy
 from refold.engines.local.process_tree import ProcessScanner, find_strays
 from refold.model import Allocation, Job, Share
-from refold.server.accounts import JobAccount
 from refold.server.output import RunEnd, RunFiles, StartRecord
 from refold.server.output.log_files import rotate_log
+from refold.server.unix_users import JobAccount
 
 DAEMON = JobAccount("60010", 60010, 60010, (), "/", "/bin/sh")
 ENVIRONMENT = {"PATH": os.defpath}

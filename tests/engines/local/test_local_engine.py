@@ -12,8 +12,8 @@ from refold.engines.local import engine as local_engine
 from refold.engines.local.engine import describe_user, split_privileges
 from refold.engines.local.process_host import OwnProcesses
 from refold.errors import BadInput
-from refold.server.accounts import user_check
 from refold.server.config.settings import Config, ServeConfig
+from refold.server.unix_users import user_check
 
 
 def config(user: str) -> Config:

@@ -23,7 +23,7 @@ from refold.engines.local.helper_processes import HelperLost, HelperProcesses
 from refold.engines.local.process import Process, wait_for_exit
 from refold.engines.local.process_host import OutputCopy
 from refold.errors import BadInput
-from refold.server.accounts import JobAccount, find_account, find_job_account
+from refold.server.unix_users import JobAccount, find_account, find_job_account
 
 pytestmark = needs_root
 

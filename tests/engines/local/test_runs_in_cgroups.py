@@ -24,9 +24,9 @@ from refold.engines.local.helper_processes import HelperProcesses
 from refold.engines.local.process_host import GATE, OwnProcesses, start_in_group
 from refold.engines.local.run_groups import GroupPlace, ResourceLimits, group_name
 from refold.model import Allocation, Job, Share
-from refold.server.accounts import JobAccount
 from refold.server.backend import Backend, Report
 from refold.server.output.run_files import mark_prefix, new_mark
+from refold.server.unix_users import JobAccount
 from refold.testing.backend_contract import SHORT_GRACE, BackendContract, BackendHarness
 
 pytestmark = pytest.mark.cgroups

@@ -10,7 +10,7 @@ import pytest
 from slurm_output import FakePrograms, node_line
 from typer.testing import CliRunner, Result
 
-from refold.cli.typer_app import app
+from refold.cli.lazy_group import app
 from refold.core import Entry, JobSubmitted, RunFinished, RunStarted, StartRun
 from refold.engines.slurm.history import COLUMNS, SlurmHistory, read_history, recorded_entries
 from refold.engines.slurm.nodes import map_nodes, read_nodes

@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 from slurm_output import NOW, FakePrograms, node_line
 
+from refold.engines.slurm.engine import check_user
 from refold.engines.slurm.nodes import SlurmNode, map_nodes, read_nodes
 from refold.engines.slurm.refusals import AVOID_SECONDS, Refusals
 from refold.engines.slurm.requests import SlurmSettings
-from refold.engines.slurm.serving import check_user
 from refold.engines.slurm.site import Partition, Site, SlurmReservation, allowed_nodes, drain_reason, read_site
 from refold.errors import BadInput
 from refold.model import Job

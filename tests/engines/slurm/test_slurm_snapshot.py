@@ -11,7 +11,7 @@ from slurm_output import NOW, FakePrograms, job_json, node_line
 from slurm_servers import SlurmServers
 from typer.testing import CliRunner
 
-from refold.cli.typer_app import app
+from refold.cli.lazy_group import app
 from refold.cli.views import read_timeline
 from refold.core import Event, JobHeld, JobSubmitted, NodeDrained, NodeLost, NodeUsed, PastJob, RunAdopted
 from refold.engines.slurm import observation

@@ -15,8 +15,7 @@ from fake_service import MEMBER, OTHER, OWNER, READER, FakeService, make_app, se
 from hypothesis import given, settings, strategies as st
 
 from refold.client.api.calls import CALLS, MAX_BODY_BYTES, Call
-from refold.client.api.queries import JobsQuery
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller, JobsQuery
 from refold.client.api.wire import DaemonInfo, Problem, Submission
 from refold.errors import BadInput, BadValue, RefoldError, TooManyRequests, Unavailable
 from refold.server.http.app import Api

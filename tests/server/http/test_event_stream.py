@@ -13,7 +13,7 @@ import pytest
 from fake_service import OTHER, OWNER, READER, FakeService, make_app, serve
 from hypothesis import given, strategies as st
 
-from refold.client.api.roles import Caller
+from refold.client.api.queries import Caller
 from refold.client.api.wire import Event, Submission
 from refold.server.http.event_stream import (
     MAX_LISTENERS,

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
-from refold.client.api.field_errors import field_error
 from refold.client.api.queries import DrainQuery, EventsQuery, JobsQuery, LogsQuery
+from refold.client.api.signatures import field_error
 from refold.client.api.wire import (
     MAX_ARGUMENT_BYTES,
     MAX_COMMAND_CHARS,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from refold.cli.typer_app import app
+from refold.cli.lazy_group import app
 from refold.errors import BadFile
 from refold.model import Cluster, GpuType, Link, Node, Rack, Tenant
 from refold.simulator.traces.formats import read_cluster, write_cluster

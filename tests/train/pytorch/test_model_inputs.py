@@ -16,8 +16,7 @@ from torch_ranks import run_ranks
 import refold.train
 from refold.errors import BadInput
 from refold.train.local_model import adapt_hugging_face
-from refold.train.losses import Loss, model_loss
-from refold.train.model_inputs import InputReader, ModelInputs
+from refold.train.losses import InputReader, Loss, ModelInputs, model_loss
 
 TOKENS, MASK, LABELS = torch.zeros(2, 3), torch.ones(2, 3), torch.ones(2)
 

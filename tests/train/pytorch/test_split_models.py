@@ -18,8 +18,7 @@ from refold.errors import BadInput
 from refold.model import parse_plan
 from refold.train import PipelineRule
 from refold.train.local_model import SplittableModel
-from refold.train.losses import IGNORED_LABEL
-from refold.train.model_inputs import first_input
+from refold.train.losses import IGNORED_LABEL, first_input
 from refold.train.pipeline_stages import find_rule, layers_of_stage
 from refold.train.template import Template
 from refold.train.tensor_rules import Split, check_splits, find_splits

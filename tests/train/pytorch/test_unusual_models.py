@@ -23,10 +23,10 @@ from refold.errors import BadInput, StateNotMoved
 from refold.model import Plan, parse_plan
 from refold.train import progress
 from refold.train.checkpoints import Checkpoints
+from refold.train.host_tensors import plain, restored
 from refold.train.layout import RankMesh
 from refold.train.local_model import SplittableModel
 from refold.train.local_optimizer import LocalOptimizer
-from refold.train.plain_values import plain, restored
 from refold.train.process_group import Rendezvous
 from refold.train.reshaper import Reshaper
 from refold.train.session import Session, TrainingOptions

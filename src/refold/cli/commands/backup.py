@@ -1,4 +1,4 @@
-"""`refold backup`: back up the daemon's store."""
+"""`refold backup` and `restore`: copies of the daemon's store."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from refold.cli.views import AsJson, print_json, print_line
+from refold.errors import BadFile
 
 
 def backup(
@@ -30,7 +31,6 @@ def backup(
     from datetime import UTC, datetime
 
     from refold.client import state_folder
-    from refold.errors import BadFile
     from refold.server.store import BACKUPS_FOLDER, FILE_NAME, backup_name, copy_database
 
     folder = (state or state_folder()).expanduser()
@@ -44,3 +44,39 @@ def backup(
     else:
         print_line(f"backup: {target}")
         print_line("It contains secrets of jobs and hashes of tokens: keep it as safe as the state folder.")
+
+
+def restore(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="BACKUP", help="A backup (default: the latest).", show_default=False)
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", metavar="FOLDER", help="State folder (default: ~/.refold).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Restore the daemon's store from a backup. The daemon must not be running.
+
+    The present file is kept under another name. Jobs that were submitted after the backup are forgotten; those of them
+    that still run are stopped when the daemon starts.
+
+    Example: refold restore --state /var/lib/refold
+    """
+    from contextlib import closing
+    from datetime import UTC, datetime
+
+    from refold.client import state_folder
+    from refold.server.store import FILE_NAME, FolderLock, list_backups, restore_database
+
+    folder = (state or state_folder()).expanduser()
+    chosen = file or next(iter(list_backups(folder)), None)
+    if chosen is None:
+        raise BadFile(folder, "has no backups; name a file")
+    if not folder.is_dir():
+        raise BadFile(folder, "is not a folder; choose another one with --state")
+    with closing(FolderLock(folder)):
+        kept = restore_database(chosen, folder / FILE_NAME, datetime.now(UTC))
+    if as_json:
+        print_json({"restored": str(chosen), "kept": None if kept is None else str(kept)})
+        return
+    print_line(f"restored {chosen}" + (f"; the file before is {kept}" if kept is not None else ""))

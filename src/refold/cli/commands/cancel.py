@@ -1,4 +1,4 @@
-"""`refold cancel`: cancel jobs."""
+"""`refold cancel`, `hold` and `release`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from refold.cli import (
     LIVE_STATES,
     MAX_LISTED,
+    LiveJobsArgument,
     OptionalLiveJobs,
     TenantFilter,
     UserFilter,
@@ -19,6 +20,7 @@ from refold.cli import (
     select_jobs,
 )
 from refold.cli.views import AsJson, plural
+from refold.errors import BadInput
 
 if TYPE_CHECKING:
     from refold.client import Client
@@ -41,8 +43,6 @@ def cancel(
     Examples: refold cancel train-17 train-18 · refold cancel 12_[0-3] · refold cancel 'train-*' ·
     refold cancel --user ann
     """
-    from refold.errors import BadInput
-
     filtered = cancel_all or tenant is not None or user is not None
     if bool(jobs) == filtered:
         raise BadInput("expected either job ids, or --tenant NAME, --user NAME or --all")
@@ -53,8 +53,6 @@ def cancel(
 
 def _filter_jobs(client: Client, tenant: str, user: str, yes: bool) -> list[str]:
     """Return the ids of the matching jobs after a confirmation."""
-    from refold.errors import BadInput
-
     jobs, _ = list_jobs(client, None, tenant=tenant, user=user)
     if not jobs:
         raise BadInput("nothing to cancel: no matching jobs are waiting or running")
@@ -72,3 +70,21 @@ def _filter_jobs(client: Client, tenant: str, user: str, yes: bool) -> list[str]
 def _format_jobs(jobs: list[JobStatus]) -> str:
     ids = ", ".join(job.id for job in jobs[:MAX_LISTED])
     return f"{plural(len(jobs), 'job')} ({ids}{', …' if len(jobs) > MAX_LISTED else ''})"
+
+
+def hold(jobs: LiveJobsArgument, as_json: AsJson = False) -> None:
+    """Hold jobs so that they do not start until they are released.
+
+    Examples: refold hold train-17 · refold hold 'train-*' · refold hold 12_[0-3]
+    """
+    client = make_client()
+    change_jobs(client, "hold", select_jobs(client, jobs, ("waiting", "held")), as_json)
+
+
+def release(jobs: LiveJobsArgument, as_json: AsJson = False) -> None:
+    """Release held jobs, so that they can be scheduled.
+
+    Examples: refold release train-17 · refold release 'train-*'
+    """
+    client = make_client()
+    change_jobs(client, "release", select_jobs(client, jobs, ("held",)), as_json)

@@ -24,6 +24,7 @@ from refold.cli import (
     with_option_groups,
 )
 from refold.cli.views import AsJson, print_json, print_line, print_notes, print_paragraph, print_tables
+from refold.errors import BadInput
 
 if TYPE_CHECKING:
     from refold.cli.inputs import SelectedPolicy, Workload
@@ -105,7 +106,6 @@ class _OutputOptions:
     def run(self, workload: Workload, policies: list[SelectedPolicy]) -> list[ReportRun]:
         """Simulate the policies."""
         from refold.cli import run_policies, run_policies_on_ray, stoppable
-        from refold.errors import BadInput
 
         if self.workers is None:
             with stoppable("no report is written"):
@@ -222,8 +222,6 @@ def _simulate_outlook(
 
 
 def _split_list(option: str, text: str) -> list[str]:
-    from refold.errors import BadInput
-
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise BadInput(f"{option} is empty; expected names separated by commas")

@@ -26,6 +26,7 @@ from refold.cli.views import (
     print_tables,
     progress,
 )
+from refold.errors import BadFile
 
 if TYPE_CHECKING:
     from refold.cli.inputs import GpuPool
@@ -286,8 +287,6 @@ def _document(
 
 def _check_chart_path(out: Path | None) -> None:
     """Check the path of the chart before anything is computed."""
-    from refold.errors import BadFile
-
     if out is None:
         return
     if out.suffix.lower() not in CHART_SUFFIXES:
@@ -321,7 +320,6 @@ def _charts(
 
 def _write_charts(out: Path, charts: Sequence[CurveChart]) -> list[str]:
     """Write the charts, an HTML page with all of them or one SVG file each, and return the paths."""
-    from refold.errors import BadFile
     from refold.simulator.results import render_page
 
     if out.suffix.lower() == ".html":

@@ -1,4 +1,4 @@
-"""`refold drain`: stop scheduling jobs on a node or GPU."""
+"""`refold drain` and `resume`: nodes and GPUs on which no jobs start."""
 
 from __future__ import annotations
 
@@ -32,3 +32,11 @@ def drain(
         f"; still running: {', '.join(drained.jobs)}" if drained.jobs and gpu is None and not (move or now) else ""
     )
     print_node_change(drained, gpu, f"drained{running}", as_json)
+
+
+def resume(node: NodeName, gpu: GpuIndex = None, as_json: AsJson = False) -> None:
+    """Return a drained node or GPU to service.
+
+    Example: refold resume n0
+    """
+    print_node_change(make_client().resume(node, gpu), gpu, "resumed", as_json)

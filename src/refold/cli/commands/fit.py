@@ -10,6 +10,7 @@ import typer
 
 from refold.cli.inputs import plan_request
 from refold.cli.views import AsJson, Column, Table, format_percent, print_json, print_notes, print_tables
+from refold.errors import BadFile, BadInput, BadValue, UnknownName
 
 if TYPE_CHECKING:
     from refold.planning.perf import Fitted, Form, GpuSpec, Measurement, ModelShape, Parameter, TrainingSetup
@@ -73,7 +74,6 @@ def fit(
 
 
 def _read(path: Path, model: str | None) -> tuple[ModelShape, list[Measurement], GpuSpec, list[str]]:
-    from refold.errors import BadInput
     from refold.planning.catalogue import find_gpu, read_model
 
     found = _samples(path)
@@ -110,8 +110,6 @@ def _samples(path: Path | None) -> list[Measurement]:
 
 
 def _of_model(found: Sequence[Measurement], shape: ModelShape, path: Path | None) -> list[Measurement]:
-    from refold.errors import BadInput
-
     ours = [one for one in found if one.model == shape.name]
     if not ours:
         raise BadInput(
@@ -130,7 +128,6 @@ def _unknown_machine() -> GpuSpec:
 
 
 def _form(name: str, shape: ModelShape, gpu: GpuSpec, engine: str, ran: Sequence[Measurement]) -> Form:
-    from refold.errors import UnknownName
     from refold.planning.perf import CorrectedForm, RubickForm
 
     known = gpu.name != "cpu"
@@ -181,8 +178,6 @@ def _candidates(ran: Sequence[Measurement]) -> list[Measurement]:
 def _save(path: Path, fitted: Fitted) -> None:
     import msgspec
 
-    from refold.errors import BadFile
-
     try:
         path.write_bytes(msgspec.json.format(msgspec.json.encode(fitted), indent=1))
     except OSError as error:
@@ -193,7 +188,6 @@ def read_fit(path: Path) -> Fitted:
     """Read a file saved by `refold fit`."""
     import msgspec
 
-    from refold.errors import BadFile, BadValue
     from refold.planning.perf import Fitted
 
     try:

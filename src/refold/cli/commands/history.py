@@ -19,6 +19,8 @@ from refold.cli.views import (
     print_line,
     print_tables,
 )
+from refold.errors import UnknownName
+from refold.model import parse_duration
 
 if TYPE_CHECKING:
     from refold.client import Client
@@ -58,9 +60,6 @@ def history(
 
     Examples: refold history · refold history --since 1d --state failed
     """
-    from refold.errors import UnknownName
-    from refold.model import parse_duration
-
     if state is not None and state not in ENDED_STATES:
         raise UnknownName("state", state, ENDED_STATES)
     window = None if since is None else parse_duration(since)

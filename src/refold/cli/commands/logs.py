@@ -9,6 +9,7 @@ import typer
 
 from refold.cli import JobArgument, format_reason, make_client
 from refold.cli.views import AsJson, Sanitizer, print_json, print_line, screen
+from refold.errors import BadInput, NoDaemon
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -65,8 +66,6 @@ def logs(
 
     Examples: refold logs -f train-17 · refold logs train-17 --run 1 > first-run.txt
     """
-    from refold.errors import BadInput
-
     if all_instances and instance is not None:
         raise BadInput(f"--all-instances and --instance {instance} exclude each other: leave one of them out")
     if as_json and (follow or all_instances):
@@ -146,8 +145,6 @@ class OutputStream:
 
     def poll(self) -> bool:
         """Copy new output and return whether there was any. Retry for a while if the daemon does not answer."""
-        from refold.errors import NoDaemon
-
         last = self.chunk
         try:
             self.chunk = self._client.read_logs(

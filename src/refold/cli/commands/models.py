@@ -1,4 +1,4 @@
-"""`refold models`: list the models in the catalogue."""
+"""`refold models`, `gpus` and `engines`: what is in the catalogue."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from refold.cli.views import AsJson, Column, Table, format_number, format_parameters, print_json, print_tables
 
 if TYPE_CHECKING:
-    from refold.planning.perf import ModelShape
+    from refold.planning.perf import Engine, GpuSpec, ModelShape
 
 
 def models(
@@ -92,3 +92,70 @@ def _aliases_by_name(aliases: Mapping[str, str]) -> dict[str, list[str]]:
 
 def _format_nonzero(number: int) -> str:
     return f"{number:,}" if number else ""
+
+
+def gpus(as_json: AsJson = False) -> None:
+    """List the GPUs in the catalogue.
+
+    Shows data-sheet values and the share of peak performance that training reaches. To add a GPU, see
+    docs/catalogue.md.
+    """
+    from msgspec.structs import asdict
+
+    from refold.planning.catalogue import gpus as known
+
+    if as_json:
+        print_json([asdict(gpu) for gpu in known()])
+        return
+    columns: list[Column[GpuSpec]] = [
+        Column("GPU", lambda gpu: gpu.name, whole=True),
+        Column("GiB", lambda gpu: format_number(gpu.memory_gib), number=True),
+        Column("FP16 TFLOP/s", lambda gpu: format_number(gpu.half_tflops), number=True),
+        Column("efficiency", lambda gpu: f"{gpu.efficiency.matmul:.0%}".replace("%", " %"), number=True, optional=2),
+        Column("memory GB/s", lambda gpu: format_number(gpu.memory_gigabytes_per_second), number=True),
+        Column("link, GB/s", lambda gpu: f"{gpu.link.kind} {gpu.link.gigabytes_per_second:g}", whole=True),
+        Column("node network GB/s", lambda gpu: f"{gpu.node_network_gigabytes_per_second:g}", number=True, optional=1),
+        Column("GPUs per node", lambda gpu: format_number(gpu.gpus_per_node), number=True, optional=3),
+        Column("W", lambda gpu: format_number(gpu.watts), number=True, optional=4),
+        Column("source", lambda gpu: gpu.source, optional=5),
+    ]
+    after = [
+        "TFLOP/s: dense; GB/s: one direction; efficiency: share of peak in large matrix products, fitted per generation"
+    ]
+    print_tables(Table("GPUs", columns, known(), after))
+
+
+def engines(as_json: AsJson = False) -> None:
+    """List the training frameworks in the catalogue.
+
+    The default of --engine depends on the model and the GPUs. See docs/plan.md.
+    """
+    from msgspec.structs import asdict
+
+    from refold.planning.catalogue import engines as known
+
+    if as_json:
+        print_json([asdict(engine) for engine in known()])
+        return
+    columns: list[Column[Engine]] = [
+        Column("engine", lambda engine: engine.name, whole=True),
+        Column("release", lambda engine: engine.release, whole=True),
+        Column("arithmetic", lambda engine: engine.arithmetic, whole=True),
+        Column("bytes per weight", lambda engine: format_number(_bytes_per_weight(engine)), number=True),
+        Column("plans", _format_features, optional=1),
+        Column("fused attention", lambda engine: "yes" if engine.fused_attention else ""),
+        Column("description and source of its parameters", lambda engine: engine.source),
+    ]
+    after = [
+        "bytes per weight: weight, gradient and optimizer state",
+        "plans: what they may use besides data parallelism and accumulation; empty: everything",
+    ]
+    print_tables(Table("Engines (--engine)", columns, known(), after))
+
+
+def _format_features(engine: Engine) -> str:
+    return ", ".join(engine.runs)
+
+
+def _bytes_per_weight(engine: Engine) -> float:
+    return engine.weight_bytes + engine.gradient_bytes + engine.optimizer_bytes

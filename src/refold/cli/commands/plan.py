@@ -11,6 +11,7 @@ import typer
 from refold.cli import with_option_groups
 from refold.cli.inputs import LaunchTargetName, parse_launch_engine, plan_request, training_request
 from refold.cli.views import AsJson, output_width, print_json, print_line, print_notes, print_tables, printable
+from refold.errors import BadInput
 
 if TYPE_CHECKING:
     from refold.model import LaunchEngine, Plan
@@ -75,7 +76,6 @@ def plan(
     from msgspec.structs import replace
 
     from refold.cli.inputs import find_plan, read_or_trace_model
-    from refold.errors import BadInput
     from refold.model import MAX_DEGREE
     from refold.planning.perf import apply_corrections
     from refold.planning.plans import LAUNCH_TARGETS, Task, best_plans
@@ -134,7 +134,6 @@ def _describe_training(
 def _read_fit(path: Path, gpu: str, engine: str | None) -> Fitted:
     """Read a fit and check that it is for this GPU type and engine, if one was given."""
     from refold.cli.commands.fit import read_fit
-    from refold.errors import BadInput
     from refold.planning.perf import CorrectedForm
 
     fitted = read_fit(path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from refold.cli.views import AsJson, Column, Table, plural, print_json, print_line, print_notes, print_tables, progress
+from refold.errors import BadFile, BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -116,8 +117,6 @@ def _sizes(shape: ModelShape, device: str, batch: int | None, seq: int | None) -
 
 
 def _parse_threads(given: str | None) -> list[int]:
-    from refold.errors import BadInput
-
     if given is None:
         return []
     numbers = [word.strip() for word in given.split(",")]
@@ -128,8 +127,6 @@ def _parse_threads(given: str | None) -> list[int]:
 
 def _check_writable(path: Path) -> None:
     """Check that the output file can be written before anything is measured."""
-    from refold.errors import BadFile
-
     if path.is_dir() or not path.parent.is_dir():
         raise BadFile(path, "is a folder" if path.is_dir() else "the folder does not exist; create it first")
     temporary = path.with_name(path.name + ".part")

@@ -11,6 +11,7 @@ import typer
 from refold.cli import TenantFilter, UserFilter, make_client, require_option
 from refold.cli.inputs import NOW, Arrivals, AtTime, ForecastOptions, FutureCount, FutureSeed
 from refold.cli.views import DEFAULT_LIMIT, AsJson, refresh_screen
+from refold.errors import BadInput
 
 REFRESH_SECONDS = 2.0
 """Refresh interval of --watch."""
@@ -51,8 +52,6 @@ def queue(
 
     Examples: refold queue · refold queue --start --watch · refold queue out/journal.jsonl --at 2h
     """
-    from refold.errors import BadInput
-
     start = start or futures is not None
     if arrivals and not start:
         raise BadInput("--arrivals needs --start: it applies to start estimates")

@@ -22,6 +22,7 @@ from refold.cli import (
 )
 from refold.cli.inputs import Workload, read_recorded_run, workload_from_history
 from refold.cli.views import AsJson, plural, print_json, print_line, print_notes, print_tables, progress
+from refold.errors import BadInput
 
 if TYPE_CHECKING:
     from refold.cli.inputs import SelectedPolicy
@@ -74,7 +75,6 @@ def replay(
 
 def _replay_own_policy(path: Path, out: Path | None, as_json: bool) -> None:
     from refold.cli import make_guarded_policy
-    from refold.errors import BadInput
     from refold.journal import read_journal
 
     header, entries = read_journal(path)

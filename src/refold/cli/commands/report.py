@@ -11,6 +11,7 @@ import typer
 
 from refold.cli import HistorySourceOption, Since, make_client, require_option
 from refold.cli.views import AsJson, print_json, print_line, print_notes, print_tables, progress
+from refold.errors import BadInput
 
 if TYPE_CHECKING:
     from refold.core import Header
@@ -84,7 +85,6 @@ def _read_journal(journal: Path | None, folders: ExitStack) -> _Recorded:
 def _read_slurm(journal: Path | None, since: str | None) -> _Recorded:
     from refold.cli import TraceOptions
     from refold.cli.inputs import parse_since, read_slurm_workload
-    from refold.errors import BadInput
     from refold.simulator import Costs
 
     if journal is not None:

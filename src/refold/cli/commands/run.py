@@ -13,10 +13,11 @@ import typer
 
 from refold.cli import PlacementName, PolicyName, Settings, WatchOption, make_folder, parse_settings
 from refold.cli.views import AsJson, Column, Table, print_json, print_line, print_notes, print_tables, printable
+from refold.errors import BadDecision, BadFile, BadInput
+from refold.model import WHOLE, format_duration, parse_duration
 
 if TYPE_CHECKING:
     from refold.core import Header, Policy
-    from refold.errors import BadDecision
     from refold.journal import Change
     from refold.model import Allocation, Job
     from refold.server import JobOutcome, LoopStep
@@ -57,7 +58,6 @@ def run(
     from refold.client.jobspec import read_jobs
     from refold.core import Header
     from refold.engines.local import local_cluster
-    from refold.model import parse_duration
 
     (jobs_read, notes), grace_seconds = read_jobs(jobs), parse_duration(grace)
     print_notes(notes)
@@ -78,7 +78,6 @@ def run(
 
 def _check_watch(settings: Mapping[str, Any]) -> None:
     """Reject `no-progress`: commands cannot report progress yet."""
-    from refold.errors import BadInput
     from refold.policies.common import WatchRules
 
     rules = WatchRules.from_settings(settings["watch"]) if "watch" in settings else None
@@ -118,8 +117,6 @@ async def _run_jobs(
 
 def _new_folder(out: Path | None) -> Path:
     from datetime import datetime
-
-    from refold.errors import BadFile
 
     folder = out or Path("refold-runs") / datetime.now().strftime("%Y%m%d-%H%M%S")
     if (folder / JOURNAL_FILE_NAME).exists():
@@ -199,8 +196,6 @@ def _tail(path: Path) -> list[str]:
 
 def _format_slots(allocation: Allocation | None) -> str:
     """Format 'slots 0-1, 3', '0.5 of slot 2'."""
-    from refold.model import WHOLE
-
     held = sorted({slot for share in allocation.placement for slot in share.gpus}) if allocation else []
     if not allocation or not held:
         return "no slot"
@@ -212,8 +207,6 @@ def _format_slots(allocation: Allocation | None) -> str:
 
 
 def _table(outcomes: list[JobOutcome], folder: Path) -> Table:
-    from refold.model import format_duration
-
     def format_span(begin: float | None, end: float | None) -> str:
         return "–" if begin is None or end is None else format_duration(end - begin)
 

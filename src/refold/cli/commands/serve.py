@@ -12,6 +12,7 @@ import typer
 
 from refold.cli import PlacementName, Settings, parse_duration_option, with_option_groups
 from refold.cli.views import print_line, print_notes
+from refold.errors import BadInput, MissingExtra
 
 if TYPE_CHECKING:
     from refold.server import DaemonReady, ServeRequest
@@ -96,8 +97,6 @@ class EngineOptions:
 
     def check(self, config: Config, pool: PoolOptions) -> None:
         """Reject what the engine cannot do."""
-        from refold.errors import BadInput
-
         if pool.are_given and self.name is not EngineName.SLURM:
             raise BadInput("--pool, --pool-time and --pool-job need --on slurm")
         if config.serve.user and self.name not in (EngineName.LOCAL, EngineName.SLURM):
@@ -171,7 +170,6 @@ def serve(
 
     from refold.client import state_folder
     from refold.engines.local import PRIVILEGED_STATE
-    from refold.errors import MissingExtra
     from refold.server import ServeRequest, log_to_stderr
 
     try:

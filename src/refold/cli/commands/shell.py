@@ -24,6 +24,7 @@ from refold.cli.commands.attach import RUNNING_STATES, exit_code
 from refold.cli.commands.logs import ENDED_STATES, format_end
 from refold.cli.commands.submit import COMMAND_KEY, CommandAfterDashes
 from refold.cli.views import print_line, print_notes
+from refold.errors import BadInput, RefoldError, WaitTimeout
 
 if TYPE_CHECKING:
     from refold.cli.inputs import SubmitOptions
@@ -70,7 +71,6 @@ def shell(
     Examples: refold shell --gpus 1 · refold shell --gpus 2 --time 1h -- python -i
     """
     from refold.cli.inputs import SubmitOptions
-    from refold.errors import BadInput
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadInput("refold shell needs a terminal; use `refold submit` in scripts")
@@ -113,7 +113,6 @@ def _submit(client: Client, listener: Path, command: Sequence[str], options: Sub
     from refold.cli.inputs import read_submissions
     from refold.client import choose_exported
     from refold.engines.local import terminal_command
-    from refold.errors import BadInput
 
     (submission,), notes, _ = read_submissions(None, terminal_command(listener, command), options)
     if submission.gpu_range is not None:
@@ -159,8 +158,6 @@ def _wait_for_start(client: Client, job: str, listener: socket.socket) -> JobSta
 
 def _wait_for_end(client: Client, job: str) -> JobStatus:
     """Return the last status of a job. If its run was stopped by a drain and it would run again, it is cancelled."""
-    from refold.errors import WaitTimeout
-
     deadline = monotonic() + END_TIMEOUT_SECONDS
     while True:
         try:
@@ -176,8 +173,6 @@ def _wait_for_end(client: Client, job: str) -> JobStatus:
 
 def _cancel(client: Client, job: str) -> None:
     """Cancel the job unless it has ended. If the daemon does not answer, the job ends because its terminal is gone."""
-    from refold.errors import RefoldError
-
     with suppress(RefoldError):
         client.cancel(job)
 

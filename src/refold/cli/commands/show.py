@@ -10,6 +10,7 @@ import typer
 
 from refold.cli import open_or_print
 from refold.cli.views import AsJson, format_clock, plural, print_json, print_line, progress
+from refold.errors import BadFile, MissingExtra
 
 if TYPE_CHECKING:
     from refold.server import Recording
@@ -58,7 +59,6 @@ def _print_summary(recording: Recording) -> None:
 
 
 def _export(recording: Recording, path: Path, as_json: bool) -> None:
-    from refold.errors import BadFile
     from refold.server.web import make_page
 
     try:
@@ -74,8 +74,6 @@ def _export(recording: Recording, path: Path, as_json: bool) -> None:
 
 def _serve(recording: Recording, port: int, no_browser: bool, as_json: bool) -> None:
     import msgspec
-
-    from refold.errors import MissingExtra
 
     try:
         import uvicorn as _uvicorn  # noqa: F401

@@ -10,6 +10,7 @@ import typer
 
 from refold.cli import Since, make_client, require_option
 from refold.cli.views import AsJson, plural, print_json, print_line, print_notes
+from refold.errors import BadFile
 
 if TYPE_CHECKING:
     from refold.core import Entry, Header
@@ -101,7 +102,6 @@ def _save_slurm(out: Path, since: str | None, priorities: bool, whole: bool) -> 
 
 def _write(out: Path, header: Header, entry: Entry, notes: list[str], whole: bool) -> None:
     from refold.core import JobSubmitted, RunAdopted
-    from refold.errors import BadFile
     from refold.server import encode_snapshot
 
     try:

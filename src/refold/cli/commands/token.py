@@ -8,6 +8,7 @@ import typer
 
 from refold.cli import complete_tenants, complete_tokens, make_client
 from refold.cli.views import AsJson, Column, Table, format_clock, print_json, print_line, print_tables
+from refold.errors import UnknownName
 
 if TYPE_CHECKING:
     from refold.client.api import TokenStatus
@@ -71,7 +72,6 @@ def new(
     Example: refold token new ann --tenant vision
     """
     from refold.client.api import Role
-    from refold.errors import UnknownName
 
     if role not in ROLES:
         raise UnknownName("role", role, ROLES)

@@ -22,6 +22,8 @@ from refold.cli.views import (
     print_notes,
     print_tables,
 )
+from refold.errors import BadInput
+from refold.model import format_count, format_duration
 
 if TYPE_CHECKING:
     from refold.simulator.traces import Portion, Summary, Trace, WorkloadShape
@@ -61,8 +63,6 @@ def _tables(summary: Summary) -> list[Table]:
 
 
 def _facts(summary: Summary) -> Table:
-    from refold.model import format_duration
-
     facts = {
         "jobs": format_number(summary.jobs),
         "best-effort jobs": format_number(summary.best_effort),
@@ -96,7 +96,6 @@ def _portions(title: str, what: str, portions: tuple[Portion, ...], total: int =
 
 
 def _times(summary: Summary) -> Table:
-    from refold.model import format_duration
     from refold.simulator.traces import QUANTILES
 
     kinds = {"duration": summary.durations, "time between arrivals": summary.gaps}
@@ -148,7 +147,6 @@ def generate(
 
     Example: refold trace generate busy.csv --jobs 5000 --like demo --cluster 16x8:A100 --load 1.1
     """
-    from refold.errors import BadInput
     from refold.simulator.traces import generate as draw, read_cluster, relax_missing_types
 
     if cluster is None:
@@ -173,7 +171,6 @@ def _shape(jobs: int, like: str | None, gpus_per_instance: int) -> WorkloadShape
 
 
 def _write(trace: Trace, out: Path, as_json: bool) -> None:
-    from refold.model import format_count
     from refold.simulator.traces import write_trace
 
     write_trace(trace, out)

@@ -20,6 +20,7 @@ from refold.cli import (
     with_option_groups,
 )
 from refold.cli.views import AsJson, print_json, print_line, print_notes, print_tables
+from refold.errors import BadFile, BadInput, RefoldError, UnknownName
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,7 +85,6 @@ class _TunedPolicy:
     def tuned(self, selected: SelectedPolicy) -> TunedPolicy:
         """Return the policy with the settings that vary: those with a range, unless they are set."""
         from refold.cli.inputs import parse_ranges
-        from refold.errors import BadInput
         from refold.simulator import default_settings, setting_ranges
         from refold.simulator.tuning import Space, TunedPolicy
 
@@ -162,7 +162,6 @@ class _Choice:
 
     def parse(self) -> Objective:
         """Return the objective."""
-        from refold.errors import BadInput, UnknownName
         from refold.simulator.tuning import OBJECTIVES, Objective
 
         if self.weights is None:
@@ -211,7 +210,6 @@ def tune(
     from refold.cli import output_folder, prepare_experiment, trace_notes
     from refold.cli.inputs import KeptHistory
     from refold.cli.views import describe_verdict, tuning_tables
-    from refold.errors import BadInput
     from refold.simulator.tuning import Goal, split_history
 
     objective, fixed = choice.parse(), policy.select(experiment.watch)
@@ -274,7 +272,6 @@ def _run(
 
 def _is_valid(policy: str) -> Callable[[Mapping[str, Any]], bool]:
     """Return a function that says whether a policy takes settings."""
-    from refold.errors import RefoldError
     from refold.simulator import make_policy
 
     def is_valid(settings: Mapping[str, Any]) -> bool:
@@ -321,8 +318,6 @@ def _write_policy_file(path: Path, file: PolicyFile) -> None:
     import msgspec
     import yaml
 
-    from refold.errors import BadFile
-
     if file.name.endswith(".py"):
         name = relpath(Path(file.name).resolve(), path.parent.resolve())
         file = msgspec.structs.replace(file, name=name)
@@ -337,7 +332,6 @@ def _write_policy_file(path: Path, file: PolicyFile) -> None:
 def _write_picture(path: Path, title: str, result: TuningResult) -> Path:
     """Write the chart of the trade-off."""
     from refold.cli.views import current_command_line, describe_parts, describe_verdict
-    from refold.errors import BadFile
     from refold.simulator.tuning import render_trade_off
 
     verdict = describe_verdict(result.report)

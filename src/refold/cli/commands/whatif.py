@@ -38,6 +38,8 @@ from refold.cli.views import (
     print_tables,
     progress,
 )
+from refold.errors import BadInput
+from refold.model import format_duration
 
 if TYPE_CHECKING:
     from refold.client.api import Submission, VariantOutcome
@@ -82,8 +84,6 @@ def whatif(
 
     Examples: refold whatif job.yaml --gpus 4,8 · refold whatif out/journal.jsonl job.yaml --class best-effort
     """
-    from refold.errors import BadInput
-
     options = _WhatIfOptions(gpus, job_class, policy, ForecastOptions(True, futures, arrivals, seed))
     match files:
         case [job_file]:
@@ -250,7 +250,6 @@ def _with_gpus(given: Submission, text: str) -> _Variant:
     import msgspec
 
     from refold.client.jobspec import parse_gpu_request
-    from refold.errors import BadInput
 
     before = _Variant("", given).job(given.name, 0.0).demand
     try:
@@ -365,8 +364,6 @@ def _no_start_reason(state: JournalState, job: Job) -> str:
 
 
 def _table(title: str, rows: Sequence[dict[str, Any]], now: float) -> Table:
-    from refold.model import format_duration
-
     def interval(row: dict[str, Any], what: str) -> str:
         estimate = row[what] or {}
         return format_interval((estimate.get("soonest"), estimate.get("latest")), now)

@@ -21,6 +21,7 @@ from refold.cli.views import (
     print_tables,
     progress,
 )
+from refold.errors import BadInput
 
 if TYPE_CHECKING:
     from refold.client.api import TimeEstimate
@@ -52,8 +53,6 @@ def why(
 
     Examples: refold why train-17 · refold why out/journal.jsonl job-17
     """
-    from refold.errors import BadInput
-
     match words or []:
         case [journal, job]:
             _print_from_journal(Path(journal), job, as_json)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from refold.errors import BadFile, BadInput, BadValue
+
 if TYPE_CHECKING:
     from refold.cli.inputs.policy_choice import SelectedPolicy
     from refold.model import Cluster, Job
@@ -66,7 +68,6 @@ AS_RECORDED = Charging()
 
 def parse_charging(charge: str | None, knowledge: Knowledge | None) -> Charging:
     """Parse `--charge`. The default is the performance model, for the jobs that it covers."""
-    from refold.errors import BadFile
     from refold.planning.catalogue import read_samples
 
     if charge in (None, RECORDED, MODEL):
@@ -89,8 +90,6 @@ def _with_catalogue_names(rows: Iterable[Measurement]) -> Iterable[Measurement]:
 
 def check_charging(charge: str | None, charging: Charging, jobs: Sequence[Job], cluster: Cluster, trace: str) -> None:
     """Reject an explicit `--charge` that affects no job."""
-    from refold.errors import BadInput
-
     if charge is None or charging.by == RECORDED or charging.count_affected(jobs, cluster):
         return
     model = "in the catalogue" if charging.by == MODEL else f"that {charge} has samples of, has a number of steps,"
@@ -116,7 +115,6 @@ def read_knowledge(file: Path | None, fits: Sequence[Path] | None) -> Knowledge 
     import msgspec
 
     from refold.cli.commands import read_fit
-    from refold.errors import BadFile, BadValue
     from refold.planning.plans import CATALOGUE_ONLY, Knowledge
 
     known = CATALOGUE_ONLY
@@ -135,7 +133,6 @@ def read_knowledge(file: Path | None, fits: Sequence[Path] | None) -> Knowledge 
 
 def _check_fit(fitted: Fitted) -> None:
     """Reject a fit of another form than `CorrectedForm`: it cannot predict other plans."""
-    from refold.errors import BadInput
     from refold.planning.perf import CorrectedForm
 
     missing = [one.name for one in CorrectedForm.default_parameters if one.name not in fitted.values]
@@ -157,7 +154,6 @@ def with_knowledge(
 
     import msgspec
 
-    from refold.errors import BadInput
     from refold.simulator import default_settings
 
     if knowledge is None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from refold.cli.inputs.plan_request import MAX_CURVE_GPUS, default_network_note
 from refold.cli.inputs.plan_values import parse_network
+from refold.errors import BadInput
 
 if TYPE_CHECKING:
     from refold.model import Cluster, Link, Node
@@ -40,7 +41,6 @@ def parse_gpu_pools(
     cluster: str | None, gpu: str | None, up_to: int | None, network: str | None
 ) -> tuple[list[GpuPool], list[str]]:
     """Return the GPUs that the options describe, and notes on assumptions."""
-    from refold.errors import BadInput
     from refold.planning.catalogue import find_gpu
     from refold.simulator.traces import read_cluster
 
@@ -54,8 +54,6 @@ def parse_gpu_pools(
 
 def pools_with_gpus(pools: Sequence[GpuPool], gpus: int) -> list[GpuPool]:
     """Return the pools that have at least that many GPUs."""
-    from refold.errors import BadInput
-
     enough = [pool for pool in pools if pool.up_to >= gpus]
     if not enough:
         available = ", ".join(f"{pool.up_to:,} {pool.gpu.name}" for pool in pools)
@@ -75,7 +73,6 @@ def _default_pool(gpu: GpuSpec, up_to: int, network: Link | None) -> tuple[list[
 def _cluster_pools(
     cluster: Cluster, only: GpuSpec | None, up_to: int | None, network: Link | None
 ) -> tuple[list[GpuPool], list[str]]:
-    from refold.errors import BadInput
     from refold.model import ETHERNET, Link
 
     # A cluster file without a network has ETHERNET, which is then replaced by the default of the GPU type.
@@ -99,7 +96,6 @@ def _nodes_by_gpu(cluster: Cluster, only: GpuSpec | None) -> dict[GpuSpec, tuple
 
     `only`: consider this type only; GPUs of unknown type are taken to be of this type.
     """
-    from refold.errors import BadInput
     from refold.planning.catalogue import find_gpu
     from refold.simulator.traces import UNKNOWN_GPU_TYPE
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from refold.cli.inputs.forecast_options import ForecastOptions
 from refold.cli.views import format_clock, progress
+from refold.errors import BadInput, BadValue
+from refold.model import parse_duration
 
 if TYPE_CHECKING:
     from refold.client import Client
@@ -54,7 +56,6 @@ class JournalState:
 
 def read_journal_state(path: Path, at: str | None) -> JournalState:
     """Read a journal up to a time, or to its end."""
-    from refold.errors import BadInput
     from refold.journal import read_journal
     from refold.simulator import StateAt
 
@@ -101,9 +102,6 @@ _CLOCK_TIME = re.compile(r"(?:(\d+)\s*d\s*)?(\d+):([0-5]\d)(?::([0-5]\d))?")
 
 def parse_time(text: str) -> float:
     """Parse '90', '2d3h', and the formats of tables: '02:30:00', '1 d 02:30:00', '2026-11-15 02:30:00'."""
-    from refold.errors import BadValue
-    from refold.model import parse_duration
-
     if (at := _parse_calendar_time(text.strip())) is not None:
         return at
     found = _CLOCK_TIME.fullmatch(text.strip())

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from refold.errors import BadFile, UnknownName
+
 if TYPE_CHECKING:
     from refold.model import JobClass, LaunchEngine
     from refold.planning.perf import ModelShape
@@ -45,7 +47,6 @@ LaunchTargetName = Annotated[
 
 def parse_launch_engine(text: str) -> LaunchEngine:
     """Parse the name of a training framework that can be told a plan; torchrun starts PyTorch's own, FSDP."""
-    from refold.errors import UnknownName
     from refold.model import LAUNCH_ENGINES
 
     if text.lower() == "torchrun":
@@ -63,7 +64,6 @@ def read_or_trace_model(text: str) -> ModelShape:
     file, _, function = text.partition(":")
     if Path(file).suffix != ".py":
         return read_model(text)
-    from refold.errors import BadFile
     from refold.train import require_torch
 
     if not Path(file).is_file():
@@ -97,8 +97,6 @@ OtherClass = Annotated[
 
 def parse_job_class(text: str) -> JobClass:
     """Parse the name of a job class."""
-    from refold.errors import UnknownName
-
     for name in CLASSES:
         if name == text:
             return name

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from refold.cli.inputs.plan_values import MAX_AMOUNT, parse_gib, parse_gpus, parse_network, parse_pins
+from refold.errors import BadInput, UnknownName
+from refold.model import plural
 
 if TYPE_CHECKING:
     from refold.model import LaunchEngine
@@ -132,7 +134,6 @@ class MachineOptions:
         """Return the machines."""
         from msgspec.structs import replace
 
-        from refold.errors import BadInput
         from refold.planning.catalogue import find_gpu
         from refold.planning.perf import build_machines
 
@@ -228,7 +229,6 @@ class BatchOptions:
     def _parse_precision(self) -> Precision | None:
         from typing import get_args
 
-        from refold.errors import UnknownName
         from refold.planning.perf import Precision
 
         if self.precision is None:
@@ -243,8 +243,6 @@ class BatchOptions:
         self, shape: ModelShape, gpus: int = 1, tuning: Tuning | None = None
     ) -> tuple[int, int, list[str]]:
         """Return the batch size and sequence length with the defaults of the task filled in, and notes on these."""
-        from refold.errors import BadInput
-        from refold.model import plural
         from refold.planning.perf import Tuning
         from refold.planning.plans import default_sizes
 
@@ -324,7 +322,6 @@ class TuningOptions:
 
         from msgspec import convert
 
-        from refold.errors import BadInput, UnknownName
         from refold.planning.perf import AdaptedLayers, Optimizer, Tuning
 
         if self.lora_layers not in get_args(AdaptedLayers):
@@ -368,7 +365,6 @@ class PlanLimitOptions:
         """Return the limits. `for_offload`: options with their values that matter only to plans with offload."""
         from msgspec.structs import replace
 
-        from refold.errors import BadInput
         from refold.planning.plans import wide_limits
 
         for option, value in for_offload.items():

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from math import isfinite
 from typing import TYPE_CHECKING
 
+from refold.errors import BadInput
+
 if TYPE_CHECKING:
     from refold.model import Link, Plan
     from refold.planning.plans import Pins, PlanSearch
@@ -24,8 +26,6 @@ _NODES_COUNT_TYPE = re.compile(r"(\d+)\s*[x×]\s*(\d+)\s*:\s*(.+)", re.IGNORECAS
 
 def parse_gpus(text: str) -> tuple[int, str, int]:
     """Parse --gpus into the number of GPUs, their type, and the number of nodes (0: not given)."""
-    from refold.errors import BadInput
-
     nodes = 0
     if found := _NODES_COUNT_TYPE.fullmatch(text.strip()):
         nodes, count, name = _parse_count(text, found[1]), _parse_count(text, found[2]), found[3]
@@ -42,8 +42,6 @@ def parse_gpus(text: str) -> tuple[int, str, int]:
 
 
 def _parse_count(text: str, digits: str) -> int:
-    from refold.errors import BadInput
-
     if len(digits) > len(str(MAX_GPUS)):
         raise BadInput(f"--gpus {text}: expected 1 to {MAX_GPUS:,} GPUs")
     return int(digits)
@@ -69,8 +67,6 @@ def parse_network(text: str) -> Link:
 
 
 def _parse_amount(option: str, text: str, factor_of: Callable[[str], float | None], expected: str) -> float:
-    from refold.errors import BadInput
-
     found = _AMOUNT.fullmatch(text.strip())
     factor = factor_of(found[2]) if found else None
     amount = float(found[1]) * factor if found and factor else 0.0
@@ -89,7 +85,6 @@ def parse_pins(text: str) -> Pins:
 
 def find_plan(text: str, search: PlanSearch) -> Plan:
     """Return a plan given as text or by its number in the table of best plans."""
-    from refold.errors import BadInput
     from refold.model import parse_plan
 
     if not text.strip().isdecimal():

@@ -8,6 +8,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from refold.errors import BadInput, BadValue, UnknownName
+from refold.model import parse_duration
+
 POWER_PLACEMENT = "genetic-power"
 """The power-aware placement rule, which `--spread-power` selects."""
 
@@ -41,8 +44,6 @@ def is_oracle(policy: str) -> bool:
 
 def parse_policy(text: str, settings: Mapping[str, Any]) -> SelectedPolicy:
     """Parse one policy: 'name', 'name/placement' or a file. The settings may contain the placement and the seed."""
-    from refold.errors import BadInput
-
     policy, placement = _policy_and_placement(text)
     if not placement:
         return _select_policy(policy, settings)
@@ -84,8 +85,6 @@ def check_spread_power(policies: Sequence[str], placements: Mapping[str, str | N
 
     `placements`: options that select other placements, with their values.
     """
-    from refold.errors import BadInput
-
     others = [f"{option} {value}" for option, value in placements.items() if value is not None]
     others += [f"--set {key}={value}" for key, value in given.items() if key.rpartition(".")[2] == "placement"]
     others += [text for text in policies if _policy_and_placement(text)[1]]
@@ -155,8 +154,6 @@ def _check_setting(policy: str, key: str, value: Any, default: Any) -> Any:
         case _:
             return value
     if not valid:
-        from refold.errors import BadInput
-
         raise BadInput(f"{policy_label(policy, {})}: {key} is {value!r}, expected {expected}")
     return value
 
@@ -166,9 +163,6 @@ def _is_number(value: Any) -> bool:
 
 
 def _parse_seconds(value: Any) -> Any:
-    from refold.errors import BadValue
-    from refold.model import parse_duration
-
     try:
         return parse_duration(value) if isinstance(value, str) else value
     except BadValue:
@@ -199,8 +193,6 @@ def _is_for(policy: str, key: str) -> bool:
 
 
 def _check_placements(policies: Sequence[str], placements: Sequence[str], given: Mapping[str, Any]) -> None:
-    from refold.errors import BadInput
-
     if not placements:
         return
     for text in policies:
@@ -212,8 +204,6 @@ def _check_placements(policies: Sequence[str], placements: Sequence[str], given:
 
 
 def _check_settings(given: Mapping[str, Any], policies: Sequence[str]) -> None:
-    from refold.errors import UnknownName
-
     for key in given:
         if "." in key and not any(_is_for(policy, key) for policy in policies):
             raise UnknownName(f"policy in --set {key}:", key.rpartition(".")[0], set(policies))

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from refold.cli.inputs.policy_choice import POWER_PLACEMENT, SelectedPolicy
 from refold.cli.inputs.workload import Workload
 from refold.cli.views import plural
+from refold.errors import BadInput, BadValue
+from refold.model import format_duration
 
 if TYPE_CHECKING:
     from refold.model import Cluster, Job
@@ -32,7 +34,6 @@ def with_power_limits(workload: Workload, policies: Sequence[SelectedPolicy], sk
     A job that needs more power than the racks have would wait forever and block the jobs behind it: such jobs are
     rejected, or with `skip_bad` skipped for all policies.
     """
-    from refold.errors import BadInput, BadValue
     from refold.placement import Power
 
     if not any(spreads_power(policy) for policy in policies):
@@ -48,8 +49,6 @@ def with_power_limits(workload: Workload, policies: Sequence[SelectedPolicy], sk
 
 def power_limit_notes(policies: Sequence[SelectedPolicy], runs: Sequence[ReportRun]) -> list[str]:
     """Return notes on policies with power-aware placement that exceeded limits: some also place jobs in other ways."""
-    from refold.model import format_duration
-
     return [
         f"{run.name}: racks were above their limits for {format_duration(run.measures.power.above_limit_seconds)}, "
         "because this policy does not place all jobs with its placement rule, or places them in rounds"
@@ -62,7 +61,6 @@ def _check_power_data(cluster: Cluster, power: Power) -> None:
     """Reject a cluster without power data; the message names the missing fields."""
     from math import isfinite
 
-    from refold.errors import BadInput
     from refold.placement import NO_RACK
 
     racks = [limit for name, limit in zip(power.names, power.limit.tolist(), strict=True) if name != NO_RACK]
@@ -81,8 +79,6 @@ def _check_power_data(cluster: Cluster, power: Power) -> None:
 
 
 def _without_jobs_over_limit(workload: Workload, power: Power, skip_bad: bool) -> Workload:
-    from refold.errors import BadInput
-
     over_limit = _jobs_over_limit(workload.jobs, power)
     if not over_limit:
         return workload

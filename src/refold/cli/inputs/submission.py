@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from refold.errors import BadInput, BadValue
+from refold.model import parse_duration
+
 if TYPE_CHECKING:
     from refold.client.api import Submission
     from refold.model import Dependency, Plan
@@ -41,7 +44,6 @@ def read_submissions(
     Also notes on ignored directives, and the variables that a script exports ('': not given).
     """
     from refold.client.jobspec import make_submission, submission_from_command
-    from refold.errors import BadInput
 
     if (file is None) == (not command):
         raise BadInput(
@@ -101,7 +103,6 @@ def _overrides(given: Submission, options: SubmitOptions) -> dict[str, Any]:
 def _parse_gpus(text: str, instances: int) -> dict[str, Any]:
     """Parse the total number of GPUs: '8', '2..8', 'A100:8', or '0.5', a share of a GPU for each instance."""
     from refold.client.jobspec import parse_gpu_request
-    from refold.errors import BadInput, BadValue
 
     try:
         request = parse_gpu_request(text)
@@ -142,7 +143,6 @@ def _parse_begin(text: str) -> float:
 
 
 def _parse_dependencies(text: str) -> list[Dependency]:
-    from refold.errors import BadInput, BadValue
     from refold.model import EXPECTED_DEPENDENCY, parse_dependencies
 
     try:
@@ -152,8 +152,6 @@ def _parse_dependencies(text: str) -> list[Dependency]:
 
 
 def _parse_seconds(option: str, text: str) -> float:
-    from refold.model import parse_duration
-
     return _parse_amount(option, text, parse_duration, "a duration such as 90s, 15m, 1h30m or 2d")
 
 
@@ -165,8 +163,6 @@ def _parse_resource(option: str, text: str, read: Any, expected: str) -> float |
 
 
 def _parse_amount(option: str, text: str, read: Any, expected: str) -> float:
-    from refold.errors import BadInput
-
     try:
         return float(read(text))
     except ValueError:
@@ -174,8 +170,6 @@ def _parse_amount(option: str, text: str, read: Any, expected: str) -> float:
 
 
 def _parse_variable(text: str) -> tuple[str, str]:
-    from refold.errors import BadInput
-
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise BadInput(f"--env {text}: expected NAME=VALUE, such as --env SEED=3")
@@ -184,8 +178,6 @@ def _parse_variable(text: str) -> tuple[str, str]:
 
 def _read_secret(name: str) -> str:
     """Read a secret from the environment: values on the command line appear in shell history and process lists."""
-    from refold.errors import BadInput
-
     if name not in os.environ:
         raise BadInput(f"--secret {name}: environment variable not set; export it first")
     return os.environ[name]

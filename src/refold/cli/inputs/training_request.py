@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from refold.cli.inputs.plan_values import MAX_AMOUNT
+from refold.errors import BadInput
+from refold.model import parse_duration
 
 if TYPE_CHECKING:
     from refold.planning.perf import Training, TrainingSetup
@@ -32,8 +34,6 @@ class TrainingCostOptions:
 
     def parse(self, setup: TrainingSetup) -> tuple[Training | None, list[str]]:
         """Return the training that was asked about, if any, and a note on what was assumed."""
-        from refold.errors import BadInput
-        from refold.model import parse_duration
         from refold.planning.perf import Training, default_tokens
 
         if self.tokens is None and self.price is None and self.mtbf is None:
@@ -47,8 +47,6 @@ class TrainingCostOptions:
 
 
 def _parse_tokens(text: str) -> float:
-    from refold.errors import BadInput
-
     unit = TOKEN_UNITS.get(text[-1:].casefold())
     try:
         tokens = float(text[:-1] if unit else text) * (unit or 1.0)

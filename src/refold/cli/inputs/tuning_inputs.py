@@ -11,7 +11,8 @@ import msgspec
 
 from refold.cli import write_atomically
 from refold.cli.inputs.workload import Workload
-from refold.model import Cluster, Job
+from refold.errors import BadFile, BadInput, BadValue, UnknownName
+from refold.model import Cluster, Job, parse_duration
 
 if TYPE_CHECKING:
     from refold.cli import TraceOptions
@@ -42,8 +43,6 @@ class KeptHistory:
 
     def read(self, trace: str, cluster: str | None, options: TraceOptions, costs: Costs) -> Workload:
         """Return the workload. Raises if an earlier command has chosen the jobs by other options."""
-        from refold.errors import BadFile
-
         chosen_by = repr((cluster, _contents(cluster), options, getattr(self._read, "args", ())))
         if not self._path.exists():
             found = self._read(trace, cluster, options, costs)
@@ -75,8 +74,6 @@ def _contents(cluster: str | None) -> bytes:
 
 def parse_ranges(texts: Sequence[str], policy: str, known: Mapping[str, Any]) -> dict[str, SettingRange]:
     """Parse ranges such as 'gpu_price=1:16' and values such as 'order=arrival,shortest'."""
-    from refold.errors import BadInput, UnknownName
-
     found: dict[str, SettingRange] = {}
     for text in texts:
         key, equals, values = text.partition("=")
@@ -89,7 +86,6 @@ def parse_ranges(texts: Sequence[str], policy: str, known: Mapping[str, Any]) ->
 
 
 def _parse_range(text: str, values: str) -> SettingRange:
-    from refold.errors import BadInput, BadValue
     from refold.policies import Choices, Range
 
     low_text, colon, high_text = values.partition(":")
@@ -106,9 +102,6 @@ def _parse_range(text: str, values: str) -> SettingRange:
 
 def _parse_value(text: str) -> Any:
     """Return a number, a duration in seconds, true or false, or else the text."""
-    from refold.errors import BadValue
-    from refold.model import parse_duration
-
     try:
         return json.loads(text)
     except ValueError:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from refold.cli.inputs.charges import AS_RECORDED, Charging
+from refold.errors import BadInput
+from refold.model import Seconds, format_count, parse_duration
 
 if TYPE_CHECKING:
     from refold.cli import FaultOptions, NeverEndingOptions, PreemptionMode
-    from refold.model import Cluster, Job, Seconds
+    from refold.model import Cluster, Job
     from refold.simulator import Costs, Fault, NeverEnds
     from refold.simulator.results import ReportRun
 
@@ -39,8 +41,6 @@ class Workload:
     has_consent: bool = False
 
     def __str__(self) -> str:
-        from refold.model import format_count
-
         cluster = f"{format_count(len(self.cluster.nodes), 'node')} with {format_count(self.cluster.gpus, 'GPU')}"
         return f"{self.name}: {format_count(len(self.jobs), 'job')} on {cluster}"
 
@@ -68,8 +68,6 @@ def with_faults(workload: Workload, options: FaultOptions) -> Workload:
     """Return the workload with random node faults and repairs, up to an upper bound of its duration."""
     from dataclasses import replace
 
-    from refold.errors import BadInput
-    from refold.model import parse_duration
     from refold.simulator import random_faults
 
     if options.faults is None:

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 
 from refold.cli.inputs.workload import Workload
 from refold.cli.views import plural, progress
+from refold.errors import BadFile, BadInput, BadValue
+from refold.model import Seconds, format_count
 
 if TYPE_CHECKING:
     from refold.cli import TraceOptions
     from refold.core import Header
     from refold.engines.slurm import SlurmCluster, SlurmHistory
     from refold.journal import History
-    from refold.model import Cluster, Job, Seconds
+    from refold.model import Cluster, Job
     from refold.simulator import Costs, Fault, StateAt
     from refold.simulator.results import ReportRun
     from refold.simulator.traces import Trace
@@ -49,8 +51,6 @@ def read_workload(trace: str, cluster: str | None, options: TraceOptions, costs:
 def _cluster_for(trace: str, cluster: str | None) -> str:
     from pathlib import Path
 
-    from refold.errors import BadFile, BadInput
-
     if cluster is not None:
         return cluster
     if trace == DEMO:
@@ -66,9 +66,6 @@ def _cluster_for(trace: str, cluster: str | None) -> str:
 def _with_work(trace: Trace, skip_bad: bool) -> Trace:
     """Return the trace without jobs of unknown duration, which cannot be simulated; reject them unless `skip_bad`."""
     from dataclasses import replace
-
-    from refold.errors import BadInput
-    from refold.model import format_count
 
     known = tuple(job for job in trace.jobs if job.work is not None)
     unknown = len(trace.jobs) - len(known)
@@ -91,8 +88,6 @@ def _with_work(trace: Trace, skip_bad: bool) -> Trace:
 
 def _no_durations_error(trace: Trace) -> str:
     """Return the error for a trace without durations: what it has instead, and what to do."""
-    from refold.model import format_count
-
     steps = sum(job.steps is not None for job in trace.jobs)
     instead = f"; it has the steps of {format_count(steps, 'job')}, but not the time per step" if steps else ""
     return (
@@ -115,8 +110,6 @@ def read_slurm_workload(
     from time import time
 
     from refold.engines.slurm import Programs, SlurmError, map_nodes, read_history, read_nodes
-    from refold.errors import BadInput, BadValue
-    from refold.model import format_count
     from refold.simulator.traces import read_cluster
 
     run = Programs().run
@@ -165,8 +158,6 @@ def read_recorded_run(path: Path) -> tuple[ReportRun, Header]:
 
 def workload_from_history(path: Path, history: History, costs: Costs) -> Workload:
     """Return the jobs of a history, with the work that they did, and its node faults, as a workload to simulate."""
-    from refold.errors import BadInput
-
     jobs = jobs_with_work(history)
     if not jobs:
         raise BadInput(f"{path}: no job of the journal has ended, so there is nothing to simulate")
@@ -233,7 +224,6 @@ def _node_faults(history: History) -> list[Fault]:
 
 def is_journal(trace: str) -> bool:
     """Whether a file is a journal or snapshot rather than a trace."""
-    from refold.errors import BadFile
     from refold.journal import read_journal
 
     try:
@@ -263,8 +253,6 @@ def read_backlog(journal: str, cluster: Cluster | None, options: TraceOptions, c
 
 
 def _remaining_jobs(state: StateAt, path: Path) -> tuple[list[Job], list[str]]:
-    from refold.errors import BadInput
-
     view = state.view
     running = list(view.active.values())
     jobs = [*running, *view.waiting.values()]

@@ -11,6 +11,7 @@ from .measures import (
 from .output import (
     ERROR_COLOUR as ERROR_COLOUR,
     Advance as Advance,
+    Sanitizer as Sanitizer,
     current_command_line as current_command_line,
     draw_bar as draw_bar,
     format_number as format_number,
@@ -36,7 +37,6 @@ from .plans import (
     training_table as training_table,
 )
 from .previews import preview_table as preview_table
-from .sanitize import Sanitizer as Sanitizer
 from .screen import refresh_screen as refresh_screen
 from .tables import (
     Column as Column,

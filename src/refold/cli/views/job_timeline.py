@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from refold import journal
 from refold.cli.views.output import plural
 from refold.cli.views.times import format_clock, format_elapsed, format_gpus
+from refold.errors import UnknownName
+from refold.model import WHOLE
 
 if TYPE_CHECKING:
     from refold.core import Entry, Header
@@ -150,8 +152,6 @@ class JobTimeline:
             self._stop = None
 
     def _resources(self, run: int, allocation: Allocation) -> RunResources:
-        from refold.model import WHOLE
-
         plan = allocation.plan or (self.job.plan if self.job is not None else None)
         placement = allocation.text(self._cluster)
         return RunResources(run, allocation.gpu_milli / WHOLE, str(plan) if plan else None, placement)
@@ -197,7 +197,6 @@ class JobTimeline:
 def read_timeline(header: Header, entries: Iterable[Entry], job_id: str, listed_by: str) -> JobTimeline:
     """Read the timeline of a job from the entries of a journal."""
     from refold.core import JobSubmitted
-    from refold.errors import UnknownName
 
     timeline = JobTimeline(header.cluster, job_id, header.scheduler)
     ids: list[str] = []

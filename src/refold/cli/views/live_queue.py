@@ -11,6 +11,7 @@ from refold.cli.inputs import MAX_WAITING_FOR_FUTURES, ForecastOptions
 from refold.cli.views.output import output_width, plural, print_json, print_line, print_notes
 from refold.cli.views.tables import Column, Table, print_tables
 from refold.cli.views.times import format_elapsed, format_interval, format_moment
+from refold.errors import Forbidden
 
 if TYPE_CHECKING:
     from refold.client import Client
@@ -119,8 +120,6 @@ def _estimate_starts(
     client: Client, info: DaemonInfo, waiting: Sequence[JobStatus], options: ForecastOptions
 ) -> tuple[dict[str, tuple[TimeEstimate | None, str]], list[str]]:
     """Return the daemon's start estimates; if it makes none, or for all jobs with --futures, simulated estimates."""
-    from refold.errors import Forbidden
-
     source = "forecast" if info.forecasts_starts else "policy"
     by_daemon = {job.id: (job.start_estimate, source if job.start_estimate else "") for job in waiting}
     missing = [job.id for job in waiting if options.futures or job.start_estimate is None]

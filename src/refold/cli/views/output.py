@@ -6,6 +6,7 @@ Text may come from untrusted files, so control characters are removed before it 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+
 
 PROGRESS_DELAY_SECONDS = 1.0
 """Duration of an operation after which its progress bar is shown."""
@@ -175,3 +177,44 @@ class _DelayedBar:
 def current_command_line() -> str:
     """Return the command line of this process, to be shown in reports."""
     return shlex.join(["refold", *sys.argv[1:]])
+
+
+# Make the output of a job safe for a terminal: colours are passed through, other control sequences removed.
+
+_SEQUENCE = re.compile(
+    r"""
+    (?P<colours>\x1b\[[0-9;:]{0,64}m)
+    | \x1b\[[0-?]{0,64}[ -/]{0,8}[@-~]                # CSI: cursor movement, screen erasure, terminal queries
+    | \x1b[\]PX^_][^\x07\x1b]{0,4096}(?:\x07|\x1b\\)  # OSC and similar: titles, clipboard, links
+    | \x1b[ -/]*[0-~]?
+    | [\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]
+    """,
+    re.VERBOSE,
+)
+_INCOMPLETE = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}|[\]PX^_][^\x07\x1b]{0,4096}\x1b?)?\Z")
+_RESET = "\x1b[0m"
+
+
+class Sanitizer:
+    """Sanitises output chunk by chunk; a control sequence may begin in one chunk and end in the next."""
+
+    def __init__(self) -> None:
+        self._incomplete = ""
+        self._coloured = False
+
+    def clean(self, text: str) -> str:
+        """Return the next chunk without control sequences other than colours."""
+        text = self._incomplete + text
+        incomplete = _INCOMPLETE.search(text)
+        self._incomplete = incomplete[0] if incomplete else ""
+        complete = text[: len(text) - len(self._incomplete)]
+        return _SEQUENCE.sub(self._keep_colours, complete)
+
+    def _keep_colours(self, match: re.Match[str]) -> str:
+        self._coloured = self._coloured or match["colours"] is not None
+        return match["colours"] or ""
+
+    @property
+    def end(self) -> str:
+        """The sequence that resets colours; empty if none were written."""
+        return _RESET if self._coloured else ""

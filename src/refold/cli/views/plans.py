@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from refold.cli.views.output import draw_bar, format_percent, output_width, plural
 from refold.cli.views.tables import COLUMN_GAP, Column, Table
+from refold.model import format_duration
 
 if TYPE_CHECKING:
     from refold.model import Plan
@@ -124,7 +125,6 @@ def plan_tables(setting: TrainingSetup, search: PlanSearch) -> list[Table]:
 def training_table(setting: TrainingSetup, best: Estimate, training: Training) -> Table:
     """Return what the whole training takes with the best plan."""
     from refold.cli.views.tables import fact_table
-    from refold.model import format_duration
     from refold.planning.perf import compute_training_cost
 
     cost = compute_training_cost(setting, best, training)

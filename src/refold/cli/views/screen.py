@@ -10,6 +10,7 @@ from io import StringIO
 from typing import NoReturn
 
 from refold.cli.views.output import print_line
+from refold.errors import NoDaemon
 
 CURSOR_HOME, ERASE_LINE, ERASE_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
@@ -38,8 +39,6 @@ def refresh_screen(paint: Callable[[], None], every: float) -> NoReturn:
 
 
 def _paint_or_retry(paint: Callable[[], None]) -> None:
-    from refold.errors import NoDaemon
-
     try:
         paint()
     except NoDaemon as error:

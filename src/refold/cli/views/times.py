@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from refold.model import format_duration, format_memory
+
 CALENDAR_SECONDS = 1e9
 """Times from this value on are seconds since 1970, since no simulation spans thirty years."""
 
@@ -48,15 +50,11 @@ def format_interval(interval: tuple[float | None, float | None], now: float = 0.
 
 def format_elapsed(seconds: float) -> str:
     """Format a duration as '1 h 30 min'."""
-    from refold.model import format_duration
-
     return format_duration(seconds)
 
 
 def format_peak(mib: int | None) -> str:
     """Format an amount of memory, '512 MiB' or '4 GiB'; '–' if it is not known."""
-    from refold.model import format_memory
-
     return "–" if mib is None else format_memory(mib)
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from refold.cli.views.output import plural
 from refold.cli.views.tables import Column, Table
+from refold.model import format_duration
 
 if TYPE_CHECKING:
     from refold.simulator.tuning import Gain, Interval, ReportPolicy, ReportRow, TuningReport, TuningResult
@@ -58,8 +59,6 @@ def format_ratio(ratio: Interval) -> str:
 
 def describe_parts(result: TuningResult) -> str:
     """Describe the jobs and blocks of the report part."""
-    from refold.model import format_duration
-
     report = result.report
     blocks = f"{report.blocks} resampled blocks of {format_duration(report.block_seconds)}"
     tried = f"{plural(result.tried, 'setting')} tried, {result.finalists} of them on the whole tuning part"

@@ -12,13 +12,11 @@ from .calls import (
     Call as Call,
     Service as Service,
 )
-from .field_errors import (
-    MAX_QUOTED_CHARS as MAX_QUOTED_CHARS,
-    field_error as field_error,
-)
 from .queries import (
     MAX_LOG_BYTES as MAX_LOG_BYTES,
     MAX_PAGE_JOBS as MAX_PAGE_JOBS,
+    UNIX_PREFIX as UNIX_PREFIX,
+    Caller as Caller,
     CancelQuery as CancelQuery,
     DrainQuery as DrainQuery,
     EventsQuery as EventsQuery,
@@ -29,16 +27,14 @@ from .queries import (
     SnapshotQuery as SnapshotQuery,
     TimelineQuery as TimelineQuery,
 )
-from .roles import (
-    UNIX_PREFIX as UNIX_PREFIX,
-    Caller as Caller,
-)
 from .signatures import (
     IDENTITY_PATH as IDENTITY_PATH,
+    MAX_QUOTED_CHARS as MAX_QUOTED_CHARS,
     MAX_TOKEN_CHARS as MAX_TOKEN_CHARS,
     NONCE_CHARS as NONCE_CHARS,
     SCHEME as SCHEME,
     ServerProof as ServerProof,
+    field_error as field_error,
     hash_body as hash_body,
     hash_token as hash_token,
     is_proven as is_proven,

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from refold.client.api.queries import (
+    Caller,
     CancelQuery,
     DrainQuery,
     EventsQuery,
@@ -19,7 +20,6 @@ from refold.client.api.queries import (
     SnapshotQuery,
     TimelineQuery,
 )
-from refold.client.api.roles import Caller
 from refold.client.api.wire import (
     Alert,
     Catalogue,

@@ -7,12 +7,13 @@ a one-time pad, an HMAC of the request with the same key; the daemon decrypts it
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from hashlib import sha256
 
 import msgspec
 
-from refold.errors import BadValue, Unauthenticated
+from refold.errors import BadField, BadValue, Unauthenticated, UnknownName
 
 IDENTITY_PATH = "/identity"
 """Path of the call by which a client verifies the daemon."""
@@ -121,3 +122,29 @@ def _mac(token_hash: str, *parts: str) -> bytes:
 
 def _xor(text: bytes, pad: bytes) -> bytes:
     return bytes(left ^ right for left, right in zip(text, pad, strict=False))
+
+
+# Validation errors of msgspec, reworded as errors about a field of the request.
+
+MAX_QUOTED_CHARS = 64
+"""Maximum length of a name in a request that an error message quotes."""
+
+_LOCATED = re.compile(r"(?P<problem>.*) - at `\$\.?(?P<field>.*)`", re.DOTALL)
+_NAMED = re.compile(r"Object (?P<is>contains unknown|missing required) field `(?P<field>.*)`", re.DOTALL)
+
+
+def field_error(error: msgspec.ValidationError, kind: object = None) -> BadField:
+    """Convert a validation error to a `BadField` whose message names the field; `kind` is the type of the request."""
+    problem, field = str(error), ""
+    if located := _LOCATED.fullmatch(problem):
+        problem, field = located["problem"], located["field"]
+    if named := _NAMED.fullmatch(problem):
+        field = f"{field}.{named['field'][:MAX_QUOTED_CHARS]}".lstrip(".")
+        if named["is"].startswith("missing"):
+            return BadField(f"{field} is missing", field)
+        known = kind.__struct_fields__ if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else ()
+        near = UnknownName("field", field, known).nearest
+        return BadField(f"unknown field {field!r}{f'; did you mean {near!r}?' if near else ''}", field)
+    if not field:
+        return BadField(problem.replace("`", ""))
+    return BadField(f"{field}: {problem[:1].lower()}{problem[1:].replace('`', '')}", field)

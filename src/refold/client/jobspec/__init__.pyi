@@ -1,11 +1,9 @@
-from .arrays import array_jobs as array_jobs
-from .begin_times import (
+from .builder import make_job_name as make_job_name
+from .gpu_requests import parse_gpu_request as parse_gpu_request
+from .job_fields import (
     EXPECTED_BEGIN as EXPECTED_BEGIN,
     parse_begin as parse_begin,
 )
-from .gpu_requests import parse_gpu_request as parse_gpu_request
-from .job_names import make_job_name as make_job_name
-from .jobs_file import read_jobs as read_jobs
 from .patterns import (
     Pattern as Pattern,
     check_patterns as check_patterns,
@@ -15,7 +13,9 @@ from .quantities import (
     parse_gib as parse_gib,
 )
 from .reader import (
+    array_jobs as array_jobs,
     parse_spec as parse_spec,
+    read_jobs as read_jobs,
     read_spec as read_spec,
 )
 from .submission import (

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from refold.client.api import Submission, field_error
-from refold.client.jobspec.job_names import make_job_name
+from refold.client.api import MAX_NAME_CHARS, Submission, field_error
 from refold.client.jobspec.patterns import check_patterns
 from refold.errors import BadField, BadLine, BadValue, RefoldError
 from refold.model.documents import Part
@@ -119,3 +118,11 @@ def _describe(expected: re.Match[str]) -> str:
     relation = {"<=": "≤", ">=": "≥"}.get(expected["relation"], expected["relation"])
     limit = f"{float(expected['limit']):,.15g}"
     return f"{kind} of length {relation} {limit}" if expected["length"] else f"{kind} {relation} {limit}"
+
+
+# Names of jobs.
+
+
+def make_job_name(text: str) -> str:
+    """Make a valid job name from any text."""
+    return re.sub(r"[^\w.-]+", "-", text).strip("-")[:MAX_NAME_CHARS] or "job"

@@ -9,13 +9,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from refold.client.api import MAX_COMMAND_CHARS, MAX_NAME_CHARS, MAX_TEXT_CHARS
-from refold.client.jobspec.builder import ReadJob, SpecBuilder, SpecSource
+from refold.client.jobspec.builder import ReadJob, SpecBuilder, SpecSource, make_job_name
 from refold.client.jobspec.job_fields import STOP_SIGNALS, read_array, read_begin, read_dependencies
-from refold.client.jobspec.job_names import make_job_name
 from refold.client.jobspec.quantities import EXPECTED_SLURM_TIME, parse_slurm_seconds
-from refold.client.jobspec.sbatch_directives import Directives, read_directives
+from refold.client.jobspec.sbatch_directives import UNSUPPORTED_OPTIONS, Directives, read_directives
 from refold.client.jobspec.sbatch_tasks import SIZE_OPTIONS, put_tasks
-from refold.client.jobspec.slurm_options import UNSUPPORTED_OPTIONS
 from refold.model.documents import Part
 
 Reader = Callable[[SpecBuilder, Part], None]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from refold.client.api import Submission, field_error
-from refold.client.jobspec.job_names import make_job_name
+from refold.client.jobspec.builder import make_job_name
 from refold.errors import BadInput
 
 if TYPE_CHECKING:

@@ -16,9 +16,10 @@ from .api_server import (
 from .backend import KubernetesBackend as KubernetesBackend
 from .constraints import unsupported_fields as unsupported_fields
 from .engine import (
-    DAEMON_KEY as DAEMON_KEY,
     KubernetesEngine as KubernetesEngine,
+    serve_kubernetes as serve_kubernetes,
 )
+from .gang_queue import LocalQueues as LocalQueues
 from .gangs import (
     INSTANCE_ANNOTATION as INSTANCE_ANNOTATION,
     SCHEDULER_NAME as SCHEDULER_NAME,
@@ -32,14 +33,12 @@ from .gangs import (
 )
 from .job_objects import OwnJobs as OwnJobs
 from .leadership import (
+    DAEMON_KEY as DAEMON_KEY,
     Leadership as Leadership,
-    LeaseLost as LeaseLost,
-)
-from .lease import (
     Lease as Lease,
+    LeaseLost as LeaseLost,
     this_process as this_process,
 )
-from .local_queues import LocalQueues as LocalQueues
 from .mirror import (
     NODES as NODES,
     PODS as PODS,
@@ -69,7 +68,7 @@ from .owner_specs import (
     read_owner as read_owner,
 )
 from .owners import Owners as Owners
-from .pod_logs import read_pod_log as read_pod_log
+from .pod_output import read_pod_log as read_pod_log
 from .pod_states import (
     bindable as bindable,
     pod_path as pod_path,
@@ -83,5 +82,4 @@ from .resources import (
     parse_amount as parse_amount,
     pod_need as pod_need,
 )
-from .serving import serve_kubernetes as serve_kubernetes
 from .snapshot_events import Observation as Observation

@@ -11,16 +11,15 @@ from msgspec.structs import replace
 
 from refold.client.api import Submission
 from refold.core import PastJob
-from refold.engines.kubernetes.access import Access
+from refold.engines.kubernetes.access import Access, find_access, own_namespace
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, as_dict
 from refold.engines.kubernetes.backend import KubernetesBackend
-from refold.engines.kubernetes.gang_queue import CALLER, GangQueue
+from refold.engines.kubernetes.gang_queue import CALLER, GangQueue, LocalQueues
 from refold.engines.kubernetes.gangs import DaemonIdentity
 from refold.engines.kubernetes.job_objects import OwnJobs
-from refold.engines.kubernetes.local_queues import LocalQueues
+from refold.engines.kubernetes.leadership import Leadership
 from refold.engines.kubernetes.mirror import Changed, Mirror
-from refold.engines.kubernetes.node_reports import NodeReports
-from refold.engines.kubernetes.nodes import NodeMap, is_unchanged, map_nodes
+from refold.engines.kubernetes.nodes import NodeMap, NodeReports, is_unchanged, map_nodes
 from refold.engines.kubernetes.objects import ApiNode
 from refold.engines.kubernetes.observation import past_gangs
 from refold.engines.kubernetes.own_jobs import own_constraints
@@ -30,7 +29,20 @@ from refold.engines.kubernetes.pod_output import PodOutput
 from refold.engines.kubernetes.resources import GPU_RESOURCE
 from refold.errors import BadInput, BadValue
 from refold.model import Cluster, Job, Seconds, Tenant
-from refold.server import Admission, BackendOptions, ClusterEngine, EngineParts, Inbox, LiveState, StatusOf
+from refold.server import (
+    Admission,
+    BackendOptions,
+    ClusterEngine,
+    EngineParts,
+    Inbox,
+    LiveState,
+    ServeRequest,
+    StatusOf,
+    load_daemon_id,
+    on_termination,
+    run_until_done,
+    serve_cluster,
+)
 
 REBUILD_DELAY: Seconds = 2.0
 """How long to wait for further changes of the nodes before the daemon continues with another cluster."""
@@ -40,9 +52,6 @@ log = logging.getLogger("refold")
 
 BINDING_KEY = "kubernetes-binding-key"
 """Key in the store's `meta` table: what the daemon signs bindings with."""
-
-DAEMON_KEY = "kubernetes-daemon"
-"""Key in the store's `meta` table: what tells the runs of this daemon from those of others."""
 
 
 class KubernetesEngine(ClusterEngine):
@@ -170,3 +179,38 @@ class KubernetesEngine(ClusterEngine):
             self.nodes.update(node)
         queue.nodes_changed()
         return False
+
+
+# Serve a Kubernetes cluster, while no other daemon does.
+
+BINDING_KEY_BYTES = 32
+
+
+def serve_kubernetes(request: ServeRequest, kubeconfig: Path | None, standby: bool) -> None:
+    """Serve until a signal ends the daemon. Pods continue. `standby`: wait until no other daemon serves the cluster."""
+    run_until_done(_serve(request, kubeconfig, standby))
+
+
+async def _serve(request: ServeRequest, kubeconfig: Path | None, standby: bool) -> None:
+    access, given, ended = find_access(kubeconfig), request.config.kubernetes, asyncio.Event()
+    on_termination(ended.set)
+    leadership = Leadership(access, own_namespace() or given.namespace, request.folder, ended)
+    try:
+        daemon_id = await leadership.acquire(standby, request.say)
+        if not daemon_id:
+            return
+        own = OwnJobs(given.namespace, given.image, given.volume_claim)
+        key = await asyncio.to_thread(load_daemon_id, request.folder, BINDING_KEY, BINDING_KEY_BYTES)
+        engine = KubernetesEngine(access, DaemonIdentity(daemon_id, key), own, request.config.tenants, leadership.check)
+        try:
+            await serve_cluster(request, engine, _connect(engine, access.address), ended)
+        finally:
+            await engine.close()
+    finally:
+        await leadership.release()
+    leadership.raise_if_lost()
+    request.say("stopped; pods continue, and `refold serve --on kubernetes` takes control of them again")
+
+
+async def _connect(engine: KubernetesEngine, address: str) -> str:
+    return f"Kubernetes {await engine.connect()} at {address}"

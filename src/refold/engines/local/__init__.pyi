@@ -5,6 +5,7 @@ from .backend import (
 from .engine import (
     PRIVILEGED_STATE as PRIVILEGED_STATE,
     describe_user as describe_user,
+    serve_machine as serve_machine,
     split_privileges as split_privileges,
 )
 from .environment import (
@@ -29,7 +30,6 @@ from .process_tree import (
     ProcessScanner as ProcessScanner,
     ProcessTree as ProcessTree,
 )
-from .serving import serve_machine as serve_machine
 from .shim import (
     describe_exit as describe_exit,
     linker_variables as linker_variables,

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from refold.client import MACHINE_SOCKET
 from refold.core import PastJob
 from refold.engines.local.backend import LocalBackend
@@ -17,21 +19,25 @@ from refold.engines.local.helper_processes import HelperProcesses
 from refold.engines.local.process_host import OwnProcesses, ProcessHost
 from refold.engines.local.run_groups import describe_limits
 from refold.errors import BadInput
-from refold.model import Cluster
+from refold.model import Cluster, format_count
 from refold.server import (
     Admission,
     BackendOptions,
     ClusterEngine,
+    Daemon,
     EngineParts,
     Inbox,
     LiveState,
+    ServeRequest,
     StatusOf,
     find_account,
     find_socket_path,
+    on_termination,
     read_account,
+    run_until_done,
 )
 from refold.server.config import AUTO, OFF, Config
-from refold.server.monitor import Layout
+from refold.server.monitor import Layout, Machine, build_layout, default_slots, open_machine
 from refold.server.output import LOGS_FOLDER, mark_prefix
 
 PROTECTED_HARD_LINKS = Path("/proc/sys/fs/protected_hardlinks")
@@ -155,3 +161,36 @@ def describe_user(config: Config) -> str:
         f"All jobs run as {read_account(os.geteuid()).name}. To run them as their users, start the daemon as root and"
         " set serve.user in refold.yaml."
     )
+
+
+# Serve this machine: its GPUs, or CPU slots.
+
+
+def serve_machine(request: ServeRequest) -> None:
+    """Serve until a signal ends the daemon. Jobs continue."""
+    host = split_privileges(request.config, request.folder.absolute())
+    config, machine = _open_machine(request)
+    layout = build_layout(machine, config)
+    device = "slot" if layout.devices is None else layout.cluster.nodes[0].gpu_type
+    request.say(f"{format_count(layout.cluster.gpus, device)}, policy {config.policy.name}")
+
+    async def serve() -> None:
+        engine = LocalEngine(config, layout, host)
+        daemon = Daemon(config, request.folder, machine, layout, engine, new_token=request.new_token)
+        on_termination(daemon.end)
+        await daemon.serve(request.ready)
+
+    run_until_done(serve())
+    request.say("stopped; running jobs continue, and `refold serve` takes control of them again")
+
+
+def _open_machine(request: ServeRequest) -> tuple[Config, Machine]:
+    """Open the machine's GPUs; if it has none, CPU slots."""
+    config = request.config
+    machine = open_machine(config.cluster)
+    if machine.gpus():
+        return config, machine
+    slots = default_slots()
+    request.say(f"no GPUs found: scheduling {format_count(slots, 'CPU slot')} instead (change with --slots N)")
+    config = replace(config, cluster=replace(config.cluster, slots=slots))
+    return config, open_machine(config.cluster)

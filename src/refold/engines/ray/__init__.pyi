@@ -4,7 +4,7 @@ from .cluster import (
     map_nodes as map_nodes,
     read_nodes as read_nodes,
 )
-from .serving import serve_ray as serve_ray
+from .engine import serve_ray as serve_ray
 from .tasks import (
     RayTasks as RayTasks,
     WorkersLost as WorkersLost,

@@ -19,6 +19,7 @@ from refold.engines.ray.cluster import (
     map_nodes,
     read_nodes,
 )
+from refold.engines.ray.tasks import connected, load_ray
 from refold.errors import BadInput, BadValue, RefoldError
 from refold.model import Cluster, Seconds, Tenant
 from refold.server import (
@@ -29,7 +30,11 @@ from refold.server import (
     Inbox,
     LiveState,
     ServedBackend,
+    ServeRequest,
     StatusOf,
+    load_daemon_id,
+    on_termination,
+    serve_cluster,
 )
 
 DAEMON_KEY = "ray-daemon"
@@ -176,3 +181,25 @@ class RayEngine(ClusterEngine):
 
     def _read_nodes(self) -> dict[str, RayNode]:
         return {node.name: node for node in read_nodes(self._connection.ray.nodes())}
+
+
+# Serve a Ray cluster: each instance of a run is an actor.
+
+ADDRESS = "auto"
+"""The Ray cluster to serve: that of the variable RAY_ADDRESS, or of this machine. None is started."""
+
+
+def serve_ray(request: ServeRequest) -> None:
+    """Serve until a signal ends the daemon. Jobs continue."""
+    ray = load_ray("refold serve --on ray")
+
+    async def serve() -> None:
+        ended = asyncio.Event()
+        on_termination(ended.set)
+        daemon_id = await asyncio.to_thread(load_daemon_id, request.folder, DAEMON_KEY)
+        engine = RayEngine(RayConnection(ray), daemon_id, request.config.tenants)
+        await serve_cluster(request, engine, engine.connect(), ended)
+
+    with connected(ray, ADDRESS):
+        asyncio.run(serve())
+    request.say("stopped; running jobs continue, and `refold serve --on ray` takes control of them again")

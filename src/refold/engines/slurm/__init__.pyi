@@ -1,4 +1,4 @@
-from .engine import SlurmEngine as SlurmEngine
+from .engine import SlurmEngine as SlurmEngine, serve_slurm as serve_slurm
 from .history import (
     SlurmHistory as SlurmHistory,
     read_history as read_history,
@@ -15,4 +15,3 @@ from .programs import (
     Programs as Programs,
     SlurmError as SlurmError,
 )
-from .serving import serve_slurm as serve_slurm

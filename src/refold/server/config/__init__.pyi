@@ -1,8 +1,6 @@
-from .http import (
+from .limits import (
     MIN_CONNECTIONS as MIN_CONNECTIONS,
     HttpConfig as HttpConfig,
-)
-from .limits import (
     LimitsConfig as LimitsConfig,
     TenantLimits as TenantLimits,
 )

@@ -10,8 +10,7 @@ from msgspec import Meta
 from refold.errors import BadValue, RefoldError
 from refold.model import DAY, HOUR, MINUTE, JobClass, Preemption, PreemptionRules, Tenant
 from refold.model.documents import Duration, Part, PositiveDuration, ReadBy, convert
-from refold.server.config.http import HttpConfig
-from refold.server.config.limits import LimitsConfig
+from refold.server.config.limits import HttpConfig, LimitsConfig
 from refold.server.config.values import (
     AUTO,
     MAX_AMOUNT,

@@ -11,8 +11,7 @@ from refold.client.api import Event, Jobs, JobsQuery, JobStatus
 from refold.core import PastJob
 from refold.model import MAX_ARRAY_TASKS, Job, MiB, Seconds, task_id
 from refold.server.http import StoredToken
-from refold.server.store.connections import ReadConnections
-from refold.server.store.journal_reader import JournalReader
+from refold.server.store.journal_reader import JournalReader, ReadConnections
 
 _JOB = msgspec.json.Decoder(Job)
 _STATUS = msgspec.json.Decoder(JobStatus)

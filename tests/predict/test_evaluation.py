@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import spearmanr
-
-from refold.model import Job
-from refold.predict import Floats
-from refold.predict.evaluate import (
+from benchmarks.prediction.evaluation import (
     COMPARATORS,
     QUANTILE_LEVELS,
     GroupHistory,
@@ -24,6 +20,10 @@ from refold.predict.evaluate import (
     rank_correlation,
     score,
 )
+from scipy.stats import spearmanr
+
+from refold.model import Job
+from refold.predict import Floats
 from refold.testing import make_job
 
 LEVEL_COUNT = len(QUANTILE_LEVELS)
