@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "refold"
 
 ORDER = [
+    "moved",
     "errors",
     "model",
     "planning",

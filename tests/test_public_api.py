@@ -67,3 +67,9 @@ def test_compare_measures_each_policy_by_name() -> None:
     assert measures["srtf"].completion.mean is not None
     assert measures["fifo"].completion.mean is not None
     assert measures["srtf"].completion.mean < measures["fifo"].completion.mean
+
+
+def test_earlier_names_of_folders_still_work() -> None:
+    program = "from refold.packing import Placer; import refold.placement as new; assert new.Placer is Placer"
+    found = subprocess.run([sys.executable, "-W", "always", "-c", program], capture_output=True, text=True, check=True)
+    assert "DeprecationWarning: refold.packing is refold.placement now" in found.stderr

@@ -1,4 +1,4 @@
-"""Damage to the store is noticed; backups and full disks; a folder removed under a running daemon."""
+"""Damage to the store is noticed; backups, migrations and full disks; a folder removed under a running daemon."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from real_daemon import RealDaemon, wait_until
 
 from refold.cli import app
 from refold.errors import BadFile, Unavailable
-from refold.server.store import FILE_NAME, Store, backup_name, copy_database, list_backups
+from refold.server.store import FILE_NAME, Store, backup_name, copy_database, list_backups, schema
 from refold.server.store.checksums import checked_tables, row_checksum
 
 Refold = Callable[..., tuple[int, str]]
+
+FIXTURES = Path(__file__).with_name("stores")
 
 
 def daemon_with_jobs(state: Path, count: int = 3) -> None:
@@ -116,6 +118,27 @@ def test_a_checksum_depends_on_every_value_and_on_where_one_ends() -> None:
     rows = [("a", "b"), ("ab", ""), ("", "ab"), ("a", "c"), ("a", b"b", 1), ("a", "b", None), ("a", "b", 1.5), ()]
     assert len({row_checksum(*row) for row in rows}) == len(rows)
     assert row_checksum(3) == row_checksum(3.0), "a REAL column converts integers"
+
+
+@pytest.mark.parametrize("environments", [True, False], ids=["with environments", "without environments"])
+def test_a_store_of_version_4_is_migrated(environments: bool, tmp_path: Path) -> None:
+    state = folder_with(tmp_path, b"")
+    with closing(sqlite3.connect(state / FILE_NAME)) as connection:
+        connection.executescript((FIXTURES / "version-4.sql").read_text())
+        if not environments:
+            connection.execute("DROP TABLE environments")
+        connection.execute("DELETE FROM tokens")  # so that a new one is made, which this test can know
+        connection.commit()
+        assert connection.execute("PRAGMA user_version").fetchone() == (4,)
+    with RealDaemon(state, slots=1) as daemon, daemon.client() as client:
+        assert [job.id for job in client.history()] == ["broken-2", "done-1"]
+        assert client.jobs().total == 2
+        client.cancel("running-3")
+        assert client.wait("waiting-4", timeout=20).state == "finished"
+    with closing(sqlite3.connect(state / FILE_NAME)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (schema.VERSION,)
+    with closing(sqlite3.connect(state / "backups" / "version-4.db")) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (4,), "a copy of the file as it was is kept"
 
 
 def test_a_backup_is_made_while_the_daemon_runs_and_can_be_restored(tmp_path: Path, refold: Refold) -> None:

@@ -60,9 +60,9 @@ def seal_schema(connection: sqlite3.Connection) -> None:
 
 
 def _is_sealed_schema(connection: sqlite3.Connection) -> bool:
-    """Return whether the definitions are those that were written."""
+    """Return whether the definitions are those that were written; databases before version 5 have no seal."""
     row = connection.execute("SELECT value FROM meta WHERE key=?", (SCHEMA_KEY,)).fetchone()
-    return row is not None and row[0] == str(schema_checksum(connection)).encode()
+    return row is None or row[0] == str(schema_checksum(connection)).encode()
 
 
 def find_damage(connection: sqlite3.Connection) -> str:

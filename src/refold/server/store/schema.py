@@ -4,6 +4,12 @@ from __future__ import annotations
 
 VERSION = 5
 
+ENVIRONMENTS_OF_VERSION_4 = """
+CREATE TABLE IF NOT EXISTS environments (
+    id TEXT PRIMARY KEY, user TEXT NOT NULL, stored REAL NOT NULL, variables BLOB NOT NULL
+)
+"""
+
 ENDED_COUNTS = (
     """
 -- Number of ended jobs by the columns that queries filter by, so that totals need no scan.

@@ -21,10 +21,11 @@ from refold.errors import BadFile, Unavailable
 from refold.model import Job, Seconds
 from refold.server.http import StoredToken
 from refold.server.store import schema
-from refold.server.store.backups import copy_database, list_backups
+from refold.server.store.backups import BACKUPS_FOLDER, copy_database, list_backups
 from refold.server.store.checksums import find_damage, register, row_checksum, seal_schema
 from refold.server.store.folder_lock import FILE_NAME, FolderLock
 from refold.server.store.journal_reader import Checkpoint, ReadConnections
+from refold.server.store.migrations import can_migrate, migrate
 from refold.server.store.reader import ACTIVE, StoreReader
 
 _ENCODER = msgspec.json.Encoder()
@@ -128,11 +129,16 @@ class Store:
             self._connection.executescript(f"BEGIN; {schema.TABLES} PRAGMA user_version={schema.VERSION};")
             seal_schema(self._connection)
             self._connection.execute("COMMIT")
-        elif version != schema.VERSION:
+        elif version != schema.VERSION and not can_migrate(version):
             raise BadFile(self.path, f"has schema version {version}, expected {schema.VERSION}")
         problem = find_damage(self._connection)
         if problem:
             raise BadFile(self.path, f"is damaged: {problem}; {self._way_out()}")
+        if can_migrate(version):
+            copy = self.folder / BACKUPS_FOLDER / f"version-{version}.db"
+            if not copy.exists():
+                copy_database(self.path, copy)
+            migrate(self._connection, version)
 
     def _describe(self, error: sqlite3.Error) -> str:
         """Return why the file cannot be opened."""
