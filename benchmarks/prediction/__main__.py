@@ -16,11 +16,15 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from benchmarks.prediction.evaluation import (
+from benchmarks.result_page import FOLDER, page_parser, publish
+from benchmarks.workloads import TRACES
+from refold.model import HOUR, Job
+from refold.predict import (
     COMPARATORS,
     QUANTILE_LEVELS,
     RECHECK_SECONDS,
     Evaluation,
+    Floats,
     PredictorQuantiles,
     Score,
     evaluate_at_submission,
@@ -28,10 +32,6 @@ from benchmarks.prediction.evaluation import (
     pinball_loss,
     score,
 )
-from benchmarks.result_page import FOLDER, page_parser, publish
-from benchmarks.workloads import TRACES
-from refold.model import HOUR, Job
-from refold.predict import Floats
 from refold.simulator.traces import read_trace
 
 PAGE = FOLDER / "prediction.md"

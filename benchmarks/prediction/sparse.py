@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.prediction.__main__ import FILES
-from benchmarks.prediction.evaluation import Evaluation, PredictorQuantiles, Score, evaluate_at_submission, score
 from benchmarks.result_page import FOLDER, page_parser, publish
 from benchmarks.workloads import TRACES
 from refold.model import DAY, Job
 from refold.placement import Ints
+from refold.predict import Evaluation, PredictorQuantiles, Score, evaluate_at_submission, score
 from refold.simulator.traces import read_trace
 
 PAGE = FOLDER / "prediction_sparse.md"

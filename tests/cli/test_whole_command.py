@@ -58,6 +58,7 @@ COMMANDS = [
     "simulate",
     "show",
     "replay",
+    "predict",
     "policies",
     "trace",
     "plan",

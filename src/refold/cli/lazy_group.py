@@ -63,6 +63,7 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
         "simulate": CommandEntry("Simulate one policy on a trace.", "simulate:simulate"),
         "show": CommandEntry("Show a journal in the web UI.", "show:show"),
         "replay": CommandEntry("Replay a journal, with its own or another policy.", "replay:replay"),
+        "predict": CommandEntry("Evaluate run-time predictions on a trace.", "predict:predict"),
         "policies": CommandEntry("List policies, their settings, and placement rules.", "policies:policies"),
         "trace": CommandEntry("Inspect, convert and generate traces.", "trace:app"),
     },

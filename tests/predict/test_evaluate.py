@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.prediction.evaluation import (
+from scipy.stats import spearmanr
+
+from refold.model import Job
+from refold.predict import Floats
+from refold.predict.evaluate import (
     COMPARATORS,
     QUANTILE_LEVELS,
     GroupHistory,
@@ -20,10 +24,6 @@ from benchmarks.prediction.evaluation import (
     rank_correlation,
     score,
 )
-from scipy.stats import spearmanr
-
-from refold.model import Job
-from refold.predict import Floats
 from refold.testing import make_job
 
 LEVEL_COUNT = len(QUANTILE_LEVELS)

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 
 from refold.model import HOUR, MINUTE, Job, Seconds
-from refold.predict import Floats, Predictor
+from refold.predict.layout import Floats
+from refold.predict.predictor import Predictor
 from refold.predict.survival import quantiles
 
 QUANTILE_LEVELS = (0.025, *(percent / 100 for percent in range(5, 96, 5)), 0.975)
