@@ -50,7 +50,6 @@ from .experiment_options import (
     OverheadOptions as OverheadOptions,
     PreemptionMode as PreemptionMode,
     PreemptionOptions as PreemptionOptions,
-    SourceOptions as SourceOptions,
     SpeedOptions as SpeedOptions,
     TraceFormatOptions as TraceFormatOptions,
     TraceOptions as TraceOptions,
@@ -86,6 +85,7 @@ from .parallel_runs import (
 )
 from .policy_guard import make_guarded_policy as make_guarded_policy
 from .preemption_choice import choose_preemption as choose_preemption, own_outlook as own_outlook
+from .source_options import SourceOptions as SourceOptions
 from .tuning_runs import (
     start_tuning_runs as start_tuning_runs,
     study_inputs as study_inputs,

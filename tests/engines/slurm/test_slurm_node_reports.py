@@ -21,7 +21,8 @@ from refold.core import (
     Scheduler,
 )
 from refold.engines.slurm import SlurmNode, map_nodes, read_nodes
-from refold.engines.slurm.engine import SlurmEngine, SlurmNodeReports
+from refold.engines.slurm.engine import SlurmEngine
+from refold.engines.slurm.node_reports import SlurmNodeReports
 from refold.engines.slurm.programs import Programs
 from refold.engines.slurm.requests import SlurmSettings
 from refold.engines.slurm.site import Partition, Site, SlurmReservation
