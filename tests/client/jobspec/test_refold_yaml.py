@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 from refold.client.jobspec.job_fields import UNSUPPORTED, UNSUPPORTED_RESOURCES, JobFields, RequestedResources
 from refold.client.jobspec.reader import SpecFile, parse_spec, read_spec
 from refold.client.jobspec.submission import submission_from_command
