@@ -51,7 +51,6 @@ LONG_FILES = {
     "policies/published/gavel.py",
     "policies/published/pollux.py",
     "simulator/results/measures.py",
-    "simulator/results/report.py",
     "testing/backend_contract.py",
 }
 
