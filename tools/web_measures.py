@@ -30,7 +30,8 @@ from web_browser import open_browser, sign_in  # noqa: E402
 from web_demo import DemoService  # noqa: E402
 
 from refold.client.address import read_address  # noqa: E402
-from refold.client.api.wire import Event, Submission  # noqa: E402
+from refold.client.api.submissions import Submission  # noqa: E402
+from refold.client.api.wire import Event  # noqa: E402
 from refold.client.client import Client  # noqa: E402
 from refold.core import Entry, Header, RunFinished  # noqa: E402
 from refold.testing import make_cluster, make_job  # noqa: E402

@@ -43,7 +43,7 @@ SLOWEST_POLICY = "pollux"
 
 COMMON_DEPENDENCIES = (
     "refold.simulator.simulation",
-    "refold.simulator.speed_models",
+    "refold.simulator.costs",
     "refold.simulator.results.measures",
     "refold.simulator.results.guarantees",
     "benchmarks.scheduling.runs",

@@ -113,7 +113,7 @@ METHOD = """## Method
 - **Step times** are those measured on the paper's testbed, by model, plan and placement (tables of its artifact). A
   placement that was not measured takes the time predicted by the performance model, multiplied by the error of the
   model at the nearest measured configuration: first the same kind of plan, then similar degrees of parallelism, then a
-  similar layout (`refold.simulator.speed_models`).
+  similar layout (`refold.simulator.costs`).
 - **Policies** know only seven measurements per model, to which the performance model is fitted. They may choose among
   the plans that were measured for the model, and know the number of steps of a job. Policies with a setting for the
   restart cost know it.

@@ -14,7 +14,8 @@ from typer.testing import Result
 from refold.cli.daemon_arguments import complete_jobs, complete_tenants, complete_tokens
 from refold.cli.daemon_client import list_jobs
 from refold.cli.views.times import format_clock, format_clock_near
-from refold.client.api.wire import GpuStatus, NodeStatus, StartAccuracy, Submission, TenantStatus
+from refold.client.api.submissions import Submission
+from refold.client.api.wire import GpuStatus, NodeStatus, StartAccuracy, TenantStatus
 from refold.client.client import Client
 
 TextOf = Callable[..., str]

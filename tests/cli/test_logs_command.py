@@ -15,7 +15,8 @@ from refold.cli.commands import logs
 from refold.cli.views import screen
 from refold.cli.views.output import Sanitizer
 from refold.client.api.queries import Caller, LogsQuery
-from refold.client.api.wire import Logs, Submission
+from refold.client.api.submissions import Submission
+from refold.client.api.wire import Logs
 from refold.errors import NotFound
 
 TextOf = Callable[..., str]

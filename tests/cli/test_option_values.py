@@ -18,7 +18,7 @@ from refold.cli.inputs.policy_choice import check_spread_power, parse_policies, 
 from refold.cli.lazy_group import app
 from refold.cli.options import check_watch, make_folder, parse_settings, parse_watch_rules, require_option
 from refold.cli.policy_guard import PolicyFailed, make_guarded_policy
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 from refold.core import JobSubmitted, Scheduler
 from refold.errors import BadFile, BadInput, RefoldError
 from refold.simulator import Costs

@@ -11,7 +11,8 @@ import pytest
 from fake_service import MEMBER, FakeServer, FakeService
 
 from refold.client.api.queries import Caller, SnapshotQuery
-from refold.client.api.wire import Submission, TimeEstimate
+from refold.client.api.submissions import Submission
+from refold.client.api.wire import TimeEstimate
 from refold.core import Entry, Header
 from refold.core.events import JobContinued, JobHeld, JobSubmitted, PastJob, RunAdopted, RunFinished
 from refold.core.orders import StartRun

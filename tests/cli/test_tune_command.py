@@ -16,7 +16,7 @@ from real_daemon import wait_until
 from served_daemon import END_SECONDS, ServedDaemon
 from typer.testing import Result
 
-from refold.cli import tuning_runs
+from refold.cli import parallel_runs
 from refold.simulator.registry import default_settings, make_policy, setting_ranges
 
 TextOf = Callable[..., str]
@@ -122,7 +122,7 @@ def test_the_same_command_simulates_nothing_twice(
     def fail(*_: object) -> None:
         raise AssertionError("simulated again")
 
-    monkeypatch.setattr(tuning_runs, "simulate_part", fail)
+    monkeypatch.setattr(parallel_runs, "simulate_part", fail)
     assert json_of(*tune, "--policy", "las", "--baselines", "fifo") == first
 
 
@@ -131,7 +131,7 @@ def test_a_search_that_was_interrupted_continues(
 ) -> None:
     options = (*tune[:-1], str(tmp_path / "whole"), "--policy", "las", "--baselines", "fifo")
     whole = json_of(*options)
-    simulate, calls = tuning_runs.simulate_part, []
+    simulate, calls = parallel_runs.simulate_part, []
 
     def interrupt(*arguments: Any) -> Any:
         calls.append(arguments)
@@ -139,7 +139,7 @@ def test_a_search_that_was_interrupted_continues(
             raise KeyboardInterrupt
         return simulate(*arguments)
 
-    monkeypatch.setattr(tuning_runs, "simulate_part", interrupt)
+    monkeypatch.setattr(parallel_runs, "simulate_part", interrupt)
     stopped = invoke(*tune, "--policy", "las", "--baselines", "fifo")
     assert stopped.exit_code == 130
     assert "the same command continues" in stopped.stderr

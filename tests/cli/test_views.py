@@ -28,7 +28,8 @@ from refold.cli.views.output import (
 )
 from refold.cli.views.tables import Column, Table, cell_width, fact_table, print_tables
 from refold.cli.views.times import format_clock, format_clock_near, format_gpus, format_interval, format_moment
-from refold.client.api.wire import NodeGpus, Submission
+from refold.client.api.submissions import Submission
+from refold.client.api.wire import NodeGpus
 from refold.testing import make_cluster
 
 TextOf = Callable[..., str]

@@ -19,7 +19,7 @@ from refold.cli import lazy_group
 from refold.cli.lazy_group import UsageError, app
 from refold.cli.views.output import output_width, print_json, print_line, printable
 from refold.cli.views.tables import Column, Table, print_tables
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 
 TextOf = Callable[..., str]
 ROOT = Path(__file__).parents[2]

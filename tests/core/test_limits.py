@@ -28,8 +28,8 @@ from refold.planning.plans.speeds import Speeds
 from refold.policies.common.options import allowed_gpu_range
 from refold.policies.queueing.fifo import FifoSkip
 from refold.simulator import Costs, RecordedSpeeds, simulate
+from refold.simulator.costs import ModelledSpeeds
 from refold.simulator.registry import make_policy
-from refold.simulator.speed_models import ModelledSpeeds
 from refold.testing import Audit, make_cluster, make_job, reshapable_workload
 from refold.testing.disturbances import unfinished_jobs
 

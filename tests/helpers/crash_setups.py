@@ -15,7 +15,8 @@ import msgspec
 from crash_points import POINTS, START_POINTS, QueueState
 from real_daemon import RealDaemon, kill_runs, live_processes
 
-from refold.client.api.wire import JobStatus, Submission
+from refold.client.api.submissions import Submission
+from refold.client.api.wire import JobStatus
 from refold.client.client import Client
 from refold.core import Entry, Header
 from refold.errors import Conflict, NoDaemon, RefoldError, Unavailable

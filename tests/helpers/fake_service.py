@@ -17,10 +17,23 @@ from refold.client.address import Address
 from refold.client.api import CancelQuery, DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery, TimelineQuery
 from refold.client.api.calls import ENDED_STATES
 from refold.client.api.queries import Caller
+from refold.client.api.questions import (
+    Catalogue,
+    JobStarts,
+    PlanAnswer,
+    PlanQuestion,
+    PolicyComparison,
+    PolicyForecast,
+    PolicyQuestion,
+    Preview,
+    VariantOutcome,
+    WhatIf,
+    WhatIfOutcome,
+)
 from refold.client.api.signatures import hash_token
+from refold.client.api.submissions import JobEnvironment, JobState, NewEnvironment, Role, StoredEnvironment, Submission
 from refold.client.api.wire import (
     Alert,
-    Catalogue,
     ChangedJob,
     CreatedToken,
     DaemonInfo,
@@ -28,37 +41,21 @@ from refold.client.api.wire import (
     GpuStatus,
     JobChange,
     JobChanges,
-    JobEnvironment,
     JobExplanation,
     Jobs,
-    JobStarts,
-    JobState,
     JobStatus,
     Logs,
-    NewEnvironment,
     NewToken,
     NodeGpus,
     NodeStatus,
-    PlanAnswer,
-    PlanQuestion,
-    PolicyComparison,
-    PolicyForecast,
-    PolicyQuestion,
-    Preview,
     RejectedChange,
-    Role,
     StartAccuracy,
-    StoredEnvironment,
-    Submission,
     TenantStatus,
     TimeEstimate,
     Timeline,
     TimelineRun,
     TokenStatus,
     UserStatus,
-    VariantOutcome,
-    WhatIf,
-    WhatIfOutcome,
 )
 from refold.errors import Conflict, Forbidden, NotFound, Refused
 from refold.model import PreemptionOutcome, PreemptionOutlook, parse_array, parse_dependency, task_id

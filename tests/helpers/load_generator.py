@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from refold.client.api.calls import V1
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 
 
 class Load(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any, Self
 from loop_setups import ManualClock, UnreliableBackend
 
 from refold.client.api.queries import Caller
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 from refold.core import Header
 from refold.core.events import Event, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision

@@ -13,8 +13,8 @@ from refold.errors import BadFile, BadJournal
 from refold.journal.files import JournalFile, check_replay, read_journal
 from refold.planning.plans.speeds import Speeds
 from refold.simulator import Costs, Fault, RecordedSpeeds, simulate
+from refold.simulator.costs import ModelledSpeeds
 from refold.simulator.registry import default_settings, make_policy
-from refold.simulator.speed_models import ModelledSpeeds
 from refold.testing import make_cluster, reshapable_workload, seeded_workload
 
 

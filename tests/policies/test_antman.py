@@ -14,7 +14,7 @@ from refold.model import Cluster, Job, Plan, Tenant
 from refold.policies.published.antman import AntMan
 from refold.simulator import Costs, Fault, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
-from refold.testing.workloads import seeded_workload
+from refold.testing.makers import seeded_workload
 
 ONE_NODE = make_cluster(8, types="A800-80GB", cpus=96)
 TWO_NODES = make_cluster(8, 8, types="A800-80GB", cpus=96)

@@ -33,7 +33,7 @@ from refold.policies.backfill.bookings import Reservation
 from refold.simulator import Costs, Fault, Stuck, simulate
 from refold.simulator.registry import make_policy
 from refold.testing import Audit, make_cluster, make_job
-from refold.testing.workloads import seeded_workload
+from refold.testing.makers import seeded_workload
 
 KNOWN: dict[str, Any] = {"durations": "known", "backfill_order": "queue"}
 LIMIT: dict[str, Any] = {"durations": "limit", "backfill_order": "queue"}

@@ -21,7 +21,7 @@ from refold.policies.common.moves import Moves, find_moves
 from refold.simulator import Costs, Fault, simulate
 from refold.simulator.registry import make_policy
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
-from refold.testing.workloads import seeded_workload
+from refold.testing.makers import seeded_workload
 
 LONG_AGO = 1000.0
 """A time at which runs that started at 0 may be moved."""

@@ -15,7 +15,7 @@ from refold.planning.plans import Speeds
 from refold.policies.common import AccountShare, FairShare
 from refold.policies.refold.policy import Refold
 from refold.simulator import Costs, RecordedSpeeds, simulate
-from refold.simulator.speed_models import ModelledSpeeds
+from refold.simulator.costs import ModelledSpeeds
 from refold.testing import make_cluster, make_job
 
 GPU_DAYS = 24 * 3600.0

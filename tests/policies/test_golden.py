@@ -23,8 +23,8 @@ from refold.model import WHOLE, Cluster, Job, Tenant
 from refold.placement import RULES
 from refold.planning.plans.speeds import Speeds
 from refold.simulator import Costs, Fault, RecordedSpeeds, simulate
+from refold.simulator.costs import ModelledSpeeds
 from refold.simulator.registry import make_policy
-from refold.simulator.speed_models import ModelledSpeeds
 from refold.simulator.traces.formats import read_cluster, read_trace
 from refold.testing import make_cluster, reshapable_workload, seeded_workload
 

@@ -25,8 +25,8 @@ from refold.policies.refold.policy import Refold
 from refold.policies.refold.sources import JobFacts, JobSources
 from refold.policies.refold.table import EstimateRow
 from refold.simulator import Costs, RecordedSpeeds, simulate
+from refold.simulator.costs import ModelledSpeeds
 from refold.simulator.results.guarantees import find_violations
-from refold.simulator.speed_models import ModelledSpeeds
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshapable_workload
 
 NO_QUOTAS = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)

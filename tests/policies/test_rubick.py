@@ -21,8 +21,8 @@ from refold.model import Allocation, Cluster, Decision, Job, Plan, Share, Start,
 from refold.planning.plans.speeds import Knowledge, Speeds
 from refold.policies.published.rubick.policies import Rubick, RubickE, RubickN, RubickR
 from refold.simulator import Costs, RecordedSpeeds, simulate
+from refold.simulator.costs import ModelledSpeeds
 from refold.simulator.results.guarantees import find_violations
-from refold.simulator.speed_models import ModelledSpeeds
 from refold.testing import Audit, PolicyContract, make_cluster, make_job, reshapable_workload
 
 NO_QUOTAS = make_cluster(8, types="A800-80GB", cpus=96, memory_gib=1600)

@@ -13,7 +13,7 @@ from refold.policies.published.tiresias import Tiresias
 from refold.policies.queueing.las import Las
 from refold.simulator import Costs, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
-from refold.testing.workloads import seeded_workload
+from refold.testing.makers import seeded_workload
 
 SHORT_OR_LONG = [10.0] * 10 + [1000.0] * 10
 """Service of past jobs: half used 10 GPU-seconds, half 1,000."""

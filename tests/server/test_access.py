@@ -14,7 +14,8 @@ from manual_daemon import OWNER, ManualDaemon
 
 from refold.client.api import CALLS
 from refold.client.api.signatures import hash_token
-from refold.client.api.wire import JobExplanation, Jobs, JobStatus, Role, Submission
+from refold.client.api.submissions import Role, Submission
+from refold.client.api.wire import JobExplanation, Jobs, JobStatus
 from refold.core import RunFailed
 from refold.server.http.app import Api
 from refold.server.http.tokens import StoredToken, TokenAuthenticator

@@ -9,7 +9,8 @@ from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
 from refold.client.api.queries import Caller
-from refold.client.api.wire import Alert, Submission
+from refold.client.api.submissions import Submission
+from refold.client.api.wire import Alert
 from refold.core import GpuDrained, NodeLost
 
 READER = Caller("reader", "reader", "speech", "bob")

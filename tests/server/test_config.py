@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from refold.cli.commands.init import init
+from refold.cli.commands.serve import init
 from refold.errors import BadFile, RefoldError
 from refold.model import HOUR, PreemptionRules, Tenant
 from refold.server.config.limits import HttpConfig, TenantLimits
@@ -30,8 +30,7 @@ from refold.server.config.settings import (
 )
 from refold.server.config.template import render_template, write_template
 from refold.server.monitor.machine import SlotsMachine
-from refold.server.monitor.nvidia import DetectedGpu
-from refold.server.monitor.xids import XIDS
+from refold.server.monitor.nvidia import XIDS, DetectedGpu
 
 COMPLETE_FILE = """\
 cluster: {name: lab, nodes: {a: 4, b: 2}, cpus: 16, memory_gib: 64}

@@ -15,7 +15,8 @@ from hypothesis import given, settings, strategies as st
 
 from refold.client.api import JobsQuery
 from refold.client.api.calls import ENDED_STATES
-from refold.client.api.wire import Jobs, JobState, JobStatus
+from refold.client.api.submissions import JobState
+from refold.client.api.wire import Jobs, JobStatus
 from refold.core import Entry
 from refold.server.store.checksums import register
 from refold.server.store.folder_lock import FILE_NAME

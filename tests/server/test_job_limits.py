@@ -13,7 +13,7 @@ from manual_daemon import ManualDaemon
 from real_daemon import RealDaemon, live_processes, wait_until
 
 from refold.client import Client
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 from refold.errors import BadInput, RefoldError, TooManyRequests, Unavailable
 from refold.model.launch import Launch
 from refold.server.config.limits import LimitsConfig, TenantLimits

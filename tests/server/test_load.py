@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from real_daemon import RealDaemon
 
 from refold.client.api.calls import V1
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 
 
 def stream(daemon: RealDaemon) -> socket.socket:

@@ -22,7 +22,7 @@ from loop_setups import FailingStore, ManualClock, UnreliableBackend, queue_stat
 from refold.client.api import DrainQuery, GpuQuery, JobsQuery
 from refold.client.api.calls import ENDED_STATES
 from refold.client.api.queries import Caller
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 from refold.core import Header
 from refold.core.events import Event, JobHeld, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision, BadInput, Conflict, Unavailable

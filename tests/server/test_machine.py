@@ -22,15 +22,16 @@ from refold.server.config.settings import ClusterConfig, Config, IdleRule
 from refold.server.monitor.gpu_rules import BadGpu, BadGpuWatch, IdleRun, IdleWatch, RunGpus
 from refold.server.monitor.machine import Layout, NvidiaMachine, SlotsMachine, build_layout, open_machine
 from refold.server.monitor.nvidia import (
+    XIDS,
     DetectedGpu,
     GpuProblem,
     GpuReading,
     NvidiaDriver,
+    describe_xid,
     gpu_type_from_name,
     open_driver,
     select_visible,
 )
-from refold.server.monitor.xids import XIDS, describe_xid
 
 GIB = 2**30
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 from real_daemon import SHORT_GRACE, RealDaemon, live_processes, wait_until
 
-from refold.client.api.wire import JobStatus, Submission
+from refold.client.api.submissions import Submission
+from refold.client.api.wire import JobStatus
 from refold.client.client import Client
 from refold.errors import Conflict
 

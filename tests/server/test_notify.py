@@ -17,8 +17,16 @@ from refold.errors import BadValue
 from refold.server.config.reader import read_config
 from refold.server.config.settings import NotifyConfig
 from refold.server.notify.addresses import check_address, redact
-from refold.server.notify.notifier import MAX_QUEUED, PAUSE_SECONDS, RETRY_DELAYS, Counts, Notifier, _Outbox
-from refold.server.notify.rate_limit import Message, RateLimiter
+from refold.server.notify.notifier import (
+    MAX_QUEUED,
+    PAUSE_SECONDS,
+    RETRY_DELAYS,
+    Counts,
+    Message,
+    Notifier,
+    RateLimiter,
+    _Outbox,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 """Apprise plug-ins use deprecated features."""

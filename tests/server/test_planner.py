@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from refold.client.api.wire import PlanQuestion
+from refold.client.api.questions import PlanQuestion
 from refold.errors import BadInput, RefoldError, Unavailable
 from refold.planning.catalogue import find_engine, find_gpu, find_model
 from refold.planning.perf import TrainingSetup, build_machines

@@ -10,7 +10,7 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.client.api.wire import PolicyQuestion
+from refold.client.api.questions import PolicyQuestion
 from refold.errors import BadInput, TooManyRequests, Unavailable
 from refold.server.policy_comparison import PolicyComparer, comparable_policies
 

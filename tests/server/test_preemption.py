@@ -10,7 +10,7 @@ import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 from refold.model import Preemption
 
 

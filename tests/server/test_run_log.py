@@ -10,7 +10,8 @@ from manual_daemon import OWNER, ManualDaemon
 
 from refold.client.api import TimelineQuery
 from refold.client.api.queries import Caller
-from refold.client.api.wire import NodeGpus, Submission, TimelineRun
+from refold.client.api.submissions import Submission
+from refold.client.api.wire import NodeGpus, TimelineRun
 from refold.core import RunFailed, RunFinished
 
 OTHER = Caller("other", "reader", "speech", "bob")

@@ -14,7 +14,8 @@ from manual_daemon import OWNER, ManualDaemon
 
 from refold.client.api import CancelQuery, DrainQuery, JobsQuery, SnapshotQuery
 from refold.client.api.queries import Caller
-from refold.client.api.wire import Jobs, NewToken, Role, Submission
+from refold.client.api.submissions import Role, Submission
+from refold.client.api.wire import Jobs, NewToken
 from refold.core import Entry, Header
 from refold.core.events import JobSubmitted, PastJob, RunFinished
 from refold.errors import BadInput, BadValue, Conflict, NotFound, Unavailable, UnknownName

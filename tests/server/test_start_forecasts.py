@@ -13,7 +13,8 @@ from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
 from refold.client.api import StartAccuracy
-from refold.client.api.wire import Submission, WhatIf
+from refold.client.api.questions import WhatIf
+from refold.client.api.submissions import Submission
 from refold.core.events import RunFinished, RunProgressed
 from refold.model import MINUTE
 from refold.server.forked_work import WorkHere, WorkOutcome

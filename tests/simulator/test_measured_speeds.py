@@ -6,7 +6,7 @@ from refold.model import Allocation, Job, Plan, Share
 from refold.planning.perf.measurement import Measurement
 from refold.planning.plans.speeds import Speeds
 from refold.simulator import RecordedSpeeds
-from refold.simulator.speed_models import MeasuredSpeeds
+from refold.simulator.costs import MeasuredSpeeds
 from refold.testing import make_cluster, make_job
 
 GPU = "A800-80GB"

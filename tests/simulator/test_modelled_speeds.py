@@ -8,7 +8,7 @@ from refold.errors import BadInput
 from refold.model import Allocation, Plan, Share
 from refold.planning.plans.speeds import Speeds
 from refold.simulator import RecordedSpeeds
-from refold.simulator.speed_models import ModelledSpeeds
+from refold.simulator.costs import ModelledSpeeds
 from refold.testing import make_cluster, make_job
 
 CLUSTER = make_cluster(8, 8, types="A800-80GB")

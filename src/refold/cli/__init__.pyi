@@ -82,12 +82,10 @@ from .options import (
 from .parallel_runs import (
     run_policies as run_policies,
     run_policies_on_ray as run_policies_on_ray,
+    start_tuning_runs as start_tuning_runs,
+    study_inputs as study_inputs,
 )
 from .policy_guard import make_guarded_policy as make_guarded_policy
 from .preemption_choice import choose_preemption as choose_preemption, own_outlook as own_outlook
 from .source_options import SourceOptions as SourceOptions
-from .tuning_runs import (
-    start_tuning_runs as start_tuning_runs,
-    study_inputs as study_inputs,
-)
 from .worker_processes import stoppable as stoppable

@@ -26,8 +26,8 @@ class CommandEntry(NamedTuple):
 SECTIONS: dict[str, dict[str, CommandEntry]] = {
     "Daemon": {
         "serve": CommandEntry("Start the scheduler daemon.", "serve:serve"),
-        "open": CommandEntry("Open the web UI.", "open:open_web_ui"),
-        "init": CommandEntry("Write a commented refold.yaml.", "init:init"),
+        "open": CommandEntry("Open the web UI.", "show:open_web_ui"),
+        "init": CommandEntry("Write a commented refold.yaml.", "serve:init"),
         "run": CommandEntry("Run a list of jobs without a daemon.", "run:run"),
     },
     "Jobs": {
@@ -51,7 +51,7 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
         "tenants": CommandEntry("List tenants with quota, usage and demand.", "tenants:tenants"),
         "users": CommandEntry("List users with their jobs and GPU time used.", "tenants:users"),
         "token": CommandEntry("Manage access tokens.", "token:app"),
-        "events": CommandEntry("Show scheduler events.", "events:events"),
+        "events": CommandEntry("Show scheduler events.", "history:events"),
         "snapshot": CommandEntry("Save the current state to a file.", "snapshot:snapshot"),
         "backup": CommandEntry("Back up the daemon's store.", "backup:backup"),
         "restore": CommandEntry("Restore the daemon's store from a backup.", "backup:restore"),

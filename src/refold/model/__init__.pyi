@@ -4,15 +4,6 @@ from .allocation import (
     Share as Share,
     additional_shares as additional_shares,
 )
-from .array import (
-    EXPECTED_ARRAY as EXPECTED_ARRAY,
-    MAX_ARRAY_TASKS as MAX_ARRAY_TASKS,
-    ArrayTask as ArrayTask,
-    JobArray as JobArray,
-    parse_array as parse_array,
-    parse_task_numbers as parse_task_numbers,
-    task_id as task_id,
-)
 from .cluster import (
     ETHERNET as ETHERNET,
     MAX_AMOUNT as MAX_AMOUNT,
@@ -43,20 +34,13 @@ from .decision import (
     End as End,
     Flag as Flag,
     FlagRule as FlagRule,
+    Reason as Reason,
     Reshape as Reshape,
+    Shortage as Shortage,
     Start as Start,
     StartEstimate as StartEstimate,
     Stop as Stop,
-)
-from .dependency import (
-    DEPENDENCY_KINDS as DEPENDENCY_KINDS,
-    EXPECTED_DEPENDENCY as EXPECTED_DEPENDENCY,
-    SINGLETON as SINGLETON,
-    Dependency as Dependency,
-    array_dependency as array_dependency,
-    dependency_failure as dependency_failure,
-    parse_dependencies as parse_dependencies,
-    parse_dependency as parse_dependency,
+    Wait as Wait,
 )
 from .job import (
     MAX_GPUS as MAX_GPUS,
@@ -67,16 +51,31 @@ from .job import (
 )
 from .launch import (
     AUTO as AUTO,
+    DEPENDENCY_KINDS as DEPENDENCY_KINDS,
+    EXPECTED_ARRAY as EXPECTED_ARRAY,
+    EXPECTED_DEPENDENCY as EXPECTED_DEPENDENCY,
     LAUNCH_ENGINES as LAUNCH_ENGINES,
+    MAX_ARRAY_TASKS as MAX_ARRAY_TASKS,
     MAX_RETRIES as MAX_RETRIES,
     OUTPUT_FIELDS as OUTPUT_FIELDS,
+    SINGLETON as SINGLETON,
+    ArrayTask as ArrayTask,
     AutoRequest as AutoRequest,
     AutoResource as AutoResource,
+    Dependency as Dependency,
+    JobArray as JobArray,
     Launch as Launch,
     LaunchEngine as LaunchEngine,
     StopSignal as StopSignal,
+    array_dependency as array_dependency,
     check_output_pattern as check_output_pattern,
+    dependency_failure as dependency_failure,
     expand_output_pattern as expand_output_pattern,
+    parse_array as parse_array,
+    parse_dependencies as parse_dependencies,
+    parse_dependency as parse_dependency,
+    parse_task_numbers as parse_task_numbers,
+    task_id as task_id,
 )
 from .node_set import NodeSet as NodeSet
 from .plan import (
@@ -113,9 +112,4 @@ from .units import (
     milli_from_number as milli_from_number,
     parse_duration as parse_duration,
     plural as plural,
-)
-from .waiting import (
-    Reason as Reason,
-    Shortage as Shortage,
-    Wait as Wait,
 )

@@ -2,13 +2,118 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
 
 from refold.model.allocation import Allocation
-from refold.model.units import Seconds
-from refold.model.waiting import Wait
+from refold.model.job import Demand
+from refold.model.units import WHOLE, Seconds, format_count
+
+# Why a job waits: one reason from a closed list, with counts.
+
+
+class Reason(StrEnum):
+    """The reasons for which a job waits. `refold queue` prints the values."""
+
+    PRIORITY = "Priority"  # other jobs are ahead of it in the queue
+    FAIR_SHARE = "FairShare"  # jobs of users that have used less of their share have started first
+    RESOURCES = "Resources"  # it does not fit into the free resources
+    INFEASIBLE = "Infeasible"  # it would not fit even into the empty cluster
+    RESERVED = "Reserved"  # it fits now, but the resources are reserved for jobs ahead of it
+    RELEASING = "Releasing"  # its resources are being released by runs that are stopping
+    HELD = "Held"  # a user holds it until it is released
+    BEGIN_TIME = "BeginTime"  # its begin time has not come
+    DEPENDENCY = "Dependency"  # the jobs that it depends on have not ended
+    ARRAY_LIMIT = "ArrayLimit"  # as many tasks of its array are running as may run at once
+    BACKOFF = "Backoff"  # it failed, and is retried after a delay
+    LIMIT = "Limit"  # its tenant has reached its GPU limit
+    NOT_CONSIDERED = "NotConsidered"  # the policy has not considered it yet
+
+
+class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """How many instances and nodes fit, and how many nodes lack which resource for one instance.
+
+    Each node is counted once, under the first resource that it lacks. `too_small` counts nodes that have fewer GPUs
+    in total than an instance needs, `not_allowed` those that are not among the job's `allowed_nodes`.
+    """
+
+    instances: int = 1
+    instances_fit: int = 0
+    nodes: int = 0
+    nodes_fit: int = 0
+    down: int = 0
+    wrong_type: int = 0
+    too_small: int = 0
+    too_few_gpus: int = 0
+    too_few_cpus: int = 0
+    too_little_memory: int = 0
+    at_power_limit: int = 0
+    not_allowed: int = 0
+
+    def text(self, demand: Demand | None = None) -> str:
+        """Format: '0 of 12 nodes fit: 7 have fewer than 8 free GPUs, 4 have a different GPU type, 1 is down or
+        drained'.
+
+        Without the `demand`, the text does not mention how many GPUs are needed.
+        """
+        lacks = (
+            (self.too_few_gpus, "has", "have", _free_gpus_text(demand)),
+            (self.wrong_type, "has", "have", "a different GPU type"),
+            (self.not_allowed, "does", "do", "not meet the constraints of the job on nodes"),
+            (self.too_small, "has", "have", _total_gpus_text(demand)),
+            (self.too_few_cpus, "has", "have", "too few free CPUs"),
+            (self.too_little_memory, "has", "have", "too little free memory"),
+            (self.at_power_limit, "is", "are", "at the power limit of the rack"),
+            (self.down, "is", "are", "down or drained"),
+        )
+        reasons = [
+            f"{count} {singular if count == 1 else plural} {lack}" for count, singular, plural, lack in lacks if count
+        ]
+        fit = f"{self.nodes_fit} of {self.nodes} nodes fit"
+        if self.instances > 1 and self.instances_fit:
+            fit = f"{self.instances_fit} of {self.instances} instances fit on {self.nodes_fit} of {self.nodes} nodes"
+        return fit + (f": {', '.join(reasons)}" if reasons else "")
+
+
+def _free_gpus_text(demand: Demand | None) -> str:
+    if demand is None:
+        return "too few free GPUs"
+    if demand.gpu_milli < WHOLE:
+        free = f"with {demand.gpu_milli / WHOLE:g} free"
+        return f"no GPU {free}" if demand.gpus == 1 else f"fewer than {demand.gpus} GPUs {free}"
+    return "no free GPU" if demand.gpus == 1 else f"fewer than {demand.gpus} free GPUs"
+
+
+def _total_gpus_text(demand: Demand | None) -> str:
+    if demand is None:
+        return "too few GPUs in total"
+    return "no GPU" if demand.gpus == 1 else f"fewer than {demand.gpus} GPUs in total"
+
+
+class Wait(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
+    """The reason why a job waits; `ahead` is the number of jobs ahead of it, `shortage` counts nodes.
+
+    If it waits by fair share, `ahead` is the number of jobs that have started first.
+    """
+
+    job: str
+    reason: Reason
+    ahead: int = 0
+    shortage: Shortage | None = None
+
+    def text(self, demand: Demand | None = None) -> str:
+        """Format the counts: '0 of 12 nodes fit: 12 have fewer than 8 free GPUs', '3 jobs ahead'; '' without any."""
+        if self.shortage is not None:
+            return self.shortage.text(demand)
+        jobs = format_count(self.ahead, "job")
+        if self.reason is Reason.FAIR_SHARE:
+            return f"{jobs} started first, of users that have used less of their share"
+        return f"{jobs} ahead" if self.ahead else ""
+
+
+# The answer of a policy: what to change now.
 
 
 class Start(msgspec.Struct, gc=False, frozen=True):

@@ -16,10 +16,6 @@ from .daemon import (
     Daemon as Daemon,
     DaemonReady as DaemonReady,
 )
-from .descriptors import (
-    job_descriptor_limit as job_descriptor_limit,
-    raise_descriptor_limit as raise_descriptor_limit,
-)
 from .engine import (
     BackendOptions as BackendOptions,
     ClusterEngine as ClusterEngine,
@@ -58,6 +54,8 @@ from .signals import (
     TERMINATION_SIGNALS as TERMINATION_SIGNALS,
     end_with_parent as end_with_parent,
     interruptible as interruptible,
+    job_descriptor_limit as job_descriptor_limit,
+    raise_descriptor_limit as raise_descriptor_limit,
 )
 from .snapshot import encode_snapshot as encode_snapshot
 from .subscribers import (

@@ -16,7 +16,6 @@ import uvicorn
 from refold.client import local_url, read_address, write_address
 from refold.server.config import Config
 from refold.server.daemon_parts import DaemonParts, log_task_failure, run_every
-from refold.server.descriptors import raise_descriptor_limit
 from refold.server.engine import ClusterEngine
 from refold.server.http import (
     AllowedHosts,
@@ -37,6 +36,7 @@ from refold.server.monitor import (
 )
 from refold.server.network import ConnectionTable, LoopLag, describe_fewer_connections, limits_for, make_http_server
 from refold.server.service import SchedulerService
+from refold.server.signals import raise_descriptor_limit
 from refold.server.store import Store
 from refold.server.store_upkeep import UPKEEP_INTERVAL_SECONDS
 from refold.server.tokens import create_owner_token

@@ -6,6 +6,8 @@ from .backend import SimulatedBackend as SimulatedBackend
 from .costs import (
     NO_COSTS as NO_COSTS,
     Costs as Costs,
+    MeasuredSpeeds as MeasuredSpeeds,
+    ModelledSpeeds as ModelledSpeeds,
     RecordedSpeeds as RecordedSpeeds,
     SpeedModel as SpeedModel,
 )
@@ -55,7 +57,6 @@ from .registry import (
 )
 from .run_time_draws import RunTimes as RunTimes
 from .simulation import simulate as simulate
-from .speed_models import MeasuredSpeeds as MeasuredSpeeds, ModelledSpeeds as ModelledSpeeds
 from .start_estimates import (
     EstimateMaker as EstimateMaker,
     EstimatingPolicy as EstimatingPolicy,

@@ -5,14 +5,19 @@ This is the ground truth of an experiment. The estimates of a policy are indepen
 
 from __future__ import annotations
 
-from math import inf
+from collections import defaultdict
+from collections.abc import Sequence
+from math import inf, log2
 from typing import Protocol
 
 import msgspec
 import numpy as np
 
 from refold.errors import BadInput, BadValue
-from refold.model import Allocation, Cluster, Job, Seconds
+from refold.model import WHOLE, Allocation, Cluster, Job, Plan, Seconds
+from refold.planning.catalogue import known_model
+from refold.planning.perf import Measurement
+from refold.planning.plans import Layout, ModelledSpeedSource, Speeds, requested_cpus, requested_layout
 
 
 class Costs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -77,3 +82,120 @@ class RecordedSpeeds:
             return 1.0
         share = allocation.gpu_milli / requested if job.reshapable else 1.0
         return share * min(float(self.speed_of_node[node]) for node in allocation.nodes)
+
+
+# Speed models: from the performance model, and from measured step times by model, plan and layout. The step time on a
+# layout that was not measured is that of the performance model, corrected by the model's error at the nearest
+# measured point: `modelled(here) · measured(there) / modelled(there)`. The nearest point has the same method
+# (sharding, offloading, recomputation), then similar degrees, then a similar layout. At a measured point the result
+# is the measured time, whatever the performance model says.
+
+METHOD_DISTANCE = 100.0
+"""The distance between two methods: larger than between any two layouts."""
+
+DEGREE_DISTANCE = 3.0
+"""The distance between two plans per doubling of one degree."""
+
+
+class MeasuredSpeeds:
+    """Speeds from a table of measured steps. For jobs of other models the `fallback` is used."""
+
+    def __init__(self, table: Sequence[Measurement], speeds: Speeds, fallback: SpeedModel) -> None:
+        self._speeds = speeds
+        self._fallback = fallback
+        self._rows: dict[tuple[str, int], list[Measurement]] = defaultdict(list)
+        for row in table:
+            if row.step_seconds is not None:
+                self._rows[row.model, row.batch].append(row)
+        self._seconds: dict[tuple[object, ...], Seconds] = {}
+
+    def work(self, job: Job) -> Seconds:
+        """Return the time of all steps on the requested resources with the job's own plan."""
+        if not self._is_measured(job) or job.steps is None:
+            return self._fallback.work(job)
+        return job.steps * self._requested_step_seconds(job)
+
+    def speed(self, job: Job, allocation: Allocation) -> float:
+        """Return the step time on the requested resources divided by that on the allocation."""
+        if not self._is_measured(job) or job.steps is None:
+            return self._fallback.speed(job, allocation)
+        plan = allocation.plan or self._speeds.own_plan(job)
+        gpu_type = self._speeds.cluster.nodes[allocation.placement[0].node].gpu_type
+        layout, cpus = allocation.gpus_on_node, allocation.cpu_milli / WHOLE
+        return self._requested_step_seconds(job) / self.step_seconds(job, gpu_type, layout, cpus, plan)
+
+    def step_seconds(self, job: Job, gpu_type: str, layout: Layout, cpus: float, plan: Plan) -> Seconds:
+        """Return the step time on a layout with a plan."""
+        key = (job.workload, self._speeds.batch(job), gpu_type, layout, cpus if plan.offload else 0.0, plan)
+        if key not in self._seconds:
+            nearest = min(self._rows_for(job), key=lambda row: _distance(plan, layout, row))
+            here = self._speeds.with_plan(job, gpu_type, layout, cpus, plan)
+            row_layout = _sorted_layout(nearest.gpus_on_node)
+            there = self._speeds.with_plan(job, gpu_type, row_layout, nearest.cpus, nearest.plan)
+            measured = nearest.step_seconds or inf
+            exact = _distance(plan, layout, nearest)[:2] == (0, 0) and not plan.offload
+            self._seconds[key] = measured * (1 if exact else there.steps_per_second / here.steps_per_second)
+        return self._seconds[key]
+
+    def _requested_step_seconds(self, job: Job) -> Seconds:
+        gpu_type = self._speeds.types_for(job)[0]
+        return self.step_seconds(job, gpu_type, requested_layout(job), requested_cpus(job), self._speeds.own_plan(job))
+
+    def _is_measured(self, job: Job) -> bool:
+        return self._speeds.can_model(job) and bool(self._rows_for(job))
+
+    def _rows_for(self, job: Job) -> list[Measurement]:
+        model = known_model(job.workload)
+        return self._rows.get((model.name, self._speeds.batch(job)), []) if model else []
+
+
+def _sorted_layout(gpus_on_node: Sequence[int]) -> Layout:
+    return tuple(sorted(gpus_on_node, reverse=True))
+
+
+def _distance(plan: Plan, layout: Layout, row: Measurement) -> tuple[float, float, bool, float]:
+    """Return the distance of a measured point: method and degrees, then layout, then other differences of the plan.
+
+    Between equally distant points, the faster one is nearer.
+    """
+    method = sum(METHOD_DISTANCE for own, other in zip(_method(plan), _method(row.plan), strict=True) if own != other)
+    degrees = DEGREE_DISTANCE * sum(
+        abs(log2(own / other))
+        for own, other in zip(
+            (plan.data, plan.tensor, plan.pipeline), (row.plan.data, row.plan.tensor, row.plan.pipeline), strict=True
+        )
+    )
+    row_layout = _sorted_layout(row.gpus_on_node)
+    nodes, gpus = abs(log2(len(layout) / len(row_layout))), abs(log2(layout[0] / row_layout[0]))
+    layout_distance = nodes + gpus + 0.1 * (layout != row_layout)
+    return method + degrees, layout_distance, plan != row.plan, row.step_seconds or inf
+
+
+def _method(plan: Plan) -> tuple[bool, bool, bool, bool]:
+    """Return the method of a plan, without its degrees. ZeRO with a single replica does not count as sharding."""
+    model_parallel = plan.tensor * plan.pipeline > 1
+    return plan.zero > 0 and plan.data > 1 and not plan.offload, plan.offload, plan.recompute == "full", model_parallel
+
+
+class ModelledSpeeds:
+    """Speeds from the performance model. For jobs that it cannot model, the `fallback` is used.
+
+    The run time on the requested resources is as recorded, or if it was not recorded, that of the performance model.
+    """
+
+    def __init__(self, speeds: Speeds, fallback: SpeedModel) -> None:
+        self._speeds, self._fallback = speeds, fallback
+        self._source = ModelledSpeedSource(speeds)
+
+    def work(self, job: Job) -> Seconds:
+        """Return the recorded run time, or the time of all steps on the requested resources."""
+        if job.work is not None or not self._speeds.can_model(job):
+            return self._fallback.work(job)
+        if job.steps is None:
+            raise BadInput(f"job {job.id!r} has neither a duration nor a number of steps, so it cannot be simulated")
+        return job.steps / self._speeds.requested_speed(job).steps_per_second
+
+    def speed(self, job: Job, allocation: Allocation) -> float:
+        """Return the step time on the requested resources divided by that on the allocation."""
+        source = self._source if self._speeds.can_model(job) else self._fallback
+        return source.speed(job, allocation)

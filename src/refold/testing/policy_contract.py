@@ -43,8 +43,7 @@ from refold.testing.disturbances import (
     release_all,
     resume_gpus,
 )
-from refold.testing.makers import make_cluster, make_job
-from refold.testing.workloads import reshapable_workload, seeded_workload
+from refold.testing.makers import make_cluster, make_job, reshapable_workload, seeded_workload
 
 FAULTS = (Fault(0, 250.0, 900.0), Fault(1, 700.0, 1500.0), Fault(0, 2500.0, 2600.0))
 GPU_FAULTS = (Fault(0, 40.0, 600.0, gpu=1), Fault(2, 100.0, 900.0, gpu=0), Fault(0, 300.0, 500.0, gpu=2))

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 from refold.client.jobspec.job_fields import UNSUPPORTED, JobFields, RequestedResources
 from refold.client.jobspec.reader import SpecFile, parse_spec
 from refold.client.jobspec.sbatch import READERS

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 from refold.client.jobspec.reader import SpecFile, parse_spec
 from refold.errors import RefoldError
 

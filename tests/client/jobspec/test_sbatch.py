@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 from refold.client.jobspec.reader import SpecFile, parse_spec, read_spec
 from refold.client.jobspec.sbatch import SRUN_FUNCTION
 from refold.errors import RefoldError

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from kubernetes_objects import make_pod
 
-from refold.engines.kubernetes.budgets import DisruptionBudget, blocking_budget
+from refold.engines.kubernetes.run_steps import DisruptionBudget, blocking_budget
 
 
 def budget(selector: dict[str, Any] | None, allowed: int) -> DisruptionBudget:

@@ -10,7 +10,6 @@ from kubernetes_objects import make_node, make_pod
 from msgspec.structs import replace
 
 from refold.core import RunFailed, RunFinished, RunStopped
-from refold.engines.kubernetes.budgets import BudgetSpec, DisruptionBudget, LabelSelector
 from refold.engines.kubernetes.gangs import GangName
 from refold.engines.kubernetes.objects import Metadata, Pod
 from refold.engines.kubernetes.owner_specs import OwnerState
@@ -28,9 +27,12 @@ from refold.engines.kubernetes.run_steps import (
     AskBudgets,
     AskOwner,
     BindPods,
+    BudgetSpec,
     BudgetsRead,
+    DisruptionBudget,
     GangAnswer,
     GangStep,
+    LabelSelector,
     NoRoom,
     OwnerRead,
     OwnerSuspended,

@@ -16,7 +16,8 @@ from hypothesis import given, settings, strategies as st
 
 from refold.client.api.calls import CALLS, MAX_BODY_BYTES, Call
 from refold.client.api.queries import Caller, JobsQuery
-from refold.client.api.wire import DaemonInfo, Problem, Submission
+from refold.client.api.submissions import Submission
+from refold.client.api.wire import DaemonInfo, Problem
 from refold.errors import BadInput, BadValue, RefoldError, TooManyRequests, Unavailable
 from refold.server.http.app import Api
 from refold.server.http.asgi import BodyLimits

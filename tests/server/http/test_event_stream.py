@@ -14,7 +14,8 @@ from fake_service import OTHER, OWNER, READER, FakeService, make_app, serve
 from hypothesis import given, strategies as st
 
 from refold.client.api.queries import Caller
-from refold.client.api.wire import Event, Submission
+from refold.client.api.submissions import Submission
+from refold.client.api.wire import Event
 from refold.server.http.event_stream import (
     MAX_LISTENERS,
     MAX_LISTENERS_PER_TOKEN,

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from schemathesis.specs.openapi.checks import ignored_auth, positive_data_acceptance
 
 from refold.client.api.calls import CALLS
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 from refold.server.http.app import Api
 from refold.server.http.asgi import Receive, Scope, Send
 from refold.server.http.openapi import ERROR_DESCRIPTIONS, build_openapi, render_docs_page

@@ -48,7 +48,7 @@ def make_link(app: Api, token: str = MEMBER) -> str:
 
 
 def app_with_a_job() -> Api:
-    from refold.client.api.wire import Submission
+    from refold.client.api.submissions import Submission
 
     service = FakeService()
     service.add(Submission("train", ["true"]))

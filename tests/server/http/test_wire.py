@@ -11,15 +11,15 @@ from hypothesis import given, strategies as st
 
 from refold.client.api.queries import DrainQuery, EventsQuery, JobsQuery, LogsQuery
 from refold.client.api.signatures import field_error
-from refold.client.api.wire import (
+from refold.client.api.submissions import (
     MAX_ARGUMENT_BYTES,
     MAX_COMMAND_CHARS,
     MAX_COUNT,
     MAX_JOB_GPUS,
     MAX_TIME_SECONDS,
-    NewToken,
     Submission,
 )
+from refold.client.api.wire import NewToken
 from refold.errors import BadField, BadValue
 from refold.model import Demand, Job, Launch, Plan
 from refold.server.http.requests import QueryReader, read_json

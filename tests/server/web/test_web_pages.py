@@ -10,7 +10,7 @@ import pytest
 from fake_service import MEMBER, OTHER, OWNER, READER, FakeServer, FakeService, serve
 from web_browser import sign_in
 
-from refold.client.api.wire import Submission
+from refold.client.api.submissions import Submission
 from refold.client.client import Client
 
 HOSTILE = "<img src=x onerror=\"document.title='hacked'\">"

@@ -19,6 +19,7 @@ from refold.policies.queueing.fifo import FifoSkip
 from refold.simulator import simulate
 from refold.simulator.results.axes import Axis
 from refold.simulator.results.charts import Band, ChartLine, ReferenceLine, line_chart
+from refold.simulator.results.figures import ReportRun
 from refold.simulator.results.measures import Measures, measure
 from refold.simulator.results.power import (
     PowerUse,
@@ -28,7 +29,7 @@ from refold.simulator.results.power import (
     rack_power_series,
     sort_by_limit_margin,
 )
-from refold.simulator.results.report import ReportRun, report_html
+from refold.simulator.results.report import report_html
 from refold.simulator.results.svg import FIRST_NON_POLICY_SERIES, series_class
 from refold.simulator.results.tables import POWER_MEASURES, format_value, measure_table
 from refold.testing import make_cluster, make_job

@@ -9,8 +9,9 @@ from refold.journal.history import HistoryJournal
 from refold.policies.queueing.fifo import Fifo
 from refold.simulator import simulate
 from refold.simulator.results import compare_with_record, measure_table, measure_waits, peak_gpus
+from refold.simulator.results.figures import ReportRun
 from refold.simulator.results.measures import Measures, measure
-from refold.simulator.results.report import ReportRun, report_html
+from refold.simulator.results.report import report_html
 from refold.simulator.results.tables import Recorded
 from refold.testing import make_cluster, make_job
 

@@ -21,8 +21,9 @@ from refold.policies.queueing.fifo import Fifo
 from refold.policies.queueing.srtf import Srtf
 from refold.simulator import simulate
 from refold.simulator.results import gantt
+from refold.simulator.results.figures import ReportRun
 from refold.simulator.results.measures import measure
-from refold.simulator.results.report import ReportRun, report_html, write_report
+from refold.simulator.results.report import report_html, write_report
 from refold.testing import make_cluster, make_job
 
 INJECTION = '</script><script>alert("1")</script><img src=x onerror=alert(1)>'

@@ -14,8 +14,9 @@ import pytest
 from refold.journal.history import HistoryJournal
 from refold.policies.queueing.fifo import Fifo
 from refold.simulator import simulate
+from refold.simulator.results.figures import ReportRun
 from refold.simulator.results.measures import measure
-from refold.simulator.results.report import ReportRun, write_report
+from refold.simulator.results.report import write_report
 from refold.testing import make_cluster, make_job
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from refold import __version__
-from refold.cli import app as command_line, typer_app
+from refold.cli import app as command_line, lazy_group
 from refold.cli.views.output import draw_bar, progress
 from refold.simulator.traces.formats import read_trace
 
@@ -20,7 +20,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 def run(*words: str) -> str:
     """Run a command that must succeed and return its standard output."""
-    result = CliRunner().invoke(typer_app.app, list(words), catch_exceptions=False)
+    result = CliRunner().invoke(lazy_group.app, list(words), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from refold.cli import with_option_groups
-from refold.cli.inputs import LaunchTargetName, parse_launch_engine, plan_request, training_request
+from refold.cli.inputs import LaunchTargetName, parse_launch_engine, plan_request, plan_values
 from refold.cli.views import AsJson, output_width, print_json, print_line, print_notes, print_tables, printable
 from refold.errors import BadInput
 
@@ -43,7 +43,7 @@ def plan(
         Path | None, typer.Option("--fit", metavar="FILE", help="Correct estimates with a file saved by 'refold fit'.")
     ] = None,
     limits: plan_request.PlanLimitOptions,
-    cost: training_request.TrainingCostOptions,
+    cost: plan_values.TrainingCostOptions,
     launch: LaunchTargetName = None,
     explain: Annotated[
         str | None, typer.Option("--explain", metavar="PLAN", help="Show the formulas of a plan's step time.")

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from refold.client.api.wire import MAX_NAME_CHARS, JobState, Role, Text
+from refold.client.api.submissions import MAX_NAME_CHARS, JobState, Role, Text
 
 MAX_LOG_BYTES = 1024 * 1024
 """Maximum size of the job output in one answer."""

@@ -18,7 +18,6 @@ from refold.engines.kubernetes.api_server import (
     Calls,
     ObjectList,
 )
-from refold.engines.kubernetes.budgets import PATH as BUDGETS, DisruptionBudget
 from refold.engines.kubernetes.gangs import GangName, RunKey
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.objects import Pod
@@ -28,10 +27,12 @@ from refold.engines.kubernetes.pod_states import PodTarget, eviction, pod_path
 from refold.engines.kubernetes.room import NodeRoom
 from refold.engines.kubernetes.run_state import GangFacts, GangRunState
 from refold.engines.kubernetes.run_steps import (
+    PATH as BUDGETS,
     AskBudgets,
     AskOwner,
     BindPods,
     BudgetsRead,
+    DisruptionBudget,
     GangAnswer,
     NoRoom,
     OwnerRead,

@@ -8,7 +8,6 @@ from math import inf
 from typing import NamedTuple
 
 from refold.core import RunFailed, RunFinished, RunStopped
-from refold.engines.kubernetes.budgets import blocking_budget
 from refold.engines.kubernetes.gangs import INSTANCE_ANNOTATION, GangName, RunKey, controller_of
 from refold.engines.kubernetes.objects import ApiNode, Pod
 from refold.engines.kubernetes.owner_specs import SUSPENDABLE, OwnerState
@@ -42,6 +41,7 @@ from refold.engines.kubernetes.run_steps import (
     RunEnd,
     SuspendOwner,
     Unchanged,
+    blocking_budget,
 )
 from refold.model import Seconds
 

@@ -9,6 +9,7 @@ from .machine import (
     build_layout as build_layout,
     default_slots as default_slots,
     open_machine as open_machine,
+    with_power as with_power,
 )
 from .nvidia import (
     DetectedGpu as DetectedGpu,
@@ -22,4 +23,3 @@ from .output import (
     OutputFollower as OutputFollower,
     OutputWatch as OutputWatch,
 )
-from .power import with_power as with_power

@@ -5,6 +5,7 @@ from .axes import (
     range_axis as range_axis,
     value_axis as value_axis,
 )
+from .figures import ReportRun as ReportRun
 from .guarantees import (
     GuaranteeReport as GuaranteeReport,
     QuotaWait as QuotaWait,
@@ -38,7 +39,6 @@ from .power import (
 from .recorded import measure_waits as measure_waits, peak_gpus as peak_gpus
 from .replayed import replayed_history as replayed_history
 from .report import (
-    ReportRun as ReportRun,
     compare_with_record as compare_with_record,
     write_report as write_report,
 )
