@@ -110,6 +110,8 @@ class Backfill:
         self._start_due(view, schedule)
         self._preempt_for_first(view, schedule)
         self._extend_overdue_runs(view, schedule)
+        if self._start_at_once(view, schedule):
+            return Decision(tuple(self._starts), waits=self._reasons.collect(view, self._starts))
         self._note_arrivals(view, schedule)
         self._make_reservations(view, schedule)
         while self._advance_reservations(view, schedule):
@@ -203,6 +205,25 @@ class Backfill:
             schedule.runs.extend(job_id, view.now, end)
             makes_way = partial(self._preemption.delays, view, schedule, run)
             schedule.displace_conflicting(run.allocation.placement, view.now, end, makes_way)
+
+    def _start_at_once(self, view: View, schedule: Schedule) -> bool:
+        """Start a job that has arrived while no other waits, if it fits now; return whether it does."""
+        submitted = view.changes.submitted
+        if len(schedule.queue) or len(submitted) != 1 or len(view.waiting) != 1:
+            return False
+        job, now, bookings = submitted[0], view.now, schedule.bookings
+        if job.gpu_range is not None or not view.trial().free.fits_one_instance(job.demand):
+            return False
+        duration = self._durations.remaining_time(view, job).quantile(self._duration_quantile)
+        placement = view.trial().place(self._placer, job.demand) if bookings.fits(job.demand, duration, now) else None
+        if placement is None:
+            return False
+        self._arrivals += 1
+        bookings.pop_newly_free()  # it is for jobs that wait
+        schedule.runs.add(job.id, placement, now, now + duration)
+        self._durations.note_start(job.id, 1.0)
+        self._starts.append(Start(job.id, Allocation(placement)))
+        return True
 
     # Making reservations and filling gaps.
 

@@ -54,6 +54,10 @@ class Bookings:
             after = float(np.nextafter(start, inf))
         return None
 
+    def fits(self, demand: Demand, duration: Seconds, now: Seconds) -> bool:
+        """Return whether a demand fits from now on for this long."""
+        return self.table.earliest_start(demand, duration, now, float(np.nextafter(now, inf))) == now
+
     def is_free(self, reservation: Reservation) -> bool:
         """Return whether nothing else is booked on the placement in that time."""
         return self.table.free_during(reservation.start, reservation.end).has(reservation.placement)

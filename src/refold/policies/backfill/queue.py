@@ -217,16 +217,17 @@ class Gaps:
     def _candidate(self, now: Seconds, limit: QueuePosition) -> QueuedJob | None:
         """Return the best of the jobs that may fit by the stored bounds."""
         best: QueuedJob | None = None
+        best_rank: tuple[Any, int] = (inf, 0)
         for demand, candidates in self._by_demand.items():
             fits_for = self._fits_until[demand] - now
-            for duration, _, queued in candidates:
+            for duration, number, queued in candidates:
                 if duration > fits_for:
                     break
-                if queued.position <= limit and (best is None or self._rank(queued) < self._rank(best)):
-                    best = queued
-                    if self._shortest_first:
-                        break
+                if queued.position > limit:
+                    continue
+                rank = (duration, number) if self._shortest_first else queued.position
+                if best is None or rank < best_rank:
+                    best, best_rank = queued, rank
+                if self._shortest_first:
+                    break  # the others of this demand are longer
         return best
-
-    def _rank(self, queued: QueuedJob) -> tuple[Any, int]:
-        return (queued.backfill_duration, queued.position[1]) if self._shortest_first else queued.position

@@ -92,8 +92,10 @@ class RoundJobs:
             self.work = self.work / np.fromiter(map(self._fair_weight, self.table.ids), np.float64)
         self.is_preferred_wide_job = self._choose_wide_jobs()
         weighed = self._weigh()
-        self._delay_weights, self._is_overdue = weighed.weights, weighed.is_overdue
-        self.weighted_work = weighed.work
+        self._delay_weights = weighed.weights
+        self.overdue: Flags = weighed.is_overdue
+        """By row, which waiting jobs were overtaken so much that they go first."""
+        self.weighted_work: Floats = weighed.work
         """Work divided by the weight of a second of delay, by row."""
 
     def _choose_wide_jobs(self) -> Flags:
@@ -155,7 +157,7 @@ class RoundJobs:
         """Sort jobs: guaranteed first, then by priority, then overdue ones as submitted, then by weighted work."""
         if len(rows) < 2:
             return rows
-        table, is_first, is_guaranteed = self.table, self._is_overdue[rows], self.flags(self.guaranteed)[rows]
+        table, is_first, is_guaranteed = self.table, self.overdue[rows], self.flags(self.guaranteed)[rows]
         rank = np.where(is_first, table.column("submitted")[rows], self.weighted_work[rows])
         return table.sort(rows, ~is_guaranteed, -table.column("priority")[rows], ~is_first, rank)
 
@@ -306,11 +308,7 @@ class RoundJobs:
 
     def is_overdue(self, job_id: str) -> bool:
         """Return whether a waiting job was overtaken so much that it goes first."""
-        return bool(self._is_overdue[self.table.row_of[job_id]])
-
-    def overdue(self) -> set[str]:
-        """Return the waiting jobs that were overtaken so much that they go first."""
-        return set(self.table.ids[self._is_overdue])
+        return bool(self.overdue[self.table.row_of[job_id]])
 
     def goes_before(self, job_id: str, other: str) -> bool:
         """Return whether a job goes before another in order of guarantee, priority and submission."""

@@ -108,7 +108,7 @@ class Overtaking:
 
     def update(self, view: View, table: EstimateTable) -> None:
         """Count what was used since the last update. The rows of all jobs must be up to date."""
-        ended, self._ended = _as_columns(self._ended), []
+        ended, self._ended = _as_columns(self._ended) if self._ended else NONE_ENDED, []
         if not len(table):
             return
         if self._counted is None or self._counted.is_usable.shape != (len(self._usable), len(self._types)):
@@ -148,13 +148,16 @@ def _ordered(before: Ints, columns: UseColumns) -> Ints:
 
 
 def _as_columns(runs: Sequence[_Ended]) -> EndedRuns:
-    ranks, submitted, types, used = zip(*runs, strict=True) if runs else ((), (), (), ())
+    ranks, submitted, types, used = zip(*runs, strict=True)
     return EndedRuns(
         np.array(ranks, dtype=np.int64),
         np.array(submitted, dtype=np.float64),
         np.array(types, dtype=np.int64),
         np.array(used, dtype=np.float64),
     )
+
+
+NONE_ENDED = EndedRuns(np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64), np.empty(0))
 
 
 def _overlap(one: GpuTypes, other: GpuTypes) -> bool:

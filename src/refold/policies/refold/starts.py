@@ -40,7 +40,6 @@ class Starter:
         self._hopeless: set[Options] = set()
         """Sets of shapes for which a job of unknown length cannot preempt enough, nor can those after it."""
         self._unplaceable_on_reserved: set[Options] = set()
-        self._overdue = jobs.overdue()
         self._last_reservation = reservation
         self.reservation: NodeReservation | None = None
         self.queue: list[str] = []
@@ -56,8 +55,14 @@ class Starter:
             if self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1)):
                 continue
             self._preemptor.gpus_ahead += jobs.options_of(job_id).fewest_gpus
-            if self.reservation is None and job_id in self._overdue:
+            if self.reservation is None and jobs.is_overdue(job_id):
                 self._reserve_for(job_id)
+        if jobs.with_range:
+            self._share()
+
+    def _share(self) -> None:
+        """Place jobs without GPUs by shrinking runs that hold more than they requested."""
+        jobs = self._jobs
         stopped = [job_id for job_id in self._draft.changed if job_id in jobs.view.runs and self._has_no_gpus(job_id)]
         sharing = Sharing(self._draft, self._placer, jobs.by_id, self._options_of, jobs.with_range)
         if sharing.is_possible():
@@ -71,7 +76,7 @@ class Starter:
         """
         jobs, kinds = self._jobs, self._jobs.table.column("kind")[waiting]
         is_guaranteed = jobs.flags(jobs.guaranteed)[waiting]
-        is_always_tried = is_guaranteed | jobs.flags(self._overdue)[waiting]
+        is_always_tried = is_guaranteed | jobs.overdue[waiting]
         has_given_up = np.zeros(len(jobs.kinds), dtype=np.bool_)
         position, reservation = 0, self.reservation
         while position < len(waiting):
@@ -105,7 +110,8 @@ class Starter:
 
     def _order_class(self, job_id: str) -> tuple[bool, int, bool]:
         """Return what matters more in the order than weighted work."""
-        return job_id in self._jobs.guaranteed, self._jobs.by_id[job_id].priority, job_id in self._overdue
+        jobs = self._jobs
+        return job_id in jobs.guaranteed, jobs.by_id[job_id].priority, jobs.is_overdue(job_id)
 
     def _options_of(self, job_id: str) -> Options:
         return self._jobs.guarantee_options.get(job_id) or self._jobs.options_of(job_id)
