@@ -19,7 +19,8 @@ from fake_service import FakeServer, FakeService
 from typer.testing import Result
 
 from refold.client.api.queries import Caller
-from refold.client.api.submissions import Preview, Submission
+from refold.client.api.questions import Preview
+from refold.client.api.submissions import Submission
 from refold.client.api.wire import JobStatus
 from refold.errors import BadInput, TooManyRequests
 from refold.model import Plan

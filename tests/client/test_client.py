@@ -8,6 +8,7 @@ import sys
 import threading
 import typing
 from collections.abc import Callable, Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +214,31 @@ def test_a_stale_connection_is_replaced(served: FakeServer, client: Client) -> N
     connection.sock.shutdown(2)
     assert client.info().gpus == 4
     assert client._connection._persistent is not connection
+
+
+@pytest.mark.parametrize("path", ["/jobs/x-1/cancel", "/changes"])
+def test_a_cancellation_is_sent_once_because_a_second_one_kills(
+    path: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    send, get_response = HTTPConnection.request, HTTPConnection.getresponse
+
+    def record(connection: HTTPConnection, method: str, url: str, *more: Any) -> None:
+        sent.append(url)
+        send(connection, method, url, *more)
+
+    def break_off(connection: HTTPConnection) -> Any:
+        response = get_response(connection)
+        if path in sent[-1]:
+            raise ConnectionResetError
+        return response
+
+    client.submit(command=["x"])  # the connection stays open
+    monkeypatch.setattr(HTTPConnection, "request", record)
+    monkeypatch.setattr(HTTPConnection, "getresponse", break_off)
+    with pytest.raises(NoDaemon):
+        client.change_jobs("cancel", ["x-1"]) if path == "/changes" else client.cancel("x-1")
+    assert sum(path in url for url in sent) == 1
 
 
 def test_threads_may_share_a_client(served: FakeServer, client: Client) -> None:

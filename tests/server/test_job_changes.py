@@ -67,6 +67,19 @@ def test_a_filter_selects_the_callers_jobs_in_a_state_in_which_they_can_be_chang
     run_with_daemon(tmp_path, check)
 
 
+def test_runs_are_killed_if_that_is_asked_for_or_if_they_were_cancelled_before(tmp_path: Path) -> None:
+    async def check(daemon: ManualDaemon) -> None:
+        jobs = [await daemon.submit("job", gpus=1) for _ in range(2)]
+        await daemon.service.change_jobs(OWNER, JobChange("cancel", jobs[:1]))
+        assert daemon.killed == []
+        await daemon.service.change_jobs(OWNER, JobChange("cancel", [jobs[0], jobs[0].removeprefix("job-")]))
+        assert daemon.killed == jobs[:1]
+        await daemon.service.change_jobs(OWNER, JobChange("cancel", jobs[1:], now=True))
+        assert daemon.killed == jobs
+
+    run_with_daemon(tmp_path, check)
+
+
 def test_there_is_one_commit_for_each_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_changes, "BATCH_JOBS", 4)
 

@@ -87,4 +87,4 @@ def test_the_outlook_in_words() -> None:
         "(461 of 1,500), 1 h 30 min and 1 d 1 h; if none, 2 h and unknown."
     )
     nobody = msgspec.structs.replace(outlook, consent=msgspec.structs.replace(outlook.consent, preemptible=0))
-    assert nobody.sentence.endswith("if none, 2 h and unknown (none of these jobs says that it saves checkpoints).")
+    assert nobody.sentence.endswith("if none, 2 h and unknown (none of these jobs consents).")

@@ -165,6 +165,6 @@ class PreemptionOutlook(msgspec.Struct, frozen=True):
         others = (
             f"if {some}, {self.consent.waits}; if none, {self.never.waits}"
             if self.consent.preemptible
-            else f"if none, {self.never.waits} (none of these jobs says that it saves checkpoints)"
+            else f"if none, {self.never.waits} (none of these jobs consents)"
         )
         return f"If all jobs could be preempted, mean and longest wait would be {self.always.waits}; {others}."

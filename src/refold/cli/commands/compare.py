@@ -130,6 +130,9 @@ def compare(
     Every policy is simulated with the same jobs and cluster. Without arguments, the default policies are compared on
     the demo trace. With --from slurm, the jobs of the last weeks are read from Slurm's accounting.
 
+    With `refold` among the policies, it is simulated up to three times, to show what preemption costs and brings;
+    --preemption never leaves that out.
+
     Examples: refold compare jobs.csv --cluster 16x8:A100 --policies fifo,las,las/fgd,./mine.py ·
     refold compare --from slurm --since 14d --policies fifo,easy,refold
     """

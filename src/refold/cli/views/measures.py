@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from refold.cli.views.output import format_number
+from refold.cli.views.output import format_number, plural
 from refold.cli.views.tables import Column, Table, fact_table
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def outlook_table(outlook: PreemptionOutlook) -> Table:
     """Return the table of what preemption costs and brings."""
     from refold.simulator.results import outlook_table as compared
 
-    title = f"What preemption costs and brings: {format_number(outlook.jobs)} jobs under {outlook.policy}"
+    title = f"What preemption costs and brings: {plural(outlook.jobs, 'job')} under {outlook.policy}"
     after = [
         "`preemption` in refold.yaml decides. Stopped jobs are assumed to continue where they were stopped: jobs "
         "without checkpoints would lose their work."

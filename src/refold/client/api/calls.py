@@ -231,11 +231,11 @@ class Service(Protocol):
         For a job without runs: run 0, no text, not ended.
         """
 
-    @call("POST", "/jobs/{job}/cancel", "member")
+    @call("POST", "/jobs/{job}/cancel", "member", repeatable=False)
     def cancel(self, caller: Caller, job: str, query: CancelQuery) -> Awaitable[JobStatus]:
-        """Cancel a job; if `now`, without its grace period.
+        """Cancel a job; if `now`, or if it is being cancelled already, without its grace period.
 
-        Raises Conflict if it has ended; no effect if it is being cancelled, except with `now`.
+        Raises Conflict if it has ended.
         """
 
     @call("POST", "/jobs/{job}/hold", "member")
@@ -252,7 +252,7 @@ class Service(Protocol):
         Raises Conflict if it has ended; no effect if it is not held.
         """
 
-    @call("POST", "/changes", "member")
+    @call("POST", "/changes", "member", repeatable=False)
     def change_jobs(self, caller: Caller, change: JobChange) -> Awaitable[JobChanges]:
         """Cancel, hold or release several jobs.
 
