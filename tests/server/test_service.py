@@ -200,6 +200,15 @@ def test_a_pinned_plan_that_the_framework_cannot_run_is_rejected(tmp_path: Path)
     run_with_daemon(tmp_path, submit)
 
 
+def test_a_gang_whose_instances_would_not_find_each_other_is_rejected(tmp_path: Path) -> None:
+    async def submit(daemon: ManualDaemon) -> None:
+        gang = Submission("train", ["torchrun", "--standalone", "train.py"], gpus=1, instances=2)
+        with pytest.raises(BadInput, match="each would wait for the others on its own machine"):
+            await daemon.service.submit(OWNER, gang)
+
+    run_with_daemon(tmp_path, submit)
+
+
 def test_an_invalid_pattern_is_rejected_at_submission(tmp_path: Path) -> None:
     async def submit(daemon: ManualDaemon) -> None:
         with pytest.raises(BadValue, match="progress is '\\(', expected a regular expression: missing \\)"):

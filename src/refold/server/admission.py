@@ -169,6 +169,8 @@ class Admission:
     ) -> list[NewJob]:
         """Return the job of a submission, or the tasks of its array."""
         job = complete(submission, self.build_job(caller, submission, number))
+        if not job.launch.gang:  # pods get no variables of Refold
+            check_gang_command(submission.name, job.command, job.demand.instances)
         if not submission.allow_impossible and (problem := self.infeasibility(job)):
             raise BadInput(
                 f"{problem}; to submit it for nodes that will be added, set allow_impossible (--allow-impossible)"
@@ -199,7 +201,6 @@ class Admission:
         self._check_tenant_limit(job)
         job = self._limits.apply(choose_requests(job, self._state.header.cluster, self._reader.group_usage))
         _check_engine(job)
-        check_gang_command(submission.name, job.command, job.demand.instances)
         unmet = dict.fromkeys(str(unmet) for text in submission.after for unmet in self._resolve_dependency(text))
         begin = None if submission.begin is None else self._state.journal_time(submission.begin)
         return self._complete(submission, replace(job, launch=replace(job.launch, after=tuple(unmet), begin=begin)))

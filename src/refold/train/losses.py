@@ -49,6 +49,7 @@ class LossRecorder:
         self._device = device
         self._values: dict[int, Tensor] = {}
         self._counts: dict[int, Tensor] = {}
+        self._is_sum: bool | None = None
 
     def compute(self, output: Any, batch: Batch, number: int = 0) -> Tensor:
         """Return the loss of a micro-batch: what the backward pass begins with.
@@ -56,14 +57,17 @@ class LossRecorder:
         Of several calls for the same `number`, the last one counts: pipelines try their first micro-batch twice.
         """
         result = self._loss(output, batch)
+        is_sum = isinstance(result, tuple)
+        if self._is_sum not in (None, is_sum):
+            kinds = ("a mean", "a sum and a count") if is_sum else ("a sum and a count", "a mean")
+            raise BadInput("the loss returned {} before, and now {}: return the same at all times".format(*kinds))
+        self._is_sum = is_sum
         if isinstance(result, tuple):
             value, count = result
             self._counts[number] = torch.as_tensor(count, dtype=torch.float64, device=self._device)
         else:
             value = result
         self._values[number] = value.detach()
-        if self._counts and len(self._counts) < len(self._values):
-            raise BadInput("the loss returned a sum and a count before, and now a mean: return the same at all times")
         return value
 
     def take(self) -> StepLoss:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from time import time
 from types import SimpleNamespace
 from typing import Any
@@ -113,3 +114,17 @@ def test_a_submitted_job_is_limited_to_nodes_that_allow_its_time_and_rejected_if
         engine.complete(submission, Job("job", time_limit=7200.0))
     engine._site = Site({}, [SlurmReservation("maint", frozenset({"n0"}), time() + 3600, time() + 7200)])
     assert engine.complete(submission, Job("job")).demand.allowed_nodes == NodeSet()
+
+
+def test_a_list_of_excluded_nodes_that_cannot_be_read_is_rejected_at_the_start() -> None:
+    class Answers(Programs):
+        def without_user_environment(self) -> Programs:
+            return self
+
+        def run(self, program: str, *arguments: str, stdin: str = "") -> str:
+            del stdin
+            return node_line("n0") if (program, arguments[:2]) == ("scontrol", ("show", "nodes")) else ""
+
+    engine = SlurmEngine(Answers({}), "daemon", SlurmSettings(options=("--exclude=n[0-3",)))
+    with pytest.raises(BadInput, match=r"'n\[0-3' is not a list of hosts"):
+        asyncio.run(engine.connect())

@@ -47,6 +47,8 @@ def test_partitions_and_reservations_are_read() -> None:
     )
     assert (site.time_limits, site.short_by_default) == ({"gpu": 48 * HOUR}, frozenset({"gpu"}))
     assert read_site(lambda *_: "No reservations in the system\n") == Site()
+    odd = read_site(lambda *_: "PartitionName=gpu MaxTime=soon DefaultTime=NONE State=UP\n")
+    assert odd == Site({"gpu": Partition("gpu", True, "UP", inf)})
 
 
 @pytest.mark.parametrize(("needed", "is_usable"), [(HOUR - 60, True), (HOUR, True), (HOUR + 1, False), (inf, False)])

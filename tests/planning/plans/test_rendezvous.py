@@ -21,6 +21,8 @@ def test_a_gang_of_deepspeeds_launcher_is_rejected_with_what_would_work() -> Non
         ["deepspeed", "--launcher", "slurm", "train.py"],
         ["torchrun", "train.py", "--deepspeed", "zero.json"],
         ["bash", "-c", "deepspeed train.py"],
+        ["torchrun", "--standalone", "--nnodes=1", "train.py"],
+        ["python", "train.py", "--standalone"],
         [],
     ],
 )
@@ -30,3 +32,11 @@ def test_other_gangs_are_not_rejected(command: list[str]) -> None:
 
 def test_deepspeeds_launcher_serves_a_single_instance() -> None:
     check_gang_command("train", ["deepspeed", "train.py"], 1)
+
+
+@pytest.mark.parametrize("launcher", [["/opt/bin/torchrun"], ["python", "-m", "torch.distributed.run"]])
+def test_a_gang_whose_instances_would_wait_for_each_other_is_rejected(launcher: list[str]) -> None:
+    command = [*launcher, "--standalone", "train.py"]
+    with pytest.raises(BadInput, match=r"train has 2 instances, and with --standalone each would wait .* --nnodes=1"):
+        check_gang_command("train", command, 2)
+    check_gang_command("train", command, 1)

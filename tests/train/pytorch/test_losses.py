@@ -139,8 +139,9 @@ def test_a_loss_returns_the_same_kind_at_all_times() -> None:
     results = iter([(torch.tensor(1.0), 2), torch.tensor(1.0)])
     recorder = LossRecorder(lambda *_: next(results), torch.device("cpu"))
     recorder.compute(None, None, 0)
+    recorder.take()
     with pytest.raises(BadInput, match="returned a sum and a count before, and now a mean"):
-        recorder.compute(None, None, 1)
+        recorder.compute(None, None, 0)  # in the next step
 
 
 class Unlabelled(PaddedWords):

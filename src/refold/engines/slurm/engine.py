@@ -17,7 +17,7 @@ from refold.engines.slurm.backend import SlurmBackend
 from refold.engines.slurm.history import read_history
 from refold.engines.slurm.job_owners import DaemonOwner, JobOwners, SubmitterOwners
 from refold.engines.slurm.node_reports import SlurmNodeReports
-from refold.engines.slurm.nodes import SlurmCluster, SlurmNode, map_nodes, read_nodes
+from refold.engines.slurm.nodes import SlurmCluster, SlurmNode, expand_hosts, map_nodes, read_nodes
 from refold.engines.slurm.pool import HeldPool, PoolSettings
 from refold.engines.slurm.programs import Programs, SlurmError
 from refold.engines.slurm.refusals import Refusals
@@ -100,6 +100,7 @@ class SlurmEngine(ClusterEngine):
             self._site = await asyncio.to_thread(read_site, self._programs.run)
             await asyncio.to_thread(self._owners.check)
             await asyncio.to_thread(self._hold_pool)
+            expand_hosts(self._settings.option("exclude"))  # or else the nodes could not be followed
         except (SlurmError, BadValue) as error:
             raise BadInput(str(error)) from None
         if missing := self._pool.missing_jobs():

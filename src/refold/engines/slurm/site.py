@@ -17,7 +17,7 @@ from refold.engines.slurm.nodes import SlurmCluster, SlurmNode, expand_hosts, ha
 from refold.engines.slurm.programs import Run
 from refold.engines.slurm.requests import SlurmSettings, needed_time
 from refold.model import MINUTE, Job, NodeSet, Seconds
-from refold.simulator.traces import parse_time_limit
+from refold.simulator.traces import BadCell, parse_time_limit
 
 _FIELD = re.compile(r"(?:^|\s)([A-Z][A-Za-z]*)=(\S*)")
 _NOTHING = ("", "(null)", "N/A", "UNLIMITED", "NONE")
@@ -86,7 +86,10 @@ def _partition(fields: Mapping[str, str]) -> Partition:
 
 
 def _limit(text: str) -> Seconds | None:
-    return None if text in _NOTHING else parse_time_limit(text)
+    try:
+        return None if text in _NOTHING else parse_time_limit(text)
+    except BadCell:  # another version of Slurm: the nodes can be used nevertheless
+        return None
 
 
 def _reservation(fields: Mapping[str, str]) -> SlurmReservation:

@@ -10,6 +10,8 @@ from refold.planning.plans.launch_targets import Workers
 _DEEPSPEED_OPTIONS = ("--hostfile", "-H", "--launcher", "--no_ssh")
 """Options by which its user tells DeepSpeed's launcher where the other nodes are."""
 
+_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+
 
 def gang_variables(workers: Workers) -> dict[str, str]:
     """Return the variables of torch.distributed, torchrun and JAX for an instance, which is one process or a launcher.
@@ -47,16 +49,24 @@ GANG_VARIABLES = frozenset(gang_variables(Workers(1)))
 def check_gang_command(job: str, command: Sequence[str], instances: int) -> None:
     """Raise BadInput if the instances of a gang would not find each other.
 
-    DeepSpeed's launcher reads no variables: without a hosts file each instance would train a copy of its own.
+    DeepSpeed's launcher reads no variables: without a hosts file each instance would train a copy of its own. torchrun
+    takes the number of nodes from them even with `--standalone`, and would wait for the others on its own machine.
     """
-    if instances > 1 and command and command[0].rpartition("/")[2] == "deepspeed":
-        options = {word.partition("=")[0] for word in command}
-        if options.isdisjoint(_DEEPSPEED_OPTIONS):
-            raise BadInput(
-                f"{job} has {instances} instances, and `deepspeed` would start a separate training on each: it does "
-                f"not know the others. Start the script by torchrun instead, which does: torchrun {_script(command)}; "
-                "or name the nodes by --hostfile and --no_ssh"
-            )
+    if instances <= 1 or not command:
+        return
+    program, options = command[0].rpartition("/")[2], {word.partition("=")[0] for word in command}
+    if program == "deepspeed" and options.isdisjoint(_DEEPSPEED_OPTIONS):
+        raise BadInput(
+            f"{job} has {instances} instances, and `deepspeed` would start a separate training on each: it does "
+            f"not know the others. Start the script by torchrun instead, which does: torchrun {_script(command)}; "
+            "or name the nodes by --hostfile and --no_ssh"
+        )
+    is_torchrun = program == "torchrun" or not options.isdisjoint(_TORCHRUN_MODULES)
+    if is_torchrun and "--standalone" in options and "--nnodes" not in options:
+        raise BadInput(
+            f"{job} has {instances} instances, and with --standalone each would wait for the others on its own machine."
+            " Leave it out: torchrun finds the others; or add --nnodes=1 to train on each instance alone"
+        )
 
 
 def _script(command: Sequence[str]) -> str:
