@@ -161,9 +161,10 @@ def test_on_narrow_screens_a_plan_is_one_column(
 
 def test_assumed_defaults_are_noted(invoke: Invoke, json_of: JsonOf) -> None:
     notes = json_of("plan", "gpt2-xl", "--gpus", "2xT4", "--nodes", "2")["notes"]
-    assert notes[:3] == [
+    assert notes[:4] == [
         "assuming --batch 16 --seq 1024, the defaults for gpt2-xl",
         "assuming --engine transformers-bf16, the default for GPUs that PCIe connects",
+        "T4 has no bfloat16: half precision is float16, with loss scaling",
         "assuming --network 12.5GB/s, the default for nodes with T4",
     ]
     assert any("assuming --cpus 16" in note for note in notes)
@@ -171,7 +172,7 @@ def test_assumed_defaults_are_noted(invoke: Invoke, json_of: JsonOf) -> None:
     result = invoke("plan", "gpt2-xl", "--gpus", "1xT4", "--batch", "16")
     assert "note: assuming --seq 1024, the default for gpt2-xl" in result.stderr
     all_options = ["--batch", "16", "--seq", "1024", "--cpus", "16", "--host-memory", "200GB", "--engine", "fsdp"]
-    assert json_of("plan", "gpt2-xl", "--gpus", "1xT4", *all_options)["notes"] == []
+    assert json_of("plan", "gpt2-xl", "--gpus", "1xA10", *all_options)["notes"] == []
 
 
 def test_more_tokens_than_position_embeddings_are_noted(json_of: JsonOf) -> None:
@@ -204,6 +205,10 @@ def test_if_no_plan_is_valid_the_broken_rules_are_shown(invoke: Invoke) -> None:
         ("llama-3.1-8b --gpus 8xH100 --lora 16", "transformers-bf16"),
         ("llama-3.1-8b --gpus 2xRTX-A6000", "transformers-bf16"),
         ("gpt2-xl --gpus 1xH100 --precision fp8", "megatron-core"),
+        ("llama-3.1-8b --gpus 8xH100 --lora 16 --precision fp8", "megatron-core"),
+        ("qwen3-30b-a3b --gpus 8xGB200 --precision mxfp8", "megatron-core-graphs"),
+        ("qwen3-30b-a3b --gpus 8xGB200", "megatron-core"),
+        ("nemotron-3-nano-30b-a3b --gpus 8xGB200 --precision mxfp8", "megatron-core"),
         ("llama-3.1-8b --gpus 8xH100 --pin offload", "megatron"),
         ("llama-3.1-8b --gpus 8xH100 --cpus 64", "megatron"),
         ("vit-base-16 --gpus 8xH100", "megatron"),
@@ -503,3 +508,23 @@ def test_the_application_imports_no_heavy_libraries() -> None:
     )
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ended.stdout == "[]\n"
+
+
+def test_adapters_are_advised_where_not_all_weights_can_be_trained(invoke: Invoke) -> None:
+    def advice(*words: str) -> list[str]:
+        printed = invoke("plan", *words).stdout.partition("What would help\n")[2]
+        return [line.partition(" this plan would fit")[0] for line in printed.splitlines() if "would" in line]
+
+    large = advice("gpt-oss-20b", "--gpus", "1xH100")
+    assert (len(large), large[-1]) == (2, "with --lora 16")
+    assert advice("llama-3.1-8b", "--gpus", "1xT4")[-1] == "with --qlora --seq 2048"
+
+
+def test_options_of_stored_weights_and_cuda_graphs(json_of: JsonOf, invoke: Invoke) -> None:
+    words = ("plan", "llama-2-70b", "--gpus", "1xB300", "--lora", "16", "--precision", "nvfp4")
+    plain, stored = json_of(*words)["best"][0], json_of(*words, "--stored-weights")["best"][0]
+    assert stored["memory"]["weights"] < 0.35 * plain["memory"]["weights"]
+    wrong = invoke("plan", "llama-2-70b", "--gpus", "1xB300", "--stored-weights")
+    assert "--stored-weights is for weights that --lora leaves frozen" in str(wrong.exception)
+    graphs = json_of("plan", "gpt2-small", "--gpus", "1xH100", "--batch", "1", "--cuda-graphs")["best"][0]
+    assert graphs["seconds"]["launch"] == 0

@@ -331,3 +331,14 @@ def test_any_configuration_is_read_or_rejected(name: str, change: dict[str, Any]
         assert shape_of(CONFIGS[name][0] | change, "x").parameters > 0
     except RefoldError as error:
         assert len(str(error)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("window", "longest", "used", "is_named"),
+    [(4096, 32_768, True, True), (4096, 4096, True, False), (4096, 32_768, False, False), (None, 32_768, True, False)],
+)
+def test_a_sliding_window_shorter_than_the_sequences_is_named_as_not_modelled(
+    window: int | None, longest: int, used: bool, is_named: bool
+) -> None:
+    given = LLAMA_2_7B | {"sliding_window": window, "max_position_embeddings": longest, "use_sliding_window": used}
+    assert bool(shape_of(given, "m").not_modelled) == is_named

@@ -22,7 +22,8 @@ BATCH, SEQUENCE = 64, 4096
 def settings_of(engine: LaunchEngine, plan: str, nodes: int = 1, precision: Precision = "bf16") -> LaunchSettings:
     parsed = parse_plan(plan)
     workers = Workers(parsed.gpus // nodes, nodes, "1", "10.0.0.1", "4711")
-    request = LaunchRequest(parsed, BATCH, workers, "run", SEQUENCE, precision, ("layernorm", "moe_act"))
+    modules = ("layernorm", "moe_act")
+    request = LaunchRequest(parsed, BATCH, workers, "run", SEQUENCE, precision=precision, recomputed=modules)
     return launch_settings(engine, request)
 
 

@@ -125,6 +125,15 @@ def test_a_planned_training_has_its_precision_sequence_and_optimizer(engine: Lau
     assert words not in settings_of(engine, "dp4 accumulate 2").command()  # in a job, they are the script's
 
 
+@pytest.mark.parametrize("engine", LAUNCH_ENGINES)
+def test_gpus_without_bfloat16_train_in_float16(engine: LaunchEngine) -> None:
+    request = LaunchRequest(parse_plan("dp4 accumulate 2"), 64, Workers(4), "run", sequence=4096, half="fp16")
+    settings = launch_settings(engine, request)
+    text = " ".join([settings.command(), *settings.files.values()])
+    assert "bf16" not in text and "bfloat16" not in text
+    assert "fp16" in text or "float16" in text
+
+
 @pytest.mark.parametrize(
     ("precision", "words"),
     [
@@ -137,7 +146,7 @@ def test_megatron_trains_in_the_planned_precision_and_repeats_the_planned_module
     precision: Precision, words: str
 ) -> None:
     plan, modules = parse_plan("dp4 recompute selective"), ("layernorm", "moe_act")
-    request = LaunchRequest(plan, 64, Workers(4), "run", 4096, precision, modules)
+    request = LaunchRequest(plan, 64, Workers(4), sequence=4096, precision=precision, recomputed=modules)
     command = launch_settings("megatron", request).command()
     assert words in command
     assert "--recompute-granularity selective --recompute-modules layernorm moe_act " in command

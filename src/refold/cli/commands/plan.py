@@ -169,6 +169,8 @@ def _assumption_notes(setup: TrainingSetup, search: PlanSearch, network: str | N
 
     machines, found = setup.machines, (*search.best, *search.misses[:1])
     notes = [f"not modelled: {', '.join(setup.model.not_modelled)}"] if setup.model.not_modelled else []
+    if not machines.gpu.bfloat16 and setup.engine.arithmetic == "half":
+        notes.append(f"{machines.gpu.name} has no bfloat16: half precision is float16, with loss scaling")
     if machines.nodes > 1 and network is None:
         notes += plan_request.default_network_note(machines.gpu)
     if any(one.plan.offload for one in found):
@@ -202,7 +204,8 @@ def _launch_settings(target: LaunchEngine, setup: TrainingSetup, plan: Plan) -> 
             *(("mla_up_proj",) if model.key_rank else ()),
         )
         precision = setup.engine.arithmetic if setup.engine.low_precision else "bf16"
-        request = replace(request, sequence=setup.sequence, precision=precision, recomputed=recomputed)
+        request = replace(request, sequence=setup.sequence, half="bf16" if setup.machines.gpu.bfloat16 else "fp16")
+        request = replace(request, precision=precision, recomputed=recomputed)
     return launch_settings(target, request)
 
 

@@ -163,7 +163,9 @@ def shape_from_config(config: Part, name: str) -> ModelShape:
     fields |= _type_specific_fields(model_type, keys)
     source = f"Hugging Face config of type {model_type or 'unknown'}"
     named = (what for name, what in NOT_MODELLED.items() if whole.is_set(name) or keys.is_set(name))
-    missing = tuple(dict.fromkeys(named))
+    window = keys.amount("sliding_window") if keys.flag("use_sliding_window", True) else 0
+    local = "attention in a sliding window (whole sequences are assumed)"
+    missing = tuple(dict.fromkeys([*named, *([local] if 0 < window < fields["sequence"] else [])]))
     try:
         fields |= _hybrid_fields(model_type, keys, fields)
         return ModelShape(name=name, source=source, not_modelled=missing, **fields)

@@ -55,7 +55,8 @@ class GpuSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     the nearest card, so a job with few GPUs on a node uses only some of them. `fp8_tflops`, `fp4_tflops`: 0 if the type
     has no such arithmetic. `peer_to_peer`: whether GPUs of a node reach each other's memory; where transfers go through
     the host, they do not overlap with computation. `link_domain`: GPUs that `link` connects, where these are more than
-    those of a node. `released`: year and month in which it could be had, '2022-09'; empty: not stated.
+    those of a node. `released`: year and month in which it could be had, '2022-09'; empty: not stated. `bfloat16`:
+    whether half precision may be bfloat16; otherwise it is float16.
     """
 
     name: str
@@ -76,6 +77,7 @@ class GpuSpec(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     aliases: tuple[str, ...] = ()
     source: str = ""
     released: str = ""
+    bfloat16: bool = True
     efficiency: Efficiency = Efficiency()
 
     def __post_init__(self) -> None:

@@ -61,7 +61,7 @@ def _usual_engine(model: ModelShape, gpu: GpuSpec, gpus: int, task: Task) -> tup
             return "transformers-bf16", "one GPU"
         if gpu.link.gigabytes_per_second <= gpu.pcie_gigabytes_per_second:
             return "transformers-bf16", "GPUs that PCIe connects"
-    if task.precision == "mxfp8" and model.experts > 1 and gpu.fp4_tflops:
+    if task.precision == "mxfp8" and model.experts > 1 and model.gated and gpu.fp4_tflops:
         return "megatron-core-graphs", "mixtures of experts in MXFP8, as recipes run them"
     return "megatron-core", "language models on several GPUs" if gpus > 1 else "products in low precision"
 

@@ -9,7 +9,7 @@ import json
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -37,7 +37,7 @@ class Workers(msgspec.Struct, frozen=True):
 class LaunchRequest(msgspec.Struct, frozen=True):
     """A plan to be launched: the global batch in samples (0: unknown), the processes, and a folder for files.
 
-    `sequence`: tokens per sample; with it, precision and optimizer are set as planned (bf16, AdamW). 0: they are left
+    `sequence`: tokens per sample; with it, precision and optimizer are set as planned (`half`, AdamW). 0: they are left
     to the script. `precision` of products and the modules that selective recomputation repeats are for Megatron-LM.
     """
 
@@ -46,6 +46,7 @@ class LaunchRequest(msgspec.Struct, frozen=True):
     workers: Workers
     folder: str = ""
     sequence: int = 0
+    half: Literal["bf16", "fp16"] = "bf16"
     precision: Precision = "bf16"
     recomputed: tuple[str, ...] = ()
 
@@ -167,8 +168,8 @@ def _megatron(request: LaunchRequest) -> LaunchSettings:
     megatron_training = {
         "--seq-length": request.sequence,
         "--max-position-embeddings": request.sequence,
-        "--bf16": True,
-        "--grad-reduce-in-bf16": True,  # gradients in half precision, as megatron-core is estimated
+        f"--{request.half}": True,
+        "--grad-reduce-in-bf16": request.half == "bf16",  # gradients in half precision, as megatron-core is estimated
         "--optimizer": "adam",
         **LOW_PRECISION_ARGUMENTS[request.precision],
     }
@@ -205,7 +206,7 @@ def _deepspeed(request: LaunchRequest) -> LaunchSettings:
     config = {
         **(sizes if request.batch else {}),
         "gradient_accumulation_steps": plan.accumulation,
-        **({"bf16": {"enabled": True}, "optimizer": {"type": "AdamW"}} if request.sequence else {}),
+        **({request.half: {"enabled": True}, "optimizer": {"type": "AdamW"}} if request.sequence else {}),
         "zero_optimization": zero,
         **({"tensor_parallel": {"autotp_size": plan.tensor}} if plan.tensor > 1 else {}),
     }
@@ -215,6 +216,8 @@ def _deepspeed(request: LaunchRequest) -> LaunchSettings:
 
 
 # PyTorch FSDP2, in a script of one's own.
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def _fsdp(request: LaunchRequest) -> LaunchSettings:
@@ -230,7 +233,7 @@ def _fsdp(request: LaunchRequest) -> LaunchSettings:
         "recompute": plan.recompute != "none",
         "accumulation": plan.accumulation,
         **({"micro_batch": request.micro_batch} if request.batch else {}),
-        **({"sequence": request.sequence, "param_dtype": "bfloat16"} if request.sequence else {}),
+        **({"sequence": request.sequence, "param_dtype": DTYPES[request.half]} if request.sequence else {}),
     }
     return LaunchSettings(_torchrun(request.workers), (), {"REFOLD_FSDP_CONFIG": path}, {path: _json(config)})
 
@@ -263,7 +266,7 @@ def _accelerate(request: LaunchRequest) -> LaunchSettings:
         "--main_process_port": workers.port if workers.nodes > 1 else 0,  # 0: a free one
         **(sharded if plan.zero else {"--multi_gpu": plan.gpus > 1}),
         **(mesh if max(plan.tensor, plan.replicate) > 1 else {}),
-        "--mixed_precision": "bf16" if request.sequence else None,
+        "--mixed_precision": request.half if request.sequence else None,
         "--gradient_accumulation_steps": plan.accumulation,
     }
     micro_batch = {"REFOLD_MICRO_BATCH": str(request.micro_batch)} if request.batch else {}
@@ -284,7 +287,7 @@ def _trainer(request: LaunchRequest) -> LaunchSettings:
     options = {
         "--per_device_train_batch_size": request.micro_batch or None,
         "--gradient_accumulation_steps": plan.accumulation,
-        "--bf16": True if request.sequence else None,
+        f"--{request.half}": True if request.sequence else None,
         "--optim": "adamw_torch_fused" if request.sequence else None,
         "--gradient_checkpointing": "true" if recompute and not plan.zero else None,
         "--fsdp": True if plan.zero else None,

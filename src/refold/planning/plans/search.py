@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from refold.planning.perf import (
     estimate_all,
     estimate_at,
 )
-from refold.planning.plans.defaults import dividing_batch
+from refold.planning.plans.defaults import LORA_SEQUENCE, dividing_batch
 from refold.planning.plans.selection import (
     TIE_FACTOR,
     MemoryHeadroom,
@@ -44,6 +45,9 @@ from refold.planning.plans.space import DEFAULT_LIMITS, PlanLimits, all_plans, d
 
 MIN_ADVISED_SEQUENCE = 256
 """The shortest sequences that are advised if nothing fits."""
+
+ADVISED_RANK = 16
+"""The rank of adapters that are advised if not all weights can be trained."""
 
 MAX_SEARCHED_GPUS = 16384
 """Limit of doubling the number of GPUs when searching for one on which something fits."""
@@ -178,6 +182,8 @@ def _with_advice(
         if result
     ]
     advice += [f"without these limits this plan would fit: {unlimited.plan}"] if unlimited else []
+    if not (unlimited or setup.tuning.lora_rank):
+        advice += islice(_with_adapters(setup, limits), 1)
     return msgspec.structs.replace(
         search,
         misses=_estimates(setup, plans, nearest_to_fitting(plans, headroom.missing, count)),
@@ -187,23 +193,39 @@ def _with_advice(
 
 
 def _changed_options(setup: TrainingSetup, limits: PlanLimits) -> Iterator[str]:
-    """Yield what would fit on the same GPUs: another batch, frozen weights in 4 bits, shorter sequences."""
-    gpus, tuning = setup.machines.gpus, setup.tuning
+    """Yield what would fit on the same GPUs: another batch, adapters, frozen weights in 4 bits, shorter sequences."""
+    gpus = setup.machines.gpus
     batch = dividing_batch(setup.batch, gpus)
     if batch != setup.batch and (found := best_plan(msgspec.structs.replace(setup, batch=batch), limits)):
         yield f"with --batch {batch}, a multiple of {gpus} GPUs, this plan would fit: {found.plan}"
-    if tuning.lora_rank and not tuning.quantized:
-        quantized = msgspec.structs.replace(setup, tuning=msgspec.structs.replace(tuning, quantized=True))
-        if found := best_plan(quantized, limits):
-            yield f"with --qlora this plan would fit: {found.plan}"
     if setup.model.opaque:
         return
+    if setup.tuning.lora_rank:
+        yield from islice(_with_adapters(setup, limits), 1)
     length = setup.sequence // 2
     while length >= MIN_ADVISED_SEQUENCE:
         if found := best_plan(msgspec.structs.replace(setup, sequence=length), limits):
             yield f"with --seq {length} this plan would fit: {found.plan}"
             return
         length //= 2
+
+
+def _with_adapters(setup: TrainingSetup, limits: PlanLimits) -> Iterator[str]:
+    """Yield what would fit with adapters, frozen weights in 4 bits, and the sequences of fine-tuning."""
+    tuning, gpus = setup.tuning, setup.machines.gpus
+    if tuning.quantized or tuning.frozen_layers or setup.model.kind != "decoder":
+        return
+    if not tuning.lora_rank and gpus > setup.machines.gpu.gpus_per_node:
+        return
+    adapters = msgspec.structs.replace(tuning, lora_rank=tuning.lora_rank or ADVISED_RANK)
+    quantized = msgspec.structs.replace(adapters, quantized=True, stored_quantised=False)
+    options = [(f"--lora {ADVISED_RANK}", adapters)] if not tuning.lora_rank else []
+    for name, changed in [*options, ("--qlora", quantized)]:
+        for sequence in dict.fromkeys((setup.sequence, min(setup.sequence, LORA_SEQUENCE))):
+            found = best_plan(msgspec.structs.replace(setup, tuning=changed, sequence=sequence), limits)
+            if found:
+                shorter = "" if sequence == setup.sequence else f" --seq {sequence}"
+                yield f"with {name}{shorter} this plan would fit: {found.plan}"
 
 
 def _best_on(setup: TrainingSetup, limits: PlanLimits, others: Iterator[Machines]) -> Iterator[Estimate]:
