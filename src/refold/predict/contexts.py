@@ -68,7 +68,8 @@ class ContextTables:
     def __reduce__(self) -> tuple[object, ...]:
         """Return the used slots and rows only: mostly few of them are."""
         at = np.flatnonzero(self.slots.hashes)
-        stored = Slots(*(column[at] for column in self.slots))
+        slots = self.slots
+        stored = Slots(slots.hashes[at], slots.last_used[at], slots.row_of[at])
         return tables_with_rows, (at, stored, [column[: self.used] for column in self.rows])
 
 
