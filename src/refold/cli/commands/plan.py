@@ -10,7 +10,7 @@ import typer
 
 from refold.cli import with_option_groups
 from refold.cli.inputs import LaunchTargetName, parse_launch_engine, plan_request, plan_values
-from refold.cli.views import AsJson, output_width, print_json, print_line, print_notes, print_tables, printable
+from refold.cli.views import AsJson, print_json, print_line, print_notes, print_tables
 from refold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from refold.planning.perf import (
         Estimate,
         Fitted,
-        FormulaLine,
         Machines,
         ModelShape,
-        Section,
         Training,
         TrainingSetup,
     )
@@ -253,11 +251,11 @@ def _print_best(
 def _print_launch(launch: LaunchSettings) -> None:
     """Print the command that starts the best plan, its variables and its files, ready to be copied."""
     print_line()
-    _print_bold("Start the best plan")
+    print_line("Start the best plan", fg="bold")
     print_line(" ".join([*(f"{name}={value}" for name, value in launch.environment.items()), launch.command()]))
     for path, text in launch.files.items():
         print_line()
-        _print_bold(path)
+        print_line(path, fg="bold")
         for line in text.splitlines():
             print_line(line)
 
@@ -319,7 +317,7 @@ def _print_comparison(
         print_json(document | {"slowdown": slowdown, "best": best and _estimate_document(setup, best)})
     else:
         print_notes(notes)
-        _print_bold(plan_title(setup))
+        print_line(plan_title(setup), fg="bold")
         print_line(f"{plan}: {'not valid' if reasons else _compare(found, best)}")
         for reason in reasons:
             print_line(f"  {reason}")
@@ -354,7 +352,7 @@ def _print_explanation(
     as_json: bool,
     whole: Training | None,
 ) -> None:
-    from refold.cli.views import plan_title
+    from refold.cli.views import plan_title, print_section
     from refold.planning.perf import estimate, explain, explain_cost
     from refold.planning.plans import rejection_reasons
 
@@ -367,41 +365,11 @@ def _print_explanation(
         print_json(document | {"estimate": found, "sections": sections})
     else:
         print_notes(notes)
-        _print_bold(plan_title(setup))
+        print_line(plan_title(setup), fg="bold")
         print_line(f"{plan}: {'not valid' if reasons else 'formulas of the step time'}")
         for reason in reasons:
             print_line(f"  {reason}", fg=typer.colors.YELLOW)
         for section in sections:
-            _print_section(section)
+            print_section(section)
     if reasons:
         raise typer.Exit(1)
-
-
-def _print_section(section: Section) -> None:
-    print_line()
-    _print_bold(section.title)
-    names = max(len(line.name) for line in section.lines)
-    values = max(len(_format_line_value(line)) for line in section.lines)
-    for line in section.lines:
-        redundant = {"", f"{line.value:.6g}"}
-        formulas = [text for text in dict.fromkeys((line.formula, line.numbers)) if text not in redundant]
-        for index, text in enumerate(formulas):
-            _print_wrapped(line.name if not index else "", names, text)
-        typer.secho(f"  {'' if formulas else line.name:<{names}} = {_format_line_value(line):<{values}}  ", nl=False)
-        typer.secho(printable(line.meaning), dim=True)
-
-
-def _print_wrapped(name: str, names: int, text: str) -> None:
-    """Print a formula, wrapped to the line width."""
-    from textwrap import wrap
-
-    for index, part in enumerate(wrap(text, max(40, output_width() - names - 5), break_long_words=False)):
-        print_line(f"  {name if not index else '':<{names}} {'=' if not index else ' '} {part}")
-
-
-def _print_bold(text: str) -> None:
-    typer.secho(printable(text), bold=True)
-
-
-def _format_line_value(line: FormulaLine) -> str:
-    return f"{line.value:.6g} {line.unit}".strip()

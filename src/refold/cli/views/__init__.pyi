@@ -1,3 +1,4 @@
+from .formulas import print_section as print_section
 from .job_timeline import read_timeline as read_timeline
 from .json_option import AsJson as AsJson
 from .live_queue import DEFAULT_LIMIT as DEFAULT_LIMIT

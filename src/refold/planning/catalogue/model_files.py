@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from refold.errors import BadFile, BadLine, BadValue
+from refold.errors import BadFile, BadValue
 from refold.model.documents import Part, convert, load_yaml, read_text
 from refold.planning.catalogue.builtin import find_model, known_model
-from refold.planning.perf import LinearAttention, ModelKind, ModelShape
+from refold.planning.catalogue.config_keys import EXPECTED_CONFIG, FFN, ConfigKeys
+from refold.planning.catalogue.hybrid_layers import hybrid_fields
+from refold.planning.perf import ModelKind, ModelShape
 
 MAX_DEFAULT_SEQUENCE = 8192
 """Limit of the default sequence length: models with a long context are rarely trained at full length."""
-
-MAX_COUNT = 10**12
-"""Upper limit of any count in a configuration."""
-
-EXPECTED_CONFIG = "the configuration of a model"
 
 HIDDEN = ("hidden_size", "n_embd", "d_model", "n_embed")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads")
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv")
 HEAD_SIZE = ("head_dim", "attention_head_dim", "d_kv")
-FFN = ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "ffn_hidden_size")
 EXPERT_FFN = ("moe_intermediate_size", *FFN)
 LENGTH = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")
 SHARED_FFN = (
@@ -35,23 +30,6 @@ SHARED_FFN = (
 )
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token")
-
-STATE_HEADS = ("mamba_num_heads", "mamba_n_heads")
-STATE_HEAD_SIZE = ("mamba_head_dim", "mamba_d_head", "head_dim")
-STATE_GROUPS = ("mamba_n_groups", "n_groups")
-STATE_SIZE = ("ssm_state_size", "mamba_d_state", "state_size")
-STATE_KERNEL = ("conv_kernel", "mamba_d_conv")
-STATE_CHUNK = ("chunk_size", "mamba_chunk_size")
-
-DELTA_RULE_CHUNK = 64
-"""Tokens that kernels of gated delta networks process at once (flash-linear-attention)."""
-
-LAYERS_OF_PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
-"""Letters of `hybrid_override_pattern`."""
-
-LINEAR_LAYERS = {"mamba", "linear_attention"}
-FFN_LAYERS = {"mlp", "moe"}
-ATTENTION_LAYERS = {"attention", "full_attention"}
 
 ACTIVATION = ("hidden_act", "hidden_activation", "activation_function")
 
@@ -152,10 +130,10 @@ FAMILIES: dict[str, Family] = {
 def shape_from_config(config: Part, name: str) -> ModelShape:
     """Return the shapes of a configuration; for a multimodal model, those of its text part."""
     config.fields(expected=EXPECTED_CONFIG)
-    whole = keys = _Config(config)
+    whole = keys = ConfigKeys(config)
     text = keys.get("text_config")
     if text is not None and isinstance(text.value, dict):
-        keys = _Config(text)
+        keys = ConfigKeys(text)
     model_type = keys.text("model_type")
     family = FAMILIES.get(model_type) or _guess_family(keys)
     keys.reject(UNSUPPORTED_KEYS)
@@ -167,13 +145,13 @@ def shape_from_config(config: Part, name: str) -> ModelShape:
     local = "attention in a sliding window (whole sequences are assumed)"
     missing = tuple(dict.fromkeys([*named, *([local] if 0 < window < fields["sequence"] else [])]))
     try:
-        fields |= _hybrid_fields(model_type, keys, fields)
+        fields |= hybrid_fields(model_type, keys, fields)
         return ModelShape(name=name, source=source, not_modelled=missing, **fields)
     except BadValue as error:
         raise config.error(error) from None
 
 
-def _guess_family(keys: _Config) -> Family:
+def _guess_family(keys: ConfigKeys) -> Family:
     """Guess the family of an unknown model type."""
     keys.reject({"is_encoder_decoder": "of the encoder-decoders, only t5 and mt5 are"})
     architectures = keys.get("architectures")
@@ -182,7 +160,7 @@ def _guess_family(keys: _Config) -> Family:
     return Family("encoder" if masked else "decoder", gated=gated)
 
 
-def _common_fields(keys: _Config, family: Family) -> dict[str, Any]:
+def _common_fields(keys: ConfigKeys, family: Family) -> dict[str, Any]:
     """Return the fields that nearly all configurations have, under similar keys."""
     length = keys.count(*LENGTH, default=2048)
     heads = keys.count(*HEADS)
@@ -208,11 +186,11 @@ def _common_fields(keys: _Config, family: Family) -> dict[str, Any]:
     }
 
 
-def _activation(keys: _Config, family: Family) -> str:
+def _activation(keys: ConfigKeys, family: Family) -> str:
     return next(filter(None, map(keys.text, ACTIVATION)), family.activation)
 
 
-def _expert_fields(keys: _Config) -> dict[str, Any]:
+def _expert_fields(keys: ConfigKeys) -> dict[str, Any]:
     """Return the fields of experts: none if there is only one."""
     experts = next(filter(None, map(keys.amount, EXPERTS)), 1)
     if experts == 1:
@@ -234,7 +212,7 @@ def _expert_fields(keys: _Config) -> dict[str, Any]:
     }
 
 
-def _latent_attention_fields(keys: _Config) -> dict[str, Any]:
+def _latent_attention_fields(keys: ConfigKeys) -> dict[str, Any]:
     """Return the fields of latent attention (MLA): none without it."""
     rank = keys.amount("kv_lora_rank")
     if not rank:
@@ -249,80 +227,7 @@ def _latent_attention_fields(keys: _Config) -> dict[str, Any]:
     }
 
 
-def _hybrid_fields(model_type: str, keys: _Config, known: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of a model with linear attention: none without it."""
-    delta_rule = keys.is_set("linear_num_value_heads")
-    if not (delta_rule or any(map(keys.is_set, STATE_HEADS)) or model_type == "mamba2"):
-        keys.reject({"mamba_d_state": "state-space layers of Mamba-1"})
-        return {}
-    kinds = _layer_kinds(model_type, keys, known["layers"])
-    if len(kinds) != known["layers"]:
-        raise keys.error(f"lists the kinds of {len(kinds)} layers, but {LAYERS[0]} is {known['layers']}")
-    attention, linear, mlp, moe = (
-        sum(kind in of for kind in kinds) for of in (ATTENTION_LAYERS, LINEAR_LAYERS, {"mlp"}, {"moe"})
-    )
-    if model_type == "falcon_h1":  # every layer has both
-        attention = linear = len(kinds)
-    mixer = _delta_rule if delta_rule else _state_space
-    fields: dict[str, Any] = {
-        "linear": mixer(keys, linear) if linear else None,
-        "attention_free": len(kinds) - attention,
-        "ffn_free": len(kinds) - mlp - moe if mlp or moe or model_type == "mamba2" else 0,
-        "attention_gate": keys.flag("attn_output_gate", model_type == "qwen3_next"),
-    }
-    if moe:
-        fields |= {"dense_layers": mlp, "dense_ffn": keys.count(*FFN) if mlp else 0, "mtp_layers": 0}
-    return fields
-
-
-def _layer_kinds(model_type: str, keys: _Config, layers: int) -> list[str]:
-    """Return the kind of each layer of a hybrid model."""
-    if pattern := keys.text("hybrid_override_pattern"):
-        return _known_kinds(keys, [LAYERS_OF_PATTERN.get(letter, letter) for letter in pattern])
-    for name in ("layers_block_type", "layer_types"):
-        if kinds := keys.texts(name):
-            return _known_kinds(keys, kinds)
-    if model_type == "mamba2":
-        return ["mamba"] * layers
-    if model_type == "falcon_h1":
-        return ["attention"] * layers
-    if keys.is_set("attn_layer_indices"):
-        attention = set(keys.integers("attn_layer_indices"))
-        return ["attention" if index in attention else "mamba" for index in range(layers)]
-    interval = keys.count("full_attention_interval")
-    return ["linear_attention" if (index + 1) % interval else "attention" for index in range(layers)]
-
-
-def _known_kinds(keys: _Config, kinds: list[str]) -> list[str]:
-    for kind in kinds:
-        if kind not in LINEAR_LAYERS | FFN_LAYERS | ATTENTION_LAYERS:
-            raise keys.error(
-                f"has layers of the kind {kind!r}, which is not supported; write the closest shapes as YAML"
-            )
-    return kinds
-
-
-def _delta_rule(keys: _Config, layers: int) -> LinearAttention:
-    names = ("value_heads", "value_head_dim", "key_heads", "key_head_dim")
-    prefixes = {"value_heads": "linear_num_", "key_heads": "linear_num_"}
-    heads, head_size, key_heads, key_size = (keys.count(prefixes.get(name, "linear_") + name) for name in names)
-    kernel = keys.count("linear_conv_kernel_dim", default=4)
-    return LinearAttention(layers, heads, head_size, key_heads, key_size, kernel, DELTA_RULE_CHUNK, delta_rule=True)
-
-
-def _state_space(keys: _Config, layers: int) -> LinearAttention:
-    return LinearAttention(
-        layers,
-        keys.count(*STATE_HEADS, "num_heads"),
-        keys.count(*STATE_HEAD_SIZE),
-        keys.count(*STATE_GROUPS, default=1),
-        keys.count(*STATE_SIZE),
-        keys.count(*STATE_KERNEL, default=4),
-        keys.count(*STATE_CHUNK, default=256),
-    )
-
-
-def _type_specific_fields(model_type: str, keys: _Config) -> dict[str, Any]:
+def _type_specific_fields(model_type: str, keys: ConfigKeys) -> dict[str, Any]:
     """Return the fields that are specific to one model type."""
     match model_type:
         case "falcon":
@@ -345,7 +250,7 @@ def _type_specific_fields(model_type: str, keys: _Config) -> dict[str, Any]:
     return {}
 
 
-def _mpt_fields(keys: _Config) -> dict[str, Any]:
+def _mpt_fields(keys: ConfigKeys) -> dict[str, Any]:
     attention = keys.section("attn_config")
     learned_positions = keys.flag("learned_pos_emb", True) and not attention.flag("alibi", False)
     return {
@@ -354,84 +259,6 @@ def _mpt_fields(keys: _Config) -> dict[str, Any]:
         "positions": keys.count(*LENGTH, default=2048) if learned_positions else 0,
         "kv_heads": attention.count("kv_n_heads", default=0),
     }
-
-
-class _Config:
-    """A configuration whose values may have one of several keys; null counts as missing."""
-
-    def __init__(self, part: Part) -> None:
-        self._part = part
-        self._parts = {} if part.value is None else part.fields(expected=EXPECTED_CONFIG)
-
-    def get(self, name: str) -> Part | None:
-        """Return a value, or None if it is missing."""
-        part = self._parts.get(name)
-        return None if part is None or part.value is None else part
-
-    def count(self, *names: str, default: int | None = None) -> int:
-        """Return the first of the keys that is present, as an integer ≥ 1."""
-        for part in filter(None, map(self.get, names)):
-            return part.integer(f"a whole number from 1 to {MAX_COUNT:.0e}", 1, MAX_COUNT)
-        if default is None:
-            others = f" (or {', '.join(names[1:])})" if names[1:] else ""
-            raise self._part.error(f"{names[0]}{others} is missing, expected a whole number ≥ 1")
-        return default
-
-    def amount(self, name: str) -> int:
-        """Return an integer ≥ 0; 0 if it is missing."""
-        part = self.get(name)
-        return 0 if part is None else part.integer(f"a whole number from 0 to {MAX_COUNT:.0e}", 0, MAX_COUNT)
-
-    def flag(self, name: str, default: bool) -> bool:
-        """Return a boolean."""
-        part = self.get(name)
-        return default if part is None else part.boolean()
-
-    def is_set(self, name: str) -> bool:
-        """Return whether a key has a value that is not empty or 0."""
-        part = self.get(name)
-        return part is not None and bool(part.value)
-
-    def length(self, name: str) -> int:
-        """Return the length of a list; 0 if it is missing."""
-        part = self.get(name)
-        return 0 if part is None else len(part.entries())
-
-    def reject_other(self, name: str, expected: int, reason: str) -> None:
-        """Raise an error if a key is set to another number."""
-        if self.get(name) is not None and self.count(name) != expected:
-            self.reject({name: reason})
-
-    def texts(self, name: str) -> list[str]:
-        """Return a list of strings; empty if it is missing."""
-        part = self.get(name)
-        return [] if part is None else [entry.text() for entry in part.entries()]
-
-    def integers(self, name: str) -> list[int]:
-        """Return a list of integers ≥ 0; empty if it is missing."""
-        part = self.get(name)
-        entries = [] if part is None else part.entries()
-        return [entry.integer("a whole number ≥ 0", 0, MAX_COUNT) for entry in entries]
-
-    def error(self, message: str) -> BadLine:
-        """Return an error about the configuration as a whole."""
-        return self._part.error(message)
-
-    def text(self, name: str) -> str:
-        """Return a string; empty if missing."""
-        part = self.get(name)
-        return "" if part is None else part.text()
-
-    def section(self, name: str) -> _Config:
-        """Return a nested configuration; empty if missing."""
-        return _Config(self._parts.get(name, Part(self._part.where, self._part.line, None)))
-
-    def reject(self, reasons: Mapping[str, str]) -> None:
-        """Raise an error if one of these keys is set."""
-        for name, reason in reasons.items():
-            part = self.get(name)
-            if part is not None and part.value:
-                raise part.error(f"is not supported ({reason}); write the closest shapes as YAML")
 
 
 def read_model(path_or_name: str | Path) -> ModelShape:
