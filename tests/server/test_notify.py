@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, strategies as st
 
-from refold.errors import BadValue
+from refold.errors import BadValue, RefoldError
 from refold.server.config.reader import read_config
 from refold.server.config.settings import NotifyConfig
 from refold.server.notify.addresses import check_address, redact
@@ -376,3 +376,11 @@ def test_the_targets_of_submissions_are_configured(tmp_path: Path) -> None:
     path = tmp_path / "refold.yaml"
     path.write_text("notify: {allow: [slack, 'ntfys://ntfy.sh']}\n")
     assert read_config(path).notify.allow == ("slack", "ntfys://ntfy.sh")
+
+
+@pytest.mark.parametrize("allowed", ["slak", "'ntfy2://ntfy.sh'", "syslog"])
+def test_targets_of_unknown_schemes_cannot_be_configured(tmp_path: Path, allowed: str) -> None:
+    path = tmp_path / "refold.yaml"
+    path.write_text(f"notify: {{allow: [slack, {allowed}]}}\n")
+    with pytest.raises(RefoldError, match=r"a scheme of discord, .*slack"):
+        read_config(path)

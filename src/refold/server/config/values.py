@@ -97,7 +97,13 @@ _Target: Any = Annotated[
 
 
 def _read_targets(part: Part) -> list[str]:
-    return [convert(entry, _Target) for entry in part.entries()]
+    from refold.server.notify import SAFE_SCHEMES
+
+    targets = [convert(entry, _Target) for entry in part.entries()]
+    for entry, target in zip(part.entries(), targets, strict=True):
+        if target.partition("://")[0] not in SAFE_SCHEMES:
+            raise entry.unexpected(f"a scheme of {', '.join(sorted(SAFE_SCHEMES))}")
+    return targets
 
 
 AllowedTargets = Annotated[tuple[str, ...], ReadBy(_read_targets)]
