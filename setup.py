@@ -67,6 +67,7 @@ class BuildKernels(build_ext):
             force=annotate,
             include_path=[str(SOURCES)],
             nthreads=os.cpu_count() or 1,
+            quiet=True,
             shared_utility_qualified_name=MEMORY_VIEWS,
         )
         for extension, in_c in zip(self.extensions, translated, strict=True):

@@ -67,46 +67,52 @@ def select(locked: Iterable[Locked], wanted: Iterable[str]) -> list[Locked]:
 
 
 def required(project: dict[str, Any], names: Iterable[str]) -> Iterator[str]:
-    """Yield the packages that Refold and these extras or dependency groups require directly."""
-    sets = {**project["project"]["optional-dependencies"], **project["dependency-groups"]}
+    """Yield the packages that these extras or dependency groups, or Refold itself, require directly."""
+    own = {project["project"]["name"]: project["project"]["dependencies"]}
+    sets = {**own, **project["project"]["optional-dependencies"], **project["dependency-groups"]}
     waiting = [*names]
-    requirements = [*project["project"]["dependencies"]]
-    while waiting or requirements:
-        if not requirements:
-            name = waiting.pop()
-            if name not in sets:
-                raise SystemExit(f"unknown extra {name!r}; there are {', '.join(sorted(sets))}")
-            requirements += sets[name]
-            continue
-        match = REQUIREMENT.match(requirements.pop())
-        assert match
-        if match["name"] == project["project"]["name"]:
-            waiting += match["extras"].split(",")
-        else:
-            yield re.sub(r"[-_.]+", "-", match["name"]).lower()
+    while waiting:
+        name = waiting.pop()
+        if name not in sets:
+            raise SystemExit(f"unknown extra {name!r}; there are {', '.join(sorted({*sets} - {*own}))}")
+        for requirement in sets[name]:
+            match = REQUIREMENT.match(requirement)
+            assert match
+            if match["name"] in own:
+                waiting += [match["name"], *match["extras"].split(",")]
+            else:
+                yield re.sub(r"[-_.]+", "-", match["name"]).lower()
 
 
 def locked_requirements(names: Iterable[str]) -> str:
-    """Return the requirements file of Refold with these extras or dependency groups, with versions and hashes."""
+    """Return the requirements file, with versions and hashes, for Refold itself, extras or dependency groups."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     packages = select(read_lock(LOCK.read_text()), required(project, names))
     return "".join(package.lines for package in packages)
 
 
+def install(names: Iterable[str]) -> int:
+    """Install what Refold, its extras or dependency groups require; return the exit status of pip."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as selected:
+        selected.write(locked_requirements(names))
+        selected.flush()
+        # Not compiled now: Python does so when it imports a module, and most modules never are.
+        command = [*PIP, "--no-compile", "--require-hashes", "--requirement", selected.name]
+        return subprocess.run(command, check=False).returncode
+
+
 def main(names: list[str]) -> int:
-    """Install; return the exit status of pip."""
+    """Install; return an exit status. The kernels are compiled while packages are downloaded."""
     from c_compiler import find_compiler
 
-    groups = [BUILD] if find_compiler() else [BUILD, COMPILER]
-    with tempfile.NamedTemporaryFile("w", suffix=".txt") as selected:
-        selected.write(locked_requirements([*names, *groups]))
-        selected.flush()
-        status = subprocess.run([*PIP, "--require-hashes", "--requirement", selected.name], check=False).returncode
-    if status == 0:
-        print("compiling the kernels of Refold, which takes about a minute", flush=True)
-        editable = [*PIP, "--no-build-isolation", "--editable", str(ROOT)]
-        status = subprocess.run(editable, check=False).returncode
-    return status
+    if status := install([BUILD] if find_compiler() else [BUILD, COMPILER]):
+        return status
+    print("compiling the kernels of Refold, which takes about a minute", flush=True)
+    with subprocess.Popen([sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"], cwd=ROOT) as compiling:
+        status = install(["refold", *names])
+    if status or compiling.returncode:
+        return status or 1
+    return subprocess.run([*PIP, "--no-build-isolation", "--editable", str(ROOT)], check=False).returncode
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ class Installation:
         dist, requirements = self._folder / "dist", self._folder / "requirements.txt"
         run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(dist), str(ROOT))
         run(sys.executable, "-m", "venv", str(self.python.parents[1]))
-        requirements.write_text(locked_requirements(["report", "serve"]))
+        requirements.write_text(locked_requirements(["refold", "report", "serve"]))
         pip = [str(self.python), "-m", "pip", "install", "--quiet", "--no-deps"]
         run(*pip, "--require-hashes", "--requirement", str(requirements))
         (self.wheel,) = dist.glob("*.whl")
