@@ -19,5 +19,5 @@ def mark_users(items: Iterable[pytest.Item], folder: Path, fixtures: Iterable[st
     """Give the tests in a folder that use one of these fixtures the marker of their engine."""
     wanted = set(fixtures)
     for item in items:
-        if item.path.is_relative_to(folder) and wanted & set(getattr(item, "fixturenames", ())):
+        if not wanted.isdisjoint(getattr(item, "fixturenames", ())) and item.path.is_relative_to(folder):
             item.add_marker(marker)
