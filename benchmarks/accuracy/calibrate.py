@@ -42,7 +42,6 @@ SHARES = {
     "overlap_tensor",
     "overlap_experts",
     "overlap_stages",
-    "attention_share",
     "context_attention_share",
     "fp8",
     "fp4",
@@ -204,7 +203,10 @@ FITS = (
         "torchtitan of June 2025",
         ("published_2025",),
         ("H100-96GB", "H200"),
-        (Free(("torchtitan-2025",), "attention_share", 0.8, 0.3),),
+        (
+            Free(("torchtitan-2025",), "attention_share", 0.5, 0.1),
+            Free((*TITAN, "torchtitan-2025"), "tensor_factor", 1.0, 0.3),
+        ),
     ),
     Fit(
         "low precision, Blackwell and mixtures of experts",
@@ -240,6 +242,12 @@ FITS = (
         ("published", "published_2025"),
         INSTINCT,
         (Free(INSTINCT, "fp8", 0.58, 0.2), Free(INSTINCT, "attention", 0.45, 0.2)),
+    ),
+    Fit(
+        "LoRA of MLPerf",
+        ("published_2025",),
+        ("GB200",),
+        (Free(("megatron-core-mlperf",), "attention_share", 1.6, 0.2),),  # FP8 in FlashAttention-3 on H100
     ),
     Fit(
         "transformers",

@@ -44,7 +44,7 @@ class Batch:
         for index, case in enumerate(cases):
             key = (case.model, case.gpu, case.gpus_on_node, case.network, case.inside, case.engine, case.batch)
             training = (case.sequence, case.cpus, case.arithmetic, case.knows_recompute, case.tuning, case.packed)
-            by_setting[(*key, *training)].append(index)
+            by_setting[(*key, *training, case.asynchronous)].append(index)
         self._groups: list[tuple[NDArray[np.intp], PlanColumns]] = [
             (np.array(indices), plans_to_columns([plan for index in indices for plan in _plans(cases[index])]))
             for indices in by_setting.values()
@@ -84,6 +84,8 @@ def setting_of(case: Case, gpu: Callable[[str], GpuSpec], engine: Callable[[str]
     framework = engine(case.engine)
     if case.arithmetic is not None:
         framework = msgspec.structs.replace(framework, arithmetic=case.arithmetic)
+    if case.asynchronous:
+        framework = framework.with_asynchronous_tensor()
     return TrainingSetup(case.model, machines, framework, case.batch, case.sequence, case.tuning, case.packed)
 
 

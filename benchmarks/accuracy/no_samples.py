@@ -349,6 +349,7 @@ NEW_ROWS = (
         12,
     ),
     NewRows("experts, Megatron-Bridge 26.06", ("published",), partial(_is_of_bridge, "26.06", "experts"), 12),
+    NewRows("hybrid models", ("published",), _is_hybrid, 12),
     NewRows("NVFP4, dense", ("published",), lambda case: case.arithmetic == "nvfp4" and case.model.experts == 1, 12),
     NewRows(
         "MPT on H100, from 32,768 tokens", ("published",), lambda case: _is_mpt(case) and case.sequence >= 32_768, 15
@@ -393,7 +394,22 @@ def _new_row_goals() -> list[Row]:
         name = "ultrascale_h100, 8B, held out"
         rows.append(at_most(f"{name}: p90", 100 * found.p90, 40, _percent(found.p90), "%"))
         rows.append(at_least(f"{name}: rank correlation in a group", found.rank, 0.88, f"{found.rank:.2f}", ""))
-    return [*rows, *_dequantization_goals()]
+    return [*rows, *_asynchronous_goals(), *_dequantization_goals()]
+
+
+def _asynchronous_goals() -> list[Row]:
+    """Return the errors of what asynchronous tensor parallelism gains; its overlap was fitted to the 8B model."""
+    rows: list[Row] = []
+    of_70b = [case for case in read_cases("published_2025") if _is_titan(case) and "70b" in case.model.name]
+    for precision, name in (("half", "bf16"), ("fp8", "float8")):
+        pair = sorted((case for case in of_70b if case.arithmetic == precision), key=lambda case: case.asynchronous)
+        if pair:
+            estimated, measured = (times[1] / times[0] for times in (predicted(pair).seconds, measured_seconds(pair)))
+            ratios = f"{estimated:.2f} × the time, measured {measured:.2f} ×"
+            what = f"asynchronous TP, 70B in {name}, held out: {ratios}: error"
+            error = abs(estimated / measured - 1)
+            rows.append(at_most(what, 100 * error, 5, _percent(error), "%"))
+    return rows
 
 
 QLORA_MINUTES = {"llama-2-7b": (2.36, 3.68), "llama-2-13b": (3.19, 6.38)}

@@ -4,6 +4,9 @@
 scripts/train/benchmarking), NVIDIA's recipes for Megatron-Bridge (docs/performance-summary.md, three releases) and of
 DGX Cloud (NVIDIA/dgxc-benchmarking), and logs of MLPerf Training 5.1 (mlcommons/training_results_v5.1). Fine-tuning
 recipes have samples of SQuAD packed into sequences, about 200 tokens each, and adapters for queries, keys and values.
+
+LoRA in MLPerf: the configurations of the submissions say FP8 for attention (NVTE_DPA_FP8_RECIPE, FP8_DPA), and in NVFP4
+frozen weights that are stored quantised (PRE_QUANTIZED_MODEL); pretraining has attention in half precision.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.accuracy.tables import Case, Line, data_folder, read_lines
+from benchmarks.accuracy.tables import ASYNCHRONOUS, Case, Line, data_folder, read_lines
 from refold.model import Link, Plan, Recompute, parse_plan
 from refold.planning.catalogue import find_gpu, find_model
 from refold.planning.perf import AdaptedLayers, Arithmetic, ModelShape, Tuning, build_machines
@@ -36,7 +39,7 @@ def _case(line: Line) -> Case:
     batch, micro_batch, sequence = (line.integer(name) for name in ("batch", "micro_batch", "sequence"))
     tensor, pipeline, context = (line.integer(name) for name in ("tp", "pp", "cp"))
     data = gpus // (tensor * pipeline * context)
-    recompute = line.text("recompute")
+    recompute, precision, rank = line.text("recompute"), line.text("precision"), round(line.optional("lora") or 0)
     plan = Plan(
         data,
         tensor,
@@ -53,7 +56,7 @@ def _case(line: Line) -> Case:
     return Case(
         source=f"{line.text('source')} {line.text('release')}",
         row=line.number,
-        group=f"{line.text('model')} on {gpus} {gpu.name}, {line.text('precision')}",
+        group=f"{line.text('model')} on {gpus} {gpu.name}, {precision}",
         model=_model(line.text("model"), sequence),
         gpu=gpu.name,
         gpus_on_node=build_machines(gpu, gpus).gpus_on_node,
@@ -68,9 +71,9 @@ def _case(line: Line) -> Case:
         step_seconds=line.real("step_s"),
         memory_gib=None,
         fits=True,
-        arithmetic=ARITHMETIC[line.text("precision")],
+        arithmetic=ARITHMETIC[precision],
         knows_recompute=bool(recompute),
-        tuning=Tuning(round(line.optional("lora") or 0), lora_layers=layers),
+        tuning=Tuning(rank, lora_layers=layers, stored_quantised=rank > 0 and precision == "nvfp4"),
         packed=round(line.optional("packed") or 0),
     )
 
@@ -93,11 +96,16 @@ def _case_2025(line: Line) -> Case:
     gpu, gpus, batch = find_gpu(line.text("gpu")), line.integer("gpus"), line.integer("batch")
     plan = parse_plan(line.text("plan"))
     is_titan = line.text("engine") == "torchtitan-compile"
+    is_mlperf, precision = "MLPerf" in line.text("source"), line.text("precision")
     tuning = Tuning(
         round(line.optional("lora") or 0),
         line.text("qlora") == "True",
-        lora_layers="attention" if "MLPerf" in line.text("source") else "all",
+        lora_layers="attention" if is_mlperf else "all",
+        stored_quantised=is_mlperf and precision == "nvfp4",
     )
+    engine = "torchtitan-2025" if is_titan else line.text("engine")
+    if is_mlperf:
+        engine = "megatron-core-26.04" if gpu.name.startswith("MI") else "megatron-core-mlperf"
     case = Case(
         source=line.text("source").split()[0].lower(),
         row=line.number,
@@ -107,7 +115,7 @@ def _case_2025(line: Line) -> Case:
         gpus_on_node=build_machines(gpu, gpus).gpus_on_node,
         network=Link("network", gpu.node_network_gigabytes_per_second),
         inside=None,
-        engine="torchtitan-2025" if is_titan else line.text("engine").replace("megatron-core", "megatron-core-26.04"),
+        engine=engine,
         plan=plan,
         micro_batch=batch // (plan.data * plan.accumulation),
         batch=batch,
@@ -116,11 +124,11 @@ def _case_2025(line: Line) -> Case:
         step_seconds=line.optional("measured_s"),
         memory_gib=line.optional("measured_gib"),
         fits=line.text("oom") != "True",
-        arithmetic=ARITHMETIC[line.text("precision")],
+        arithmetic=ARITHMETIC[precision],
         knows_recompute=is_titan or gpus == 1,
         tuning=tuning,
     )
-    return replace(case, note="asynchronous tensor parallelism") if "asyncTP" in line.text("name") else case
+    return replace(case, note=ASYNCHRONOUS) if "asyncTP" in line.text("name") else case
 
 
 _SMALL_MODELS = {
@@ -175,7 +183,8 @@ def is_fitted_published(case: Case) -> bool:
 
     MPT on H100: the 1B and 7B in bf16. Megatron-Bridge 26.06: DeepSeek-V3, GPT-OSS and Qwen3-30B on GB200; 26.02: Llama
     3.1 405B on H100, GB200 and GB300. torchtitan of June 2025: the 8B model on H100 without asynchronous tensor
-    parallelism. MLPerf: MI325X and MI355X. Nothing else, in particular no LoRA on GPUs of NVIDIA.
+    parallelism. MLPerf: MI325X and MI355X, and LoRA on 8 GB200. Nothing else, in particular no other LoRA on GPUs of
+    NVIDIA.
     """
     source, _, release = case.source.partition(" ")
     match source:
@@ -190,5 +199,5 @@ def is_fitted_published(case: Case) -> bool:
         case "mlperf-5.1":
             return case.gpu == "MI355X"
         case "mlperf":
-            return case.gpu == "MI325X"
+            return case.gpu == "MI325X" or (case.gpu, case.gpus) == ("GB200", 8)
     return False

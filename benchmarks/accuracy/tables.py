@@ -44,6 +44,7 @@ ENGINES = {
     "megatron-core-graphs": "the same with CUDA graphs of whole steps",
     "megatron-core-2024": "the same as of 2024",
     "megatron-core-26.04": "the same of September 2025 to April 2026",
+    "megatron-core-mlperf": "the same as submitted to MLPerf Training 5.1 for LoRA, attention in FP8",
     "pytorch-bf16": "any PyTorch module, traced: everything in bfloat16, fused AdamW, without torch.compile",
     "transformers": "Hugging Face transformers 5 with Trainer(bf16=True): weights in float32, autocast, SDPA",
     "transformers-eager": "the same with eager attention",
@@ -52,6 +53,9 @@ ENGINES = {
     "megatron-2023-fp32": "Megatron-LM in single precision (its logs: fp16 False, bf16 False, params float32)",
 }
 """Training frameworks by version, with the precision and features that determine bytes and rates."""
+
+ASYNCHRONOUS = "asynchronous tensor parallelism"
+"""Part of the note of a case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,11 @@ class Case:
             raise BadValue(
                 f"{where}: {self.plan} with micro-batches of {self.micro_batch} does not give a batch of {self.batch}"
             )
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether tensor-parallel communication is asynchronous, as the note says."""
+        return ASYNCHRONOUS in self.note
 
     @property
     def gpus(self) -> int:
@@ -479,7 +488,7 @@ def _torchtitan_case(line: Line) -> Case:
         arithmetic="fp8" if "Float8" in description else "half",
     )
     case = case.with_note("selective: every other matrix product") if recompute == "selective" else case
-    case = case.with_note("asynchronous tensor parallelism") if "AsyncTP" in description else case
+    case = case.with_note(ASYNCHRONOUS) if "AsyncTP" in description else case
     return case.with_note("micro-batches not stated: as many as stages") if pipeline > 1 else case
 
 

@@ -86,7 +86,7 @@ def tensor_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     collectives = TENSOR_COLLECTIVES * model.parts * np.where(plans.recompute == FULL, 1.5, 1.0)
     payload = setup.micro_tokens(plans) * model.hidden * setup.engine.value_bytes
     neighbours, inter_node_factor = np.ones(len(plans)), setup.engine.tensor_inter_node_traffic
-    exposed = 2 * (1 - setup.engine.overlap_tensor * (1 - 1 / plans.tensor))
+    exposed = 2 * setup.engine.tensor_factor * (1 - setup.engine.overlap_tensor * (1 - 1 / plans.tensor))
     return exposed * collectives * ring_seconds(setup.machines, payload, plans.tensor, neighbours, inter_node_factor)
 
 
@@ -132,7 +132,7 @@ def expert_seconds(setup: TrainingSetup, plans: PlanColumns, layer_seconds: Colu
     exchanges = EXPERT_EXCHANGES * np.where(plans.recompute == FULL, 1.5, 1.0) * model.expert_layers / model.blocks
     layout = group_layout(setup.machines, plans.expert, plans.tensor)
     may_overlap = (layout.nodes == 1) | (plans.pipeline > 1)
-    hidden = np.where(may_overlap, setup.engine.overlap_experts * layer_seconds, 0.0)
+    hidden = np.where(may_overlap, setup.expert_overlap * layer_seconds, 0.0)
     return np.where(plans.expert > 1, np.maximum(0.0, exchanges * exchange_seconds(setup, plans) - hidden), 0.0)
 
 

@@ -8,6 +8,7 @@ from typing import Literal
 import msgspec
 
 from refold.errors import BadValue
+from refold.model import MAX_DEGREE
 
 Arithmetic = Literal["half", "tf32", "single", "fp8", "mxfp8", "nvfp4"]
 """Arithmetic of matrix products. With `fp8`, `mxfp8` and `nvfp4`, those of the layers are in 8 or 4 bits; attention,
@@ -20,8 +21,9 @@ Precision = Literal["bf16", "fp8", "mxfp8", "nvfp4"]
 """Precision of the matrix products of layers, as users choose it."""
 
 
-ASYNCHRONOUS_TENSOR_OVERLAP = 0.7
-"""`Engine.overlap_tensor` with asynchronous tensor parallelism: as fitted to Megatron-Core, whose recipes have it."""
+ASYNCHRONOUS_TENSOR_OVERLAP = 0.3
+"""`Engine.overlap_tensor` with asynchronous tensor parallelism: torchtitan's steps of the 8B model on 64 H100 take
+9.0 % less time with it in bf16, and 8.8 % less in float8."""
 
 PlanFeature = Literal[
     "tensor",
@@ -233,6 +235,9 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     overhead_gib: float = 1.0
     """GPU memory of the framework and its communication buffers."""
 
+    tensor_factor: float = 1.0
+    """Duration of tensor-parallel collectives relative to what their bytes take."""
+
     tensor_inter_node_traffic: float = 1.0
     """How many times the bytes of tensor parallelism cross between nodes, if a group spans several."""
 
@@ -243,9 +248,12 @@ class Engine(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
     """Seconds added to a layer for each tensor-parallel rank, with a pipeline over several nodes."""
 
     stage_wait: float = 0.0
-    """Seconds that a stage waits for each neighbour and micro-batch, with at least `stage_wait_from_gpus` GPUs."""
+    """Seconds that a stage waits for each neighbour and micro-batch, with at least so many GPUs in all or in a
+    tensor-parallel group as the fields below."""
 
     stage_wait_from_gpus: int = 0
+
+    stage_wait_from_tensor: int = MAX_DEGREE
 
     straggler_share: float = 0.0
     """Share by which a step takes longer with each doubling of the nodes, as all wait for the slowest."""

@@ -234,11 +234,10 @@ def _exposed_transfers(setup: TrainingSetup, plans: PlanColumns, passes: Column)
 
 
 def _stage_wait(setup: TrainingSetup, plans: PlanColumns) -> Column:
-    """Return the waiting time of a stage for its neighbours, for frameworks and cluster sizes where it was observed."""
+    """Return the waiting time of a stage for its neighbours, for frameworks and sizes where it was observed."""
     engine = setup.engine
-    applies = setup.machines.gpus >= engine.stage_wait_from_gpus
-    neighbours = np.minimum(2.0, plans.pipeline - 1)
-    return neighbours * (engine.stage_wait if applies else 0.0)
+    applies = (setup.machines.gpus >= engine.stage_wait_from_gpus) | (plans.tensor >= engine.stage_wait_from_tensor)
+    return np.where(applies, np.minimum(2.0, plans.pipeline - 1) * engine.stage_wait, 0.0)
 
 
 def _exposed_gradients(

@@ -87,7 +87,7 @@ def add_communication(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     else:
         lines.formula("tensor_bytes", "tokens * hidden_width * value_bytes", "B", "bytes per collective")
         passes = _collective_formula("tensor", across=f" * {engine.tensor_inter_node_traffic}")
-        exposed = f"2 * (1 - {engine.overlap_tensor} * (1 - 1 / tensor))"
+        exposed = f"{2 * engine.tensor_factor:g} * (1 - {engine.overlap_tensor} * (1 - 1 / tensor))"
         lines.formula("tensor_comm", f"{exposed} * collectives * {passes}", "s", "tensor parallelism, per layer")
     if plan.context > 1 and not model.opaque:
         _add_context(lines, setup, plan)
@@ -111,7 +111,7 @@ def add_communication(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
             "s",
             "transfers between stages, forward and backward",
         )
-    has_stage_wait = machines.gpus >= engine.stage_wait_from_gpus
+    has_stage_wait = machines.gpus >= engine.stage_wait_from_gpus or plan.tensor >= engine.stage_wait_from_tensor
     lines.given("waiting time per neighbouring stage", "s", stage_wait=engine.stage_wait if has_stage_wait else 0.0)
 
 
@@ -168,7 +168,7 @@ def _add_expert_exchange(lines: Lines, setup: TrainingSetup, plan: Plan) -> None
     exchanges *= model.expert_layers / model.blocks
     lines.given("exchanges per average layer", exchanges=exchanges)
     may_overlap = lines.values["expert_nodes"] == 1 or plan.pipeline > 1
-    hidden = f"{setup.engine.overlap_experts if may_overlap else 0.0} * (forward + backward)"
+    hidden = f"{setup.expert_overlap if may_overlap else 0.0} * (forward + backward)"
     lines.formula(
         "expert_comm", f"max(0, exchanges * exchange - {hidden})", "s", "expert parallelism that is exposed, per layer"
     )

@@ -218,6 +218,15 @@ class TrainingSetup(msgspec.Struct, frozen=True, dict=True):
         """Bytes of optimizer state per trained weight."""
         return self.tuning.optimizer_bytes(self.engine.optimizer_bytes)
 
+    @property
+    def expert_overlap(self) -> float:
+        """Share of a layer's passes that overlaps with the exchange of tokens: 0 with state-space layers.
+
+        Megatron-Core overlaps it for models of transformer layers alone (`combined_1f1b.py`: GPTModel, not MambaModel).
+        """
+        linear = self.model.linear
+        return 0.0 if linear and not linear.delta_rule else self.engine.overlap_experts
+
     def micro_tokens(self, plans: PlanColumns) -> Column:
         """Return the tokens of a micro-batch that one GPU has; the global batch is the same for all plans."""
         return self.tokens / (plans.replicas * plans.accumulation)
