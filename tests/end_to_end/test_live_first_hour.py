@@ -115,7 +115,7 @@ def test_a_training_engineer_submits_watches_and_ends_jobs(tmp_path: Path, venv:
         limited = submit(shell, "--time 1s -- sh -c 'printf \"\\033[2Jstarted\\n\"; sleep 600'")
         assert "started" in follow(shell, limited)
         ended = shell.succeed(f"refold why {limited}").words
-        assert "beyond its time limit of 1 s" in ended and "hang" not in ended
+        assert "timed out" in ended and "beyond its time limit of 1 s" in ended and "hang" not in ended
         assert "started" in shell.succeed(f"refold logs {limited}").text
         assert "\x1b[2J" not in shell.output
         shell.succeed(f"refold logs --raw {limited}")

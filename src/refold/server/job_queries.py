@@ -17,8 +17,9 @@ from refold.server.backend import RefreshLog, is_up_to_date
 from refold.server.live_state import LiveState
 from refold.server.output import LogChunk, log_path, read_log_at
 from refold.server.start_forecasts import StartForecasts
-from refold.server.status import JobStates, RunNote, no_note, wire_estimate
+from refold.server.status import JobStates, wire_estimate
 from refold.server.store import StoreReader
+from refold.server.wait_texts import RunNote, no_note
 from refold.server.writer import Writer
 
 

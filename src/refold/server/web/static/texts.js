@@ -27,7 +27,7 @@ export const texts = {
   },
   states: {
     held: "Held", waiting: "Waiting", infeasible: "Does not fit", running: "Running", stopping: "Stopping",
-    finished: "Finished", failed: "Failed", cancelled: "Cancelled",
+    finished: "Finished", failed: "Failed", "timed out": "Timed out", cancelled: "Cancelled",
   },
   reasons: {
     Priority: "Other jobs are ahead",
@@ -190,7 +190,7 @@ export const texts = {
 export const eventTexts = {
   submitted: "submitted", infeasible: "does not fit", held: "held", released: "released", placed: "placed",
   reshaped: "reshaped", started: "started", stopping: "is being stopped", stopped: "stopped", failed: "failed",
-  finished: "finished", cancelled: "cancelled", ended: "ended by a rule", "hang suspected": "suspected hang",
+  finished: "finished", cancelled: "cancelled", ended: "ended by a rule", "timed out": "timed out", "hang suspected": "suspected hang",
   "time limit": "time limit", idle: "idle", note: "note", "node down": "node down", "node drained": "node drained",
   "node up": "node up", "gpu down": "GPU down", "gpu drained": "GPU drained", "gpu resumed": "GPU resumed",
   "gpu warning": "GPU warning", lost: "events dropped",

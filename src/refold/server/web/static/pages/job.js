@@ -10,7 +10,7 @@ import { SparkLine } from "../spark_line.js";
 import { eventTexts, texts } from "../texts.js";
 
 const labels = texts.job;
-const ENDED = ["finished", "failed", "cancelled"];
+const ENDED = ["finished", "failed", "timed out", "cancelled"];
 
 export default class JobPage {
   constructor({ source, live, argument }) {
