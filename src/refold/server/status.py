@@ -40,6 +40,7 @@ from refold.server.auto_requests import describe_choices
 from refold.server.job_table import JobSelector
 from refold.server.live_state import JobBefore, LiveState
 from refold.server.start_forecasts import StartForecasts
+from refold.server.store import with_launch
 from refold.server.wait_texts import RunNote, WaitTexts, WallTime, no_note
 from refold.simulator import default_settings
 
@@ -198,7 +199,7 @@ def ended_status(record: JobRecord, wall_time: WallTime) -> JobStatus:
 def _base_status(job: Job, state: JobState, wall_time: WallTime, allocation: Allocation | None) -> JobStatus:
     """Return what active and ended jobs have in common. `allocation`: that of the current or last run."""
     plan = None if allocation is None else run_plan(job, allocation)
-    return JobStatus(
+    status = JobStatus(
         id=job.id,
         name=job.group,
         state=state,
@@ -221,6 +222,7 @@ def _base_status(job: Job, state: JobState, wall_time: WallTime, allocation: All
         requested_memory_mib=job.demand.memory_mib,
         auto=describe_choices(job),
     )
+    return with_launch(status, job)
 
 
 def _optional_time(moment: Seconds | None, wall_time: WallTime) -> float | None:
