@@ -97,7 +97,7 @@ export const texts = {
     stale: "late",
   },
   job: {
-    details: "Details", history: "History", output: "Output", throughput: "Samples, measured", predictedThroughput: "Throughput, predicted", perSecond: (samples) => `${samples} samples/s`,
+    details: "Details", command: "Command", folder: "Folder", variables: "Environment variables", history: "History", output: "Output", throughput: "Samples, measured", predictedThroughput: "Throughput, predicted", perSecond: (samples) => `${samples} samples/s`,
     measuredShare: (share) => `measured: ${share} of it`, loss: "Loss", noHistory: "No events are kept.",
     run: (number) => `Run ${number}`,
     position: "Position in the queue", outcome: "How it ended", noProgress: "reports no progress",
@@ -114,6 +114,7 @@ export const texts = {
   log: {
     title: "Output", run: "Run", instance: "Instance", latest: "Latest", follow: "Follow",
     notStarted: "It has not started yet.", empty: "No output so far.",
+    search: "Search the output", download: "Download", found: (found, lines) => `${found} of the last ${lines} lines`,
   },
   nodes: {
     node: "Node", gpus: "GPUs", state: "State", jobs: "Jobs", all: "All nodes", none: "There are no nodes.", search: "Search nodes",
