@@ -158,6 +158,18 @@ def test_why_shows_the_current_start_estimate_of_a_waiting_job(service: FakeServ
     assert "start estimate" not in stdout_of("why", "1")
 
 
+def test_why_shows_what_a_job_runs(service: FakeService, stdout_of: TextOf) -> None:
+    assert "command:" not in stdout_of("why", "wide")
+    launch: dict[str, Any] = {
+        "command": ["sh", "-c", "echo 'a  b'\nls"],
+        "folder": "/work",
+        "variables": ["DATA", "SEED"],
+    }
+    service.jobs_by_id["wide-2"] = msgspec.structs.replace(service.jobs_by_id["wide-2"], **launch)
+    shown = lines(stdout_of("why", "wide"))
+    assert shown[-3:] == ["command: sh -c 'echo '\"'\"'a b'\"'\"' ls'", "folder: /work", "variables: DATA, SEED"]
+
+
 def test_a_start_that_the_daemon_does_not_know_is_not_known_and_not_simulated(
     service: FakeService, stdout_of: TextOf, json_of: JsonOf
 ) -> None:

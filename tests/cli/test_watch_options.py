@@ -125,7 +125,7 @@ def test_a_process_beyond_its_time_limit_is_flagged_and_ended_and_others_continu
     result = invoke("run", str(path), *options)
     assert result.exit_code == 1  # not all have finished
     states = {job["job"]: job["state"] for job in json.loads(result.stdout)["jobs"]}
-    assert states == {"hangs": "cancelled", "other": "finished", "next": "finished"}
+    assert states == {"hangs": "timed out", "other": "finished", "next": "finished"}
     header, entries = read_journal(out / "journal.jsonl")
     recorded = list(entries)
     [(flagged_at, flag)] = [(entry.now, flag) for entry in recorded for flag in entry.flags]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any
 
 import pytest
 from real_daemon import wait_until
-from typed_shell import Shell
+from typed_shell import ESCAPES, Shell
 
 
 @contextmanager
@@ -71,6 +74,25 @@ def venv(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.skipif(sys.prefix == sys.base_prefix, reason="this Python is not in a virtual environment")
+def test_the_commands_that_the_daemon_prints_work_in_another_terminal(tmp_path: Path) -> None:
+    programs = str(Path(sys.executable).parent)
+    path = os.pathsep.join(part for part in os.environ["PATH"].split(os.pathsep) if part != programs)
+    if shutil.which("refold", path=path):
+        pytest.skip("refold is also installed outside of this virtual environment")
+    with Shell(tmp_path) as serving, Shell(tmp_path, path=path) as shell:
+        serving.type("refold serve --port 0 --slots 2 < /dev/null\n")
+        serving.expect("refold open")
+        printed = ESCAPES.sub("", serving.output).partition("next, in another terminal:")[2].splitlines()
+        commands = [line.strip() for line in printed if line.startswith("  ")]
+        assert shell.run("refold queue").status == 127
+        activate, submit_hello = commands[:2]
+        assert activate == f"source {programs}/activate" and submit_hello.startswith("refold submit -- python")
+        for command in (activate, submit_hello, "refold queue"):
+            shell.succeed(command)
+        assert serving.interrupt().status == 0
+
+
 def test_a_training_engineer_submits_watches_and_ends_jobs(tmp_path: Path, venv: Path) -> None:
     with daemon(tmp_path), Shell(tmp_path) as shell:
         # Jobs run in the environment and the folder of their submitter.
@@ -93,7 +115,7 @@ def test_a_training_engineer_submits_watches_and_ends_jobs(tmp_path: Path, venv:
         limited = submit(shell, "--time 1s -- sh -c 'printf \"\\033[2Jstarted\\n\"; sleep 600'")
         assert "started" in follow(shell, limited)
         ended = shell.succeed(f"refold why {limited}").words
-        assert "beyond its time limit of 1 s" in ended and "hang" not in ended
+        assert "timed out" in ended and "beyond its time limit of 1 s" in ended and "hang" not in ended
         assert "started" in shell.succeed(f"refold logs {limited}").text
         assert "\x1b[2J" not in shell.output
         shell.succeed(f"refold logs --raw {limited}")

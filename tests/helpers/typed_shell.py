@@ -39,10 +39,11 @@ class Result:
 class Shell(Terminal):
     """A shell with its own home folder. Use it in a `with` statement."""
 
-    def __init__(self, home: Path, columns: int = 100) -> None:
+    def __init__(self, home: Path, columns: int = 100, path: str | None = None) -> None:
+        """`path`: the folders of commands; None: with those of this Python, as after `source …/activate`."""
         environment = {
             "HOME": str(home),
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}" if path is None else path,
             "TERM": "xterm-256color",
             "LANG": "C.UTF-8",
         }

@@ -136,17 +136,21 @@ def test_a_restart_in_the_same_entry_is_applied_before_later_events() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "message"),
-    [((), ""), ((End("a", "stuck"),), "stuck")],
+    ("ends", "state", "message"),
+    [
+        ((), "cancelled", ""),
+        ((End("a", "stuck", "no progress"),), "cancelled", "stuck"),
+        ((End("a", "too long", "time limit"),), "timed out", "too long"),
+    ],
 )
 @pytest.mark.parametrize("report", [RunStopped("a", 1), RunFailed("a", 1, "exit 3"), RunFailed("a", 1, retry=True)])
 def test_a_job_whose_run_ends_after_its_cancellation_is_cancelled(
-    ends: tuple[End, ...], message: str, report: Event
+    ends: tuple[End, ...], state: str, message: str, report: Event
 ) -> None:
     cancelled = Entry(5, () if ends else (JobCancelled("a"),), (StopRun("a", 1),), ends=ends)
     late = step(6, JobCancelled("a", "too late to be the reason"))
     record = record_of(*RUNNING, cancelled, late, step(7, report))
-    assert (record.state, record.message, record.exit_code, record.known_duration) == ("cancelled", message, None, None)
+    assert (record.state, record.message, record.exit_code, record.known_duration) == (state, message, None, None)
     assert record.last is not None and record.last.ending is Ending.CANCELLED
 
 

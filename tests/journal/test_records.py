@@ -52,6 +52,7 @@ def test_a_run_that_the_scheduler_has_lost_is_stopped_and_its_job_waits() -> Non
         ("cancelled", RunStopped("a", 3), None, "", None, None),
         ("cancelled", RunStopped("a", 3), "dependency 'b' failed", "dependency 'b' failed", None, None),
         ("cancelled", RunFailed("a", 3, "killed", exit_code=9), "", "", None, None),
+        ("timed out", RunStopped("a", 3), "beyond its time limit", "beyond its time limit", None, None),
     ],
 )
 def test_how_a_job_ended(

@@ -79,7 +79,7 @@ def test_a_run_that_stops_reporting_is_flagged_and_ended_after_the_grace_period(
     assert watch_result(watched, 660.0) == ((warning,), (), 960.0)
     assert watch_result(watched, 700.0) == ((), (), 960.0)
     flags, ends, _ = watch_result(watched, 960.0)
-    assert (flags, ends) == ((), (End("a", "no progress for 15 min"),))
+    assert (flags, ends) == ((), (End("a", "no progress for 15 min", "no progress"),))
 
 
 def job_with_own_limit(name: str, seconds: float, **more: Any) -> Job:
@@ -94,7 +94,7 @@ def test_a_job_is_checked_against_its_own_time_without_progress_if_per_job_is_se
     assert watch_result(watched, 60.0) == ((), (), 70.0)
     warning = "no progress for {}; will be ended in 5 min unless this changes"
     assert watch_result(watched, 70.0) == ((Flag("a", warning.format("1 min")),), (), 370.0)
-    assert watch_result(watched, 370.0)[1] == (End("a", "no progress for 6 min"),)
+    assert watch_result(watched, 370.0)[1] == (End("a", "no progress for 6 min", "no progress"),)
     assert watch_result(watched, 610.0)[0] == (Flag("c", warning.format("10 min")),)
     assert watch_result(watched, 3610.0)[0] == (Flag("b", warning.format("1 h")),)
 
@@ -102,7 +102,10 @@ def test_a_job_is_checked_against_its_own_time_without_progress_if_per_job_is_se
 def test_a_job_with_its_own_time_is_watched_although_it_never_reports_and_the_rules_set_none() -> None:
     watched = scheduler(WatchRules(per_job=True, grace=0.0), job_with_own_limit("a", 60.0), make_job("b"), gpus=2)
     flags, ends, _ = watch_result(watched, 60.0)
-    assert (flags, ends) == ((Flag("a", "no progress for 1 min; ended now"),), (End("a", "no progress for 1 min"),))
+    assert (flags, ends) == (
+        (Flag("a", "no progress for 1 min; ended now"),),
+        (End("a", "no progress for 1 min", "no progress"),),
+    )
     assert watch_result(watched, 1e6)[:2] == ((), ())
 
 
@@ -116,7 +119,7 @@ def test_a_run_that_was_running_when_the_journal_began_is_watched_from_then_on()
     watched = Scheduler(make_cluster(1), RunWatch(make_policy("fifo"), WatchRules(per_job=True, grace=0.0)))
     snapshot: list[Event] = [JobSubmitted(job_with_own_limit("a", 60.0)), RunAdopted("a", 3, FIRST_GPU, -500.0)]
     assert watch_result(watched, 0.0, *snapshot) == ((), (), 60.0)
-    assert watch_result(watched, 60.0)[1] == (End("a", "no progress for 1 min"),)
+    assert watch_result(watched, 60.0)[1] == (End("a", "no progress for 1 min", "no progress"),)
 
 
 def test_a_watch_learns_run_times_from_jobs_before_the_journal_began() -> None:
@@ -204,7 +207,9 @@ def test_a_time_limit_is_enforced_even_for_a_job_that_is_not_preemptible() -> No
         (),
         3900.0,
     )
-    assert watch_result(watched, 3900.0)[1] == (End("a", "has run for 1 h 5 min, beyond its time limit of 1 h"),)
+    assert watch_result(watched, 3900.0)[1] == (
+        End("a", "has run for 1 h 5 min, beyond its time limit of 1 h", "time limit"),
+    )
 
 
 def test_a_time_limit_has_a_grace_period_of_its_own() -> None:
@@ -217,7 +222,7 @@ def test_a_time_limit_has_a_grace_period_of_its_own() -> None:
         ("a", f"{beyond}; ended now"),
         ("b", "no progress for 1 h; will be ended in 5 min unless this changes"),
     ]
-    assert (ends, wake_at) == ((End("a", beyond),), 3660.0)
+    assert (ends, wake_at) == ((End("a", beyond, "time limit"),), 3660.0)
 
 
 def test_waiting_does_not_count_towards_a_limit_and_earlier_runs_do() -> None:

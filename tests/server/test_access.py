@@ -100,7 +100,9 @@ def with_daemon(folder: Path, check: Check) -> None:
                 daemon.store.add_token(stored)
                 daemon.tokens[stored.hash] = stored
             app = Api(daemon.service, TokenAuthenticator(daemon.tokens))
-            submission = Submission("secret", ["true"], tenant="vision", gpus=2, hold=True, steps=90)
+            submission = Submission(
+                "secret", ["train", "--key=7"], tenant="vision", gpus=2, hold=True, steps=90, environment={"DATA": "/d"}
+            )
             assert (await daemon.service.submit(OWNER, submission)).id == "secret-1"
             await daemon.settle()
 
@@ -185,9 +187,11 @@ def test_other_tenants_see_that_a_job_exists_but_not_its_details(tmp_path: Path)
             texts = [event.text for event in why.events]
             if caller == "speech-member":
                 assert (job.user, job.message, job.steps, set(texts)) == ("", "", None, {""})
+                assert (job.command, job.folder, job.variables) == ([], "", [])
                 assert SECRET not in events
             else:
                 assert (job.user, job.steps) == ("ann", 90)
+                assert (job.command, job.variables) == (["train", "--key=7"], ["DATA"])
                 assert SECRET in job.message
                 assert SECRET in events
                 assert any(SECRET in text for text in texts)
@@ -201,5 +205,6 @@ def test_a_list_of_jobs_is_redacted_like_a_single_one(tmp_path: Path) -> None:
             page = msgspec.json.decode((await ask(caller, "jobs")).body, type=Jobs)
             one = msgspec.json.decode((await ask(caller, "job")).body, type=JobStatus)
             assert [(job.id, job.user, job.steps) for job in page.jobs] == [(one.id, user, one.steps)]
+            assert [(job.command, job.variables) for job in page.jobs] == [(one.command, one.variables)]
 
     with_daemon(tmp_path, check)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,8 @@ def test_a_failed_job_is_retried_after_its_backoff(tmp_path: Path) -> None:
                 await daemon.end_run(job, RunFailed, why="exit 1")
                 status = await daemon.service.job(OWNER, job)
                 assert (status.state, status.reason) == ("held", "Backoff")
+                until = datetime.fromtimestamp(round(daemon.state.wall_time(daemon.state.now() + backoff)))
+                assert status.message == f"until {until}, after {'1 failure' if backoff == 2 else '2 failures'}"
                 await daemon.advance(backoff - 0.5)
                 assert daemon.state.view.hold_reason(job) is Reason.BACKOFF
                 await daemon.advance(1.0)

@@ -23,6 +23,7 @@ from refold.server.output import log_path
         ("time limit", [("time_limit", "a-1 is beyond its time limit", "details")]),
         ("idle", [("gpu_idle", "a-1 leaves its GPUs idle", "details")]),
         ("ended", [("ended", "a-1 was ended", "details")]),
+        ("timed out", [("ended", "a-1 timed out", "details")]),
         ("note", []),
         ("cancelled", []),
     ],
@@ -63,10 +64,11 @@ def test_a_run_beyond_its_limit_is_notified_when_flagged_and_when_ended(tmp_path
             assert daemon.sent() == [
                 ("started", "a-1 started", ""),
                 ("time_limit", "a-1 is beyond its time limit", flag),
-                ("ended", "a-1 was ended", end),
+                ("ended", "a-1 timed out", end),
             ]
             assert "limit" in flag and "limit" in end
-            assert (await daemon.service.job(OWNER, job)).message == end
+            ended = await daemon.service.job(OWNER, job)
+            assert (ended.state, ended.message) == ("timed out", end)
 
     asyncio.run(main())
 

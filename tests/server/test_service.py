@@ -147,6 +147,26 @@ def test_filtered_and_unfiltered_queues_agree(tmp_path: Path) -> None:
     run_with_daemon(tmp_path, check)
 
 
+def test_commands_are_stored_once_and_cut_in_lists(tmp_path: Path) -> None:
+    async def work(daemon: ManualDaemon) -> None:
+        script = ["sh", "-c", "x" * 5000, "more"]
+        job = (await daemon.service.submit(OWNER, Submission("a", script, folder="/work", hold=True))).id
+        await daemon.settle()
+        whole = await daemon.service.job(OWNER, job)
+        assert (whole.command, whole.folder, whole.variables) == (script, "/work", [])
+        [listed] = (await daemon.service.jobs(OWNER, JobsQuery())).jobs
+        assert listed.command == ["sh", "-c", "x" * 996 + "…"]
+        await daemon.service.cancel(OWNER, job)
+        await daemon.settle()
+        assert (await daemon.service.job(OWNER, job)).command == script
+        [ended] = (await daemon.service.jobs(OWNER, JobsQuery(ended=True))).jobs
+        assert ended.command == listed.command
+        [(status,)] = daemon.store.reader._fast.execute("SELECT status FROM jobs").fetchall()
+        assert b"xxx" not in status
+
+    run_with_daemon(tmp_path, work)
+
+
 def test_ended_jobs_come_in_pages_and_are_redacted_for_other_tenants(tmp_path: Path) -> None:
     async def check(daemon: ManualDaemon) -> None:
         for _ in range(3):

@@ -265,10 +265,8 @@ def test_a_failed_task_that_is_retried_keeps_its_place(tmp_path: Path) -> None:
     async def work(daemon: ManualDaemon) -> None:
         await submit_array(daemon, "0-1%1", retries=1)
         await daemon.end_run("train-1_0", RunFailed)
-        assert [await state_of(daemon, job) for job in ("train-1_0", "train-1_1")] == [
-            ("held", "Backoff", ""),
-            ("held", "ArrayLimit", "at most 1 of its tasks at once"),
-        ]
+        assert (await state_of(daemon, "train-1_0"))[:2] == ("held", "Backoff")
+        assert await state_of(daemon, "train-1_1") == ("held", "ArrayLimit", "at most 1 of its tasks at once")
         await daemon.advance(3)
         assert running(daemon) == ["train-1_0"]
 

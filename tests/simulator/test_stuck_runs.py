@@ -70,7 +70,7 @@ def test_a_waiting_job_starts_when_the_watch_has_ended_a_hanging_run() -> None:
     jobs = [make_job("a"), make_job("b", at=1.0, work=10.0)]
     journal, view = simulate_one_gpu(jobs, [Stuck("a", 50.0)], watch=WATCH, costs=Costs(stop=5.0, report_every=20.0))
     ends = [(entry.now, end) for entry in journal.entries for end in entry.ends]
-    assert ends == [(150.0, End("a", "no progress for 1 min 30 s"))]
+    assert ends == [(150.0, End("a", "no progress for 1 min 30 s", "no progress"))]
     assert starts(journal) == [(0.0, "a"), (155.0, "b")]
     assert not view.runs
     history = History.from_entries(make_cluster(1), journal.entries)

@@ -50,8 +50,8 @@ def format_placement(placement: Iterable[NodeGpus]) -> str:
 
     def format_node(node: NodeGpus) -> str:
         fraction = "" if node.share == 1 else f"{node.share:g} of "
-        numbers = ", ".join(map(str, node.gpus))
-        return f"{node.node} ({fraction}{plural(len(node.gpus), 'GPU')} {numbers})" if node.gpus else node.node
+        numbers = f"GPU{'s' if len(node.gpus) > 1 else ''} {', '.join(map(str, node.gpus))}"
+        return f"{node.node} ({fraction}{numbers})" if node.gpus else node.node
 
     return ", ".join(map(format_node, placement))
 

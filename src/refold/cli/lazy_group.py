@@ -51,7 +51,7 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
         "tenants": CommandEntry("List tenants with quota, usage and demand.", "tenants:tenants"),
         "users": CommandEntry("List users with their jobs and GPU time used.", "tenants:users"),
         "token": CommandEntry("Manage access tokens.", "token:app"),
-        "events": CommandEntry("Show scheduler events.", "history:events"),
+        "events": CommandEntry("Show scheduler events.", "events:events"),
         "snapshot": CommandEntry("Save the current state to a file.", "snapshot:snapshot"),
         "backup": CommandEntry("Back up the daemon's store.", "backup:backup"),
         "restore": CommandEntry("Restore the daemon's store from a backup.", "backup:restore"),

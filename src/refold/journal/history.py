@@ -39,6 +39,7 @@ _OUTCOMES: dict[RecordState, Outcome] = {
     "running": Outcome.RUNNING,
     "finished": Outcome.FINISHED,
     "failed": Outcome.FAILED,
+    "timed out": Outcome.CANCELLED,
     "cancelled": Outcome.CANCELLED,
 }
 

@@ -100,7 +100,7 @@ class JobHistories(JobLog):
                 self._record_event(event)
         for end in entry.ends:
             if (ended := records.get(end.job)) is not None:
-                ended.end_reason = end.why
+                ended.end_reason, ended.timed_out = end.why, end.rule == "time limit"
         for flag in entry.flags:
             if (flagged := records.get(flag.job)) is not None:
                 self._flag(flagged, flag)
@@ -275,7 +275,7 @@ class JobHistories(JobLog):
         record, run = found
         self._record_end(record, run, event)
         if record.end_reason is not None:
-            self._end_with_run(record, run, Ending.CANCELLED, "cancelled")
+            self._end_cut_short(record, run)
             return
         record.why = ""
         self._requeue(record, run, Ending.STOPPED, event.done)
@@ -295,7 +295,7 @@ class JobHistories(JobLog):
         self._record_end(record, run, event)
         record.failures += 1
         if record.end_reason is not None:
-            self._end_with_run(record, run, Ending.CANCELLED, "cancelled")
+            self._end_cut_short(record, run)
         elif event.retry:
             record.why = event.why
             self._requeue(record, run, Ending.FAILED, event.done)

@@ -89,6 +89,10 @@ class JobLog:
         self._end_run(record, run, ending, requeued=False)
         self._end_job(record, state)
 
+    def _end_cut_short(self, record: JobRecord, run: RunRecord) -> None:
+        """End a job that was cancelled while it ran, by a user or a rule."""
+        self._end_with_run(record, run, Ending.CANCELLED, "timed out" if record.timed_out else "cancelled")
+
     def _end_run(self, record: JobRecord, run: RunRecord, ending: Ending, *, requeued: bool) -> None:
         run.end, run.end_step, run.ending = self.now, self._step, ending
         if self._changes is not None:

@@ -10,7 +10,7 @@ import msgspec
 from refold.core import RunFailed, RunStopped
 from refold.model import Allocation, Job, MiB, Reason, RunUsage, Seconds
 
-RecordState = Literal["waiting", "running", "finished", "failed", "cancelled"]
+RecordState = Literal["waiting", "running", "finished", "failed", "timed out", "cancelled"]
 """State of a job. Held and infeasible jobs are waiting; a job that is cancelled while it runs ends with its run."""
 
 
@@ -64,6 +64,7 @@ class JobRecord(msgspec.Struct, gc=False, omit_defaults=True):
     of steps done, and `loss`: training loss, as last reported. `earlier_run_time`: seconds of all runs before `last`.
     `cpu_seconds`, `peak_memory_mib`: what its ended runs have used, as far as it was measured.
     `failures`: number of failed runs. `end_reason`: None unless the job was cancelled; then why, '' if by a user.
+    `timed_out`: it was, because of its time limit.
     `why`: how the last run failed, if it was retried. `warning`: why the current run was flagged. `hold`: why the job
     is held, except by the limit of its tenant; while it runs, it is not held before its run has ended.
     """
@@ -83,6 +84,7 @@ class JobRecord(msgspec.Struct, gc=False, omit_defaults=True):
     peak_memory_mib: MiB | None = None
     failures: int = 0
     end_reason: str | None = None
+    timed_out: bool = False
     why: str = ""
     warning: str = ""
     hold: Reason | None = None
@@ -113,19 +115,19 @@ class JobRecord(msgspec.Struct, gc=False, omit_defaults=True):
         """Why the job failed, or was ended; '' if it finished, or a user cancelled it."""
         if self.state == "failed" and (failure := self._last_failure) is not None:
             return failure.why
-        return self.end_reason or "" if self.state == "cancelled" else ""
+        return self.end_reason or "" if self.state in ("timed out", "cancelled") else ""
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of an ended job; None if it was cancelled, or failed without one."""
+        """The exit code of an ended job; None if it was cancelled or timed out, or failed without one."""
         if self.state == "failed" and (failure := self._last_failure) is not None:
             return failure.exit_code
         return 0 if self.state == "finished" else None
 
     @property
     def known_duration(self) -> Seconds | None:
-        """The run time of a job that ran to its end; None if it was cancelled, since it would have run longer."""
-        return None if self.state == "cancelled" else self.run_time
+        """The run time of a job that ran to its end; None if it was cut short, since it would have run longer."""
+        return None if self.state in ("timed out", "cancelled") else self.run_time
 
     @property
     def _last_failure(self) -> RunFailed | None:

@@ -142,15 +142,19 @@ class Reshape(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     profiling: Seconds = 0.0
 
 
-class End(msgspec.Struct, gc=False, frozen=True):
-    """Terminate a running job: it stops and is not queued again. `why` is shown to its owner."""
+FlagRule = Literal["no progress", "time limit", "unusual run time"]
+"""What a flag is about: a run makes no progress, is beyond its time limit, or far beyond its predicted run time."""
+
+
+class End(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
+    """Terminate a running job: it stops and is not queued again. `why` is shown to its owner.
+
+    `rule`: the watch rule that the run violates, if there is one.
+    """
 
     job: str
     why: str
-
-
-FlagRule = Literal["no progress", "time limit", "unusual run time"]
-"""What a flag is about: a run makes no progress, is beyond its time limit, or far beyond its predicted run time."""
+    rule: FlagRule | None = None
 
 
 class Flag(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):

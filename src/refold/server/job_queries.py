@@ -17,8 +17,9 @@ from refold.server.backend import RefreshLog, is_up_to_date
 from refold.server.live_state import LiveState
 from refold.server.output import LogChunk, log_path, read_log_at
 from refold.server.start_forecasts import StartForecasts
-from refold.server.status import JobStates, RunNote, no_note, wire_estimate
-from refold.server.store import StoreReader
+from refold.server.status import JobStates, wire_estimate
+from refold.server.store import StoreReader, without_launch
+from refold.server.wait_texts import RunNote, no_note
 from refold.server.writer import Writer
 
 
@@ -138,21 +139,37 @@ def refusal(caller: Caller, status: JobStatus, action: str) -> str:
     return f"job {status.id!r} belongs to tenant {status.tenant!r}; tenant {caller.tenant!r} may not {action} it"
 
 
+MAX_LISTED_COMMAND_CHARS = 1000
+"""Characters of a command, which may be a script, in lists of jobs."""
+
+
 def _redact_all(caller: Caller, page: Jobs) -> Jobs:
-    return msgspec.structs.replace(page, jobs=[_redact(caller, job) for job in page.jobs])
+    return msgspec.structs.replace(page, jobs=[_cut_command(_redact(caller, job)) for job in page.jobs])
+
+
+def _cut_command(status: JobStatus) -> JobStatus:
+    """Cut the arguments of a long command, and leave out those beyond the limit."""
+    left, cut = MAX_LISTED_COMMAND_CHARS, list[str]()
+    if sum(map(len, status.command)) <= left:
+        return status
+    for argument in status.command:
+        cut.append(argument if len(argument) <= left else f"{argument[:left]}…")
+        left -= len(argument)
+        if left <= 0:
+            break
+    return msgspec.structs.replace(status, command=cut)
 
 
 def _redact(caller: Caller, status: JobStatus) -> JobStatus:
-    """Remove what only those who may read the job may see: user, failure message, warning and progress.
+    """Remove what only those who may read the job may see: user, command, failure message, warning and progress.
 
     That a job exists and why it waits is visible to all tenants.
     """
     if caller.can_read(status.tenant, status.user):
         return status
     message = "" if status.state in ENDED_STATES else status.message
-    return msgspec.structs.replace(
-        status, user="", message=message, warning="", steps_done=0, steps=None, loss=None, samples_per_second=None
-    )
+    hidden = msgspec.structs.replace(without_launch(status), user="", message=message, warning="")
+    return msgspec.structs.replace(hidden, steps_done=0, steps=None, loss=None, samples_per_second=None)
 
 
 # The speed of running jobs by the performance model, to compare with what they report.

@@ -57,6 +57,7 @@ NoticeKind = Literal[
     "finished",
     "cancelled",
     "ended",
+    "timed out",
     "hang suspected",
     "time limit",
     "idle",
@@ -69,7 +70,8 @@ NoticeKind = Literal[
     "gpu resumed",
     "gpu warning",
 ]
-"""The kinds of notices. A job is `cancelled` by a user and `ended` by a rule or a failed dependency.
+"""The kinds of notices. A job is `cancelled` by a user, `timed out` by its time limit, and `ended` by another rule
+or a failed dependency.
 
 `hang suspected` and `time limit` are reported only by the watch rules. A `note` is information that needs no action.
 """
@@ -195,7 +197,7 @@ def _was_stopped(change: RunEnded) -> bool:
 
 def _end_kind(record: JobRecord) -> NoticeKind:
     match record.state:
-        case "finished" | "failed":
+        case "finished" | "failed" | "timed out":
             return record.state
         case _:
             return "ended" if record.message else "cancelled"

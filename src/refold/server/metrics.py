@@ -82,7 +82,7 @@ class Metrics(Subscriber):
         self._database = database
         self._steps = 0
         self._runs = 0
-        self._ended: Counter[str] = Counter(finished=0, failed=0, cancelled=0)
+        self._ended: Counter[str] = Counter({"finished": 0, "failed": 0, "timed out": 0, "cancelled": 0})
         self._last_step = time()
 
     def after_step(self, step: LoopStep) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from datetime import datetime
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from math import isfinite
 
@@ -25,17 +24,14 @@ from refold.journal import JobRecord
 from refold.model import (
     DAY,
     HOUR,
-    SINGLETON,
     WHOLE,
     Allocation,
     Cluster,
     Job,
-    Reason,
     Seconds,
     StartEstimate,
     Wait,
     consent_of,
-    parse_dependency,
     run_plan,
 )
 from refold.placement import Power
@@ -44,25 +40,14 @@ from refold.server.auto_requests import describe_choices
 from refold.server.job_table import JobSelector
 from refold.server.live_state import JobBefore, LiveState
 from refold.server.start_forecasts import StartForecasts
+from refold.server.store import with_launch
+from refold.server.wait_texts import RunNote, WaitTexts, WallTime, no_note
 from refold.simulator import default_settings
 
-MAX_LISTED_DEPENDENCIES = 3
 UNKNOWN_POWER = (None, None)
-
-WallTime = Callable[[Seconds], float]
-"""Converts journal seconds to Unix seconds."""
 
 STARTING = "Starting"
 """The reason of a job whose run was submitted to the engine and has not begun there."""
-
-RunNote = Callable[[str], str]
-"""Returns what the engine says about the run of a job that has not begun, or about its last one."""
-
-
-def no_note(job: str) -> str:
-    """Return ''."""
-    del job
-    return ""
 
 
 class JobStates:
@@ -76,6 +61,7 @@ class JobStates:
         self._uncommitted = state.uncommitted
         self._forecasts = forecasts
         self._run_note = run_note
+        self._texts = WaitTexts(self._view, self._job_table, self._wall_time, run_note)
 
     def page(self, query: JobsQuery) -> Jobs:
         """Return a page of matching jobs and their total number."""
@@ -156,7 +142,7 @@ class JobStates:
             runs=record.runs,
             placement=[] if run is None else wire_placement(run.allocation, view.cluster),
             reason=(STARTING if note else "") if wait is None else wait.reason.value,
-            message=note or record.why if wait is None else self._waiting_text(job, wait),
+            message=note or record.why if wait is None else self._texts.of(job, wait),
             start_estimate=None if estimate is None else wire_estimate(estimate, self._wall_time),
             end_estimate=None if end is None else wire_estimate(end, self._wall_time),
             steps_done=view.steps_done(job.id)[0],
@@ -168,32 +154,6 @@ class JobStates:
             cpu_seconds=record.cpu_seconds,
             peak_memory_mib=record.peak_memory_mib,
         )
-
-    def _waiting_text(self, job: Job, wait: Wait) -> str:
-        """Return why a job waits, in words."""
-        return wait.text(job.demand) or self._condition_text(wait.reason, job)
-
-    def _condition_text(self, reason: Reason, job: Job) -> str:
-        """Describe the condition for which a job is held: 'until 2026-11-16 14:05:00', 'afterany:train-7'."""
-        launch = job.launch
-        match reason:
-            case Reason.BEGIN_TIME if launch.begin is not None:
-                return f"until {datetime.fromtimestamp(round(self._wall_time(launch.begin))):%Y-%m-%d %H:%M:%S}"
-            case Reason.DEPENDENCY:
-                unmet = [text for text in launch.after if text == SINGLETON or self._may_be_unmet(text)]
-                listed = ", ".join(unmet[:MAX_LISTED_DEPENDENCIES])
-                more = len(unmet) - MAX_LISTED_DEPENDENCIES
-                return f"{listed} and {more:,} more" if more > 0 else listed
-            case Reason.ARRAY_LIMIT if launch.array is not None:
-                return f"at most {launch.array.limit:,} of its tasks at once"
-            case Reason.BACKOFF:
-                return self._run_note(job.id)
-            case _:
-                return ""
-
-    def _may_be_unmet(self, text: str) -> bool:
-        dependency = parse_dependency(text)
-        return bool(dependency.array) or dependency.job in self._job_table
 
     def _reason(self, job_id: str, position: int) -> Wait:
         """Return why a job waits. Passing its position spares the view from counting the jobs ahead."""
@@ -239,7 +199,7 @@ def ended_status(record: JobRecord, wall_time: WallTime) -> JobStatus:
 def _base_status(job: Job, state: JobState, wall_time: WallTime, allocation: Allocation | None) -> JobStatus:
     """Return what active and ended jobs have in common. `allocation`: that of the current or last run."""
     plan = None if allocation is None else run_plan(job, allocation)
-    return JobStatus(
+    status = JobStatus(
         id=job.id,
         name=job.group,
         state=state,
@@ -262,6 +222,7 @@ def _base_status(job: Job, state: JobState, wall_time: WallTime, allocation: All
         requested_memory_mib=job.demand.memory_mib,
         auto=describe_choices(job),
     )
+    return with_launch(status, job)
 
 
 def _optional_time(moment: Seconds | None, wall_time: WallTime) -> float | None:

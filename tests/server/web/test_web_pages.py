@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_service import MEMBER, OTHER, OWNER, READER, FakeServer, FakeService, serve
+from msgspec.structs import replace
 from web_browser import sign_in
 
 from refold.client.api.submissions import Submission
@@ -127,6 +129,31 @@ def test_ended_jobs_are_listed_apart(page: Any, served: FakeServer) -> None:
     row = page.get_by_role("row").filter(has_text="train-1")
     row.get_by_text("Failed").wait_for()
     row.get_by_text("exit status 3").wait_for()
+
+
+def test_a_job_shows_what_it_runs_to_those_who_may_read_it(page: Any, served: FakeServer) -> None:
+    launch: dict[str, Any] = {"command": ["python", "train.py", "--name", "it's"], "folder": "/data/ann"}
+    job = served.service.jobs_by_id["train-1"]
+    served.service.jobs_by_id["train-1"] = replace(job, **launch, variables=["DATA", "SEED"])
+    open_job(page, served, OWNER, "train-1")
+    details = page.get_by_label("Details")
+    details.get_by_text("python train.py --name 'it'\\''s'").wait_for()
+    details.get_by_text("/data/ann").wait_for()
+    details.get_by_text("DATA, SEED").wait_for()
+
+
+def test_output_is_searched_and_downloaded(page: Any, served: FakeServer) -> None:
+    text = "".join(f"step {number} of 20000\n" for number in range(20_000)) + "\x1b[31mloss is nan\x1b[0m\n"
+    served.service.output["train-1"] = text
+    open_job(page, served, OWNER, "train-1")
+    output = page.get_by_role("region", name="Output").locator("pre")
+    page.get_by_label("Search the output").fill("NaN")
+    page.get_by_text("1 of the last").wait_for()
+    assert output.inner_text() == "loss is nan"
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Download").click()
+    assert download.value.suggested_filename == "train-1.log"
+    assert Path(download.value.path()).read_text() == text
 
 
 def test_cancelling_asks_first(page: Any, served: FakeServer) -> None:

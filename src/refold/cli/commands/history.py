@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from refold.cli import TenantFilter, UserFilter, format_job_gpus, list_jobs, make_client
+from refold.cli.commands.logs import ENDED_STATES
 from refold.cli.views import (
     AsJson,
     Column,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from refold.client.api import JobState, JobStatus
 
 DEFAULT_LIMIT = 50
-ENDED_STATES = ("finished", "failed", "cancelled")
 
 
 def _complete_states(incomplete: str) -> list[str]:
@@ -46,7 +46,7 @@ def history(
         typer.Option(
             "--state",
             metavar="STATE",
-            help="Only jobs in this state: finished, failed or cancelled.",
+            help="Only jobs in this state: finished, failed, timed out or cancelled.",
             autocompletion=_complete_states,
         ),
     ] = None,
@@ -98,7 +98,7 @@ _REASON: Column[JobStatus] = Column("reason", lambda job: job.message)
 
 
 def _columns(now: float) -> list[Column[JobStatus]]:
-    colours = {"failed": "red", "cancelled": "yellow"}
+    colours = {"failed": "red", "timed out": "red", "cancelled": "yellow"}
     return [
         Column("job", lambda job: job.id, whole=True),
         Column("GPUs", format_job_gpus, whole=True),

@@ -26,7 +26,7 @@ FIRST_TAIL_BYTES, MAX_TAIL_BYTES = 16 * 1024, 1024 * 1024
 POLL_SECONDS = 0.4
 """Interval at which new output is requested."""
 
-ENDED_STATES = ("finished", "failed", "cancelled")
+ENDED_STATES = ("finished", "failed", "timed out", "cancelled")
 
 MAX_FAILED_POLLS = 150
 """Consecutive requests that may fail before following ends: about a minute."""

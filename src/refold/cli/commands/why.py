@@ -24,12 +24,15 @@ from refold.cli.views import (
 from refold.errors import BadInput
 
 if TYPE_CHECKING:
-    from refold.client.api import TimeEstimate
+    from refold.client.api import JobStatus, TimeEstimate
     from refold.journal import History
 
 
 MAX_JOBS = 20
 """Jobs that are listed if no job is given."""
+
+MAX_COMMAND_CHARS = 500
+"""Characters of a command that are shown; --json has all."""
 
 MAX_RUNS = 6
 """Runs whose GPUs are shown in that list."""
@@ -88,8 +91,19 @@ def _print_from_daemon(job: str, as_json: bool) -> None:
     if status.cpu_seconds is not None:
         peak = format_peak(status.peak_memory_mib)
         after.append(f"used so far: {format_elapsed(status.cpu_seconds)} of CPU time, peak memory {peak}")
+    after += _launch_lines(status)
     title = f"{status.id}, {status.demand}, {status.job_class}, tenant {status.tenant}"
     print_tables(_event_table(title, events, after))
+
+
+def _launch_lines(status: JobStatus) -> list[str]:
+    """Return what a job runs, where, and the names of its variables, as far as the caller may know them."""
+    from shlex import join
+    from textwrap import shorten
+
+    command = shorten(join(status.command), MAX_COMMAND_CHARS, placeholder=" …")
+    facts = {"command": command, "folder": status.folder, "variables": ", ".join(status.variables)}
+    return [f"{name}: {value}" for name, value in facts.items() if value]
 
 
 def _format_estimate(estimate: TimeEstimate | None) -> str:

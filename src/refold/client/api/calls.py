@@ -87,7 +87,7 @@ HTTP_STATUS: dict[type[RefoldError], int] = {
 }
 """The HTTP status of each error. The client maps a status back to the first error that has it."""
 
-ENDED_STATES: frozenset[JobState] = frozenset({"finished", "failed", "cancelled"})
+ENDED_STATES: frozenset[JobState] = frozenset({"finished", "failed", "timed out", "cancelled"})
 """Final job states."""
 
 

@@ -91,7 +91,9 @@ Count = Annotated[int, Meta(ge=0, le=MAX_JOB_GPUS)]
 Duration = Annotated[float, Meta(ge=0, le=MAX_TIME_SECONDS)]
 Pattern = Annotated[str, Meta(max_length=512)]
 DependencyText = Annotated[str, Meta(min_length=1, max_length=2 * MAX_NAME_CHARS), DEPENDENCY_SCHEMA]
-JobState = Literal["held", "waiting", "infeasible", "running", "stopping", "finished", "failed", "cancelled"]
+JobState = Literal[
+    "held", "waiting", "infeasible", "running", "stopping", "finished", "failed", "timed out", "cancelled"
+]
 """The state of a job. `infeasible`: the job does not fit even on the empty cluster."""
 
 Role = Literal["owner", "member", "reader"]

@@ -40,6 +40,8 @@ class JobStatus(msgspec.Struct, frozen=True):
     waiting job ends, if it is not stopped or reshaped. `cpu_seconds`: of all its ended runs; `peak_memory_mib`: the
     most memory of one of their instances, without what is cached of files; null: not measured. `requested_cpus` and
     `requested_memory_mib`: for each instance, 0 if not requested; `auto` says how they were chosen for the job.
+    `command`, `folder` and `variables`, the names of environment variables that the submission sets: only for callers
+    who may read the job. In lists of jobs, long commands are cut.
     """
 
     id: str
@@ -79,6 +81,9 @@ class JobStatus(msgspec.Struct, frozen=True):
     requested_cpus: float = 0.0
     requested_memory_mib: int = 0
     auto: list[str] = []
+    command: list[str] = []
+    folder: str = ""
+    variables: list[str] = []
 
 
 class Jobs(msgspec.Struct, frozen=True):

@@ -313,7 +313,7 @@ class RunWatch:
                 run.flagged[rule.name] = now
                 flags.append(Flag(run.job.id, rule.message(run, now) + self._consequence(rule), rule.name))
             if rule.ends and run.flagged[rule.name] + rule.grace <= now:
-                ends.append(End(run.job.id, rule.message(run, now)))
+                ends.append(End(run.job.id, rule.message(run, now), rule.name))
                 self._checks.schedule(now + (rule.grace or MINUTE), run.job.id)  # in case the decision is rejected
                 return
         self._schedule_check(run)

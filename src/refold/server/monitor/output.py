@@ -147,7 +147,14 @@ class OutputFollower(Subscriber):
             if isinstance(order, StartRun) and order.job in active:
                 self._output.follow(active[order.job], order.run, len(order.allocation.placement))
         for notice in step.notices:
-            if notice.job is not None and notice.kind in ("stopped", "failed", "finished", "cancelled", "ended"):
+            if notice.job is not None and notice.kind in (
+                "stopped",
+                "failed",
+                "finished",
+                "cancelled",
+                "ended",
+                "timed out",
+            ):
                 self._output.forget(notice.job.id, notice.run)
 
 

@@ -19,6 +19,7 @@ NOTIFICATION_KINDS: dict[NoticeKind, NotificationKind] = {
     "failed": "failed",
     "finished": "finished",
     "ended": "ended",
+    "timed out": "ended",
     "hang suspected": "hang_suspected",
     "time limit": "time_limit",
     "idle": "gpu_idle",
@@ -33,7 +34,7 @@ TITLE_VERBS: dict[NoticeKind, str] = {
 }
 """Verbs in titles; for all other kinds, the kind itself is the verb."""
 
-KINDS_WITH_OUTPUT: frozenset[NoticeKind] = frozenset({"failed", "ended"})
+KINDS_WITH_OUTPUT: frozenset[NoticeKind] = frozenset({"failed", "ended", "timed out"})
 """Notices whose messages end with the last lines of the output."""
 
 OUTPUT_LINES, MAX_OUTPUT_CHARS = 10, 1500

@@ -21,6 +21,8 @@ from .reader import (
     EndedRow as EndedRow,
     GroupUsage as GroupUsage,
     StoreReader as StoreReader,
+    with_launch as with_launch,
+    without_launch as without_launch,
 )
 from .store import (
     Commit as Commit,

@@ -126,8 +126,8 @@ class StoreReader:
 
     def ended_job(self, job_id: str) -> JobStatus | None:
         """Return the status of an ended job; None if it has not ended."""
-        row = self._fast.execute("SELECT status FROM jobs WHERE id=?", (job_id,)).fetchone()
-        return None if row is None or row[0] is None else _STATUS.decode(row[0])
+        row = self._fast.execute("SELECT status, job FROM jobs WHERE id=?", (job_id,)).fetchone()
+        return None if row is None or row[0] is None else _ended_status(*row)
 
     def ended_jobs(self, query: JobsQuery) -> Jobs:
         """Return a page of ended jobs, latest first.
@@ -143,13 +143,13 @@ class StoreReader:
         if after:
             where.append("(ended, number) < (SELECT ended, number FROM jobs WHERE number=?)")
         page = (
-            f"SELECT number, status FROM jobs WHERE {' AND '.join([*where, 'ended IS NOT NULL'])}"
+            f"SELECT number, status, job FROM jobs WHERE {' AND '.join([*where, 'ended IS NOT NULL'])}"
             " ORDER BY ended DESC, number DESC LIMIT ?"
         )
         start = [after] if after else []
         [(total,)], rows = self._query_slow((count, values), (page, [*values, *start, limit + 1]))
         shown = rows[:limit]
-        return Jobs([_STATUS.decode(status) for _, status in shown], total, shown[-1][0] if len(rows) > limit else None)
+        return Jobs([_ended_status(*row[1:]) for row in shown], total, shown[-1][0] if len(rows) > limit else None)
 
     def ended_before(self, moment: float, after: EndedRow | None, limit: int) -> list[EndedRow]:
         """Return up to `limit` jobs that ended by `moment`, in order of their end, starting after the row `after`."""
@@ -217,3 +217,18 @@ def _array_values(array_id: str) -> tuple[int, int, int, str]:
     """Return the values of the placeholders in `_OF_ARRAY`."""
     prefix, first = task_id(array_id, 0)[:-1], int(array_id.rpartition("-")[2])
     return first, first + MAX_ARRAY_TASKS - 1, len(prefix), prefix
+
+
+def with_launch(status: JobStatus, job: Job) -> JobStatus:
+    """Return the status of a job with what it runs."""
+    names = [name for name, _ in job.launch.environment]
+    return msgspec.structs.replace(status, command=list(job.command), folder=job.launch.folder, variables=names)
+
+
+def without_launch(status: JobStatus) -> JobStatus:
+    """Return a status without what the job runs, which is stored with the job."""
+    return msgspec.structs.replace(status, command=[], folder="", variables=[])
+
+
+def _ended_status(status: bytes, job: bytes) -> JobStatus:
+    return with_launch(_STATUS.decode(status), _JOB.decode(job))

@@ -26,7 +26,7 @@ from refold.server.store.checksums import find_damage, register, row_checksum, s
 from refold.server.store.folder_lock import FILE_NAME, FolderLock
 from refold.server.store.journal_reader import Checkpoint, ReadConnections
 from refold.server.store.migrations import can_migrate, migrate
-from refold.server.store.reader import ACTIVE, StoreReader
+from refold.server.store.reader import ACTIVE, StoreReader, without_launch
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -183,7 +183,8 @@ class Store:
             self._insert("secrets", [(new.job.id, _ENCODER.encode(new.secrets)) for new in commit.jobs if new.secrets])
         for ended in commit.ended:
             status = ended.status
-            write(_END_JOB, (status.state, status.ended, ended.run_time, _ENCODER.encode(status), status.id))
+            encoded = _ENCODER.encode(without_launch(status))
+            write(_END_JOB, (status.state, status.ended, ended.run_time, encoded, status.id))
             removed = write("DELETE FROM secrets WHERE job=?", (status.id,)).rowcount
             self._has_deleted_secrets |= removed > 0
         if commit.events:

@@ -13,7 +13,7 @@ export function card(title, { level = "h2", tools = [], label = title, flush = f
 
 /** The state of a job as a coloured dot and a word. */
 export function stateBadge(state) {
-  return h("span", { class: `badge state-${state}` }, h("span", { class: "dot", "aria-hidden": "true" }), texts.states[state] ?? state);
+  return h("span", { class: `badge state-${state.replaceAll(" ", "-")}` }, h("span", { class: "dot", "aria-hidden": "true" }), texts.states[state] ?? state);
 }
 
 /** A figure with a label; `update` changes it in place. */

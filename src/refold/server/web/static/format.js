@@ -35,6 +35,11 @@ export function formatWhole(value) {
   return value === null || value === undefined || !Number.isFinite(value) ? UNKNOWN : WHOLE.format(value);
 }
 
+/** A command as a shell reads it: arguments with other characters are quoted. @param {string[]} command */
+export function formatCommand(command) {
+  return command.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`)).join(" ");
+}
+
 /** Four significant digits: "0.7312", "2,328". */
 export function formatPrecise(value) {
   return value === null || value === undefined ? UNKNOWN : PRECISE.format(value);

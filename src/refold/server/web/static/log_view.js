@@ -1,13 +1,15 @@
-/** The output of a run, followed while it grows. Escape sequences are removed; nothing in it becomes markup. */
+/** The output of a run, followed while it grows, searched and downloaded. Escape sequences are removed; nothing in it becomes markup. */
 
 import { errorBox, field, select } from "./controls.js";
 import { fill, h, setText } from "./dom.js";
+import { formatWhole } from "./format.js";
 import { texts } from "./texts.js";
 
 const labels = texts.log;
 const FIRST_BYTES = 64 * 1024;
 const POLL_MILLISECONDS = 1500;
 const MAX_CHARACTERS = 400_000;
+const DOWNLOAD_BYTES = 512 * 1024;
 const ESCAPES = /\u001b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)|[@-_])/g;
 const OVERWRITTEN = /[^\n]*\r(?!\n)/g;
 
@@ -23,16 +25,19 @@ export class LogView {
     this._job = job;
     this._text = "";
     this._abort = new AbortController();
-    this._next = -FIRST_BYTES;
+    this._first = -FIRST_BYTES;
+    this._next = this._first;
     this._run = null;
     this._runs = 0;
     this._instances = 1;
     this._output = h("pre", { class: "log", tabindex: 0, role: "region", "aria-label": labels.title });
-    this._note = h("p", { class: "muted" });
+    this._note = h("p", { class: "muted", role: "status" });
     this._follow = h("input", { type: "checkbox", checked: true, onchange: () => this._scroll() });
     this._runField = field(labels.run, select({ "": labels.latest }, "", { onchange: () => this._choose() }));
     this._instanceField = field(labels.instance, select({ 0: "0" }, "0", { onchange: () => this._choose() }));
-    this._tools = h("div", { class: "log-tools" }, this._runField, this._instanceField, h("label", { class: "check" }, this._follow, labels.follow));
+    this._search = h("input", { type: "search", "aria-label": labels.search, placeholder: labels.search, oninput: () => this._searchAll() });
+    this._download = h("button", { type: "button", class: "button", text: labels.download, onclick: () => this._save() });
+    this._tools = h("div", { class: "log-tools" }, this._runField, this._instanceField, this._search, this._download, h("label", { class: "check" }, this._follow, labels.follow));
     this._problem = h("div", {});
     this.element = h("div", { class: "log-view" }, this._tools, this._problem, this._output, this._note);
     this._timer = 0;
@@ -67,11 +72,19 @@ export class LogView {
     this._restart();
   }
 
+  /** Show the lines with a text. All that may be shown is read for that, not only the end. */
+  _searchAll() {
+    if (this._first === -FIRST_BYTES) {
+      this._first = -MAX_CHARACTERS;
+      this._restart();
+    } else this._render();
+  }
+
   _restart() {
     this.stop();
     this._abort = new AbortController();
     this._text = "";
-    this._next = -FIRST_BYTES;
+    this._next = this._first;
     this._output.replaceChildren();
     this._poll();
   }
@@ -98,12 +111,40 @@ export class LogView {
   _show(chunk) {
     this._next = chunk.next;
     const note = chunk.run === 0 ? labels.notStarted : !this._text && !chunk.text ? labels.empty : "";
-    setText(this._note, note);
     this._output.hidden = Boolean(note);
-    if (!chunk.text) return;
-    this._text = plainText((this._text + chunk.text).slice(-MAX_CHARACTERS));
-    this._output.textContent = this._text;
+    if (note) setText(this._note, note);
+    if (chunk.text) this._text = plainText((this._text + chunk.text).slice(-MAX_CHARACTERS));
+    if (chunk.text || !this._text) this._render(note);
+  }
+
+  _render(note = "") {
+    const wanted = this._search.value.toLowerCase();
+    const lines = wanted ? this._text.split("\n") : [];
+    const found = lines.filter((line) => line.toLowerCase().includes(wanted));
+    this._output.textContent = wanted ? found.join("\n") : this._text;
+    setText(this._note, note || (wanted && labels.found(formatWhole(found.length), formatWhole(lines.length))));
     this._scroll();
+  }
+
+  /** Download all output of the run as it is. */
+  async _save() {
+    const instance = this._instanceField.querySelector("select").value;
+    const parts = [];
+    this._download.disabled = true;
+    try {
+      for (let offset = 0; ;) {
+        const chunk = await this._source.logs(this._job, { run: this._run, instance, offset, limit: DOWNLOAD_BYTES });
+        if (chunk.text) parts.push(chunk.text);
+        if (!chunk.text || chunk.next <= offset) break;
+        offset = chunk.next;
+      }
+      const address = URL.createObjectURL(new Blob(parts, { type: "text/plain" }));
+      h("a", { href: address, download: `${this._job}.log` }).click();
+      window.setTimeout(() => URL.revokeObjectURL(address), 60_000);
+    } catch (error) {
+      fill(this._problem, errorBox(error));
+    }
+    this._download.disabled = false;
   }
 
   _scroll() {

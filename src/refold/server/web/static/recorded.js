@@ -2,7 +2,7 @@
 
 import { Problem } from "./api.js";
 
-const ENDED = ["finished", "failed", "cancelled"];
+const ENDED = ["finished", "failed", "timed out", "cancelled"];
 /** Alerts of one kind that are listed. */
 const MAX_ALERTS = 20;
 const MAX_ACCURACY_JOBS = 1000;

@@ -27,7 +27,7 @@ export const texts = {
   },
   states: {
     held: "Held", waiting: "Waiting", infeasible: "Does not fit", running: "Running", stopping: "Stopping",
-    finished: "Finished", failed: "Failed", cancelled: "Cancelled",
+    finished: "Finished", failed: "Failed", "timed out": "Timed out", cancelled: "Cancelled",
   },
   reasons: {
     Priority: "Other jobs are ahead",
@@ -97,7 +97,7 @@ export const texts = {
     stale: "late",
   },
   job: {
-    details: "Details", history: "History", output: "Output", throughput: "Samples, measured", predictedThroughput: "Throughput, predicted", perSecond: (samples) => `${samples} samples/s`,
+    details: "Details", command: "Command", folder: "Folder", variables: "Environment variables", history: "History", output: "Output", throughput: "Samples, measured", predictedThroughput: "Throughput, predicted", perSecond: (samples) => `${samples} samples/s`,
     measuredShare: (share) => `measured: ${share} of it`, loss: "Loss", noHistory: "No events are kept.",
     run: (number) => `Run ${number}`,
     position: "Position in the queue", outcome: "How it ended", noProgress: "reports no progress",
@@ -114,6 +114,7 @@ export const texts = {
   log: {
     title: "Output", run: "Run", instance: "Instance", latest: "Latest", follow: "Follow",
     notStarted: "It has not started yet.", empty: "No output so far.",
+    search: "Search the output", download: "Download", found: (found, lines) => `${found} of the last ${lines} lines`,
   },
   nodes: {
     node: "Node", gpus: "GPUs", state: "State", jobs: "Jobs", all: "All nodes", none: "There are no nodes.", search: "Search nodes",
@@ -190,7 +191,7 @@ export const texts = {
 export const eventTexts = {
   submitted: "submitted", infeasible: "does not fit", held: "held", released: "released", placed: "placed",
   reshaped: "reshaped", started: "started", stopping: "is being stopped", stopped: "stopped", failed: "failed",
-  finished: "finished", cancelled: "cancelled", ended: "ended by a rule", "hang suspected": "suspected hang",
+  finished: "finished", cancelled: "cancelled", ended: "ended by a rule", "timed out": "timed out", "hang suspected": "suspected hang",
   "time limit": "time limit", idle: "idle", note: "note", "node down": "node down", "node drained": "node drained",
   "node up": "node up", "gpu down": "GPU down", "gpu drained": "GPU drained", "gpu resumed": "GPU resumed",
   "gpu warning": "GPU warning", lost: "events dropped",

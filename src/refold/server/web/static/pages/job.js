@@ -2,7 +2,7 @@
 
 import { card, confirmDialog, emptyNote, errorBox, estimate, moment, progressBar, stateBadge, toast } from "../controls.js";
 import { fill, h, icon } from "../dom.js";
-import { formatDuration, formatFull, formatGib, formatMoment, formatNumber, formatPercent, formatPlacement, formatPrecise, formatRange, formatWhole } from "../format.js";
+import { formatCommand, formatDuration, formatFull, formatGib, formatMoment, formatNumber, formatPercent, formatPlacement, formatPrecise, formatRange, formatWhole } from "../format.js";
 import { reasonText, shareDone } from "../job_rows.js";
 import { Refresher } from "../live.js";
 import { LogView } from "../log_view.js";
@@ -10,7 +10,7 @@ import { SparkLine } from "../spark_line.js";
 import { eventTexts, texts } from "../texts.js";
 
 const labels = texts.job;
-const ENDED = ["finished", "failed", "cancelled"];
+const ENDED = ["finished", "failed", "timed out", "cancelled"];
 
 export default class JobPage {
   constructor({ source, live, argument }) {
@@ -19,12 +19,13 @@ export default class JobPage {
     this._head = h("div", { class: "job-head" }, h("h1", { text: argument }));
     this._now = h("div", { class: "job-now" });
     this._facts = h("dl", { class: "facts" });
+    this._launch = h("dl", { class: "facts launch" });
     this._history = h("div", {});
     this._log = source.hasOutput ? new LogView(source, argument) : null;
     this._throughput = new SparkLine(labels.throughput, " /s");
     this._loss = new SparkLine(labels.loss);
     const facts = card(labels.details);
-    facts.body.append(this._facts, h("div", { class: "sparks" }, this._throughput.element, this._loss.element));
+    facts.body.append(this._launch, this._facts, h("div", { class: "sparks" }, this._throughput.element, this._loss.element));
     const history = card(labels.history);
     history.body.append(this._history);
     this._problem = h("div", {});
@@ -55,6 +56,7 @@ export default class JobPage {
     const now = this._source.now();
     this._showHead(job);
     this._showNow(job, now);
+    this._showLaunch(job);
     this._showFacts(found, now);
     fill(this._history, events.length ? historyList(events, now) : emptyNote(labels.noHistory));
     this._log?.update(job);
@@ -117,6 +119,17 @@ export default class JobPage {
     fill(this._now, ...rows);
   }
 
+  /** What the job runs, which never changes: what is selected in it stays. */
+  _showLaunch({ command = [], folder = "", variables = [] }) {
+    if (this._launch.children.length || !command.length) return;
+    const facts = [
+      [labels.command, h("code", { tabindex: 0, role: "region", "aria-label": labels.command, text: formatCommand(command) })],
+      [labels.folder, folder && h("code", { text: folder })],
+      [labels.variables, variables.join(", ")],
+    ];
+    fill(this._launch, ...factRows(facts));
+  }
+
   _showFacts({ job, first_estimate: first, gpu_seconds: held, predicted_samples_per_second: predicted = null }, now) {
     const facts = [
       [labels.owner, [job.user, job.tenant].filter(Boolean).join(" · ")],
@@ -139,8 +152,13 @@ export default class JobPage {
       [labels.exitCode, job.exit_code === null ? "" : String(job.exit_code)],
       [labels.array, job.array],
     ];
-    fill(this._facts, ...facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", {}, value))));
+    fill(this._facts, ...factRows(facts));
   }
+}
+
+/** The facts that are known. */
+function factRows(facts) {
+  return facts.filter(([, value]) => value).map(([name, value]) => h("div", {}, h("dt", { text: name }), h("dd", {}, value)));
 }
 
 /** The modelled throughput, and what share of it was measured. */
