@@ -10,8 +10,10 @@ from .cluster import (
     MAX_GPU_TYPES as MAX_GPU_TYPES,
     MAX_GPUS_PER_NODE as MAX_GPUS_PER_NODE,
     PCIE as PCIE,
+    RACK_LEVEL as RACK_LEVEL,
     Cluster as Cluster,
     GpuType as GpuType,
+    Level as Level,
     Link as Link,
     Node as Node,
     Rack as Rack,
@@ -97,6 +99,7 @@ from .run import (
     measured_shape as measured_shape,
     run_plan as run_plan,
 )
+from .topology import TopologyRequest as TopologyRequest
 from .units import (
     DAY as DAY,
     HOUR as HOUR,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from math import inf, isfinite
 
@@ -20,6 +20,15 @@ MAX_GPU_TYPES = 62
 
 MAX_REMEMBERED_SETS = 10_000
 """Sets of nodes of which a cluster remembers the GPU types."""
+
+MAX_LEVELS = 8
+"""Levels of a cluster: zones, blocks, racks and so on."""
+
+NODE_LEVEL = "node"
+"""What is below the innermost level: no level may have this name."""
+
+RACK_LEVEL = "rack"
+"""The level whose domains are the racks of nodes, which may have power limits."""
 
 MAX_AMOUNT = 2**40
 """The upper bound of CPUs, memory, power and counts: sums over nodes and jobs then fit into 64-bit integers."""
@@ -66,10 +75,25 @@ PCIE = Link("pcie", 16.0)
 ETHERNET = Link("ethernet", 1.25)
 
 
+class Level(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A level of a cluster, such as racks: it divides the nodes into domains.
+
+    `link` connects the nodes of a domain; None: it is the link of the next outer level.
+    """
+
+    name: str
+    link: Link | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name == NODE_LEVEL:
+            raise BadValue(f"a level is named {self.name!r}, expected a name such as rack or block")
+
+
 class Node(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One machine: `gpus` GPUs of one type, CPUs, memory and rack.
 
-    `inside` is the link between its GPUs. `idle_watts` and `busy_watts` are its power without GPUs.
+    `domains` are the names of its domains, one for each level of the cluster, outermost first. `inside` is the link
+    between its GPUs. `idle_watts` and `busy_watts` are its power without GPUs.
     """
 
     name: str
@@ -81,6 +105,7 @@ class Node(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_field
     inside: Link = PCIE
     idle_watts: float = 0.0
     busy_watts: float = 0.0
+    domains: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -134,6 +159,9 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     If the CPUs or the memory of the nodes are unknown, set `cpus_known` or `memory_known` to False: requests for them
     are then ignored. If the cluster lists no tenants, quotas and limits do not apply; if it lists some, all other
     tenants have a quota of 0.
+
+    `levels` divide the nodes into domains, outermost first. `network` is the link between the domains of the outermost
+    level; without levels, between all nodes.
     """
 
     nodes: tuple[Node, ...]
@@ -144,6 +172,7 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     cpus_known: bool = True
     memory_known: bool = True
     tenants: tuple[Tenant, ...] = ()
+    levels: tuple[Level, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.nodes:
@@ -156,6 +185,41 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
             raise BadValue(f"two tenants of cluster {self.name!r} have the same name")
         if len({rack.name for rack in self.racks}) != len(self.racks):
             raise BadValue(f"two racks of cluster {self.name!r} have the same name")
+        self._check_levels()
+
+    def _check_levels(self) -> None:
+        names = self.level_names
+        if len(set(names)) != len(names) or len(names) > MAX_LEVELS:
+            raise BadValue(f"cluster {self.name!r}: levels are {names}, expected at most {MAX_LEVELS} different names")
+        for node in self.nodes:
+            if len(node.domains) != len(names) or not all(node.domains):
+                problem = f"domains are {node.domains}, expected one for each of the levels {names}"
+                raise BadValue(f"node {node.name!r}: {problem}")
+            if RACK_LEVEL in names and node.rack != node.domains[names.index(RACK_LEVEL)]:
+                raise BadValue(f"node {node.name!r}: rack is {node.rack!r}, but its domains are {node.domains}")
+
+    @cached_property
+    def level_names(self) -> tuple[str, ...]:
+        """The names of the levels, outermost first."""
+        return tuple(level.name for level in self.levels)
+
+    def level(self, name: str) -> int:
+        """Return the index of a level by name; '' is the innermost level."""
+        if name not in self.level_names and (name or not self.levels):
+            raise UnknownName("level", name, self.level_names)
+        return self.level_names.index(name) if name else len(self.levels) - 1
+
+    def domain(self, node: int, level: int) -> tuple[str, ...]:
+        """Return the domain of a node at a level, with the domains that contain it, outermost first."""
+        return self.nodes[node].domains[: level + 1]
+
+    def link_between(self, nodes: Collection[int]) -> Link:
+        """Return the slowest link between some nodes: that of the innermost domain that contains all of them."""
+        paths = {self.nodes[node].domains for node in nodes}
+        shared = [
+            level.link for depth, level in enumerate(self.levels) if len({path[: depth + 1] for path in paths}) <= 1
+        ]
+        return next((link for link in reversed(shared) if link is not None), self.network)
 
     @cached_property
     def index_of_node(self) -> Mapping[str, int]:

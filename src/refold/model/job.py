@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -12,6 +13,7 @@ from refold.model.cluster import MAX_AMOUNT, Cluster, Node
 from refold.model.launch import DEFAULT_LAUNCH, Launch, LaunchEngine
 from refold.model.node_set import NodeSet
 from refold.model.plan import Plan
+from refold.model.topology import TopologyRequest
 from refold.model.units import WHOLE, MiB, Milli, Seconds
 
 JobClass = Literal["guaranteed", "best-effort"]
@@ -27,7 +29,8 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     """A gang of `instances` equal instances. Each needs one node, with `gpu_milli` of each of `gpus` GPUs.
 
     An instance with 0 GPUs needs CPUs and memory only. An empty `gpu_types` accepts every GPU type. `allowed_nodes` are
-    the only nodes on which instances may be placed, by their indices in the cluster; None: all nodes.
+    the only nodes on which instances may be placed, by their indices in the cluster; None: all nodes. `topology`: which
+    instances are to be placed in the same domains.
     """
 
     instances: int = 1
@@ -37,6 +40,7 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
     memory_mib: MiB = 0
     gpu_types: tuple[str, ...] = ()
     allowed_nodes: NodeSet | None = None
+    topology: TopologyRequest | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.instances <= MAX_INSTANCES:
@@ -50,12 +54,29 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
             raise BadValue(f"cpu_milli and memory_mib are {amounts}, expected 0 to {MAX_AMOUNT}")
         if list(self.gpu_types) != sorted(set(self.gpu_types)):
             raise BadValue(f"gpu_types is {self.gpu_types}, expected each type once, in alphabetical order")
+        if self.topology is not None and self.topology.segment and self.instances % self.topology.segment:
+            segments = f"segments of {self.topology.segment}"
+            raise BadValue(f"a job has {self.instances} instances, which cannot be divided into {segments}")
 
     def accepts(self, index: int, node: Node) -> bool:
         """Whether an instance may be placed on a node of the cluster, if it has the resources."""
         if self.allowed_nodes is not None and index not in self.allowed_nodes:
             return False
         return not self.gpus or not self.gpu_types or node.gpu_type in self.gpu_types
+
+    def is_met_by(self, nodes: Sequence[int], cluster: Cluster) -> bool:
+        """Whether nodes, one for each instance, are in the domains that it requests."""
+        request = self.topology
+        if request is None or not request.is_binding or self.instances == 1:
+            return True
+        named = [name for name in (request.required, request.segment_level) if name]
+        if not cluster.levels or any(name not in cluster.level_names for name in named):
+            return False
+        if request.required and not _in_one_domain(nodes, cluster, cluster.level(request.required)):
+            return False
+        level, size = cluster.level(request.segment_level), request.segment or len(nodes)
+        segments = [nodes[first : first + size] for first in range(0, len(nodes), size)]
+        return not request.segment or all(_in_one_domain(segment, cluster, level) for segment in segments)
 
     def usable_types(self, cluster: Cluster) -> tuple[str, ...]:
         """Return the GPU types that it accepts, as far as its allowed nodes have them; () for all types."""
@@ -86,6 +107,10 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
             return _count_text(self.cpu_milli / WHOLE, "CPU")
         times = f"{self.gpus} × " if self.gpus > 1 and self.gpu_milli < WHOLE else ""
         return times + _count_text(self.gpu_milli / WHOLE if self.gpu_milli < WHOLE else self.gpus, "GPU")
+
+
+def _in_one_domain(nodes: Sequence[int], cluster: Cluster, level: int) -> bool:
+    return len({cluster.domain(node, level) for node in nodes}) <= 1
 
 
 class ChangeLimit(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -149,6 +174,9 @@ class Job(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unkn
             raise BadValue(f"job {self.id!r}: steps is {self.steps}, expected 0 to {MAX_AMOUNT}")
         if self.gpu_range is not None:
             self._check_range(*self.gpu_range)
+        if self.reshapable and self.demand.topology is not None and self.demand.topology.is_binding:
+            problem = f"it requires its instances {self.demand.topology}, so it cannot be reshapable"
+            raise BadValue(f"job {self.id!r}: {problem}")
         if not (0 <= self.batch <= MAX_AMOUNT and 0 <= self.sequence <= MAX_AMOUNT):
             sizes = f"{self.batch} and {self.sequence}"
             raise BadValue(f"job {self.id!r}: batch and sequence are {sizes}, expected 0 to {MAX_AMOUNT}")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
 from refold.errors import BadFile, BadValue
-from refold.model import Cluster, GpuType, Link, Node, Rack, Tenant
-from refold.simulator.traces.clusters import from_shorthand
+from refold.model import Cluster, GpuType, Level, Link, Node, Rack, Tenant
 from refold.simulator.traces.formats import read_cluster, write_cluster
+from refold.simulator.traces.shorthand import from_shorthand
 
 watts = st.sampled_from([0.0, 0.5, 300.0])
 links = st.builds(Link, st.sampled_from(["nvlink", "pcie", "no", "1"]), st.sampled_from([16.0, 0.125, 300.0]), watts)
@@ -52,6 +53,46 @@ def test_any_cluster_is_read_back_unchanged(cluster: Cluster) -> None:
         path = Path(folder) / "cluster.yaml"
         write_cluster(cluster, path)
         assert read_cluster(path) == cluster
+
+
+TWO_LEVELS = Cluster(
+    (
+        Node("a0", 4, "GB200", rack="r0", domains=("b0", "r0")),
+        Node("a1", 4, "GB200", rack="r0", domains=("b0", "r0")),
+        Node("a2", 4, "GB200", rack="r1", domains=("b0", "r1")),
+    ),
+    levels=(Level("block"), Level("rack", Link("nvlink", 900.0))),
+    cpus_known=False,
+    memory_known=False,
+)
+
+
+def test_levels_and_domains_are_written_and_read(tmp_path: Path) -> None:
+    write_cluster(TWO_LEVELS, tmp_path / "c.yaml")
+    assert read_cluster(tmp_path / "c.yaml") == TWO_LEVELS
+    assert msgspec.json.decode(msgspec.json.encode(TWO_LEVELS), type=Cluster) == TWO_LEVELS
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ("name: a", "nodes[0]: domains has no 'rack', which is a level of the cluster"),
+        ("name: a, domains: {row: x}", "nodes[0].domains.row: is not one of the levels of the cluster: rack"),
+        ("name: a, domains: {rack: x, row: y}", "nodes[0].domains.row: is not one of the levels of the cluster: rack"),
+    ],
+)
+def test_domains_must_match_the_levels(entry: str, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text(f"levels: [{{name: rack}}]\nnodes:\n- {{{entry}}}\n")
+    with pytest.raises(BadFile) as caught:
+        read_cluster(path)
+    assert problem in str(caught.value)
+
+
+def test_the_domain_at_the_level_rack_may_be_given_as_rack(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("levels: [{name: rack}]\nnodes:\n- {name: a, rack: r7}\n")
+    assert read_cluster(path).nodes == (Node("a", rack="r7", domains=("r7",)),)
 
 
 def test_amounts_that_only_some_nodes_have_can_be_written_if_they_are_unknown(tmp_path: Path) -> None:
@@ -136,7 +177,27 @@ def test_shorthand_names_nodes_by_number(text: str, nodes: list[tuple[str, int, 
     assert (cluster.name, cluster.cpus_known, cluster.memory_known) == (text, False, False)
 
 
-@pytest.mark.parametrize("text", ["8", "x8", "8x", "8x8:", "8x8:A 100", "2x8+", "-1x8", "²x8"])
+def test_shorthand_names_domains_by_number() -> None:
+    cluster = from_shorthand("2 blocks of 2 racks of 1x4:GB200+1 block of 1 rack of 2x8:H100")
+    assert cluster.levels == (Level("block"), Level("rack"))
+    assert [(node.name, node.domains) for node in cluster.nodes] == [
+        ("node0", ("block0", "rack0")),
+        ("node1", ("block0", "rack1")),
+        ("node2", ("block1", "rack2")),
+        ("node3", ("block1", "rack3")),
+        ("node4", ("block2", "rack4")),
+        ("node5", ("block2", "rack4")),
+    ]
+
+
+def test_all_parts_of_a_shorthand_have_the_same_levels() -> None:
+    with pytest.raises(BadValue, match=r"has nodes in no levels and in rack, expected the same levels"):
+        from_shorthand("2 racks of 4x8+4x8")
+
+
+@pytest.mark.parametrize(
+    "text", ["8", "x8", "2 racks 4x8", "2 racks of", "racks of 4x8", "8x", "8x8:", "8x8:A 100", "2x8+", "-1x8", "²x8"]
+)
 def test_text_that_is_no_shorthand_is_a_missing_file(text: str) -> None:
     with pytest.raises(BadFile, match="no such file, and not shorthand such as 16x8:A100"):
         read_cluster(text)

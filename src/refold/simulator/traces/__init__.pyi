@@ -4,7 +4,6 @@ from .adapt import (
     read_gpu_type_map as read_gpu_type_map,
     relax_missing_types as relax_missing_types,
 )
-from .clusters import UNKNOWN_GPU_TYPE as UNKNOWN_GPU_TYPE
 from .formats import (
     FORMATS as FORMATS,
     SHIPPED as SHIPPED,
@@ -23,6 +22,7 @@ from .sacct_cells import (
     parse_time_limit as parse_time_limit,
     parse_tres as parse_tres,
 )
+from .shorthand import UNKNOWN_GPU_TYPE as UNKNOWN_GPU_TYPE
 from .summary import (
     QUANTILES as QUANTILES,
     Portion as Portion,

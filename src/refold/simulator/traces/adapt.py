@@ -15,7 +15,7 @@ from refold.model import WHOLE, Cluster, Demand, Job, format_count
 from refold.model.documents import load_yaml, read_text
 from refold.placement import FreeResources
 from refold.planning.catalogue import matching_gpu_names
-from refold.simulator.traces.clusters import UNKNOWN_GPU_TYPE
+from refold.simulator.traces.shorthand import UNKNOWN_GPU_TYPE
 from refold.simulator.traces.trace import Trace
 
 MAX_TYPES_LISTED = 4

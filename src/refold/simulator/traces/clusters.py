@@ -15,11 +15,12 @@ import yaml
 from refold.errors import BadFile, BadInput, BadValue
 from refold.model import (
     ETHERNET,
-    MAX_GPUS_PER_NODE,
     PCIE,
+    RACK_LEVEL,
     WHOLE,
     Cluster,
     GpuType,
+    Level,
     Link,
     Node,
     Rack,
@@ -28,6 +29,7 @@ from refold.model import (
     milli_from_number,
 )
 from refold.model.documents import Limits, Part, convert, load_yaml
+from refold.simulator.traces.shorthand import MAX_NODES, UNKNOWN_GPU_TYPE, from_shorthand, is_shorthand
 from refold.simulator.traces.text_source import (
     BadCell,
     TextSource,
@@ -38,13 +40,6 @@ from refold.simulator.traces.text_source import (
     parse_whole,
 )
 
-UNKNOWN_GPU_TYPE = "GPU"
-"""The type name of GPUs whose type is not given."""
-
-MAX_NODES = 100_000
-"""Maximum number of nodes in a cluster; a larger number is most likely a typing error."""
-
-_SHORTHAND = re.compile(r"(\d{1,18})[xX×](\d{1,18})(?::([^+,:\s]+))?", re.ASCII)
 _RANGE = re.compile(r"(.*)\[([\d,-]+)\](.*)", re.ASCII)
 MAX_DIGITS = 18
 """Maximum digits of a node number in a range such as 'a[0-15]'."""
@@ -58,7 +53,7 @@ def read(path: str | Path) -> Cluster:
     if not text.strip() or path == Path():
         raise BadInput("the cluster name is empty; give a file, 'demo', or shorthand such as 16x8:A100")
     if not Path(path).exists():
-        if all(_SHORTHAND.fullmatch(part) for part in text.split("+")):
+        if is_shorthand(text):
             return from_shorthand(text)
         known = files(__package__) / "shipped" / f"{text}.yaml"
         if known.is_file() and "/" not in text:
@@ -69,22 +64,6 @@ def read(path: str | Path) -> Cluster:
     if Path(path).name.removesuffix(".gz").endswith(_YAML_ENDINGS) or "," not in source.first_line:
         return _from_yaml(source)
     return _from_csv(source)
-
-
-def from_shorthand(text: str) -> Cluster:
-    """Parse '135x8', '16x8:A100' or '16x8:A100+4x2:T4'; CPUs and memory are unknown."""
-    nodes: list[Node] = []
-    for part in text.split("+"):
-        match = _SHORTHAND.fullmatch(part)
-        if match is None:
-            raise BadValue(f"{part!r} is not a cluster; expected shorthand such as 16x8 or 16x8:A100")
-        count, gpus, gpu_type = int(match[1]), int(match[2]), match[3] or UNKNOWN_GPU_TYPE
-        if not 0 < count <= MAX_NODES - len(nodes):
-            raise BadValue(f"{text!r} has too few or too many nodes, expected 1 to {MAX_NODES:,} in total")
-        if gpus > MAX_GPUS_PER_NODE:
-            raise BadValue(f"{part!r} has {gpus:,} GPUs per node, expected 0 to {MAX_GPUS_PER_NODE}")
-        nodes += [Node(f"node{len(nodes) + i}", gpus, gpu_type if gpus else "") for i in range(count)]
-    return Cluster(tuple(nodes), name=text, cpus_known=False, memory_known=False)
 
 
 # --- YAML ---------------------------------------------------------------------------------------------------
@@ -107,6 +86,7 @@ class _NodeEntry(msgspec.Struct, forbid_unknown_fields=True):
     inside: Link = PCIE
     idle_watts: float = 0.0
     busy_watts: float = 0.0
+    domains: dict[str, str] = {}
 
 
 class _ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,6 +100,7 @@ class _ClusterEntry(msgspec.Struct, forbid_unknown_fields=True):
     cpus_known: bool | None = None
     memory_known: bool | None = None
     tenants: list[Tenant] = []
+    levels: list[Level] = []
 
 
 def _from_yaml(source: TextSource) -> Cluster:
@@ -128,7 +109,8 @@ def _from_yaml(source: TextSource) -> Cluster:
     cpus_known = _is_known(root, entry.cpus_known, "cpus", [node.cpus for node in entry.nodes])
     memory_known = _is_known(root, entry.memory_known, "memory_gib", [node.memory_gib for node in entry.nodes])
     _check_racks(root, entry)
-    nodes = [node for index, one in enumerate(entry.nodes) for node in _nodes(root.at("nodes", index), one)]
+    levels = [level.name for level in entry.levels]
+    nodes = [node for index, one in enumerate(entry.nodes) for node in _nodes(root.at("nodes", index), one, levels)]
     try:
         return Cluster(
             tuple(nodes),
@@ -139,6 +121,7 @@ def _from_yaml(source: TextSource) -> Cluster:
             cpus_known,
             memory_known,
             tuple(entry.tenants),
+            tuple(entry.levels),
         )
     except BadValue as error:
         raise root.error(error) from None
@@ -159,7 +142,8 @@ def _check_racks(root: Part, entry: _ClusterEntry) -> None:
             raise root.at("nodes", index, "rack").unexpected(f"one of {', '.join(sorted(known))}")
 
 
-def _nodes(part: Part, entry: _NodeEntry) -> Iterator[Node]:
+def _nodes(part: Part, entry: _NodeEntry, levels: list[str]) -> Iterator[Node]:
+    domains = _domains(part, entry, levels)
     try:
         for name in _names(entry.name, entry.count):
             yield Node(
@@ -168,13 +152,25 @@ def _nodes(part: Part, entry: _NodeEntry) -> Iterator[Node]:
                 entry.gpu_type or (UNKNOWN_GPU_TYPE if entry.gpus else ""),
                 milli_from_number(entry.cpus or 0.0),
                 mib_from_gib(entry.memory_gib or 0.0),
-                entry.rack,
+                domains.get(RACK_LEVEL, entry.rack),
                 entry.inside,
                 entry.idle_watts,
                 entry.busy_watts,
+                tuple(domains[level] for level in levels),
             )
     except BadValue as error:
         raise part.error(error) from None
+
+
+def _domains(part: Part, entry: _NodeEntry, levels: list[str]) -> dict[str, str]:
+    """Return the domain at each level; that of the level `rack` may be given as `rack`."""
+    racks = {RACK_LEVEL: entry.rack} if entry.rack and RACK_LEVEL in levels else {}
+    found = {**racks, **entry.domains}
+    if unknown := [name for name in found if name not in levels]:
+        raise part.at("domains", unknown[0]).error(f"is not one of the levels of the cluster: {', '.join(levels)}")
+    if missing := [name for name in levels if name not in found]:
+        raise part.error(f"domains has no {missing[0]!r}, which is a level of the cluster")
+    return found
 
 
 def _names(pattern: str, count: int | None) -> list[str]:
@@ -217,6 +213,8 @@ def write(cluster: Cluster, path: Path) -> None:
         entry["gpu_types"] = [_to_mapping(gpu_type) for gpu_type in cluster.gpu_types]
     if cluster.racks:
         entry["racks"] = [_to_mapping(rack) for rack in cluster.racks]
+    if cluster.levels:
+        entry["levels"] = [msgspec.to_builtins(level) for level in cluster.levels]
     if cluster.tenants:
         entry["tenants"] = [_to_mapping(tenant) for tenant in cluster.tenants]
     known_and_present = {
@@ -249,8 +247,10 @@ def _node_entries(cluster: Cluster) -> Iterator[dict[str, Any]]:
             entry["cpus"] = int_if_whole(first.cpu_milli / WHOLE)
         if with_memory:
             entry["memory_gib"] = int_if_whole(first.memory_mib / 1024)
-        if first.rack:
+        if first.rack and RACK_LEVEL not in cluster.level_names:
             entry["rack"] = first.rack
+        if first.domains:
+            entry["domains"] = dict(zip(cluster.level_names, first.domains, strict=True))
         if first.inside != PCIE:
             entry["inside"] = _to_mapping(first.inside)
         for key, watts in (("idle_watts", first.idle_watts), ("busy_watts", first.busy_watts)):
