@@ -22,7 +22,7 @@ from refold.client.api.calls import CALLS
 from refold.client.api.submissions import Submission
 from refold.client.api.wire import Event
 from refold.client.client import Client
-from refold.client.jobspec.reader import make_submission
+from refold.client.jobspec.submission import make_submission
 from refold.client.transports import error_from_reply
 from refold.errors import (
     BadField,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from refold.client.api.submissions import Submission
-from refold.client.jobspec.builder import MAX_LINE_BYTES, Pattern, check_patterns
+from refold.client.jobspec.patterns import MAX_LINE_BYTES, Pattern, check_patterns
 from refold.errors import BadValue
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from refold.client.api.submissions import Submission
 from refold.client.jobspec.job_fields import UNSUPPORTED, UNSUPPORTED_RESOURCES, JobFields, RequestedResources
-from refold.client.jobspec.reader import SpecFile, parse_spec, read_spec, submission_from_command
+from refold.client.jobspec.reader import SpecFile, parse_spec, read_spec
+from refold.client.jobspec.submission import submission_from_command
 from refold.errors import BadFile, BadInput, BadLine, BadRow, RefoldError
 from refold.model import Plan
 
