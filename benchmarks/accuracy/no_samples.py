@@ -2,7 +2,7 @@
 
 Every published row is estimated by the analytical model. Rows to which constants were fitted
 (`calibrate.is_fitted_on`) and held-out rows are reported separately; `--write` writes
-benchmarks/accuracy/no_samples.md.
+benchmarks/accuracy/no_samples.md, and the tables of docs/accuracy.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.accuracy.cases import (
     with_step_time,
 )
 from benchmarks.accuracy.device import read_cases
-from benchmarks.accuracy.reports import run_report
+from benchmarks.accuracy.reports import DOCS, run_report, write_section
 from benchmarks.accuracy.tables import Case
 from benchmarks.table import Row, as_markdown, at_least, at_most, markdown
 from refold.model import MAX_DEGREE, Plan
@@ -82,6 +82,10 @@ def _is_bridge(case: Case) -> bool:
     return "bridge" in case.source
 
 
+def _is_nvfp4(case: Case) -> bool:
+    return case.arithmetic == "nvfp4" and case.model.experts == 1 and not _is_lora(case)
+
+
 def _is_hybrid(case: Case) -> bool:
     return case.model.linear is not None
 
@@ -93,7 +97,19 @@ def _is_held_out_lora(case: Case, layers: str) -> bool:
 def _is_of_bridge(release: str, kind: str, case: Case) -> bool:
     own = "LoRA" if _is_lora(case) else "experts" if case.model.experts > 1 else "dense"
     own = "hybrid" if _is_hybrid(case) else own
-    return case.source == f"megatron-bridge {release}" and own == kind and not is_fitted_on(case)
+    return case.source == f"megatron-bridge {release}" and own == kind
+
+
+def _is_of_earlier_bridge(case: Case) -> bool:
+    return any(_is_of_bridge(release, "dense", case) for release in ("25.11", "26.02"))
+
+
+def _is_full_of_cloud(case: Case) -> bool:
+    return "dgx" in case.source and not _is_lora(case) and not _is_hybrid(case)
+
+
+def _is_held_out_of_bridge(release: str, kind: str, case: Case) -> bool:
+    return _is_of_bridge(release, kind, case) and not is_fitted_on(case)
 
 
 PARTS = (
@@ -140,17 +156,19 @@ PARTS = (
     ),
     Part("published", "Megatron-Bridge (fitted on)", lambda case: _is_bridge(case) and is_fitted_on(case)),
     *(
-        Part("published", f"Megatron-Bridge {release}, {kind} (held out)", partial(_is_of_bridge, release, kind))
+        Part(
+            "published", f"Megatron-Bridge {release}, {kind} (held out)", partial(_is_held_out_of_bridge, release, kind)
+        )
         for release in ("25.11", "26.02", "26.06")
         for kind in ("dense", "experts", "LoRA")
     ),
     Part("published", "Nemotron 3 Nano (held out)", lambda case: _is_hybrid(case) and case.model.experts > 1),
     Part("published", "Nemotron-H 56B (held out)", lambda case: _is_hybrid(case) and case.model.experts == 1),
-    Part("published", "NVFP4, dense (held out)", lambda case: case.arithmetic == "nvfp4" and not is_fitted_on(case)),
+    Part("published", "NVFP4, dense (held out)", lambda case: _is_nvfp4(case) and not is_fitted_on(case)),
     Part(
         "published",
         "DGX Cloud, full (held out)",
-        lambda case: "dgx" in case.source and not _is_lora(case) and not _is_hybrid(case),
+        _is_full_of_cloud,
     ),
     Part("published", "DGX Cloud, LoRA (held out)", lambda case: "dgx" in case.source and _is_lora(case)),
     Part(
@@ -324,7 +342,7 @@ HELD_OUT_GOALS = (
 
 
 class NewRows(NamedTuple):
-    """Rows that were published since 2024, and the goal of their median error in percent."""
+    """Rows that were published since 2023, and the goal of the median error of those held out, in percent; 0: none."""
 
     what: str
     tables: tuple[str, ...]
@@ -349,8 +367,12 @@ NEW_ROWS = (
         12,
     ),
     NewRows("experts, Megatron-Bridge 26.06", ("published",), partial(_is_of_bridge, "26.06", "experts"), 12),
+    NewRows("dense, Megatron-Bridge 26.06", ("published",), partial(_is_of_bridge, "26.06", "dense"), 0),
+    NewRows("dense, Megatron-Bridge 25.11 and 26.02", ("published",), _is_of_earlier_bridge, 0),
+    NewRows("DGX Cloud, full training", ("published",), _is_full_of_cloud, 0),
     NewRows("hybrid models", ("published",), _is_hybrid, 12),
-    NewRows("NVFP4, dense", ("published",), lambda case: case.arithmetic == "nvfp4" and case.model.experts == 1, 12),
+    NewRows("NVFP4, dense", ("published",), _is_nvfp4, 12),
+    NewRows("MPT on H100", ("published",), _is_mpt, 0),
     NewRows(
         "MPT on H100, from 32,768 tokens", ("published",), lambda case: _is_mpt(case) and case.sequence >= 32_768, 15
     ),
@@ -369,17 +391,36 @@ NEW_ROWS = (
     NewRows(
         "AMD Instinct, LoRA", ("published", "published_2025"), lambda case: "MI3" in case.gpu and _is_lora(case), 12
     ),
+    NewRows("AMD Instinct, full training", ("published",), lambda case: "MI3" in case.gpu and not _is_lora(case), 12),
 )
-"""Goals for rows that were not fitted. The only pretraining on AMD, the 8B on MI355X, was fitted."""
+"""Sources of step times that are not in older tables."""
+
+
+def _errors_of_source(source: NewRows, *, fitted: bool) -> TimeErrors | None:
+    cases = [case for table in source.tables for case in read_cases(table) if source.includes(case)]
+    return time_errors([case for case in with_step_time(cases) if is_fitted_on(case) == fitted])
+
+
+def sources() -> str:
+    """Return a table with the errors of step times for each source since 2023, fitted and held-out rows apart."""
+    rows = []
+    for source in NEW_ROWS:
+        fitted, held_out = (_errors_of_source(source, fitted=each) for each in (True, False))
+        if fitted or held_out:
+            rows.append((source.what, *_source_cells(fitted), *_source_cells(held_out)))
+    return markdown(("source", "fitted: rows", "median", "p90", "held out: rows", "median", "p90"), rows)
+
+
+def _source_cells(found: TimeErrors | None) -> tuple[str, str, str]:
+    return (f"{found.rows}", _percent(found.median), _percent(found.p90)) if found else ("", "", "")
 
 
 def _new_row_goals() -> list[Row]:
     """Return the goals for rows published since 2024: the median error of those that were not fitted."""
     rows: list[Row] = []
     for new in NEW_ROWS:
-        cases = [case for table in new.tables for case in read_cases(table) if new.includes(case)]
-        found = time_errors([case for case in with_step_time(cases) if not is_fitted_on(case)])
-        if found is not None:
+        found = _errors_of_source(new, fitted=False)
+        if found is not None and new.goal:
             what = f"{new.what}, held out ({found.rows}): median error"
             rows.append(at_most(what, 100 * found.median, new.goal, _percent(found.median), "%"))
     for size in ("8B", "70B", "405B"):
@@ -488,7 +529,9 @@ def report() -> str:
             "Memory. Median error: of the estimated peak. Known: rows known to have run or to have run out of memory; "
             "correct: share of them for which `fits` was predicted correctly.",
             markdown(("table", "rows", "peaks", "median error", "known", "out of memory", "correct"), memories),
-            "Goals, over all rows of a table.",
+            "Step times by source, since 2023.",
+            sources(),
+            "Goals, over all rows of a table unless stated.",
             as_markdown(goals()),
         )
     )
@@ -496,7 +539,9 @@ def report() -> str:
 
 def main() -> None:
     """Print the tables; write them with --write."""
-    run_report(report, "no_samples", __doc__)
+    if run_report(report, "no_samples", __doc__):
+        write_section(DOCS / "accuracy.md", "sources", sources())
+        write_section(DOCS / "accuracy.md", "goals", as_markdown(goals()))
 
 
 if __name__ == "__main__":

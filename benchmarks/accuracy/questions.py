@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 from time import process_time
 from typing import NamedTuple
 
 from typer.testing import CliRunner
 
-from benchmarks.measure import REPOSITORY
+from benchmarks.accuracy.reports import DOCS, write_section
 from benchmarks.table import markdown
 from refold.cli import lazy_group
-
-PAGE = REPOSITORY / "docs" / "plan.md"
-BEGIN, END = "<!-- questions: begin -->", "<!-- questions: end -->"
 
 
 class Question(NamedTuple):
@@ -74,12 +70,7 @@ def main() -> None:
     text = report()
     print(text)
     if options.write:
-        _write(PAGE, text)
-
-
-def _write(page: Path, text: str) -> None:
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        write_section(DOCS / "plan.md", "questions", text)
 
 
 if __name__ == "__main__":
