@@ -24,15 +24,17 @@ from refold.train.batches import BatchReader, Data
 from refold.train.boundary import Boundary, BoundaryRequest
 from refold.train.channel import RankChannel
 from refold.train.checkpoints import Checkpoints
-from refold.train.evaluation import ModelEvaluation, TrainingStep
+from refold.train.evaluation import ModelEvaluation
 from refold.train.host_tensors import plain, restored
 from refold.train.layout import with_micro_batches
 from refold.train.losses import Batch, Loss, LossReducer, ModelInputs, first_input, without_labels
 from refold.train.messages import Change
+from refold.train.micro_batches import TrainingStep
 from refold.train.process_group import Rendezvous
-from refold.train.reports import Reports, SessionCheckpoints
+from refold.train.reports import Reports
 from refold.train.reshaper import Reshaper
 from refold.train.samples import SampleOrder
+from refold.train.session_checkpoints import SessionCheckpoints
 from refold.train.training_state import Facts
 
 log = logging.getLogger("refold.train")
