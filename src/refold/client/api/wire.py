@@ -338,7 +338,7 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     `forecasts_starts`: the daemon estimates when waiting jobs start.
     `drained_gpus`: number of GPUs that are drained or down, in use or not; they are not counted in `free_gpus`.
     `held`: number of jobs that wait for something else than the policy, such as a dependency or a user's release.
-    `last_event`: number of the last event.
+    `last_event`: number of the last event. `slots`: jobs get CPU slots, in place of the GPUs that there are not.
     """
 
     version: str
@@ -361,6 +361,7 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     held: int = 0
     own_jobs_only: bool = False
     last_event: int = 0
+    slots: bool = False
 
 
 class Logs(msgspec.Struct, frozen=True):

@@ -6,7 +6,7 @@ import { fill, h } from "./dom.js";
 import { LiveEvents } from "./live.js";
 import { Shell } from "./shell.js";
 import { applyTheme } from "./theme.js";
-import { texts } from "./texts.js";
+import { callSlots, texts } from "./texts.js";
 
 /** Pages by name: modules are loaded when they are first shown. Each exports a class with `element`, `stop()`. */
 const PAGES = {
@@ -81,11 +81,11 @@ async function showShell() {
   }, timeBar);
   view = { live, shell, page: null };
   fill(root, shell.element);
+  const info = await source.info().catch(() => null);
+  if (info?.slots) callSlots(); // before the first page is loaded, which takes its texts then
   showPage();
-  source.info().then((info) => {
-    shell.showInfo(info);
-    live.start(Math.max(0, info.last_event - EARLIER_EVENTS));
-  }).catch(() => live.start());
+  if (info) shell.showInfo(info);
+  live.start(info ? Math.max(0, info.last_event - EARLIER_EVENTS) : undefined);
 }
 
 /** What tells pages that something has changed: the events of a daemon, or the time of a recording. */

@@ -22,11 +22,38 @@ export class Palette {
 export const OWNER_COLOURS = Array.from({ length: 9 }, (_, index) => `owner-${index}`);
 export const SCALE_COLOURS = Array.from({ length: 6 }, (_, index) => `scale-${index}`);
 
-/** Which of the owner colours an owner has: the owners with most GPUs have one of their own, the rest share the last. */
+/** The colour of owners that have none of their own. */
+export const OTHERS_COLOUR = OWNER_COLOURS[OWNER_COLOURS.length - 1];
+
+const KEY = "refold-owners";
+/** The colours that owners have been given in this browser: the same on all pages, and after a reload. @type {Map<string, string>} */
+const given = new Map();
+try {
+  for (const [owner, colour] of JSON.parse(localStorage.getItem(KEY) ?? "[]")) given.set(owner, colour);
+} catch {
+  // a browser that stores nothing, or something else
+}
+
+/**
+ * Which colour each owner has. Owners keep theirs; of new ones, those with most GPUs get one that no other owner here
+ * has, and the rest share the last.
+ */
 export function assignOwners(counts) {
-  const ranked = [...counts].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
-  const last = OWNER_COLOURS.length - 1;
-  return new Map(ranked.map(([owner], rank) => [owner, OWNER_COLOURS[ranked.length > last + 1 && rank >= last ? last : rank]]));
+  const ranked = [...counts].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1)).map(([owner]) => owner);
+  const used = new Set(ranked.map((owner) => given.get(owner)));
+  const newer = ranked.filter((owner) => !given.has(owner));
+  const taken = new Set(given.values());
+  const own = OWNER_COLOURS.filter((colour) => colour !== OTHERS_COLOUR && !used.has(colour)).sort((a, b) => taken.has(a) - taken.has(b));
+  newer.slice(0, own.length).forEach((owner, index) => {
+    for (const [other, colour] of given) if (colour === own[index]) given.delete(other); // it has gone, or is on another page
+    given.set(owner, own[index]);
+  });
+  try {
+    if (newer.length) localStorage.setItem(KEY, JSON.stringify([...given]));
+  } catch {
+    // colours last until the page is left
+  }
+  return new Map(ranked.map((owner) => [owner, given.get(owner) ?? OTHERS_COLOUR]));
 }
 
 /** The step of a scale for a value between two bounds. */

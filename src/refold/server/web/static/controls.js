@@ -33,13 +33,13 @@ export function statTile(label) {
   };
 }
 
-/** A bar for a share from 0 to 1; null: not known. */
-export function progressBar(share, label) {
+/** A bar for a share from 0 to 1; null: not known. `predicted`: it was not measured. */
+export function progressBar(share, label, predicted = false) {
   if (share === null) return h("span", { class: "progress unknown", "aria-hidden": "true" });
   const percent = Math.round(Math.max(0, Math.min(1, share)) * 100);
   return h(
     "span",
-    { class: "progress", role: "progressbar", "aria-valuenow": percent, "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": label },
+    { class: predicted ? "progress predicted" : "progress", role: "progressbar", "aria-valuetext": predicted ? texts.jobs.predicted(`${percent} %`) : null, "aria-valuenow": percent, "aria-valuemin": 0, "aria-valuemax": 100, "aria-label": label },
     h("span", { style: { width: `${percent}%` } }),
   );
 }

@@ -1,5 +1,7 @@
 /** Numbers, durations and times as text. Times are Unix seconds, durations seconds. */
 
+import { resourceText } from "./texts.js";
+
 const NUMBER = new Intl.NumberFormat("en", { maximumFractionDigits: 1 });
 const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const PRECISE = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
@@ -125,7 +127,7 @@ export function formatPlacement(placement, most = 2) {
   if (byNode.size > most) return plural(byNode.size, "node");
   return [...byNode].map(([node, { gpus, share }]) => {
     const part = share < 1 ? `${formatNumber(share)} of ` : "";
-    return gpus.length ? `${node} (${part}GPU${gpus.length > 1 ? "s" : ""} ${formatIndices(gpus)})` : node;
+    return gpus.length ? resourceText(`${node} (${part}GPU${gpus.length > 1 ? "s" : ""} ${formatIndices(gpus)})`) : node;
   }).join(", ");
 }
 

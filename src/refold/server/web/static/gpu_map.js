@@ -1,6 +1,6 @@
 /** The map of all GPUs, on a canvas: colours by owner or reading, a description on hover and by keyboard. */
 
-import { assignOwners, OWNER_COLOURS, Palette, SCALE_COLOURS, scaleColour } from "./colours.js";
+import { assignOwners, OTHERS_COLOUR, OWNER_COLOURS, Palette, SCALE_COLOURS, scaleColour } from "./colours.js";
 import { segmented } from "./controls.js";
 import { fill, h } from "./dom.js";
 import { formatGib, formatPercent, formatWhole, plural } from "./format.js";
@@ -214,13 +214,12 @@ export class GpuMap {
       entries.push(h("span", { class: "legend-scale" }, ...SCALE_COLOURS.map((name) => h("span", { style: { background: `var(--${name})` } }))));
       entries.push(h("span", { class: "legend-entry", text: reading.write(reading.high) }));
     } else {
-      const last = OWNER_COLOURS[OWNER_COLOURS.length - 1];
       let others = 0;
       for (const [owner, name] of this._owners) {
-        if (name === last && this._owners.size > OWNER_COLOURS.length) others += this._counts.get(owner);
+        if (name === OTHERS_COLOUR) others += this._counts.get(owner);
         else swatch(name, `${owner} ${formatWhole(this._counts.get(owner))}`);
       }
-      if (others) swatch(last, `${labels.others} ${formatWhole(others)}`);
+      if (others) swatch(OTHERS_COLOUR, `${labels.others} ${formatWhole(others)}`);
     }
     const gpus = this._layout.cells.map((cell) => cell.gpu);
     const free = gpus.filter((gpu) => !gpu.jobs.length && !gpu.drain_reason).length;

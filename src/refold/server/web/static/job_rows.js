@@ -3,16 +3,22 @@
 import { estimate, jobLink, moment, progressBar, stateBadge } from "./controls.js";
 import { fill, h } from "./dom.js";
 import { formatCompact, formatDuration, formatNumber, formatPercent, formatPlacement, formatWhole } from "./format.js";
-import { texts } from "./texts.js";
+import { resourceText, texts } from "./texts.js";
 
 const labels = texts.jobs;
 
-/** The share of a job that is done, from 0 to 1; null if it is not known. */
+/** The share of a job that is done, from 0 to 1: of its steps, else of its predicted run time; null if it is not known. */
 export function shareDone(job, now) {
   if (job.steps) return Math.min(1, job.steps_done / job.steps);
   const end = job.end_estimate?.at;
   if (end && job.started && end > job.started) return Math.min(0.99, Math.max(0, (now - job.started) / (end - job.started)));
   return null;
+}
+
+/** "40 %", or "about 40 %, predicted" for a job that reports no steps. */
+export function shareText(job, share) {
+  if (share === null) return "";
+  return job.steps ? formatPercent(share) : labels.predicted(formatPercent(share));
 }
 
 /** Why a job waits, in plain words, with the counts below. */
@@ -31,7 +37,7 @@ function ownerText(job) {
 function gpusCell(cell, job) {
   const asked = job.requested_gpus && job.requested_gpus !== job.gpus && job.state === "running";
   fill(
-    cell, h("span", { class: "figure", text: formatNumber(job.gpus) }), h("span", { class: "unit", text: " GPU" }),
+    cell, h("span", { class: "figure", text: formatNumber(job.gpus) }), h("span", { class: "unit", text: resourceText(" GPU") }),
     asked && h("span", { class: "sub", text: `of ${formatNumber(job.requested_gpus)} requested` }),
   );
 }
@@ -49,9 +55,9 @@ export function renderRunning(now) {
     const share = shareDone(job, now());
     const known = job.steps ? labels.step(formatCompact(job.steps_done), formatCompact(job.steps)) : "";
     const elapsed = job.started ? labels.elapsed(formatDuration(now() - job.started)) : "";
-    const text = [share === null ? "" : formatPercent(share), known || elapsed].filter(Boolean).join(" · ");
+    const text = [shareText(job, share), known || elapsed].filter(Boolean).join(" · ");
     fill(
-      progress, progressBar(share, `${labels.progress}: ${job.id}`), h("span", { class: "sub", text }),
+      progress, progressBar(share, `${labels.progress}: ${job.id}`, !job.steps), h("span", { class: "sub", text }),
       job.warning && h("span", { class: "warning-mark", title: job.warning, text: "!" }),
     );
     if (job.state === "stopping") fill(ends, stateBadge("stopping"));
@@ -70,7 +76,8 @@ export function renderWaiting(now) {
     fill(position, job.position ? formatWhole(job.position) : "–");
     nameCell(name, job, ownerText(job));
     gpusCell(gpus, job);
-    fill(reason, h("span", { text: reasonText(job) }), h("span", { class: "sub", text: job.message, title: job.message }));
+    const message = resourceText(job.message);
+    fill(reason, h("span", { text: reasonText(job) }), h("span", { class: "sub", text: message, title: message }));
     fill(starts, estimate(job.start_estimate, now(), job.state === "waiting" ? labels.unknownEnd : "–"));
   };
 }

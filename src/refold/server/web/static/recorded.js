@@ -163,7 +163,7 @@ export class RecordedSource {
     const gpus = await this.gpus();
     const groups = this._state;
     return {
-      cluster, policy, nodes: nodes.length, gpus: gpus.length, free_gpus: gpus.reduce((sum, gpu) => sum + (gpu.drain_reason ? 0 : gpu.free), 0),
+      cluster, policy, slots: nodes.every((node) => node.gpu_type === "slot"), nodes: nodes.length, gpus: gpus.length, free_gpus: gpus.reduce((sum, gpu) => sum + (gpu.drain_reason ? 0 : gpu.free), 0),
       drained_gpus: gpus.filter((gpu) => gpu.drain_reason).length, running: groups.running.length, waiting: groups.waiting.length, held: groups.held.length,
       now: this.at, start_accuracy: this._accuracy(), last_event: 0,
     };

@@ -55,6 +55,9 @@ export class Shell {
       if (page === name) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
+    const nav = this.element.querySelector("nav"); // on a phone, one line that scrolls
+    const link = this._links.get(name);
+    if (link) nav.scrollLeft = link.offsetLeft - nav.offsetLeft - (nav.clientWidth - link.offsetWidth) / 2;
     document.title = title === texts.pages.overview ? texts.product : `${title} · ${texts.product}`;
   }
 

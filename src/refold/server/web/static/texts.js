@@ -94,7 +94,7 @@ export const texts = {
     steps: (done, steps) => `step ${done} of ${steps}`,
     elapsed: (time) => `for ${time}`,
     loading: "Loading…",
-    stale: "late",
+    stale: "late", predicted: (share) => `about ${share}, predicted`,
   },
   job: {
     details: "Details", command: "Command", folder: "Folder", variables: "Environment variables", history: "History", output: "Output", throughput: "Samples, measured", predictedThroughput: "Throughput, predicted", perSecond: (samples) => `${samples} samples/s`,
@@ -130,7 +130,7 @@ export const texts = {
   },
   tenants: {
     tenant: "Tenant", user: "User", users: "Users", use: "Use", inUse: "In use", quota: "Quota", noQuota: "none", borrowed: "Borrowed", limit: "Limit",
-    withinQuota: "Within the quota", gpus: (count) => `${count} GPUs`, none: "There are no tenants.", noUsers: "Nobody has used GPUs yet.",
+    withinQuota: "Within the quota", withoutQuota: "Tenant without a quota", noQuotas: (used, total) => `${used} of ${total} GPUs in use. No tenant has a quota.`, gpus: (count) => `${count} GPUs`, none: "There are no tenants.", noUsers: "Nobody has used GPUs yet.",
     summary: (used, total) => `${used} of ${total} GPUs in use. GPUs beyond the quota are borrowed: jobs of other tenants within their quota go first.`,
     usersHelp: "Share of the GPU hours that each user has used, beside the share that is due. Hours count half as much after a week, unless the policy says otherwise.",
     fairShare: "Used, and due", used: "Used", share: "Due", gpuHours: "GPU hours", weight: "Weight",
@@ -186,6 +186,29 @@ export const texts = {
   },
   dialog: { cancel: "Keep as it is", close: "Close" },
 };
+
+/** "2 slots" for "2 GPUs"; words that are part of a name stay. */
+function slotText(text) {
+  return text.replace(/^GPU(s?)\b/, "Slot$1").replace(/(?<![-\w.])GPU(s?)(?![-\w.])/g, "slot$1");
+}
+
+let isOfSlots = false;
+
+/** A text of the daemon about GPUs, which are slots on a machine without any. */
+export function resourceText(text) {
+  return isOfSlots ? slotText(text) : text;
+}
+
+/** Call what jobs get slots and not GPUs: a machine without GPUs shares CPU slots. Before the pages are loaded. */
+export function callSlots(labels = texts) {
+  isOfSlots = true;
+  for (const [name, value] of Object.entries(labels)) {
+    if (value === texts.plan) continue; // about GPUs of any cluster
+    if (typeof value === "string") labels[name] = slotText(value);
+    else if (typeof value === "function") labels[name] = (...words) => slotText(value(...words));
+    else callSlots(value);
+  }
+}
 
 /** Plain words for the kinds of events. */
 export const eventTexts = {

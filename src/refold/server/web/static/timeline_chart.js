@@ -1,9 +1,9 @@
 /** The timeline on a canvas: a row per GPU, time to the right; past and running work, and what is planned. */
 
-import { assignOwners, OWNER_COLOURS, Palette } from "./colours.js";
+import { assignOwners, OTHERS_COLOUR, OWNER_COLOURS, Palette } from "./colours.js";
 import { fill, h } from "./dom.js";
 import { formatDuration, formatIndices, formatMoment } from "./format.js";
-import { texts } from "./texts.js";
+import { resourceText, texts } from "./texts.js";
 import { drawAxis, LEFT, TOP } from "./time_axis.js";
 
 const labels = texts.timeline;
@@ -176,7 +176,7 @@ export class TimelineChart {
   }
 
   _drawLegend() {
-    const entries = [...this._owners].slice(0, OWNER_COLOURS.length - 1).map(([owner, name]) => h("span", { class: "legend-entry" }, h("span", { class: "swatch", style: { background: `var(--${name})` } }), owner));
+    const entries = [...this._owners].filter(([, name]) => name !== OTHERS_COLOUR).map(([owner, name]) => h("span", { class: "legend-entry" }, h("span", { class: "swatch", style: { background: `var(--${name})` } }), owner));
     const kinds = [["past", labels.past], ["running", labels.running], ["planned", this._planned]].map(([kind, text]) => h("span", { class: "legend-entry" }, h("span", { class: `swatch swatch-${kind}` }), text));
     fill(this._legend, ...kinds, h("span", { class: "legend-gap" }), ...entries);
   }
@@ -241,7 +241,7 @@ export class TimelineChart {
     if (!bar) return;
     const owner = [bar.user, bar.tenant].filter(Boolean).join(" · ");
     const when = `${formatMoment(bar.start, this._now)}–${bar.kind === "running" && !bar.certain ? "?" : formatMoment(bar.end, this._now)}`;
-    fill(this._tip, h("strong", { text: bar.job }), h("span", { text: owner }), h("span", { text: `${when} · ${formatDuration(bar.end - bar.start)}` }), h("span", { text: `${bar.rows.length} GPU · ${this._place(bar)}` }), h("span", { text: (bar.kind === "planned" ? this._planned : labels[bar.kind]) + (bar.ending ? `, ${bar.ending}` : "") }));
+    fill(this._tip, h("strong", { text: bar.job }), h("span", { text: owner }), h("span", { text: `${when} · ${formatDuration(bar.end - bar.start)}` }), h("span", { text: resourceText(`${bar.rows.length} GPU · ${this._place(bar)}`) }), h("span", { text: (bar.kind === "planned" ? this._planned : labels[bar.kind]) + (bar.ending ? `, ${bar.ending}` : "") }));
     const right = at[0] > this._width / 2;
     this._tip.style.left = right ? "auto" : `${at[0] + 14}px`;
     this._tip.style.right = right ? `${this._width - at[0] + 14}px` : "auto";

@@ -3,11 +3,11 @@
 import { card, confirmDialog, emptyNote, errorBox, estimate, moment, progressBar, stateBadge, toast } from "../controls.js";
 import { fill, h, icon } from "../dom.js";
 import { formatCommand, formatDuration, formatFull, formatGib, formatMoment, formatNumber, formatPercent, formatPlacement, formatPrecise, formatRange, formatWhole } from "../format.js";
-import { reasonText, shareDone } from "../job_rows.js";
+import { reasonText, shareDone, shareText } from "../job_rows.js";
 import { Refresher } from "../live.js";
 import { LogView } from "../log_view.js";
 import { SparkLine } from "../spark_line.js";
-import { eventTexts, texts } from "../texts.js";
+import { eventTexts, resourceText, texts } from "../texts.js";
 
 const labels = texts.job;
 const ENDED = ["finished", "failed", "timed out", "cancelled"];
@@ -103,13 +103,13 @@ export default class JobPage {
   _showNow(job, now) {
     const rows = [];
     if (job.state === "waiting" || job.state === "held" || job.state === "infeasible") {
-      rows.push(h("div", {}, h("strong", { text: reasonText(job) }), h("p", { class: "muted", text: job.message })));
+      rows.push(h("div", {}, h("strong", { text: reasonText(job) }), h("p", { class: "muted", text: resourceText(job.message) })));
       if (job.position) rows.push(h("div", {}, h("span", { class: "stat-label", text: labels.position }), h("span", { class: "figure", text: formatWhole(job.position) })));
       if (job.state === "waiting") rows.push(h("div", {}, h("span", { class: "stat-label", text: texts.jobs.starts }), estimate(job.start_estimate, now, texts.jobs.unknownEnd)));
     } else if (!ENDED.includes(job.state)) {
       const share = shareDone(job, now);
       const steps = job.steps ? texts.jobs.steps(formatWhole(job.steps_done), formatWhole(job.steps)) : "";
-      rows.push(h("div", { class: "wide" }, h("span", { class: "stat-label", text: texts.jobs.progress }), progressBar(share, texts.jobs.progress), h("span", { class: "sub", text: [share === null ? labels.noProgress : formatPercent(share), steps].filter(Boolean).join(" · ") })));
+      rows.push(h("div", { class: "wide" }, h("span", { class: "stat-label", text: texts.jobs.progress }), progressBar(share, texts.jobs.progress, !job.steps), h("span", { class: "sub", text: [shareText(job, share) || labels.noProgress, steps].filter(Boolean).join(" · ") })));
       rows.push(h("div", {}, h("span", { class: "stat-label", text: texts.jobs.ends }), estimate(job.end_estimate, now, texts.jobs.unknownEnd)));
     } else if (job.message) {
       rows.push(h("div", {}, h("strong", { text: labels.outcome }), h("p", { text: job.message })));
@@ -133,8 +133,8 @@ export default class JobPage {
   _showFacts({ job, first_estimate: first, gpu_seconds: held, predicted_samples_per_second: predicted = null }, now) {
     const facts = [
       [labels.owner, [job.user, job.tenant].filter(Boolean).join(" · ")],
-      [labels.requested, job.demand],
-      [labels.runsOn, job.placement?.length ? `${formatNumber(job.gpus)} GPU: ${formatPlacement(job.placement, 12)}` : ""],
+      [labels.requested, resourceText(job.demand)],
+      [labels.runsOn, job.placement?.length ? resourceText(`${formatNumber(job.gpus)} GPU: ${formatPlacement(job.placement, 12)}`) : ""],
       [labels.plan, job.plan],
       [labels.predictedThroughput, predicted ? predictedText(job.samples_per_second, predicted) : ""],
       [labels.jobClass, [job.job_class, job.priority ? labels.priority(job.priority) : ""].filter(Boolean).join(", ")],

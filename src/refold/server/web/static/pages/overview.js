@@ -6,7 +6,7 @@ import { formatDuration, formatNumber, formatPercent, formatWhole } from "../for
 import { GpuMap } from "../gpu_map.js";
 import { RUNNING_COLUMNS, renderRunning, renderWaiting, WAITING_COLUMNS } from "../job_rows.js";
 import { Refresher } from "../live.js";
-import { eventTexts, texts } from "../texts.js";
+import { eventTexts, resourceText, texts } from "../texts.js";
 import { VirtualTable } from "../virtual_table.js";
 
 const SHOWN_ALERTS = 3;
@@ -147,5 +147,5 @@ export default class Overview {
 
 function alertRow(alert) {
   const about = alert.job ? jobLink(alert.job) : alert.node ? h("a", { href: `#/nodes/${encodeURIComponent(alert.node)}`, text: alert.node }) : null;
-  return h("li", { class: `alert alert-${alert.kind.replaceAll(" ", "-")}` }, h("span", { class: "alert-kind", text: texts.alerts.kinds[alert.kind] ?? alert.kind }), about, h("span", { text: alert.text }));
+  return h("li", { class: `alert alert-${alert.kind.replaceAll(" ", "-")}` }, h("span", { class: "alert-kind", text: texts.alerts.kinds[alert.kind] ?? alert.kind }), about, h("span", { text: resourceText(alert.text) }));
 }

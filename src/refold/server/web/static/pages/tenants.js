@@ -36,18 +36,27 @@ export default class TenantsPage {
   }
 }
 
+/** A table whose rows become cards on a phone; its roles are stated, since browsers forget those of tables that are laid out otherwise. */
 function table(label, columns, rows) {
-  const head = h("tr", {}, ...columns.map(([text, kind]) => h("th", { scope: "col", class: kind, text })));
-  return h("div", { class: "table-scroll", tabindex: 0, role: "region", "aria-label": label }, h("table", { class: "plain" }, h("thead", {}, head), h("tbody", {}, ...rows)));
+  for (const row of rows) {
+    row.setAttribute("role", "row");
+    [...row.children].forEach((cell, index) => {
+      cell.setAttribute("role", index ? "cell" : "rowheader");
+      cell.dataset.label = columns[index][0];
+    });
+  }
+  const head = h("tr", { role: "row" }, ...columns.map(([text, kind]) => h("th", { scope: "col", role: "columnheader", class: kind, text })));
+  const parts = [h("thead", { role: "rowgroup" }, head), h("tbody", { role: "rowgroup" }, ...rows)];
+  return h("div", { class: "table-scroll", tabindex: 0, role: "region", "aria-label": label }, h("table", { class: "plain cards", role: "table" }, ...parts));
 }
 
 /** The bar of a tenant: what it uses, of which what it borrows, and a mark at its quota. */
 function useBar(tenant, scale) {
-  const own = tenant.quota_gpus ? Math.min(tenant.gpus, tenant.quota_gpus) : tenant.gpus;
+  const own = Math.min(tenant.gpus, tenant.quota_gpus);
   const borrowed = tenant.gpus - own;
   const width = (gpus) => `${(100 * gpus) / scale}%`;
   return h(
-    "span", { class: "use-bar", "aria-hidden": "true" }, h("span", { class: "use-own", style: { width: width(own) } }), h("span", { class: "use-borrowed", style: { width: width(borrowed) } }),
+    "span", { class: "use-bar", "aria-hidden": "true" }, h("span", { class: "use-own", style: { width: width(own) } }), h("span", { class: tenant.quota_gpus ? "use-borrowed" : "use-no-quota", style: { width: width(borrowed) } }),
     tenant.quota_gpus > 0 && h("span", { class: "use-quota", style: { left: width(tenant.quota_gpus) } }),
   );
 }
@@ -65,7 +74,18 @@ function tenantTable(tenants, info) {
   });
   const columns = [[labels.tenant], [labels.use], [labels.inUse, "number"], [labels.quota, "number"], [labels.borrowed, "number"], [labels.limit, "number"], [texts.stats.running, "number"], [texts.stats.waiting, "number"]];
   const used = tenants.reduce((sum, tenant) => sum + tenant.gpus, 0);
-  return h("div", { class: "stack" }, h("p", { class: "muted", text: labels.summary(formatNumber(used), formatWhole(info.gpus)) }), table(texts.pages.tenants, columns, rows), h("p", { class: "legend" }, h("span", { class: "legend-entry" }, h("span", { class: "swatch use-own" }), labels.withinQuota), h("span", { class: "legend-entry" }, h("span", { class: "swatch use-borrowed" }), labels.borrowed), h("span", { class: "legend-entry" }, h("span", { class: "quota-mark" }), labels.quota)));
+  const summary = tenants.some((tenant) => tenant.quota_gpus > 0) ? labels.summary : labels.noQuotas;
+  return h("div", { class: "stack" }, h("p", { class: "muted", text: summary(formatNumber(used), formatWhole(info.gpus)) }), table(texts.pages.tenants, columns, rows), useLegend(tenants));
+}
+
+/** What the bars show: of quotas only what there is. */
+function useLegend(tenants) {
+  const withQuota = tenants.some((tenant) => tenant.quota_gpus > 0);
+  const entries = [
+    [withQuota, "swatch use-own", labels.withinQuota], [withQuota, "swatch use-borrowed", labels.borrowed], [withQuota, "quota-mark", labels.quota],
+    [tenants.some((tenant) => !tenant.quota_gpus), "swatch use-no-quota", labels.withoutQuota],
+  ];
+  return h("p", { class: "legend" }, ...entries.filter(([isShown]) => isShown).map(([, mark, text]) => h("span", { class: "legend-entry" }, h("span", { class: mark }), text)));
 }
 
 function userTable(users) {
