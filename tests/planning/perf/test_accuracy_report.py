@@ -9,6 +9,7 @@ from benchmarks.accuracy import device_fit, rubick, rubick_all
 from benchmarks.accuracy.calibrate import FITS, Fit, is_fitted_on
 from benchmarks.accuracy.device import measurements, read_cases
 from benchmarks.accuracy.no_samples import report, time_errors
+from benchmarks.accuracy.questions import QUESTIONS, Question, answer
 from benchmarks.accuracy.tables import data_folder
 
 from refold.planning.catalogue import find_engine, find_gpu
@@ -38,6 +39,12 @@ def test_the_committed_tables_equal_the_output_of_the_command() -> None:
 def test_the_page_shows_the_committed_table(first: str) -> None:
     committed = COMMITTED.read_text(encoding="utf-8")
     assert committed[committed.index(first) :].partition("\n\n")[0].strip() in DOCS.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.words)
+def test_the_page_shows_what_the_command_answers(question: Question) -> None:
+    *cells, _cpu_time = answer(question)
+    assert f"| {' | '.join(cells)} |" in (DOCS.parent / "plan.md").read_text(encoding="utf-8")
 
 
 def test_the_page_shows_the_errors_of_fits_to_seven_samples() -> None:

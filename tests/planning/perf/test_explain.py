@@ -95,7 +95,10 @@ ENGINES = [
         tensor_inter_node_traffic=2.0,
         tensor_wait_across_nodes=1e-3,
         tensor_wait_in_pipeline=1e-3,
+        tensor_factor=1.5,
         stage_wait=0.1,
+        stage_wait_from_gpus=16,
+        stage_wait_from_tensor=2,
     ),
     Engine(
         "quantised",

@@ -81,6 +81,15 @@ def test_layers_with_one_part_communicate_once_in_each_pass() -> None:
     assert seconds[1] / seconds[0] == pytest.approx(81 / 52)
 
 
+@pytest.mark.parametrize(("model", "overlaps"), [(QWEN, True), (NANO, False)], ids=["delta rule", "state space"])
+def test_the_exchange_of_tokens_does_not_overlap_beside_state_space_layers(model: ModelShape, overlaps: bool) -> None:
+    setup = setup_of(model)
+    plan = parse_plan("dp8 ep8 zero1 accumulate 4")
+    exchanged = estimate(setup, plan).seconds["expert"]
+    alone = replace(setup, engine=replace(setup.engine, overlap_experts=0.0))
+    assert (exchanged < estimate(alone, plan).seconds["expert"]) == overlaps
+
+
 def test_activations_of_linear_attention_are_saved() -> None:
     plan = parse_plan("dp8 ep8 zero1 accumulate 4")
     wide = replace(QWEN, linear=LinearAttention(36, 64, 128, 16, 128, chunk=64, delta_rule=True), parameters_stated=0)

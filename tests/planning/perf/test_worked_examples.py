@@ -135,6 +135,8 @@ def test_tensor_parallelism_takes_four_all_reduces_per_layer() -> None:
     assert seconds(setup, Plan(tensor=4), "tensor") == pytest.approx(4 * 4 * all_reduce)
     assert seconds(setup, Plan(tensor=4, recompute="full"), "tensor") == pytest.approx(4 * 6 * all_reduce)
     assert seconds(half_hidden, Plan(tensor=4), "tensor") == pytest.approx(4 * 4 * (1 - 0.5 * 3 / 4) * all_reduce)
+    slower = make_setup(4, tensor_factor=1.75)
+    assert seconds(slower, Plan(tensor=4), "tensor") == pytest.approx(1.75 * 4 * 4 * all_reduce)
     assert seconds(setup, Plan(4), "tensor") == 0
 
 
@@ -164,6 +166,9 @@ def test_waits_of_a_stage_for_its_neighbours() -> None:
     assert seconds(one_neighbour, Plan(pipeline=2), "pipeline") == pytest.approx(0.5, abs=1e-4)
     too_small = make_setup(2, stage_wait=0.5, stage_wait_from_gpus=4)
     assert seconds(too_small, Plan(pipeline=2), "pipeline") == pytest.approx(0.0, abs=1e-4)
+    wide = make_setup(4, stage_wait=0.5, stage_wait_from_gpus=8, stage_wait_from_tensor=2)
+    assert seconds(wide, Plan(pipeline=2, tensor=2), "pipeline") == pytest.approx(0.5, abs=1e-4)
+    assert seconds(wide, Plan(2, pipeline=2), "pipeline") == pytest.approx(0.0, abs=1e-4)
 
 
 PASS = 2 * WEIGHTS * (1 - 1 / 8) / LINK

@@ -26,6 +26,10 @@ MEASUREMENT_NOISE = 0.04
 PART_WEIGHT = 0.2
 """Weight of a measured part relative to the step: frameworks separate the parts at different points."""
 
+SIGNIFICANT_DEVIATIONS = 1.5
+"""Standard deviations of a mean gain that are no chance. Of 99 fits to seven random samples of nine published sets, 8
+were worse than none by more than the noise of 1.5 % without this condition, and 2 with it."""
+
 OUTLIER_NOISES = 2.0
 """Errors of more than this many times the noise are damped as outliers."""
 
@@ -141,12 +145,14 @@ def fit_as_far_as_useful(form: Form, samples: Sequence[Measurement]) -> Fitted:
     """Fit all parameters, one common factor, or none: the simplest whose error on samples left out is as small.
 
     The form's parameters are corrections, 1 for the model as it is. More is fitted if the error becomes smaller by more
-    than the noise of a mean of so many samples.
+    than the noise of a mean of so many samples, and by more than chance: otherwise a few samples often do harm.
     """
     full = fit(form, samples)
     chosen = _with_factor(form, full, "none")
     for fuller in (_with_factor(form, full, "factor"), full):
-        if fuller.unseen_error < chosen.unseen_error - MEASUREMENT_NOISE / sqrt(len(full.samples)):
+        gains = np.abs(chosen.unseen) - np.abs(fuller.unseen)
+        root = sqrt(len(gains))
+        if gains.mean() > max(MEASUREMENT_NOISE / root, SIGNIFICANT_DEVIATIONS * gains.std(ddof=1) / root):
             chosen = fuller
     return chosen
 

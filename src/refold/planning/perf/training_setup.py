@@ -171,8 +171,9 @@ class TrainingSetup(msgspec.Struct, frozen=True, dict=True):
         if self.tuning.frozen_layers >= self.model.blocks:
             frozen, layers = self.tuning.frozen_layers, self.model.blocks
             raise BadValue(f"{frozen} layers are frozen, but {self.model.name} has {layers}: nothing would be trained")
-        if self.packed < 0:
-            raise BadValue(f"packed is {self.packed}, expected a number of tokens ≥ 0")
+        if not 0 <= self.packed <= self.sequence:
+            found = f"samples of {self.packed:,} tokens cannot be packed into sequences of {self.sequence:,}"
+            raise BadValue(f"{found}: expected at most as many")
 
     @property
     def tokens(self) -> int:
