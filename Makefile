@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE  # every process would compile all that it impo
 
 KERNELS := $(BIN)/python setup.py --quiet build_ext --inplace  # compiles those that have changed
 
-.PHONY: run compare kernels check test test-seeds test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web ci upgrade lint measures duplicates mutate demo docs bench clean
+.PHONY: run compare kernels check test test-seeds test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web ci upgrade lint measures duplicates mutate demo docs man bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -129,6 +129,11 @@ demo: $(VENV)/installed.test  ## train three jobs on four CPU slots, which shrin
 docs: $(VENV)/installed.docs  ## build the documentation site in build/site; its pages open without a server
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "build/site/index.html"
+
+man: $(VENV)/installed.run  ## write the manual page of all commands: man -l build/man/refold.1
+	@mkdir -p build/man
+	@$(BIN)/python tools/man_page.py >build/man/refold.1
+	@echo "build/man/refold.1"
 
 bench: $(VENV)/installed.bench  ## measure speed, against other simulators in the same run; takes a while
 	@$(BIN)/python -m benchmarks.speed

@@ -6,6 +6,7 @@ What is compiled stays Python: without the compiled files, the same modules are 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 sys.path.insert(0, str(Path(__file__).parent / "tools"))
 from c_compiler import compiler_variables
@@ -81,11 +84,45 @@ class BuildKernels(build_ext):
         self.build_lib, self.build_temp = usual.build_platlib, usual.build_temp
 
 
+COMMIT = "refold/_commit.txt"
+"""In wheels and source distributions: the commit from which they were made."""
+
+
+def write_commit(path: Path) -> None:
+    """Write the commit of the checkout, or `REFOLD_COMMIT`; nothing if it is not known, as in a source distribution."""
+    commit = os.environ.get("REFOLD_COMMIT", "")
+    if not commit and Path(".git").exists():
+        command = ["git", "rev-parse", "HEAD"]
+        commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    if commit:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{commit[:12]}\n")
+
+
+class BuildModules(build_py):
+    """Copies the modules of a wheel, and writes the commit."""
+
+    def run(self) -> None:
+        """Copy all modules."""
+        super().run()
+        if not self.editable_mode:
+            write_commit(Path(self.build_lib) / COMMIT)
+
+
+class MakeSource(sdist):
+    """Collects the files of a source distribution, and writes the commit."""
+
+    def make_release_tree(self, base_dir: str, files: list[str]) -> None:
+        """Copy all files."""
+        super().make_release_tree(base_dir, files)
+        write_commit(Path(base_dir) / SOURCES / COMMIT)
+
+
 if __name__ == "__main__":
     flags = [*FLAGS, "-O1"]  # no loops over elements
     memory_views = Extension(MEMORY_VIEWS, ["_memory_views.c"], extra_compile_args=flags)
     setup(
         ext_modules=[memory_views, *kernels()],
-        cmdclass={"build_ext": BuildKernels},
+        cmdclass={"build_ext": BuildKernels, "build_py": BuildModules, "sdist": MakeSource},
         options={"build_ext": {"parallel": os.cpu_count()}},
     )

@@ -28,7 +28,7 @@ def rows(quick: bool) -> list[Row]:
     try:
         starlette = _starlette_app(TokenAuthenticator({known.hash: known}))
     except ImportError:
-        return [skipped("a call through Starlette", "starlette is not installed: pip install 'refold[bench]'")]
+        return [skipped("a call through Starlette", "starlette is not installed: pip install '.[bench]'")]
     refold: App = Api(_StubService(), TokenAuthenticator({known.hash: known}))  # type: ignore[arg-type]
     scope = _scope(token)
     pairs = [(_micros(refold, scope), _micros(starlette, scope)) for _ in range(2 if quick else REPEATS)]

@@ -46,7 +46,7 @@ def main() -> int:
     )
     options = parser.parse_args()
     if find_spec("torch") is None:
-        print("skipped: PyTorch is not installed (pip install 'refold[train]')")
+        print("skipped: PyTorch is not installed (pip install '.[train]')")
         return 0
     earlier: Numbers = json.loads(CPU.read_text()) if options.write and CPU.exists() else {}
     with tempfile.TemporaryDirectory() as folder:

@@ -78,7 +78,7 @@ JOBS = (DemoJob("gpt", 250, 0.0), DemoJob("vit", 100, 20.0), DemoJob("encoder", 
 def main() -> int:
     """Run the demo, and return its exit status."""
     if find_spec("torch") is None:
-        print("skipped: PyTorch is not installed; pip install 'refold[train]'")
+        print("skipped: PyTorch is not installed; pip install '.[train]'")
         return 0
     with tempfile.TemporaryDirectory(prefix="refold-demo-") as folder:
         variables = {"HOME": folder, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}

@@ -125,7 +125,7 @@ class MissingExtra(RefoldError):
     """A feature needs an optional dependency that is not installed."""
 
     def __init__(self, feature: str, extra: str) -> None:
-        super().__init__(f"{feature} needs an optional dependency: pip install 'refold[{extra}]'")
+        super().__init__(f"{feature} needs an optional dependency: pip install '.[{extra}]' in the source folder")
         self.feature = feature
         self.extra = extra
 

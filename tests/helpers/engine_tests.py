@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-NO_TORCH = "PyTorch is not installed: run `make test-train`, or pip install 'refold[train]'"
+NO_TORCH = "PyTorch is not installed: run `make test-train`, or pip install '.[train]'"
 needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason=NO_TORCH)
 
 

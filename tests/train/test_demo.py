@@ -83,4 +83,4 @@ def test_a_journal_that_does_not_replay_is_a_problem(demo: Any, tmp_path: Path) 
 def test_without_pytorch_the_demo_is_skipped() -> None:
     without = f"import runpy, sys; sys.modules['torch'] = None; runpy.run_path({str(DEMO)!r}, run_name='__main__')"
     ended = subprocess.run([sys.executable, "-c", without], capture_output=True, text=True, check=True, timeout=60)
-    assert ended.stdout == "skipped: PyTorch is not installed; pip install 'refold[train]'\n"
+    assert ended.stdout == "skipped: PyTorch is not installed; pip install '.[train]'\n"

@@ -101,7 +101,7 @@ def test_pytorch_and_numpy_are_imported_only_when_needed() -> None:
 
 def test_the_error_without_pytorch_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiling, "find_spec", lambda _: None)
-    with pytest.raises(MissingExtra, match=r"needs an optional dependency: pip install 'refold\[train\]'"):
+    with pytest.raises(MissingExtra, match=r"needs an optional dependency: pip install '\.\[train\]'"):
         next(profile(GPT, []))
 
 

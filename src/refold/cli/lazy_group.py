@@ -228,8 +228,26 @@ UsageError = cast(type[typer.BadParameter], typer.BadParameter.__mro__[1])
 
 def _print_version(requested: bool) -> None:
     if requested:
-        print(f"refold {__version__}")
+        commit = _find_commit()
+        print(f"refold {__version__}" + (f" (commit {commit})" if commit else ""))
         raise typer.Exit
+
+
+def _find_commit() -> str:
+    """Return the commit from which the package was built, or that of its checkout; '' if it is not known."""
+    package = Path(__file__).parents[1]
+    built, checkout = package / "_commit.txt", package.parents[1]
+    if built.exists():
+        return built.read_text(encoding="utf-8").strip()
+    if not (checkout / ".git").exists():
+        return ""
+    import subprocess
+
+    command = ["git", "-C", str(checkout), "rev-parse", "--short=12", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
 
 
 @app.callback()

@@ -24,7 +24,7 @@ def ray_is_wanted() -> None:
     """Skip tests unless they should start Ray, and it is installed."""
     if not os.environ.get("REFOLD_TEST_RAY"):
         pytest.skip("needs Ray: run `make test-ray`")
-    pytest.importorskip("ray", reason="Ray is not installed: pip install 'refold[ray]'")
+    pytest.importorskip("ray", reason="Ray is not installed: pip install '.[ray]'")
 
 
 @pytest.fixture(scope="session")

@@ -232,7 +232,7 @@ def test_the_report_is_written_to_a_file(tmp_path: Path) -> None:
 
 def test_the_error_for_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
-    with pytest.raises(MissingExtra, match=r"the report needs an optional dependency: pip install 'refold\[report\]'"):
+    with pytest.raises(MissingExtra, match=r"the report needs an optional dependency: pip install '\.\[report\]'"):
         report(simulate_policies(make_jobs(3), make_cluster(8)))
 
 

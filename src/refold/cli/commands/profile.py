@@ -60,7 +60,7 @@ def profile(
 
     The model is initialised with random weights and trained for a few steps under different plans: micro-batch sizes,
     recomputation, offload to the CPU. Configurations that run out of memory are recorded as such. `refold fit` fits
-    the performance model to the samples. Needs PyTorch: pip install 'refold[train]'
+    the performance model to the samples. Needs PyTorch: pip install '.[train]' in the source folder
 
     Example: refold profile gpt2-xl --batch 16 --out gpt2.csv
 

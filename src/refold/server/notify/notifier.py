@@ -174,7 +174,7 @@ def send_with_apprise(address: str, message: Message) -> bool:
     try:
         import apprise
     except ImportError:
-        logger.warning("notifications need an extra: pip install 'refold[serve]'")
+        logger.warning("notifications need an extra: pip install '.[serve]' in the source folder")
         return False
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # it logs failures with the full address
     asset: Any = apprise.AppriseAsset(storage_mode="memory", service_timeout=SEND_TIMEOUT_SECONDS, app_id="refold")
