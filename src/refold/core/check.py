@@ -21,6 +21,7 @@ RULES = {
     "preemptible": "a job that is not preemptible, or not again, is not stopped or reshaped",
     "type": "an instance is placed on a GPU type that its job accepts",
     "node": "an instance is placed on a node that its job is allowed on",
+    "topology": "the instances of a job are placed in the domains that it requires",
     "limit": "a job of a tenant with a limit gets at most the GPUs with which it was admitted",
     "free": "an allocation consists of resources that are free now; the shares of a GPU sum up to at most 1.0",
     "reason": "reasons and start estimates are given for waiting jobs only",
@@ -130,8 +131,15 @@ def _matches_demand(allocation: Allocation, demand: Demand) -> bool:
 def _check_nodes(
     state: State, job: Job, allocation: Allocation, policy: str, stays_on: frozenset[int] = frozenset()
 ) -> None:
-    """Check that the nodes are of a type that the job accepts, and that it is allowed on them or runs there."""
+    """Check that the nodes are of a type and in domains that the job accepts, and that it is allowed on them or runs
+    there."""
     accepted, allowed = job.demand.gpu_types, job.demand.allowed_nodes
+    if job.demand.topology is not None and job.demand.topology.is_binding:
+        nodes = [share.node for share in allocation.placement]
+        known = all(0 <= node < len(state.cluster.nodes) for node in nodes)
+        if not (known and job.demand.is_met_by(nodes, state.cluster)):
+            required = f"requires its instances {job.demand.topology}"
+            raise BadDecision(policy, "topology", f"placed job {job.id!r} on nodes {nodes}, but it {required}")
     if not accepted and allowed is None:
         return
     for share in allocation.placement:

@@ -36,7 +36,8 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How many instances and nodes fit, and how many nodes lack which resource for one instance.
 
     Each node is counted once, under the first resource that it lacks. `too_small` counts nodes that have fewer GPUs
-    in total than an instance needs, `not_allowed` those that are not among the job's `allowed_nodes`.
+    in total than an instance needs, `not_allowed` those that are not among the job's `allowed_nodes`. `fit_anywhere`:
+    the instances that would fit if the job requested no domains, if these are more.
     """
 
     instances: int = 1
@@ -51,6 +52,7 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     too_little_memory: int = 0
     at_power_limit: int = 0
     not_allowed: int = 0
+    fit_anywhere: int = 0
 
     def text(self, demand: Demand | None = None) -> str:
         """Format: '0 of 12 nodes fit: 7 have fewer than 8 free GPUs, 4 have a different GPU type, 1 is down or
@@ -74,6 +76,9 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         fit = f"{self.nodes_fit} of {self.nodes} nodes fit"
         if self.instances > 1 and self.instances_fit:
             fit = f"{self.instances_fit} of {self.instances} instances fit on {self.nodes_fit} of {self.nodes} nodes"
+        if self.fit_anywhere:
+            where = f" {demand.topology}" if demand is not None and demand.topology is not None else " as requested"
+            fit = f"{self.instances_fit} of {self.instances} instances fit{where}, {self.fit_anywhere} in any domains"
         return fit + (f": {', '.join(reasons)}" if reasons else "")
 
 

@@ -1,5 +1,6 @@
 cimport cython
-from refold.placement.kernels cimport AllowedRows, EncodedDemand, FreeArrays
+from refold.placement.allowed cimport AllowedRows
+from refold.placement.kernels cimport EncodedDemand, FreeArrays
 
 cdef dict _MASKS, _INDICES
 

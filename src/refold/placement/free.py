@@ -8,9 +8,11 @@ from functools import cache
 
 import cython
 import numpy as np
+from msgspec.structs import replace
 
 from refold.model import WHOLE, Cluster, Demand, Placement, Share, Shortage
-from refold.placement import kernels, layout
+from refold.placement import domains, kernels, layout
+from refold.placement.allowed import empty_allowed_rows, encode_request
 from refold.placement.layout import (
     CPU_FREE,
     CPU_HASH,
@@ -19,6 +21,7 @@ from refold.placement.layout import (
     FIRST_GPU,
     GPU_HASH,
     GPUS,
+    INSTANCES_THAT_FIT,
     MAX_FREE,
     MEMORY_FREE,
     MEMORY_HASH,
@@ -37,7 +40,8 @@ from refold.placement.layout import (
 )
 
 if not cython.compiled:
-    from refold.placement.kernels import AllowedRows, EncodedDemand, FreeArrays
+    from refold.placement.allowed import AllowedRows
+    from refold.placement.kernels import EncodedDemand, FreeArrays
 
 _REFUSAL_TEXTS = {
     layout.NODE_DOWN: "the node is down",
@@ -79,7 +83,7 @@ class FreeResources:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         nodes, gpus, bits = _build_arrays(cluster)
-        self._set_arrays(nodes, gpus, bits, AllowedRows(np.zeros((2, (len(cluster.nodes) + 63) // 64), np.uint64)))
+        self._set_arrays(nodes, gpus, bits, empty_allowed_rows(cluster))
         self.down_nodes: frozenset[int] = frozenset()
         self.down_gpus: frozenset[tuple[int, int]] = frozenset()
         """GPUs that are down, as (node, GPU), whether or not their nodes are."""
@@ -109,8 +113,9 @@ class FreeResources:
         encoded = self._encoded.get(demand)
         if encoded is None:
             row = encode_demand(demand, self.cluster)
-            if demand.allowed_nodes is not None:
-                row[0, ALLOWED] = self.arrays.allowed.add(demand.allowed_nodes)
+            request = encode_request(demand, self.cluster)
+            if demand.allowed_nodes is not None or request.any():
+                row[0, ALLOWED] = self.arrays.allowed.add(demand.allowed_nodes, request)
             encoded = self._encoded[demand] = EncodedDemand(row)
         return encoded
 
@@ -245,7 +250,10 @@ class FreeResources:
     def shortage(self, demand: Demand) -> Shortage:
         """Count the nodes that cannot host one instance of a demand, by the first resource they lack."""
         counts = kernels.count_shortages(self.arrays, self.vector(demand), 0)
-        return shortage_from_counts(demand, len(self.cluster.nodes), counts)
+        anywhere = int(counts[INSTANCES_THAT_FIT])
+        counts[INSTANCES_THAT_FIT] = fit = domains.limit_by_domains(self.arrays, self.encoded(demand), anywhere)
+        shortage = shortage_from_counts(demand, len(self.cluster.nodes), counts)
+        return shortage if fit == anywhere else replace(shortage, fit_anywhere=anywhere)
 
     def fits_one_instance(self, demand: Demand) -> bool:
         """Whether one instance of a demand fits on any node."""
@@ -258,7 +266,10 @@ class FreeResources:
         """
         result = self._fits_when_empty.get(demand)
         if result is None:
-            result = self._fits_when_empty[demand] = _fits_in_empty_cluster(self.cluster, demand)
+            result = _fits_in_empty_cluster(self.cluster, demand)
+            if result and demand.topology is not None:
+                result = FreeResources(self.cluster).shortage(demand).instances_fit == demand.instances
+            self._fits_when_empty[demand] = result
         return result
 
 

@@ -11,11 +11,9 @@ from refold.model import WHOLE
 from refold.placement.layout import FIRST_GPU_FREE, INTERVAL_CPU, INTERVAL_MEMORY, WHOLE_MASK, Floats, Ints
 
 if not cython.compiled:
-    from math import nextafter
-
     from refold.model.arrays import view
-    from refold.placement.heap import pop, push
-    from refold.placement.kernels import AllowedRows, FreeArrays, is_allowed, need_at, set_free
+    from refold.placement.allowed import AllowedRows, is_allowed
+    from refold.placement.kernels import FreeArrays, need_at, set_free
     from refold.placement.layout import Need, count_ones
 
 
@@ -23,9 +21,9 @@ class FreeIntervals:
     """The intervals of every node: their number, start times (the last one has no end), and free resources.
 
     `gpus`, `types` and `up` are the GPUs of every node, their type as a bit, and whether it is up; `allowed` are the
-    sets of nodes that demands are limited to. The rest is for
-    temporary use: what a query is about, the free capacity of each GPU of a node, and a heap of the times at which the
-    number of instances that fit changes.
+    nodes and domains that demands are limited to. The rest is for temporary use: what a query is about, the free
+    capacity of each GPU of a node, a heap of the times at which the number of instances that fit changes, and that
+    number by domain.
     """
 
     def __init__(
@@ -36,6 +34,8 @@ class FreeIntervals:
         self.number, self.starts, self.free = view(number), view(starts), view(free)
         self.need = Need(0, 0, 0, 0, 0, 0, 0)
         self.gpu_free = view(np.empty(free.shape[2] - FIRST_GPU_FREE, dtype=np.int64))
+        self.losses = view(np.empty(2 * starts.size, dtype=np.int64))
+        self.fitting = view(np.zeros(max(1, *allowed.tables[1].shape[:2]), dtype=np.int64))
         self.times, self.changes = view(np.empty(2 * starts.size)), view(np.empty(2 * starts.size, dtype=np.int64))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -62,7 +62,7 @@ class BookedArrays:
 # --- intervals of one node ----------------------------------------------------------------------------------
 
 
-def _interval_at(intervals: FreeIntervals, node: int, time: float) -> int:
+def interval_at(intervals: FreeIntervals, node: int, time: float) -> int:
     """Return the interval that contains a time."""
     low, high = 0, intervals.number[node] - 1
     while low < high:
@@ -82,7 +82,7 @@ def _copy(intervals: FreeIntervals, node: int, interval: int, to: int) -> None:
 
 def _split(intervals: FreeIntervals, node: int, time: float) -> int:
     """Split the interval that contains a time, if needed, and return the interval that starts at it."""
-    at = _interval_at(intervals, node, time)
+    at = interval_at(intervals, node, time)
     if intervals.starts[node, at] == time:
         return at
     for interval in range(intervals.number[node], at + 1, -1):
@@ -143,7 +143,7 @@ def is_overbooked(
     intervals: FreeIntervals, node: int, start: float, end: float, mask: int, cpu: bool, memory: bool
 ) -> bool:
     """Whether the GPUs of `mask`, the CPUs or the memory of a node are overbooked at any time from start to end."""
-    first = interval = _interval_at(intervals, node, start)
+    first = interval = interval_at(intervals, node, start)
     while interval < intervals.number[node] and (interval == first or intervals.starts[node, interval] < end):
         if cpu and intervals.free[node, interval, INTERVAL_CPU] < 0:
             return True
@@ -159,7 +159,7 @@ def is_overbooked(
 def drop_past_intervals(intervals: FreeIntervals, now: float) -> None:
     """Discard the intervals that have ended."""
     for node in range(intervals.number.shape[0]):
-        past = _interval_at(intervals, node, now)
+        past = interval_at(intervals, node, now)
         if past > 0:
             for interval in range(past, intervals.number[node]):
                 intervals.starts[node, interval - past] = intervals.starts[node, interval]
@@ -183,7 +183,7 @@ def _instances_on_gpus(intervals: FreeIntervals, gpus: int) -> int:
     return fitting
 
 
-def _instances_in(intervals: FreeIntervals, node: int, first: int, until: float) -> int:
+def instances_in(intervals: FreeIntervals, node: int, first: int, until: float) -> int:
     """Return how many instances fit on a node throughout all intervals from `first` on that start before `until`."""
     need, gpus, whole = intervals.need, intervals.gpus[node], -1
     cpu, memory = intervals.free[node, first, INTERVAL_CPU], intervals.free[node, first, INTERVAL_MEMORY]
@@ -216,7 +216,7 @@ def _instances_in(intervals: FreeIntervals, node: int, first: int, until: float)
     return max(fitting, 0)
 
 
-def _has_suitable_gpus(intervals: FreeIntervals, node: int) -> bool:
+def has_suitable_gpus(intervals: FreeIntervals, node: int) -> bool:
     if not intervals.up[node] or intervals.gpus[node] < intervals.need.gpus:
         return False
     if not is_allowed(intervals.allowed, node, intervals.need):
@@ -260,7 +260,7 @@ def first_that_can_start_earlier(
                     if not has_room(intervals, node):
                         return position  # the caller checks it completely
                     change_interval(intervals, node, start, end, mask, need.milli, need.cpu, need.memory)
-                found = _earliest_start_on_node(intervals, node, duration, now, start)
+                found = earliest_start_on_node(intervals, node, duration, now, start)
                 if on_this_node:
                     change_interval(intervals, node, start, end, mask, -need.milli, -need.cpu, -need.memory)
                 if found < start:
@@ -269,13 +269,13 @@ def first_that_can_start_earlier(
     return -1
 
 
-def _earliest_start_on_node(intervals: FreeIntervals, node: int, duration: float, after: float, before: float) -> float:
+def earliest_start_on_node(intervals: FreeIntervals, node: int, duration: float, after: float, before: float) -> float:
     """Return the first time in [after, before) from which one instance fits on a node for `duration`; inf: none."""
-    if not _has_suitable_gpus(intervals, node):
+    if not has_suitable_gpus(intervals, node):
         return inf
-    interval, time = _interval_at(intervals, node, after), after
+    interval, time = interval_at(intervals, node, after), after
     while time < before:
-        if _gpus_suffice(intervals, node, interval) and _instances_in(intervals, node, interval, time + duration) > 0:
+        if _gpus_suffice(intervals, node, interval) and instances_in(intervals, node, interval, time + duration) > 0:
             return time
         interval += 1
         if interval >= intervals.number[node]:
@@ -284,94 +284,15 @@ def _earliest_start_on_node(intervals: FreeIntervals, node: int, duration: float
     return inf
 
 
-def earliest_start(intervals: FreeIntervals, demands: Ints, duration: float, after: float, before: float) -> float:
-    """Return the first time in [after, before) from which all instances fit at once for `duration`; inf: none."""
-    if not after < before:
-        return inf
-    intervals.need = need_at(demands, 0)
-    if intervals.need.instances > 1:
-        return _earliest_start_of_gang(intervals, duration, after, before)
-    best = before
-    for node in range(intervals.number.shape[0]):
-        best = min(best, _earliest_start_on_node(intervals, node, duration, after, best))
-        if best <= after:
-            return best
-    return best if best < before else inf
-
-
-def _earliest_start_of_gang(intervals: FreeIntervals, duration: float, after: float, before: float) -> float:
-    """Slide the window forward and track how many instances fit on all nodes together.
-
-    The count of a node rises when the window starts at one of its intervals, and falls as soon as the end of the
-    window has passed the start of another. So gains count at their time, and losses after it.
-    """
-    fitting = changes = 0
-    for node in range(intervals.number.shape[0]):
-        if not _has_suitable_gpus(intervals, node):
-            continue
-        interval, count = _interval_at(intervals, node, after), intervals.number[node]
-        fitting_before = _instances_in(intervals, node, interval, after + duration)
-        fitting += fitting_before
-        next_conflict = interval + 1
-        while next_conflict < count and intervals.starts[node, next_conflict] < after + duration:
-            next_conflict += 1
-        while interval + 1 < count or next_conflict < count:
-            starts = intervals.starts[node, interval + 1] if interval + 1 < count else inf
-            conflict = intervals.starts[node, next_conflict] - duration if next_conflict < count else inf
-            time = min(starts, conflict)
-            if time >= before:
-                break
-            if starts <= conflict:
-                interval += 1
-                fitting_now = _instances_in(intervals, node, interval, time + duration)
-            else:
-                until = nextafter(intervals.starts[node, next_conflict], inf)
-                fitting_now = _instances_in(intervals, node, interval, until)
-                next_conflict += 1
-            if fitting_now != fitting_before:
-                push(intervals.times, intervals.changes, changes, time, fitting_now - fitting_before)
-                changes += 1
-                fitting_before = fitting_now
-    return after if fitting >= intervals.need.instances else _first_time_with_all(intervals, changes, fitting)
-
-
-def _first_time_with_all(intervals: FreeIntervals, changes: int, fitting: int) -> float:
-    """Return the first time at which all instances fit, if `fitting` do so before so many changes on the heap."""
-    while changes > 0:
-        time, losses = intervals.times[0], 0
-        while changes > 0 and intervals.times[0] == time:
-            change = pop(intervals.times, intervals.changes, changes)
-            fitting += max(change, 0)
-            losses += min(change, 0)
-            changes -= 1
-        if fitting >= intervals.need.instances:
-            return time
-        fitting += losses
-    return inf
-
-
-def _free_duration_on_node(intervals: FreeIntervals, node: int, now: float) -> float:
+def free_duration_on_node(intervals: FreeIntervals, node: int, now: float) -> float:
     """Return for how long one instance fits on a node, from now on."""
-    first = interval = _interval_at(intervals, node, now)
+    first = interval = interval_at(intervals, node, now)
     while interval < intervals.number[node]:
         until = intervals.starts[node, interval + 1] if interval + 1 < intervals.number[node] else inf
-        if _instances_in(intervals, node, first, until) == 0:
+        if instances_in(intervals, node, first, until) == 0:
             return intervals.starts[node, interval] - now if interval > first else 0.0
         interval += 1
     return inf
-
-
-def longest_free_duration(intervals: FreeIntervals, demands: Ints, now: float) -> float:
-    """Return for how long all instances fit, from now on."""
-    intervals.need, best = need_at(demands, 0), 0.0
-    if intervals.need.instances > 1:
-        return _longest_free_duration_of_gang(intervals, now)
-    for node in range(intervals.number.shape[0]):
-        if _has_suitable_gpus(intervals, node):
-            best = max(best, _free_duration_on_node(intervals, node, now))
-            if best == inf:
-                break
-    return best
 
 
 def longest_free_duration_on(intervals: FreeIntervals, candidates: Ints, demands: Ints, now: float) -> float:
@@ -379,44 +300,14 @@ def longest_free_duration_on(intervals: FreeIntervals, candidates: Ints, demands
     need, best = need_at(demands, 0), 0.0
     intervals.need = Need(1, need.gpus, need.milli, need.cpu, need.memory, need.types, need.allowed)
     for index in range(candidates.shape[0]):
-        if _has_suitable_gpus(intervals, candidates[index]):
-            best = max(best, _free_duration_on_node(intervals, candidates[index], now))
+        if has_suitable_gpus(intervals, candidates[index]):
+            best = max(best, free_duration_on_node(intervals, candidates[index], now))
     return best
-
-
-def _longest_free_duration_of_gang(intervals: FreeIntervals, now: float) -> float:
-    """Extend the window, which starts now, and track how many instances fit; the count can only fall."""
-    fitting = changes = 0
-    for node in range(intervals.number.shape[0]):
-        if not _has_suitable_gpus(intervals, node):
-            continue
-        first = interval = _interval_at(intervals, node, now)
-        fitting_before = intervals.need.instances
-        while interval < intervals.number[node] and fitting_before > 0:
-            until = intervals.starts[node, interval + 1] if interval + 1 < intervals.number[node] else inf
-            fitting_now = _instances_in(intervals, node, first, until)
-            if interval == first:
-                fitting += fitting_now
-            elif fitting_now < fitting_before:
-                change = fitting_now - fitting_before
-                push(intervals.times, intervals.changes, changes, intervals.starts[node, interval], change)
-                changes += 1
-            fitting_before = fitting_now
-            interval += 1
-    if fitting < intervals.need.instances:
-        return 0.0
-    while changes > 0:
-        time = intervals.times[0]
-        fitting += pop(intervals.times, intervals.changes, changes)
-        changes -= 1
-        if fitting < intervals.need.instances:
-            return time - now
-    return inf
 
 
 def _write_free_on_node(intervals: FreeIntervals, free: FreeArrays, node: int, start: float, end: float) -> None:
     """Write the resources of one node that are free throughout a window; if it has no length, those at its start."""
-    first, gpus, column = _interval_at(intervals, node, start), intervals.gpus[node], FIRST_GPU_FREE
+    first, gpus, column = interval_at(intervals, node, start), intervals.gpus[node], FIRST_GPU_FREE
     cpu, memory = intervals.free[node, first, INTERVAL_CPU], intervals.free[node, first, INTERVAL_MEMORY]
     for gpu in range(gpus):
         intervals.gpu_free[gpu] = max(intervals.free[node, first, column + gpu], 0)

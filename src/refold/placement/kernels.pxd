@@ -1,17 +1,11 @@
 cimport cython
+from refold.placement.allowed cimport AllowedRows, is_allowed
 from refold.placement.c_types cimport Need, trailing_zeros
 
 cdef long long WHOLE, CPU_FREE, FIRST_GPU, GPUS, MAX_FREE, MEMORY_FREE, MILLI_FREE, SIGNATURE, TYPE_BIT, UP, WHOLE_FREE
 cdef long long FIRST, TIGHTEST, TAKEN, NODE_DOWN, NO_SUCH_GPU, GPU_OVER, CPU_OVER, MEMORY_OVER
 cdef long long FITS, DOWN, WRONG_TYPE, NOT_ALLOWED, TOO_SMALL, FEW_GPUS, FEW_CPUS, LITTLE_MEMORY, INSTANCES_THAT_FIT
 cdef unsigned long long CPU_HASH, MEMORY_HASH, GPU_HASH, SIGNATURE_BITS, ONE, ALL_BITS
-
-cdef class AllowedRows:
-    cdef readonly object array
-    cdef readonly long long used
-    cdef unsigned long long[:, ::1] words
-
-    cpdef long long add(self, object nodes) except -1
 
 cdef class FreeArrays:
     cdef readonly tuple arrays
@@ -25,7 +19,6 @@ cdef class EncodedDemand:
     cdef Need need
 
 cdef Need need_at(long long[:, ::1] demands, long long row) noexcept nogil
-cdef bint is_allowed(AllowedRows allowed, long long node, Need need) noexcept nogil
 cdef long long max_gpus_per_node(FreeArrays free) noexcept nogil
 cdef long long words_per_row(FreeArrays free) noexcept nogil
 cdef bint any_node_with_free(FreeArrays free, long long whole) noexcept nogil

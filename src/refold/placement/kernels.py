@@ -5,7 +5,7 @@ from __future__ import annotations
 import cython
 import numpy as np
 
-from refold.model import WHOLE, NodeSet
+from refold.model import WHOLE
 from refold.model.arrays import view
 from refold.placement.layout import (
     CPU_FREE,
@@ -44,29 +44,10 @@ from refold.placement.layout import (
 )
 
 if not cython.compiled:
+    from refold.placement.allowed import AllowedRows, is_allowed
     from refold.placement.layout import Need, trailing_zeros
 
 ONE, ALL_BITS = 1, (1 << 64) - 1
-
-
-class AllowedRows:
-    """The sets of nodes that demands are limited to. Rows are only added, so that a `Need` stays valid."""
-
-    def __init__(self, array: Words, used: int = 1) -> None:
-        self.array, self.words, self.used = array, view(array), used
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return AllowedRows, (self.array, self.used)
-
-    def add(self, nodes: NodeSet) -> int:
-        """Return a new row with a set of nodes."""
-        if self.used == len(self.array):
-            self.array = np.concatenate([self.array, np.zeros_like(self.array)])
-            self.words = view(self.array)
-        count = 8 * self.array.shape[1]
-        self.array[self.used] = np.frombuffer(nodes.bits[:count].ljust(count, b"\0"), dtype="<u8")
-        self.used += 1
-        return self.used - 1
 
 
 class FreeArrays:
@@ -102,11 +83,6 @@ def need_at(demands: Ints, row: int) -> Need:
         demands[row, 5],
         demands[row, 6],
     )
-
-
-def is_allowed(allowed: AllowedRows, node: int, need: Need) -> bool:
-    """Whether a node is among those on which an instance may be placed."""
-    return need.allowed == 0 or allowed.words[need.allowed, node >> 6] >> (node & 63) & 1 != 0
 
 
 def max_gpus_per_node(free: FreeArrays) -> int:

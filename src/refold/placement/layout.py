@@ -9,7 +9,9 @@
          followed by L+2 counts: the nodes with g = 0 … L GPUs in that row, and all nodes in it.
 `demands` int64, one row per demand: the number of instances, and the need of one. Inside kernels a row is a `Need`.
 `allowed` uint64, one row per set of nodes that demands are limited to, with one bit per node; row 0 stands for all
-         nodes and is not used. The resources of a cluster and all copies of them have the same rows (`AllowedRows`).
+         nodes and is not used, row 1 for the part of a gang that is placed in one domain. `requests` has, for the same
+         rows, what is requested of domains. The resources of a cluster and all copies of them have the same rows
+         (`AllowedRows`).
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Need(NamedTuple):
     types: int
     """One bit per GPU type; -1: any type."""
     allowed: int
-    """The row of `allowed` with the nodes on which instances may be placed; 0: all nodes."""
+    """The row of `allowed` with the nodes and domains in which instances may be placed; 0: all nodes."""
 
 
 DEMAND_ENTRIES = len(Need._fields)
@@ -61,6 +63,18 @@ DEMAND_ENTRIES = len(Need._fields)
 # power i + 1). They are odd random numbers. A signature has 63 bits, so that it fits into a column of `nodes`.
 CPU_HASH, MEMORY_HASH, GPU_HASH = 0x2545F4914F6CDD1D, 0xD851F42D4C957F2D, 0xB69DEA0F31A53F85
 SIGNATURE_BITS = (1 << 63) - 1
+
+# Columns of `requests`: levels by number, 1 for the outermost and 0 for none, and instances per segment. A row whose
+# segment is 0 requests nothing, and its instances are placed without regard to domains.
+REQUIRED, PREFERRED, SEGMENT_LEVEL, SEGMENT = range(4)
+REQUEST_COLUMNS = 4
+NO_SUCH_LEVEL = -1
+
+PART = 1
+"""The row of `allowed` for the part of a gang that is placed in one domain."""
+
+# Columns of `domains`: the domain of the next outer level that contains a domain, and its first and last node.
+PARENT, FIRST_NODE, LAST_NODE = range(3)
 
 # Columns of a placement, one row per instance.
 NODE = 0

@@ -100,13 +100,22 @@ class Placer:
                 self._greedy.cache.clear()
 
     def place(self, free: FreeResources, demand: Demand) -> Placement | None:
-        """Take a placement for all instances from `free`; None, with nothing taken, if they do not fit."""
-        if self.respects_power_limits or not self.is_exhaustive:
+        """Take a placement for all instances from `free`; None, with nothing taken, if they do not fit.
+
+        Genetic searches do not know domains: on clusters with levels, their greedy rule is used.
+        """
+        if (self.respects_power_limits or not self.is_exhaustive) and not free.cluster.levels:
             [placement] = self._search(free, [demand], True, 0)
             if placement is not None or self.is_exhaustive:
                 return placement
         demand_id = 0 if self._demand_counts is None else self._demand_id(free, demand)
-        return self._greedy.place(free.arrays, free.encoded(demand), demand_id)
+        found = self._greedy.place(free.arrays, free.encoded(demand), demand_id)
+        if found is not None and self.respects_power_limits:
+            free.release(found)
+            if not self.allows(free, found):
+                return None
+            free.retake(found)
+        return found
 
     def place_all(
         self, free: FreeResources, demands: Sequence[Demand], in_order: bool = False, urgent: int = 0
@@ -119,7 +128,7 @@ class Placer:
         """
         if not demands:
             return []
-        if self.name not in GENETIC or (in_order and self.name == "genetic-paper"):
+        if self.name not in GENETIC or free.cluster.levels or (in_order and self.name == "genetic-paper"):
             return self._place_one_by_one(free, demands, in_order)
         return self._search(free, demands, in_order, urgent)
 

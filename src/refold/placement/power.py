@@ -118,7 +118,7 @@ class Power:
         )
         return replace(
             found,
-            instances_fit=min(fitting, found.instances),
+            instances_fit=min(fitting, found.instances_fit),
             nodes_fit=found.nodes_fit - over_limit,
             at_power_limit=over_limit,
         )

@@ -1,6 +1,8 @@
 cimport cython
+from refold.placement.allowed cimport allow_part, has_request
 from refold.placement.c_types cimport Need, trailing_zeros
 from refold.placement.demand_history cimport DemandHistory, ScoreCache, row_of
+from refold.placement.domains cimport Parts, choose_domains
 from refold.placement.kernels cimport (
     EncodedDemand,
     FreeArrays,
@@ -22,6 +24,7 @@ cdef long long CPU_FREE, CPU_TOTAL, FIRST_GPU, GPUS, MAX_FREE, MEMORY_FREE, MEMO
 cdef long long FIRST_FIT, BEST_FIT, WORST_FIT, ROUND_ROBIN, TETRIS, FGD, WORTH, RANDOM
 cdef unsigned long long ONE, ALL_BITS, DRAW_HASH, NODE_HASH, FIRST_MIX, SECOND_MIX
 cdef double INFINITE
+cdef long long PART
 
 cdef class GreedyRule:
     cdef long long number, seed, cursor, draws
@@ -29,6 +32,7 @@ cdef class GreedyRule:
     cdef public ScoreCache cache
     cdef RackDraw no_power
     cdef long long[:, ::1] placements
+    cdef Parts parts
 
     cpdef void make_room(self, long long instances) except *
     cpdef tuple place(self, FreeArrays free, EncodedDemand demand, long long demand_id)
@@ -55,6 +59,9 @@ cdef long long _choose_gpus(
     GreedyRule rule, long long number, FreeArrays free, long long node, Need need, long long demand_id
 ) noexcept nogil
 cdef bint place_instances(GreedyRule rule, FreeArrays free, Need need, long long demand_id) noexcept nogil
+cdef bint _place_part(
+    GreedyRule rule, long long number, FreeArrays free, Need need, long long placed, long long demand_id
+) noexcept nogil
 cdef long long _fill_node(
     GreedyRule rule, FreeArrays free, long long node, Need need, long long instance
 ) noexcept nogil

@@ -30,6 +30,7 @@ from refold.placement.layout import (
     MEMORY_TOTAL,
     MILLI_FREE,
     NODE,
+    PART,
     RANDOM,
     ROUND_ROBIN,
     TETRIS,
@@ -43,7 +44,9 @@ from refold.placement.layout import (
 from refold.placement.lookahead import no_rack_draw
 
 if not cython.compiled:
+    from refold.placement.allowed import allow_part, has_request
     from refold.placement.demand_history import DemandHistory, ScoreCache, row_of
+    from refold.placement.domains import Parts, choose_domains
     from refold.placement.kernels import (
         EncodedDemand,
         FreeArrays,
@@ -78,7 +81,7 @@ class GreedyRule:
         self.number, self.seed, self.cursor, self.draws = number, seed, cursor, draws
         self.history, self.cache = history, cache
         self.no_power = no_rack_draw()
-        self.placements = view(np.zeros((64, 2), dtype=np.int64))
+        self.placements, self.parts = view(np.zeros((64, 2), dtype=np.int64)), Parts()
 
     def __reduce__(self) -> tuple[object, ...]:
         return GreedyRule, (self.number, self.seed, self.history, self.cache, self.cursor, self.draws)
@@ -87,6 +90,7 @@ class GreedyRule:
         """Make room for the placement of so many instances."""
         if instances > self.placements.shape[0]:
             self.placements = view(np.zeros((instances, 2), dtype=np.int64))
+            self.parts.make_room(instances)
 
     def place(self, free: FreeArrays, demand: EncodedDemand, demand_id: int) -> Placement | None:
         """Take a placement for all instances; None, with nothing taken, if they do not fit.
@@ -312,7 +316,24 @@ def place_instances(rule: GreedyRule, free: FreeArrays, need: Need, demand_id: i
             number = BEST_FIT
         else:
             update_type_prices(free, rule.history.type_sets, rule.history.limited_demand, rule.history.type_prices)
-    cursor, draws, last, instance = rule.cursor, rule.draws, -1, 0
+    if not has_request(free.allowed, need):
+        return _place_part(rule, number, free, need, 0, demand_id)
+    if not choose_domains(free, free.allowed, need, rule.parts):
+        return False
+    placed, level = 0, free.allowed.number.shape[0] - 1
+    for part in range(rule.parts.size):
+        allow_part(free.allowed, need.allowed, level, rule.parts.domain[part])
+        until = placed + rule.parts.instances[part]
+        of_part = Need(until, need.gpus, need.milli, need.cpu, need.memory, need.types, PART)
+        if not _place_part(rule, number, free, of_part, placed, demand_id):
+            return False
+        placed = until
+    return True
+
+
+def _place_part(rule: GreedyRule, number: int, free: FreeArrays, need: Need, placed: int, demand_id: int) -> bool:
+    """Place the instances after those that are placed; if they do not all fit, release these as well."""
+    cursor, draws, last, instance = rule.cursor, rule.draws, -1, placed
     while instance < need.instances:
         node = _choose_node(rule, number, free, need, last, demand_id)
         if node < 0:

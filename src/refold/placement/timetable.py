@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from refold.model import WHOLE, Cluster, Demand, Placement, Seconds, Share
-from refold.placement import intervals
+from refold.placement import intervals, windows
 from refold.placement.free import FreeResources, mask_from_indices
 from refold.placement.intervals import BookedArrays, FreeIntervals
 from refold.placement.layout import (
@@ -110,11 +110,11 @@ class Timetable:
 
     def earliest_start(self, demand: Demand, duration: Seconds, after: Seconds, before: Seconds = inf) -> Seconds:
         """Return the first time in [after, before) from which all instances fit at once for `duration`; inf: none."""
-        return intervals.earliest_start(self._intervals, self.vector(demand), duration, after, before)
+        return windows.earliest_start(self._intervals, self.vector(demand), duration, after, before)
 
     def longest_free_duration(self, demand: Demand, now: Seconds) -> Seconds:
         """Return for how long all instances fit, from now on."""
-        return intervals.longest_free_duration(self._intervals, self.vector(demand), now)
+        return windows.longest_free_duration(self._intervals, self.vector(demand), now)
 
     def longest_free_duration_on(self, candidates: Ints, demand: Demand, now: Seconds) -> Seconds:
         """Return for how long one instance fits on one of the candidate nodes, from now on."""

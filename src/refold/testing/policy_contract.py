@@ -30,7 +30,7 @@ from refold.core import (
     StopRun,
     View,
 )
-from refold.model import ChangeLimit, Cluster, Decision, Job, NodeSet, Reason
+from refold.model import ChangeLimit, Cluster, Decision, Job, Level, NodeSet, Reason, TopologyRequest
 from refold.placement import FreeResources
 from refold.planning.plans import Speeds
 from refold.simulator import Costs, Fault, ModelledSpeeds, RecordedSpeeds, simulate
@@ -190,6 +190,15 @@ class PolicyContract:
         for seed in self.disturbance_seeds:
             jobs, cluster = seeded_workload(seed)
             self._check_limited(jobs, cluster)
+
+    def test_gangs_are_placed_in_the_domains_that_they_require(self) -> None:
+        """Every job finishes, in one rack or in segments as required: the check of decisions raises otherwise."""
+        for seed in self.disturbance_seeds:
+            jobs, cluster = seeded_workload(seed)
+            racks = _in_racks(cluster)
+            limited = [_in_domains(job, number, racks) for number, job in enumerate(jobs)]
+            audit, _ = self._simulate(limited, racks)
+            assert {job.id for job in limited} == set(audit.ended)
 
     def test_reshapable_jobs_are_placed_on_the_nodes_that_they_are_allowed_on(self) -> None:
         """Every reshapable job finishes, on its nodes only."""
@@ -382,6 +391,23 @@ def _without_work(event: Any) -> Any:
     if isinstance(event, JobSubmitted):
         return JobSubmitted(msgspec.structs.replace(event.job, work=None))
     return event
+
+
+def _in_racks(cluster: Cluster) -> Cluster:
+    """Put neighbouring nodes into racks, three in each."""
+    nodes = [
+        msgspec.structs.replace(node, rack=f"rack{index // 3}", domains=(f"rack{index // 3}",))
+        for index, node in enumerate(cluster.nodes)
+    ]
+    return msgspec.structs.replace(cluster, nodes=tuple(nodes), racks=(), levels=(Level("rack"),))
+
+
+def _in_domains(job: Job, number: int, cluster: Cluster) -> Job:
+    """Let a gang require one rack, or segments of two instances, if it fits into the empty cluster so."""
+    request = TopologyRequest("rack") if number % 2 or job.demand.instances % 2 else TopologyRequest(segment=2)
+    demand = msgspec.structs.replace(job.demand, topology=request)
+    is_limited = job.demand.instances > 1 and FreeResources(cluster).fits_when_empty(demand)
+    return msgspec.structs.replace(job, demand=demand, reshapable=False) if is_limited else job
 
 
 def _limited_to_nodes(jobs: Sequence[Job], cluster: Cluster) -> list[Job]:

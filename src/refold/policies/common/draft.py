@@ -203,6 +203,8 @@ def _is_allowed(view: View, job_id: str, wanted: Allocation) -> bool:
     """Return whether a job may be placed on the nodes of an allocation, or runs there."""
     job, run = view.waiting.get(job_id) or view.active.get(job_id), view.runs.get(job_id)
     allowed = job.demand.allowed_nodes if job is not None else None
+    if job is not None and not job.demand.is_met_by([share.node for share in wanted.placement], view.cluster):
+        return False
     stays_on = run.allocation.nodes if run is not None else frozenset[int]()
     return allowed is None or all(node in allowed or node in stays_on for node in wanted.nodes)
 

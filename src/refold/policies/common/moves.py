@@ -46,8 +46,10 @@ def find_moves(
     least missing capacity, then by the order in the cluster; on a node, by fewer runs, then by runs that have been in
     place for longer. An eviction is rejected unless all its runs have another placement now. Finally, moves that turn
     out to be unnecessary are dropped. Only runs that have been in place for `rest_seconds` are moved, and none of
-    `moving`.
+    `moving`. Jobs that require domains are neither moved nor moved for: instances are considered one by one.
     """
+    if _requires_domains(job):
+        return None
     free = view.trial().free
     runs = [run for run in _movable(view, rest_seconds) if run.job not in moving]
     search = _Search(view, free, job.demand, placer, runs, max_moves)
@@ -66,9 +68,14 @@ def _movable(view: View, rest_seconds: Seconds) -> list[Run]:
         if run.since + rest_seconds <= view.now
         and not run.stopping
         and view.is_preemptible(run.job)
+        and not _requires_domains(view.active[run.job])
         and view.is_placement_up(run.allocation.placement)
     ]
     return sorted(runs, key=lambda run: run.since)
+
+
+def _requires_domains(job: Job) -> bool:
+    return job.demand.topology is not None and job.demand.topology.is_binding
 
 
 class _NodeSpace(msgspec.Struct):

@@ -127,7 +127,7 @@ class OptionCache:
         if speed is None:
             return None
         memory = max(requested.memory_mib * each // requested.gpus, -(-speed.host_mib // nodes))
-        demand = Demand(nodes, each, WHOLE, cpu_milli, memory, (gpu_type,), requested.allowed_nodes)
+        demand = Demand(nodes, each, WHOLE, cpu_milli, memory, (gpu_type,), requested.allowed_nodes, requested.topology)
         return Option(nodes * each, demand, speed.plan, speed.steps_per_second)
 
 

@@ -76,8 +76,11 @@ class Replicas:
             if speed is None or not self._fits_memory(job, speed):
                 continue
             memory = max(job.demand.memory_mib * gpus_per_node // job.demand.gpus, -(-speed.host_mib // nodes))
-            cpu_milli, allowed = round(cpus_per_gpu * gpus_per_node * WHOLE), job.demand.allowed_nodes
-            demand = Demand(nodes, gpus_per_node, WHOLE, cpu_milli, memory, (gpu_type,), allowed)
+            cpu_milli, where = (
+                round(cpus_per_gpu * gpus_per_node * WHOLE),
+                (job.demand.allowed_nodes, job.demand.topology),
+            )
+            demand = Demand(nodes, gpus_per_node, WHOLE, cpu_milli, memory, (gpu_type,), *where)
             if self._empty.fits_when_empty(demand):
                 sizes.add(nodes * gpus_per_node)
                 yield Option(nodes * gpus_per_node, demand, speed.plan, speed.steps_per_second)

@@ -1,0 +1,39 @@
+cimport cython
+from refold.placement.allowed cimport AllowedRows, has_request, segment_size
+from refold.placement.c_types cimport Need, trailing_zeros
+from refold.placement.kernels cimport (
+    EncodedDemand,
+    FreeArrays,
+    candidate_row,
+    fits,
+    instances_on_node,
+    max_gpus_per_node,
+    words_per_row,
+)
+
+cdef long long WHOLE, CPU_FREE, MEMORY_FREE, WHOLE_FREE
+cdef long long NO_SUCH_LEVEL, PARENT, PREFERRED, REQUIRED, SEGMENT_LEVEL
+cdef unsigned long long ONE
+
+cdef class Parts:
+    cdef long long size
+    cdef long long[::1] domain, instances
+
+    cpdef void make_room(self, long long parts) except *
+
+@cython.locals(most=cython.longlong)
+cpdef long long limit_by_domains(FreeArrays free, EncodedDemand demand, long long fitting) noexcept
+@cython.locals(pending=cython.ulonglong)
+cdef void count_room(FreeArrays free, AllowedRows allowed, Need need) noexcept nogil
+cdef long long _room_on_node(FreeArrays free, long long node, Need need) noexcept nogil
+@cython.locals(total=cython.longlong, level=cython.longlong)
+cdef bint choose_domains(FreeArrays free, AllowedRows allowed, Need need, Parts parts) noexcept nogil
+cdef long long _wanted(AllowedRows allowed, Need need, long long level, long long instances) noexcept nogil
+@cython.locals(is_inside=cython.bint)
+cdef long long _smallest(AllowedRows allowed, long long level, long long parent, long long wanted) noexcept nogil
+@cython.locals(is_inside=cython.bint)
+cdef long long _largest(AllowedRows allowed, long long level, long long parent) noexcept nogil
+@cython.locals(here=cython.longlong)
+cdef void _divide(
+    AllowedRows allowed, Need need, long long level, long long domain, long long instances, Parts parts
+) noexcept nogil

@@ -1,0 +1,177 @@
+"""Which domains the instances of a gang are placed in, and how many in each. Compiled.
+
+All of a gang goes into the domain with the least room that is enough: one of the preferred level if possible, else of
+the next outer one. A gang that does not fit into one domain is divided: the domains with the most room first, the rest
+again into the one with the least room that is enough. So domains stay whole for large gangs, and gangs cross few links.
+Instances are counted in segments as far as they must stay together.
+"""
+
+from __future__ import annotations
+
+import cython
+import numpy as np
+
+from refold.model import WHOLE
+from refold.model.arrays import view
+from refold.placement.layout import (
+    CPU_FREE,
+    MEMORY_FREE,
+    NO_SUCH_LEVEL,
+    PARENT,
+    PREFERRED,
+    REQUIRED,
+    SEGMENT_LEVEL,
+    WHOLE_FREE,
+)
+
+if not cython.compiled:
+    from refold.placement.allowed import AllowedRows, has_request, segment_size
+    from refold.placement.kernels import (
+        EncodedDemand,
+        FreeArrays,
+        candidate_row,
+        fits,
+        instances_on_node,
+        max_gpus_per_node,
+        words_per_row,
+    )
+    from refold.placement.layout import Need, trailing_zeros
+
+ONE = 1
+
+
+class Parts:
+    """The parts of a gang: domains of the innermost level, and how many instances are placed in each."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.make_room(64)
+
+    def make_room(self, parts: int) -> None:
+        """Make room for so many parts."""
+        self.domain, self.instances = view(np.zeros(parts, dtype=np.int64)), view(np.zeros(parts, dtype=np.int64))
+
+
+def limit_by_domains(free: FreeArrays, demand: EncodedDemand, fitting: int) -> int:
+    """Return how many of the instances that fit can be placed as their demand requests of domains."""
+    allowed, need = free.allowed, demand.need
+    if not has_request(allowed, need):
+        return fitting
+    required = allowed.requests[need.allowed, REQUIRED]
+    if required == NO_SUCH_LEVEL:
+        return 0
+    count_room(free, allowed, need)
+    most, level = 0, max(required - 1, 0)
+    for domain in range(allowed.number[level]):
+        most = max(most, allowed.counts[level, domain]) if required else most + allowed.counts[level, domain]
+    segment = segment_size(allowed, need) if level < allowed.requests[need.allowed, SEGMENT_LEVEL] else 1
+    return min(most * segment, need.instances)
+
+
+def count_room(free: FreeArrays, allowed: AllowedRows, need: Need) -> None:
+    """Count how many instances fit into each domain; from the segment level outwards, how many segments."""
+    low, innermost = candidate_row(need), allowed.number.shape[0] - 1
+    for level in range(innermost + 1):
+        for domain in range(allowed.number[level]):
+            allowed.counts[level, domain] = 0
+    if low > max_gpus_per_node(free):
+        return
+    for word in range(words_per_row(free)):
+        pending = free.bits[low, word] & allowed.words[need.allowed, word]
+        while pending:
+            node = (word << 6) + trailing_zeros(pending)
+            pending &= pending - ONE
+            if fits(free, node, need):
+                allowed.counts[innermost, allowed.domain_of[innermost, node]] += _room_on_node(free, node, need)
+    segment = segment_size(allowed, need)
+    for level in range(innermost, -1, -1):
+        for domain in range(allowed.number[level]):
+            if level + 1 == allowed.requests[need.allowed, SEGMENT_LEVEL]:
+                allowed.counts[level, domain] //= segment
+            if level > 0:
+                parent = allowed.domains[level, domain, PARENT]
+                allowed.counts[level - 1, parent] += allowed.counts[level, domain]
+
+
+def _room_on_node(free: FreeArrays, node: int, need: Need) -> int:
+    """Return how many instances fit on a node where at least one fits."""
+    if need.gpus == 0 or need.milli < WHOLE:
+        return instances_on_node(free, node, need)
+    fitting = min(need.instances, free.nodes[node, WHOLE_FREE] // need.gpus)
+    if need.cpu > 0:
+        fitting = min(fitting, free.nodes[node, CPU_FREE] // need.cpu)
+    if need.memory > 0:
+        fitting = min(fitting, free.nodes[node, MEMORY_FREE] // need.memory)
+    return fitting
+
+
+def choose_domains(free: FreeArrays, allowed: AllowedRows, need: Need, parts: Parts) -> bool:
+    """Divide a gang into parts, in the order of its instances; False: it does not fit as requested."""
+    parts.size = 0
+    required, preferred = allowed.requests[need.allowed, REQUIRED] - 1, allowed.requests[need.allowed, PREFERRED] - 1
+    if required < -1:
+        return False
+    count_room(free, allowed, need)
+    level = max(required, preferred)
+    while level >= 0:
+        domain = _smallest(allowed, level, -1, _wanted(allowed, need, level, need.instances))
+        if domain >= 0:
+            _divide(allowed, need, level, domain, need.instances, parts)
+            return True
+        if level == required:
+            return False
+        level -= 1
+    total = 0
+    for domain in range(allowed.number[0]):
+        total += allowed.counts[0, domain]
+    if total < _wanted(allowed, need, 0, need.instances):
+        return False
+    _divide(allowed, need, -1, -1, need.instances, parts)
+    return True
+
+
+def _wanted(allowed: AllowedRows, need: Need, level: int, instances: int) -> int:
+    """Return instances as they are counted at a level: in segments from the segment level outwards."""
+    if level < allowed.requests[need.allowed, SEGMENT_LEVEL]:
+        return instances // segment_size(allowed, need)
+    return instances
+
+
+def _smallest(allowed: AllowedRows, level: int, parent: int, wanted: int) -> int:
+    """Return the domain with the least room that has enough, in a domain of the next outer level (-1: any); or -1."""
+    best, least = -1, 0
+    for domain in range(allowed.number[level]):
+        room = allowed.counts[level, domain]
+        is_inside = parent < 0 or allowed.domains[level, domain, PARENT] == parent
+        if is_inside and room >= wanted and (best < 0 or room < least):
+            best, least = domain, room
+    return best
+
+
+def _largest(allowed: AllowedRows, level: int, parent: int) -> int:
+    """Return the domain with the most room in a domain of the next outer level (-1: any)."""
+    best, most = -1, 0
+    for domain in range(allowed.number[level]):
+        is_inside = parent < 0 or allowed.domains[level, domain, PARENT] == parent
+        if is_inside and allowed.counts[level, domain] > most:
+            best, most = domain, allowed.counts[level, domain]
+    return best
+
+
+def _divide(allowed: AllowedRows, need: Need, level: int, domain: int, instances: int, parts: Parts) -> None:
+    """Divide instances that fit into a domain among the domains in it."""
+    if level == allowed.number.shape[0] - 1:
+        parts.domain[parts.size], parts.instances[parts.size] = domain, instances
+        parts.size += 1
+        return
+    inner = level + 1
+    unit = instances // _wanted(allowed, need, inner, instances)
+    while instances > 0:
+        chosen = _smallest(allowed, inner, domain, instances // unit)
+        here = instances
+        if chosen < 0:
+            chosen = _largest(allowed, inner, domain)
+            here = allowed.counts[inner, chosen] * unit
+        _divide(allowed, need, inner, chosen, here, parts)
+        allowed.counts[inner, chosen] = 0
+        instances -= here
