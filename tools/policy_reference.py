@@ -71,7 +71,7 @@ def _members(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
 
 def _attributes(function: ast.FunctionDef) -> Iterator[tuple[str, str]]:
     for index, statement in enumerate(function.body):
-        target = statement.target if isinstance(statement, ast.AnnAssign) else None
+        target: ast.expr | None = statement.target if isinstance(statement, ast.AnnAssign) else None
         if isinstance(statement, ast.Assign):
             target = statement.targets[0]
         if isinstance(target, ast.Attribute) and not target.attr.startswith("_"):

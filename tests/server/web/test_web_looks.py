@@ -50,12 +50,12 @@ def test_tenants_have_the_same_colours_on_all_pages_and_after_a_reload(page: Any
 
 def test_a_tenant_without_a_quota_is_not_within_one(page: Any, served: FakeServer) -> None:
     none = TenantStatus("speech", 0.0, 0.0, 1, 1.0, 0, 0.0)
-    served.service.tenants = lambda _: [none]  # type: ignore[method-assign]
+    served.service.tenants = lambda _: [none]  # type: ignore[method-assign, assignment]
     sign_in(page, served.address, OWNER, "tenants")
     page.get_by_text("1 of 4 GPUs in use. No tenant has a quota.").wait_for()
     assert page.locator(".legend").first.inner_text() == "Tenant without a quota"
     both = [none, TenantStatus("vision", 2.0, 0.0, 1, 1.0, 0, 0.0)]
-    served.service.tenants = lambda _: both  # type: ignore[method-assign]
+    served.service.tenants = lambda _: both  # type: ignore[method-assign, assignment]
     page.reload()
     page.get_by_text("Within the quota").wait_for()
 
