@@ -74,6 +74,10 @@ def _is_held_out_mlperf(case: Case) -> bool:
     return case.source == "mlperf" and not is_fitted_on(case)
 
 
+def _is_of_amd(case: Case, *, lora: bool) -> bool:
+    return "MI3" in case.gpu and _is_lora(case) == lora and not is_fitted_on(case)
+
+
 def _is_mpt(case: Case) -> bool:
     return "llm-foundry" in case.source
 
@@ -174,10 +178,13 @@ PARTS = (
     Part(
         "published",
         "MLPerf 5.1, 8B and 405B (held out)",
-        lambda case: "mlperf" in case.source and not _is_lora(case) and not is_fitted_on(case),
+        lambda case: "mlperf" in case.source and not _is_lora(case) and "MI3" not in case.gpu,
     ),
     Part("published", "Instinct, 8B on MI355X (fitted on)", lambda case: "MI3" in case.gpu and is_fitted_on(case)),
-    Part("published", "Instinct, LoRA on MI300X (held out)", lambda case: "MI3" in case.gpu and not is_fitted_on(case)),
+    Part("published", "Instinct, 8B on MI350X and MI355X (held out)", lambda case: _is_of_amd(case, lora=False)),
+    Part(
+        "published", "Instinct, LoRA on MI300X, MI350X and MI355X (held out)", lambda case: _is_of_amd(case, lora=True)
+    ),
     Part("megatron_bridge", "dense (fitted on)", lambda case: case.model.experts == 1 and is_fitted_on(case)),
     Part("megatron_bridge", "dense (held out)", lambda case: case.model.experts == 1 and not is_fitted_on(case)),
     Part("megatron_bridge", "experts (fitted on)", lambda case: case.model.experts > 1 and is_fitted_on(case)),
