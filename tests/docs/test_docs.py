@@ -46,6 +46,8 @@ PAGES = [
     "docs/policies/rubick.md",
     "docs/policies/optimus.md",
     "docs/policies/tiresias.md",
+    "docs/tutorials/plan_70b.md",
+    "docs/tutorials/slurm_history.md",
 ]
 """Pages whose shell examples are run."""
 
@@ -82,6 +84,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the current folder of a reader: with the examples, and small files of their own."""
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "examples" / "policies" / "widest_first.py", tmp_path / "mine.py")
+    (tmp_path / "history.txt").write_text(code_blocks("docs/tutorials/slurm_history.md", "text")[0])
     (tmp_path / "jobs.csv").write_text(JOBS)
     (tmp_path / "cluster.yaml").write_text(CLUSTER)
     (tmp_path / "my-model.yaml").write_text(MODEL)

@@ -55,7 +55,7 @@ class RecordingServer:
 
 
 class _OneUser:
-    """Only who started the command has sessions."""
+    """Sessions belong to the user who started the command; nobody else can sign in."""
 
     async def caller_of(self, uid: int) -> Caller:
         if uid != os.getuid():

@@ -187,7 +187,7 @@ class SlurmBackend:
             run.is_stop_recorded = self._record_end(run, run.state.given_up or RunStopped(*run.state.key))
 
     def _record_end(self, run: SupervisedRun, end: RunStopped | RunFailed) -> bool:
-        """Record how a run ends; return whether that was possible. A stray of another user is not what it seems."""
+        """Record how a run ends; return whether that was possible. A job of another user is never ours."""
         try:
             if not run.is_stray:
                 self._owners.prepare(run.owner, *run.files.common.place)

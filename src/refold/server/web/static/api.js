@@ -20,7 +20,7 @@ export class DaemonSource {
     this.session = null;
     /** Whether the output of jobs can be read. */
     this.hasOutput = true;
-    this.pages = ["overview", "jobs", "job", "timeline", "nodes", "tenants", "whatif", "plan"];
+    this.pages = ["overview", "jobs", "job", "timeline", "nodes", "tenants", "whatif", "plan", "submit"];
     /** The times of a recording, from the first to the last. */
     this.range = null;
     /** Called when a session has ended. */

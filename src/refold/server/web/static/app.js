@@ -18,6 +18,7 @@ const PAGES = {
   tenants: () => import("./pages/tenants.js"),
   whatif: () => import("./pages/whatif.js"),
   plan: () => import("./pages/plan.js"),
+  submit: () => import("./pages/submit.js"),
 };
 const NAVIGATION = ["overview", "jobs", "timeline", "nodes", "tenants", "whatif", "plan"];
 
@@ -63,7 +64,7 @@ async function showPage() {
     view.page?.stop();
     view.page = new Page({ source, live: view.live, shell: view.shell, argument, query });
     fill(view.shell.main, view.page.element);
-    view.shell.show(name === "job" ? "jobs" : name, argument && name === "job" ? argument : texts.pages[name]);
+    view.shell.show(["job", "submit"].includes(name) ? "jobs" : name, argument && name === "job" ? argument : texts.pages[name]);
   } catch (error) {
     view.page?.stop();
     view.page = null;

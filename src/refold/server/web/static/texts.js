@@ -4,7 +4,7 @@ export const texts = {
   product: "Refold",
   pages: {
     overview: "Overview", jobs: "Jobs", timeline: "Timeline", nodes: "Nodes", tenants: "Tenants",
-    whatif: "What if", plan: "Plan", job: "Job", signin: "Sign in",
+    whatif: "What if", plan: "Plan", job: "Job", submit: "Submit a job", signin: "Sign in",
   },
   skip: "Skip to content",
   navigation: "Pages",
@@ -94,6 +94,9 @@ export const texts = {
     steps: (done, steps) => `step ${done} of ${steps}`,
     elapsed: (time) => `for ${time}`,
     loading: "Loading…",
+    changeAll: { hold: "Hold all", release: "Release all", cancel: "Cancel all" }, noneToChange: "No listed job can be changed this way.",
+    changeTitle: { hold: (jobs) => `Hold ${jobs}?`, release: (jobs) => `Release ${jobs}?`, cancel: (jobs) => `Cancel ${jobs}?` },
+    changeText: (listed) => `All that pass the filters and may be changed by you, of ${listed} listed jobs.`, changed: (jobs) => `Changed: ${jobs}`,
     stale: "late", predicted: (share) => `about ${share}, predicted`,
   },
   job: {
@@ -106,7 +109,7 @@ export const texts = {
     started: "Started", ended: "Ended", runTime: "Since first start", gpuTime: "GPU time", gpuHours: "GPU hours", cpuTime: "CPU time", peakMemory: "Peak memory of an instance", timeLimit: "Time limit",
     runs: "Runs", exitCode: "Exit status", array: "Array",
     asEstimated: "as estimated", later: (time) => `${time} later than estimated`, earlier: (time) => `${time} earlier than estimated`,
-    hold: "Hold", holdTitle: (job) => `Hold ${job}?`, holdText: "It stays in the queue and does not start until it is released.", held: (job) => `${job} is held`,
+    again: "Submit again…", hold: "Hold", holdTitle: (job) => `Hold ${job}?`, holdText: "It stays in the queue and does not start until it is released.", held: (job) => `${job} is held`,
     release: "Release", releaseTitle: (job) => `Release ${job}?`, releaseText: "It may start as soon as there is room.", released: (job) => `${job} is released`,
     cancel: "Cancel job", cancelTitle: (job) => `Cancel ${job}?`, cancelRunning: "Its run gets a signal to stop, and is killed after its grace period. This cannot be undone.",
     cancelWaiting: "It leaves the queue. This cannot be undone.", cancelNow: "Kill it at once, without a grace period", cancelled: (job) => `${job} is being cancelled`,
@@ -150,6 +153,14 @@ export const texts = {
     hours: "Run time, hours", hoursHelp: "With the first size. Empty: predicted.", predicted: "predicted", jobClass: "Class", guaranteed: "Guaranteed", bestEffort: "Best effort",
     ask: "Estimate", answer: "Estimates", size: "Size", when: "From now", delayed: "Jobs delayed", meanDelay: "Mean delay of others", waits: "Waits", runs: "Runs", earliest: "earliest end",
     futures: (count) => `Medians and ranges of ${count} simulated futures.`, approximate: "The policy is approximated by EASY backfill.", scaled: "Run time is assumed to be inversely proportional to the number of GPUs.",
+  },
+  submit: {
+    hint: "Job files, arrays and dependencies: refold submit.", job: "Job", command: "Command", name: "Name", folder: "Folder", gpus: "GPUs per instance", instances: "Instances", hours: "Time limit, hours", tenant: "Tenant", class: "Class",
+    help: { command: "A command line or a script for sh. It inherits the environment of the daemon, not yours.", gpus: "A fraction, such as 0.5, shares one." },
+    fromCommand: "from the command", ownFolder: "a new one", noLimit: "none", submit: "Submit", submitted: (job) => `${job} is submitted`,
+    preview: "What to expect", previewHint: "Type a command to see when it would start, and what it would cost.", startsNow: "now", doesNotFit: "does not fit this cluster", cost: "Cost",
+    atMost: (hours, time) => `at most ${hours} GPU hours in ${time}`, noBound: (gpus) => `${gpus} GPU hours for each hour; without a time limit there is no bound`,
+    notCopied: (names) => `Not copied: the environment variables ${names}.`,
   },
   policies: {
     title: "The present queue under other policies", policies: "Policies", policy: "Policy", present: "present policy", ask: "Simulate",

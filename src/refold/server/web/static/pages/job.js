@@ -72,14 +72,16 @@ export default class JobPage {
   }
 
   _actions(job) {
-    if (ENDED.includes(job.state) || !this._source.mayChange(job)) return [];
+    if (!this._source.mayChange(job)) return [];
+    const again = job.command?.length && h("a", { class: "button", href: `#/submit?again=${encodeURIComponent(job.id)}`, text: labels.again });
+    if (ENDED.includes(job.state)) return [again];
     const button = (text, options, danger = false) => h("button", { type: "button", class: danger ? "button danger-text" : "button", text, onclick: () => confirmDialog(options) });
     const change = (verb, done, query = {}) => async () => {
       await this._source.post(`jobs/${encodeURIComponent(job.id)}/${verb}`, { query });
       toast(done);
       this._refresher.now();
     };
-    const buttons = [];
+    const buttons = [again];
     if (job.state === "waiting") {
       buttons.push(button(labels.hold, { title: labels.holdTitle(job.id), text: labels.holdText, confirm: labels.hold, work: change("hold", labels.held(job.id)) }));
     }

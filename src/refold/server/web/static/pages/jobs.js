@@ -1,8 +1,8 @@
 /** All jobs: running, waiting, ended; search by name, tenant and user. */
 
-import { card, errorBox, field, segmented } from "../controls.js";
+import { card, confirmDialog, errorBox, field, segmented, toast } from "../controls.js";
 import { fill, h, setText } from "../dom.js";
-import { formatWhole } from "../format.js";
+import { formatWhole, plural } from "../format.js";
 import { ENDED_COLUMNS, RUNNING_COLUMNS, renderEnded, renderRunning, renderWaiting, WAITING_COLUMNS } from "../job_rows.js";
 import { Refresher } from "../live.js";
 import { texts } from "../texts.js";
@@ -15,6 +15,14 @@ const TABS = {
   ended: { columns: ENDED_COLUMNS, render: renderEnded, empty: labels.noneEnded, query: { ended: true } },
 };
 const TYPING_MILLISECONDS = 250;
+
+/** What can be done to all listed jobs of a tab, and to those in which states. */
+const CHANGES = {
+  waiting: { hold: ["waiting"], release: ["held"], cancel: ["waiting", "held", "infeasible"] },
+  running: { cancel: ["running"] },
+  ended: {},
+};
+const PAGE_JOBS = 1000;
 
 export default class JobsPage {
   constructor({ source, live, query }) {
@@ -29,10 +37,11 @@ export default class JobsPage {
     });
     const inputs = ["name", "tenant", "user"].map((name) => this._input(name));
     this._problem = h("div", {});
+    this._changes = h("div", { class: "actions" });
     this._card = card(texts.pages.jobs, { flush: true, tools: [this._count] });
     this._card.head.hidden = true;
     this.element = h(
-      "div", { class: "page" }, h("div", { class: "page-head" }, h("h1", { text: texts.pages.jobs }), this._count),
+      "div", { class: "page" }, h("div", { class: "page-head" }, h("h1", { text: texts.pages.jobs }), this._count, this._changes, source.canChange && h("a", { class: "button primary", href: "#/submit", text: texts.pages.submit })),
       h("form", { class: "filters", role: "search", onsubmit: (event) => event.preventDefault() }, tabs.element, ...inputs),
       this._problem, this._card.element,
     );
@@ -68,6 +77,8 @@ export default class JobsPage {
       load: this._loader(query),
     });
     fill(this._card.body, this._table.element);
+    const changes = this._source.canChange ? Object.keys(CHANGES[this._tab]) : [];
+    fill(this._changes, ...changes.map((action) => h("button", { type: "button", class: action === "cancel" ? "button danger-text" : "button", text: labels.changeAll[action], onclick: () => this._changeAll(action) })));
     this._refresher = new Refresher(this._live, (signal) => this._load(signal), { every: 15000 });
   }
 
@@ -88,6 +99,36 @@ export default class JobsPage {
         from += limit;
       }
     };
+  }
+
+  /** Ask, and then change all jobs that are listed now: those, and no others that come later. */
+  async _changeAll(action) {
+    const load = this._loader(TABS[this._tab].query);
+    const [listed, states] = [[], CHANGES[this._tab][action]];
+    try {
+      for (let next = 0; next !== null;) {
+        const page = await load(next, PAGE_JOBS);
+        listed.push(...page.jobs);
+        next = page.next;
+      }
+    } catch (error) {
+      fill(this._problem, errorBox(error));
+      return;
+    }
+    const jobs = listed.filter((job) => states.includes(job.state) && this._source.mayChange(job)).map((job) => job.id);
+    if (!jobs.length) {
+      toast(labels.noneToChange);
+      return;
+    }
+    confirmDialog({
+      title: labels.changeTitle[action](plural(jobs.length, "job")), text: labels.changeText(formatWhole(listed.length)), confirm: labels.changeAll[action], danger: action === "cancel",
+      work: async () => {
+        let changed = 0;
+        for (let first = 0; first < jobs.length; first += PAGE_JOBS) changed += (await this._source.post("changes", { body: { action, jobs: jobs.slice(first, first + PAGE_JOBS) } })).changed.length;
+        toast(labels.changed(plural(changed, "job")));
+        this._refresher.now();
+      },
+    });
   }
 
   async _load(signal) {
