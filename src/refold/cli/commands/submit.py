@@ -14,7 +14,15 @@ import typer
 from typer.core import TyperCommand
 
 from refold.cli import DependencyOption, TenantOption, format_placement, format_reason, make_client, with_option_groups
-from refold.cli.inputs import ClassName, LaunchEngineName, parse_job_class, parse_launch_engine
+from refold.cli.inputs import (
+    ClassName,
+    LaunchEngineName,
+    PreferredLevel,
+    RequiredLevel,
+    Segment,
+    parse_job_class,
+    parse_launch_engine,
+)
 from refold.cli.views import AsJson, plural, print_json, print_line, print_notes, print_tables
 
 if TYPE_CHECKING:
@@ -76,6 +84,9 @@ class _Request:
         str | None,
         typer.Option("--memory", metavar="SIZE", help="Memory per instance: 32 (GiB), 32GB, 512MB or auto."),
     ] = None
+    required_level: RequiredLevel = None
+    preferred_level: PreferredLevel = None
+    segment: Segment = None
     tenant: TenantOption = None
     job_class: ClassName = None
     priority: Annotated[
@@ -279,6 +290,9 @@ def _options(
         fields,
         gpus=request.gpus,
         gpu_types=request.gpu_type,
+        required_level=request.required_level,
+        preferred_level=request.preferred_level,
+        segment=request.segment,
         memory=request.memory,
         time_limit=training.time,
         estimate=training.estimate,
