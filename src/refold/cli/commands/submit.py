@@ -16,6 +16,8 @@ from typer.core import TyperCommand
 from refold.cli import DependencyOption, TenantOption, format_placement, format_reason, make_client, with_option_groups
 from refold.cli.inputs import (
     ClassName,
+    GpuTotal,
+    InstanceCount,
     LaunchEngineName,
     PreferredLevel,
     RequiredLevel,
@@ -66,17 +68,11 @@ class _Request:
             "--name", metavar="NAME", help="Job name; run times are predicted from earlier jobs of the same name."
         ),
     ] = None
-    gpus: Annotated[
-        str | None,
-        typer.Option("--gpus", metavar="N", help="Total GPUs: a number, a share (0.5) or a range (2..8) (default: 1)."),
-    ] = None
+    gpus: GpuTotal = None
     gpu_type: Annotated[
         str | None, typer.Option("--gpu-type", metavar="NAME,…", help="Accepted GPU types (default: any).")
     ] = None
-    instances: Annotated[
-        int | None,
-        typer.Option("--instances", metavar="N", min=1, help="Number of processes, started as a gang (default: 1)."),
-    ] = None
+    instances: InstanceCount = None
     cpus: Annotated[
         str | None, typer.Option("--cpus", metavar="N", help="CPUs per instance, or auto (default: none requested).")
     ] = None
@@ -290,8 +286,7 @@ def _options(
         fields,
         gpus=request.gpus,
         gpu_types=request.gpu_type,
-        required_level=request.required_level,
-        preferred_level=request.preferred_level,
+        levels=(request.required_level, request.preferred_level),
         segment=request.segment,
         memory=request.memory,
         time_limit=training.time,

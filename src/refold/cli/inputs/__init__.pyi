@@ -30,6 +30,8 @@ from .journal_state import (
 )
 from .named_options import (
     ClassName as ClassName,
+    GpuTotal as GpuTotal,
+    InstanceCount as InstanceCount,
     LaunchEngineName as LaunchEngineName,
     LaunchTargetName as LaunchTargetName,
     OtherClass as OtherClass,

@@ -1,4 +1,4 @@
-"""Options with names as values: the training framework and the model of a command, the class of a job, and levels."""
+"""Options with names as values, and options that describe the size of a job."""
 
 from __future__ import annotations
 
@@ -44,6 +44,16 @@ LaunchTargetName = Annotated[
     ),
 ]
 
+
+GpuTotal = Annotated[
+    str | None,
+    typer.Option("--gpus", metavar="N", help="Total GPUs: a number, a share (0.5) or a range (2..8) (default: 1)."),
+]
+
+InstanceCount = Annotated[
+    int | None,
+    typer.Option("--instances", metavar="N", min=1, help="Number of processes, started as a gang (default: 1)."),
+]
 
 RequiredLevel = Annotated[
     str | None,

@@ -19,13 +19,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    """Options of `submit`; None: not given. `fields` are fields of a submission that need no parsing."""
+    """Options of `submit`; None: not given. `fields` are fields of a submission that need no parsing.
+
+    `levels`: the required and the preferred level of domains.
+    """
 
     fields: Mapping[str, Any]
     gpus: str | None = None
     gpu_types: str | None = None
-    required_level: str | None = None
-    preferred_level: str | None = None
+    levels: tuple[str | None, str | None] = (None, None)
     segment: str | None = None
     memory: str | None = None
     time_limit: str | None = None
@@ -131,7 +133,7 @@ def _parse_topology(given: Submission, options: SubmitOptions) -> TopologyReques
 
     from refold.model import TopologyRequest
 
-    fields: dict[str, Any] = {"required": options.required_level, "preferred": options.preferred_level}
+    fields: dict[str, Any] = dict(zip(("required", "preferred"), options.levels, strict=True))
     if options.segment is not None:
         size, _, level = options.segment.partition(":")
         if not size.isdecimal() or not int(size):
