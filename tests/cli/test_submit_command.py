@@ -23,7 +23,7 @@ from refold.client.api.questions import Preview
 from refold.client.api.submissions import Submission
 from refold.client.api.wire import JobStatus
 from refold.errors import BadInput, TooManyRequests
-from refold.model import Plan
+from refold.model import Plan, TopologyRequest
 
 TextOf = Callable[..., str]
 JsonOf = Callable[..., Any]
@@ -99,6 +99,8 @@ CHANGES: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     (("--gpus", "3", "--instances", "3"), {"gpus": 1, "instances": 3}),
     (("--gpus", "H100:2"), {"gpus": 1, "gpu_types": ["H100"]}),
     (("--gpu-type", "A100, H100"), {"gpu_types": ["A100", "H100"]}),
+    (("--required-level", "rack"), {"topology": TopologyRequest("rack")}),
+    (("--segment", "1:rack", "--preferred-level", "b"), {"topology": TopologyRequest("", "b", 1, "rack")}),
     (("--instances", "3"), {"instances": 3}),
     (("--cpus", "1.5", "--memory", "32"), {"cpus": 1.5, "memory_gib": 32.0}),
     (("--cpus", "auto", "--memory", "auto"), {"cpus": "auto", "memory_gib": "auto"}),
@@ -151,6 +153,8 @@ def test_options_override_the_file(
         (("job.yaml", "--gpus", "3"), "--gpus 3: expected a total that is divisible by 2 instances"),
         (("job.yaml", "--gpus", "nan"), "nan"),
         (("job.yaml", "--gpus", "-1"), "--gpus -1: expected"),
+        (("job.yaml", "--segment", "x"), "--segment x: expected instances and a level, such as 16 or 16:rack"),
+        (("job.yaml", "--segment", "3"), "cannot be divided into segments of 3"),
         (("job.yaml", "--memory", "lots"), "--memory lots: expected memory"),
         (("job.yaml", "--time", "soon"), "--time soon: expected a duration"),
         (("job.yaml", "--reshape-every", "soon"), "--reshape-every soon: expected a duration"),

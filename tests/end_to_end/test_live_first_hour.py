@@ -8,28 +8,12 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from real_daemon import wait_until
-from typed_shell import ESCAPES, Shell
-
-
-@contextmanager
-def daemon(home: Path, options: str = "--slots 4") -> Iterator[None]:
-    """Run `refold serve` in a terminal of its own until the end of the context."""
-    with Shell(home, columns=120) as shell:
-        asked = not (home / "refold.yaml").exists()
-        shell.type(f"refold serve --port 0 {options}\n")
-        if asked:
-            shell.expect("preemption [consent]: ")
-            shell.type("\n")
-        shell.expect("next, in another terminal")
-        yield
-        assert shell.interrupt().status == 0
+from typed_shell import ESCAPES, Shell, daemon
 
 
 def read_json(shell: Shell, command: str, arguments: str = "") -> Any:

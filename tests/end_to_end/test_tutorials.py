@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from test_live_first_hour import daemon
-from typed_shell import Shell
+from typed_shell import Shell, daemon
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "workstation.md"
 

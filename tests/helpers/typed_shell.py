@@ -7,6 +7,8 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,3 +77,17 @@ class Shell(Terminal):
         shown = self.output[self._read_to : prompt.start()]
         self._read_to = prompt.end()
         return Result(ESCAPES.sub("", shown), int(prompt[1]))
+
+
+@contextmanager
+def daemon(home: Path, options: str = "--slots 4") -> Iterator[None]:
+    """Run `refold serve` in a terminal of its own until the end of the context."""
+    with Shell(home, columns=120) as shell:
+        asked = not (home / "refold.yaml").exists()
+        shell.type(f"refold serve --port 0 {options}\n")
+        if asked:
+            shell.expect("preemption [consent]: ")
+            shell.type("\n")
+        shell.expect("next, in another terminal")
+        yield
+        assert shell.interrupt().status == 0

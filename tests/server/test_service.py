@@ -19,7 +19,7 @@ from refold.client.api.wire import Jobs, NewToken
 from refold.core import Entry, Header
 from refold.core.events import JobSubmitted, PastJob, RunFinished
 from refold.errors import BadInput, BadValue, Conflict, NotFound, Unavailable, UnknownName
-from refold.model import Launch, Plan
+from refold.model import Launch, Plan, TopologyRequest
 from refold.server.http.tokens import make_token
 from refold.server.store import Commit
 
@@ -195,6 +195,18 @@ def test_a_job_that_can_never_run_is_rejected_unless_that_is_allowed(tmp_path: P
             "infeasible",
             "0 of 1 nodes fit: 1 has fewer than 3 GPUs in total",
         )
+
+    run_with_daemon(tmp_path, submit)
+
+
+def test_levels_that_the_cluster_does_not_have_are_rejected(tmp_path: Path) -> None:
+    async def submit(daemon: ManualDaemon) -> None:
+        with pytest.raises(UnknownName, match="unknown level 'rack'"):
+            await daemon.submit("train", topology=TopologyRequest("rack"))
+        with pytest.raises(BadInput, match="segments need a cluster with levels"):
+            await daemon.submit("train", instances=2, topology=TopologyRequest(segment=2))
+        accepted = await daemon.submit("a", instances=2, topology=TopologyRequest("rack"), allow_impossible=True)
+        assert (await daemon.service.job(OWNER, accepted)).state == "infeasible"
 
     run_with_daemon(tmp_path, submit)
 

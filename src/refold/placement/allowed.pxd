@@ -16,6 +16,7 @@ cdef class AllowedRows:
 
     cpdef long long add(self, object nodes, object request) except -1
 
+cdef object _level_number(object name, object cluster)
 cdef bint is_allowed(AllowedRows allowed, long long node, Need need) noexcept nogil
 cdef bint has_request(AllowedRows allowed, Need need) noexcept nogil
 cdef long long segment_size(AllowedRows allowed, Need need) noexcept nogil

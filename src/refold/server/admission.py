@@ -196,6 +196,7 @@ class Admission:
         submission = replace(submission, gpu_types=self._resolve_gpu_types(submission))
         for address in submission.notify:
             check_address(address, self._allowed_targets)
+        self._check_levels(submission)
         job_id = f"{submission.name}-{number}"
         job = submission.to_job(job_id, tenant, caller.user, self._state.now(), self.preemption(tenant, submission))
         self._check_tenant_limit(job)
@@ -234,6 +235,15 @@ class Admission:
         if known and tenant not in known and tenant != "default":
             raise BadInput(f"unknown tenant {tenant!r}; known tenants: {', '.join(known)}")
         return tenant
+
+    def _check_levels(self, submission: Submission) -> None:
+        request, cluster = submission.topology, self._state.header.cluster
+        if request is None or submission.allow_impossible:
+            return
+        for name in request.levels:
+            cluster.level(name)
+        if request.segment and not cluster.levels:
+            raise BadInput("segments need a cluster with levels, such as racks; this one has none")
 
     def _resolve_gpu_types(self, submission: Submission) -> list[str]:
         """Return the GPU types of this cluster that match the requested ones: 'a100' matches every A100."""

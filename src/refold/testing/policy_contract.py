@@ -30,8 +30,7 @@ from refold.core import (
     StopRun,
     View,
 )
-from refold.model import ChangeLimit, Cluster, Decision, Job, Level, NodeSet, Reason, TopologyRequest
-from refold.placement import FreeResources
+from refold.model import ChangeLimit, Cluster, Decision, Job, Reason
 from refold.planning.plans import Speeds
 from refold.simulator import Costs, Fault, ModelledSpeeds, RecordedSpeeds, simulate
 from refold.testing.audit import Audit
@@ -44,6 +43,7 @@ from refold.testing.disturbances import (
     resume_gpus,
 )
 from refold.testing.makers import make_cluster, make_job, reshapable_workload, seeded_workload
+from refold.testing.restrictions import in_domains, in_racks, limited_to_nodes
 
 FAULTS = (Fault(0, 250.0, 900.0), Fault(1, 700.0, 1500.0), Fault(0, 2500.0, 2600.0))
 GPU_FAULTS = (Fault(0, 40.0, 600.0, gpu=1), Fault(2, 100.0, 900.0, gpu=0), Fault(0, 300.0, 500.0, gpu=2))
@@ -195,8 +195,8 @@ class PolicyContract:
         """Every job finishes, in one rack or in segments as required: the check of decisions raises otherwise."""
         for seed in self.disturbance_seeds:
             jobs, cluster = seeded_workload(seed)
-            racks = _in_racks(cluster)
-            limited = [_in_domains(job, number, racks) for number, job in enumerate(jobs)]
+            racks = in_racks(cluster)
+            limited = [in_domains(job, number, racks) for number, job in enumerate(jobs)]
             audit, _ = self._simulate(limited, racks)
             assert {job.id for job in limited} == set(audit.ended)
 
@@ -207,7 +207,7 @@ class PolicyContract:
         self._check_limited(jobs, cluster, charge=_modelled(cluster), costs=COSTS)
 
     def _check_limited(self, jobs: Sequence[Job], cluster: Cluster, **options: Any) -> None:
-        limited = _limited_to_nodes(jobs, cluster)
+        limited = limited_to_nodes(jobs, cluster)
         audit, _ = self._simulate(limited, cluster, **options)
         assert {job.id for job in limited} == set(audit.ended)
 
@@ -391,34 +391,3 @@ def _without_work(event: Any) -> Any:
     if isinstance(event, JobSubmitted):
         return JobSubmitted(msgspec.structs.replace(event.job, work=None))
     return event
-
-
-def _in_racks(cluster: Cluster) -> Cluster:
-    """Put neighbouring nodes into racks, three in each."""
-    nodes = [
-        msgspec.structs.replace(node, rack=f"rack{index // 3}", domains=(f"rack{index // 3}",))
-        for index, node in enumerate(cluster.nodes)
-    ]
-    return msgspec.structs.replace(cluster, nodes=tuple(nodes), racks=(), levels=(Level("rack"),))
-
-
-def _in_domains(job: Job, number: int, cluster: Cluster) -> Job:
-    """Let a gang require one rack, or segments of two instances, if it fits into the empty cluster so."""
-    request = TopologyRequest("rack") if number % 2 or job.demand.instances % 2 else TopologyRequest(segment=2)
-    demand = msgspec.structs.replace(job.demand, topology=request)
-    is_limited = job.demand.instances > 1 and FreeResources(cluster).fits_when_empty(demand)
-    return msgspec.structs.replace(job, demand=demand, reshapable=False) if is_limited else job
-
-
-def _limited_to_nodes(jobs: Sequence[Job], cluster: Cluster) -> list[Job]:
-    """Limit two of three jobs to every second node, or to all but one, if they fit there."""
-    free, count = FreeResources(cluster), len(cluster.nodes)
-    limited: list[Job] = []
-    for number, job in enumerate(jobs):
-        nodes = (
-            range(number % 2, count, 2) if number % 3 == 1 else (node for node in range(count) if node != number % 5)
-        )
-        demand = msgspec.structs.replace(job.demand, allowed_nodes=NodeSet.of(nodes))
-        is_limited = number % 3 and free.fits_when_empty(demand)
-        limited.append(msgspec.structs.replace(job, demand=demand) if is_limited else job)
-    return limited

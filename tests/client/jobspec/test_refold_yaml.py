@@ -15,7 +15,7 @@ from refold.client.jobspec.job_fields import UNSUPPORTED, UNSUPPORTED_RESOURCES,
 from refold.client.jobspec.reader import SpecFile, parse_spec, read_spec
 from refold.client.jobspec.submission import submission_from_command
 from refold.errors import BadFile, BadInput, BadLine, BadRow, RefoldError
-from refold.model import Plan
+from refold.model import Plan, TopologyRequest
 
 ROOT = Path(__file__).parents[3]
 
@@ -602,3 +602,9 @@ def test_the_jobs_in_the_documentation_are_valid() -> None:
     blocks = re.findall(r"```(yaml|bash)\n(.*?)```", page, re.DOTALL)
     assert [language for language, _ in blocks] == ["yaml", "bash"]
     assert [read(text).submissions[0].name for _, text in blocks] == ["llama", "train"]
+
+
+def test_the_domains_of_a_gang_are_requested_by_level() -> None:
+    text = "name: j\nrun: x\nnum_nodes: 8\ntopology: {required: block, segment: 4, segment_level: rack}"
+    assert read(text).submissions[0].topology == TopologyRequest("block", segment=4, segment_level="rack")
+    assert "topology.segment" in error_of("run: x\nnum_nodes: 8\ntopology: {segment: many}")

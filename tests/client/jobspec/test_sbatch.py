@@ -12,6 +12,7 @@ from refold.client.api.submissions import Submission
 from refold.client.jobspec.reader import SpecFile, parse_spec, read_spec
 from refold.client.jobspec.sbatch import SRUN_FUNCTION
 from refold.errors import RefoldError
+from refold.model import TopologyRequest
 
 ROOT = Path(__file__).parents[3]
 ONCE_PER_NODE = "job.sh line 1: the script does not call srun: it runs once on every node, not only on the first"
@@ -251,6 +252,17 @@ def test_the_exported_variables_are_returned_with_the_job(
     assert read(directive) == SpecFile([job(directive, environment=variables)], [], export)
 
 
+@pytest.mark.parametrize(("command", "instances", "segment"), [("python x.py", 4, 2), ("srun python x.py", 8, 4)])
+def test_a_segment_is_the_instances_of_so_many_nodes(command: str, instances: int, segment: int) -> None:
+    [read_job] = read("--nodes=4 --ntasks-per-node=2 --segment=2", command=command).submissions
+    assert (read_job.instances, read_job.topology) == (instances, TopologyRequest(segment=segment))
+
+
+def test_segments_divide_the_nodes() -> None:
+    problem = "a job has 6 instances, which cannot be divided into segments of 4"
+    assert problem in error_of("--nodes=6 --segment=4")
+
+
 def test_an_array_has_at_most_ten_thousand_tasks() -> None:
     assert "expected task numbers" in error_of("--array=0-10000")
     assert read("--array=0-9999").submissions[0].array == "0-9999"
@@ -277,7 +289,10 @@ SITE = "the daemon submits all jobs alike: set it in the section `slurm` of refo
         ("--nodelist=n1", "--nodelist is ignored: the scheduler chooses the nodes"),
         ("--constraint=ib", f"--constraint is ignored: {SITE}"),
         ("--reservation=maint", f"--reservation is ignored: {SITE}"),
-        ("--switches=1@60", "--switches is ignored: the scheduler chooses the nodes"),
+        (
+            "--switches=1@60",
+            "--switches is ignored: gangs are placed in as few domains as possible",
+        ),
         ("--gpus-per-socket=2", "--gpus-per-socket is ignored: it is not supported"),
         (
             "--kill-on-invalid-dep=no",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from refold.errors import BadFile
-from refold.model import MAX_AMOUNT, Demand, Job, Plan
+from refold.model import MAX_AMOUNT, Demand, Job, Plan, TopologyRequest
 from refold.simulator.traces.formats import read_trace, write_trace
 from refold.simulator.traces.trace import Trace
 
@@ -26,6 +26,7 @@ _demands = st.builds(
     cpu_milli=st.integers(0, MAX_AMOUNT),
     memory_mib=st.integers(0, MAX_AMOUNT),
     gpu_types=st.sets(st.sampled_from(["A100-80GB", "T4", "H100 SXM", 'odd"name', "a,b"])).map(sorted).map(tuple),
+    topology=st.none() | st.builds(TopologyRequest, st.just(""), st.sampled_from(["rack", "a|b"])),
 )
 _plans = st.builds(
     Plan,

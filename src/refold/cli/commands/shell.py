@@ -76,7 +76,9 @@ def shell(
         raise BadInput("refold shell needs a terminal; use `refold submit` in scripts")
     client = make_client()
     command = context.meta.get(COMMAND_KEY) or [os.environ.get("SHELL") or "/bin/sh"]
-    options = SubmitOptions({"name": name, "cpus": cpus, "tenant": tenant}, gpus, gpu_type, memory, time)
+    options = SubmitOptions(
+        {"name": name, "cpus": cpus, "tenant": tenant}, gpus, gpu_type, memory=memory, time_limit=time
+    )
     with _listener() as listener:
         job = _submit(client, Path(listener.getsockname()), command, options)
         for number in (signal.SIGTERM, signal.SIGHUP):

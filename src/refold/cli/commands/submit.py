@@ -14,7 +14,17 @@ import typer
 from typer.core import TyperCommand
 
 from refold.cli import DependencyOption, TenantOption, format_placement, format_reason, make_client, with_option_groups
-from refold.cli.inputs import ClassName, LaunchEngineName, parse_job_class, parse_launch_engine
+from refold.cli.inputs import (
+    ClassName,
+    GpuTotal,
+    InstanceCount,
+    LaunchEngineName,
+    PreferredLevel,
+    RequiredLevel,
+    Segment,
+    parse_job_class,
+    parse_launch_engine,
+)
 from refold.cli.views import AsJson, plural, print_json, print_line, print_notes, print_tables
 
 if TYPE_CHECKING:
@@ -58,17 +68,11 @@ class _Request:
             "--name", metavar="NAME", help="Job name; run times are predicted from earlier jobs of the same name."
         ),
     ] = None
-    gpus: Annotated[
-        str | None,
-        typer.Option("--gpus", metavar="N", help="Total GPUs: a number, a share (0.5) or a range (2..8) (default: 1)."),
-    ] = None
+    gpus: GpuTotal = None
     gpu_type: Annotated[
         str | None, typer.Option("--gpu-type", metavar="NAME,…", help="Accepted GPU types (default: any).")
     ] = None
-    instances: Annotated[
-        int | None,
-        typer.Option("--instances", metavar="N", min=1, help="Number of processes, started as a gang (default: 1)."),
-    ] = None
+    instances: InstanceCount = None
     cpus: Annotated[
         str | None, typer.Option("--cpus", metavar="N", help="CPUs per instance, or auto (default: none requested).")
     ] = None
@@ -76,6 +80,9 @@ class _Request:
         str | None,
         typer.Option("--memory", metavar="SIZE", help="Memory per instance: 32 (GiB), 32GB, 512MB or auto."),
     ] = None
+    required_level: RequiredLevel = None
+    preferred_level: PreferredLevel = None
+    segment: Segment = None
     tenant: TenantOption = None
     job_class: ClassName = None
     priority: Annotated[
@@ -279,6 +286,8 @@ def _options(
         fields,
         gpus=request.gpus,
         gpu_types=request.gpu_type,
+        levels=(request.required_level, request.preferred_level),
+        segment=request.segment,
         memory=request.memory,
         time_limit=training.time,
         estimate=training.estimate,

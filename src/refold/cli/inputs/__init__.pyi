@@ -30,9 +30,14 @@ from .journal_state import (
 )
 from .named_options import (
     ClassName as ClassName,
+    GpuTotal as GpuTotal,
+    InstanceCount as InstanceCount,
     LaunchEngineName as LaunchEngineName,
     LaunchTargetName as LaunchTargetName,
     OtherClass as OtherClass,
+    PreferredLevel as PreferredLevel,
+    RequiredLevel as RequiredLevel,
+    Segment as Segment,
     parse_job_class as parse_job_class,
     parse_launch_engine as parse_launch_engine,
     read_or_trace_model as read_or_trace_model,

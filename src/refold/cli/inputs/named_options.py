@@ -1,4 +1,4 @@
-"""Options with names as values: the training framework and the model of a command, and the class of a job."""
+"""Options with names as values, and options that describe the size of a job."""
 
 from __future__ import annotations
 
@@ -42,6 +42,32 @@ LaunchTargetName = Annotated[
         "torchrun), accelerate or trainer.",
         autocompletion=_complete,
     ),
+]
+
+
+GpuTotal = Annotated[
+    str | None,
+    typer.Option("--gpus", metavar="N", help="Total GPUs: a number, a share (0.5) or a range (2..8) (default: 1)."),
+]
+
+InstanceCount = Annotated[
+    int | None,
+    typer.Option("--instances", metavar="N", min=1, help="Number of processes, started as a gang (default: 1)."),
+]
+
+RequiredLevel = Annotated[
+    str | None,
+    typer.Option("--required-level", metavar="LEVEL", help="Place all instances in one domain of it, such as a rack."),
+]
+
+PreferredLevel = Annotated[
+    str | None,
+    typer.Option("--preferred-level", metavar="LEVEL", help="Place them in one such domain if they fit there."),
+]
+
+Segment = Annotated[
+    str | None,
+    typer.Option("--segment", metavar="N[:LEVEL]", help="Place each N instances in one domain (default: innermost)."),
 ]
 
 

@@ -14,16 +14,21 @@ from refold.model import parse_duration
 
 if TYPE_CHECKING:
     from refold.client.api import Submission
-    from refold.model import Dependency, Plan
+    from refold.model import Dependency, Plan, TopologyRequest
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitOptions:
-    """Options of `submit`; None: not given. `fields` are fields of a submission that need no parsing."""
+    """Options of `submit`; None: not given. `fields` are fields of a submission that need no parsing.
+
+    `levels`: the required and the preferred level of domains.
+    """
 
     fields: Mapping[str, Any]
     gpus: str | None = None
     gpu_types: str | None = None
+    levels: tuple[str | None, str | None] = (None, None)
+    segment: str | None = None
     memory: str | None = None
     time_limit: str | None = None
     estimate: str | None = None
@@ -72,6 +77,8 @@ def _overrides(given: Submission, options: SubmitOptions) -> dict[str, Any]:
         fields |= _parse_gpus(options.gpus, instances)
     if options.gpu_types is not None:
         fields["gpu_types"] = [name.strip() for name in options.gpu_types.split(",") if name.strip()]
+    if topology := _parse_topology(given, options):
+        fields["topology"] = topology
     if options.memory is not None:
         expected = "memory such as 32 or 512MB, or auto"
         fields["memory_gib"] = _parse_resource("--memory", options.memory, parse_gib, expected)
@@ -118,6 +125,22 @@ def _parse_gpus(text: str, instances: int) -> dict[str, Any]:
         raise BadInput(f"--gpus {text}: expected a total that is divisible by {instances} instances")
     span = (request.minimum, request.maximum) if request.minimum < request.maximum else None
     return {"gpus": each, "gpu_share": 1.0, "gpu_range": span, **gpu_types}
+
+
+def _parse_topology(given: Submission, options: SubmitOptions) -> TopologyRequest | None:
+    """Return what is requested of domains, by the file as far as the options do not override it; None: no options."""
+    import msgspec
+
+    from refold.model import TopologyRequest
+
+    fields: dict[str, Any] = dict(zip(("required", "preferred"), options.levels, strict=True))
+    if options.segment is not None:
+        size, _, level = options.segment.partition(":")
+        if not size.isdecimal() or not int(size):
+            raise BadInput(f"--segment {options.segment}: expected instances and a level, such as 16 or 16:rack")
+        fields |= {"segment": int(size), "segment_level": level}
+    changed = {name: value for name, value in fields.items() if value is not None}
+    return msgspec.structs.replace(given.topology or TopologyRequest(), **changed) if changed else None
 
 
 def _parse_plan(text: str, gpus: int) -> str | Plan:

@@ -27,6 +27,7 @@ from refold.model import (
     Preemption,
     Seconds,
     StopSignal,
+    TopologyRequest,
     check_output_pattern,
     find_consent,
     mib_from_gib,
@@ -104,8 +105,10 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     Each of `instances` instances gets `gpus` GPUs, or the fraction `gpu_share` of one. `cpus` and `memory_gib` of each
     may be `auto`: learned from what earlier jobs of the same user and name have used. `gpu_range`: minimum and maximum
-    number of GPUs in total for a job that may be reshaped. `preemptible`: whether the job may be stopped or reshaped
-    for other jobs; null: if it is best-effort or reshapable, saves checkpoints, or the daemon's configuration says so.
+    number of GPUs in total for a job that may be reshaped. `topology`: levels of the cluster, such as `rack`; all
+    instances, or each segment of them, are placed in one domain of such a level. `preemptible`: whether the job may be
+    stopped or reshaped for other jobs; null: if it is best-effort or reshapable, saves checkpoints, or the daemon's
+    configuration says so.
     `reshape_at_most`, `reshape_every`: it is stopped or reshaped at most so many times, so many seconds apart. `plan`:
     `auto` lets the scheduler choose (for a known `workload`), `off` leaves parallelism to the command, a plan pins it.
     `engine`: the training framework of the command, which then gets its arguments in the environment.
@@ -130,6 +133,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     cpus: Amount | Literal["auto"] = 0.0
     memory_gib: Amount | Literal["auto"] = 0.0
     gpu_range: tuple[Count, Count] | None = None
+    topology: TopologyRequest | None = None
     tenant: Annotated[str, Meta(max_length=MAX_NAME_CHARS, extra_json_schema={"pattern": r"^[\w.-]*$"})] = ""
     job_class: JobClass = "guaranteed"
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31)] = 0
@@ -249,6 +253,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
                 milli_from_number(_amount(self.cpus)),
                 mib_from_gib(_amount(self.memory_gib)),
                 tuple(sorted(set(self.gpu_types))),
+                topology=self.topology,
             ),
             tenant=tenant,
             user=user,

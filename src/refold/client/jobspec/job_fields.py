@@ -27,6 +27,7 @@ from refold.model import (
     LaunchEngine,
     Seconds,
     StopSignal,
+    TopologyRequest,
     parse_array,
     parse_dependencies,
     parse_duration,
@@ -191,6 +192,7 @@ class JobFields(msgspec.Struct, frozen=True):
     gpus_per_node: Annotated[int, Meta(ge=0, le=MAX_JOB_GPUS, description="a whole number ≥ 0")] | None = None
     resources: RequestedResources = RequestedResources()
     elastic: Annotated[Elastic, Meta(description="min and max, such as {min: 2, max: 8}")] | None = None
+    topology: Annotated[TopologyRequest, Meta(description="such as {required: rack}")] | None = None
     plan: Annotated[PlanChoice, ReadBy(read_plan_choice)] = "off"
     workload: Annotated[str, Meta(min_length=1, max_length=256)] = ""
     batch: Tally = 0

@@ -147,13 +147,14 @@ UNSUPPORTED_OPTIONS = {
     "refold.yaml",
     "exclusive": "request all GPUs of the node instead: other jobs may get what is left of its CPUs and memory",
     **dict.fromkeys(("constraint", "prefer", "cluster-constraint", "licenses", "reservation"), _SITE),
+    "switches": "gangs are placed in as few domains as possible",
     "gpu-bind": "each process sees the GPUs of its instance",
     "open-mode": "the first run replaces the output file, later ones append",
     **dict.fromkeys(("mail-type", "mail-user"), _MAIL),
     **dict.fromkeys(("deadline", "time-min"), "use --time"),
     **dict.fromkeys(
         _names(
-            "clusters contiguous exclude immediate nodefile nodelist no-kill oversubscribe segment spread-job switches "
+            "clusters contiguous exclude immediate nodefile nodelist no-kill oversubscribe spread-job "
             "tmp use-min-nodes wait-all-nodes"
         ),
         _NODES,

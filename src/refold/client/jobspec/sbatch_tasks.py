@@ -14,11 +14,12 @@ from refold.client.api import MAX_JOB_GPUS
 from refold.client.jobspec.builder import SpecBuilder
 from refold.client.jobspec.gpu_requests import GpuRequest, parse_gpu_request
 from refold.client.jobspec.quantities import EXPECTED_SLURM_MEMORY, parse_slurm_gib
+from refold.model import TopologyRequest
 from refold.model.documents import Part
 
 SIZE_OPTIONS = (
     *("nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres"),
-    *("cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu"),
+    *("cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu", "segment"),
 )
 EXPECTED_GPUS = "GPUs such as 4 or a100:4"
 EXPECTED_GRES = "GPUs such as gpu:4 or gpu:a100:4"
@@ -53,6 +54,9 @@ def put_tasks(builder: SpecBuilder, options: Options, one_task_each: bool) -> No
     gpus = _put_gpus(builder, options, tasks)
     cpus = _put_cpus(builder, options, tasks, gpus)
     _put_memory(builder, options, tasks, gpus, cpus)
+    if "segment" in options:
+        segment = options["segment"].integer("a number of nodes", 1, MAX_JOB_GPUS) * tasks.instances // tasks.nodes
+        builder.put("topology", TopologyRequest(segment=segment), options["segment"])
     nodes = str(tasks.nodes)
     builder.add_variables({"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes}, builder.root)
     if one_task_each:

@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from refold.errors import BadFile
-from refold.model import WHOLE, Demand, Job, JobClass, Seconds, mib_from_gib, milli_from_number
+from refold.errors import BadFile, BadValue
+from refold.model import WHOLE, Demand, Job, JobClass, Seconds, TopologyRequest, mib_from_gib, milli_from_number
 from refold.simulator.traces.text_source import (
     BadCell,
     RowParser,
@@ -60,8 +60,9 @@ _FIELD_OF_KEY = {
     "plan": "plan",
     "command": "command",
     "gpu_range": "gpu_range",
+    "topology": "topology",
 }
-_TYPE_OF_FIELD = {field.name: field.type for field in msgspec.structs.fields(Job)}
+_TYPE_OF_FIELD = {field.name: field.type for field in (*msgspec.structs.fields(Job), *msgspec.structs.fields(Demand))}
 _DEFAULTS = Job("defaults")
 
 
@@ -121,6 +122,8 @@ def _make_row_parser(table: TextTable, gpus_per_instance: int, truncated_ids: li
             truncated_ids.append(job_id)
         if extra:
             fields = {"tenant": group or "default", **_parse_extra(extra)}
+            if "topology" in fields:
+                demand = _with_topology(demand, extra, fields.pop("topology"))
             return TraceJob(Job(job_id, seconds, demand, work, user=user, **fields), wait)
         return TraceJob(Job(job_id, seconds, demand, work, group or "default", user), wait)
 
@@ -147,6 +150,13 @@ def _parse_demand(gpus_per_instance: int, *cells: str) -> Demand:
         mib_from_gib(parse_number_or_none(mem_gib_per_inst, "mem_gib_per_inst") or 0.0),
         parse_gpu_types(gpu_type),
     )
+
+
+def _with_topology(demand: Demand, extra: str, topology: TopologyRequest) -> Demand:
+    try:
+        return msgspec.structs.replace(demand, topology=topology)
+    except BadValue as error:
+        raise BadCell("extra", extra, f"a topology that suits the job: {error}") from None
 
 
 def _parse_gpu_milli(gpu_milli: str, gpus: int) -> int:
@@ -235,8 +245,8 @@ def _format_row(job: Job) -> tuple[object, ...]:
 def _format_extra(job: Job) -> str:
     parts = []
     for key, field in _FIELD_OF_KEY.items():
-        value = getattr(job, field)
-        if value == getattr(_DEFAULTS, field) or (field == "tenant" and value):
+        value: Any = job.demand.topology if field == "topology" else getattr(job, field)
+        if value == getattr(_DEFAULTS, field, None) or (field == "tenant" and value):
             continue
         if field == "workload" and _needs_no_key(value):
             parts.append(value)
