@@ -331,9 +331,8 @@ def test_whole_nodes_are_requested(slurm: SlurmServers) -> None:
     pool = in_pool(slurm).make_pool(
         Programs(slurm.environment), "id", SlurmSettings(), map_nodes(read_nodes(Programs(slurm.environment).run))
     )
-    assert [node for job in pool.jobs for node in job.nodes] == [
-        PoolNode(name, {"a100": 8}, 64, 65536) for name in slurm.nodes
-    ]
+    nodes = sorted((node for job in pool.jobs for node in job.nodes), key=lambda node: node.name)
+    assert nodes == [PoolNode(name, {"a100": 8}, 64, 65536) for name in slurm.nodes]
 
 
 def test_an_allocation_that_does_not_exist_is_refused(slurm: SlurmServers) -> None:
