@@ -9,6 +9,7 @@ cdef class AllowedRows:
     cdef readonly object array, request_array
     cdef readonly tuple tables
     cdef readonly long long used
+    cdef long long part_first, part_last
     cdef unsigned long long[:, ::1] words
     cdef long long[:, ::1] requests, domain_of, counts
     cdef long long[:, :, ::1] domains

@@ -31,7 +31,8 @@ class AllowedRows:
     """Sets of nodes and requests, one row each. Rows are only added, so that a `Need` stays valid.
 
     `domain_of` has the domain of each node at each level, by number. `domains` has, for each level and domain, the
-    domain around it, its first and its last node. `counts` is for temporary use: how many instances fit into each.
+    domain around it, its first and its last node. The rest is for temporary use: how many instances fit into each, and
+    the first and the last node of the part that is being placed.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class AllowedRows:
         self.words, self.requests = view(array), view(request_array)
         self.domain_of, self.domains, self.number = view(domain_of), view(domains), view(number)
         self.counts = view(np.zeros(domains.shape[:2], dtype=np.int64))
+        self.part_first = self.part_last = 0
 
     def __reduce__(self) -> tuple[object, ...]:
         return AllowedRows, (self.array, self.request_array, *self.tables, self.used)
@@ -122,8 +124,12 @@ def segment_size(allowed: AllowedRows, need: Need) -> int:
 
 def allow_part(allowed: AllowedRows, row: int, level: int, domain: int) -> None:
     """Write the nodes of a row that are in one domain to the row for parts."""
-    for word in range(allowed.words.shape[1]):
+    for word in range(allowed.part_first >> 6, (allowed.part_last >> 6) + 1):
         allowed.words[PART, word] = 0
-    for node in range(allowed.domains[level, domain, FIRST_NODE], allowed.domains[level, domain, LAST_NODE] + 1):
+    allowed.part_first, allowed.part_last = (
+        allowed.domains[level, domain, FIRST_NODE],
+        allowed.domains[level, domain, LAST_NODE],
+    )
+    for node in range(allowed.part_first, allowed.part_last + 1):
         if allowed.domain_of[level, node] == domain:
             allowed.words[PART, node >> 6] |= allowed.words[row, node >> 6] & (ONE << (node & 63))

@@ -29,9 +29,7 @@ cdef long long _room_on_node(FreeArrays free, long long node, Need need) noexcep
 @cython.locals(total=cython.longlong, level=cython.longlong)
 cdef bint choose_domains(FreeArrays free, AllowedRows allowed, Need need, Parts parts) noexcept nogil
 cdef long long _wanted(AllowedRows allowed, Need need, long long level, long long instances) noexcept nogil
-@cython.locals(is_inside=cython.bint)
 cdef long long _smallest(AllowedRows allowed, long long level, long long parent, long long wanted) noexcept nogil
-@cython.locals(is_inside=cython.bint)
 cdef long long _largest(AllowedRows allowed, long long level, long long parent) noexcept nogil
 @cython.locals(here=cython.longlong)
 cdef void _divide(

@@ -85,10 +85,11 @@ def count_room(free: FreeArrays, allowed: AllowedRows, need: Need) -> None:
                 allowed.counts[innermost, allowed.domain_of[innermost, node]] += _room_on_node(free, node, need)
     segment = segment_size(allowed, need)
     for level in range(innermost, -1, -1):
-        for domain in range(allowed.number[level]):
-            if level + 1 == allowed.requests[need.allowed, SEGMENT_LEVEL]:
+        if segment > 1 and level + 1 == allowed.requests[need.allowed, SEGMENT_LEVEL]:
+            for domain in range(allowed.number[level]):
                 allowed.counts[level, domain] //= segment
-            if level > 0:
+        if level > 0:
+            for domain in range(allowed.number[level]):
                 parent = allowed.domains[level, domain, PARENT]
                 allowed.counts[level - 1, parent] += allowed.counts[level, domain]
 
@@ -138,12 +139,13 @@ def _wanted(allowed: AllowedRows, need: Need, level: int, instances: int) -> int
 
 
 def _smallest(allowed: AllowedRows, level: int, parent: int, wanted: int) -> int:
-    """Return the domain with the least room that has enough, in a domain of the next outer level (-1: any); or -1."""
+    """Return the domain with the least room that is enough, in a domain of the next outer level (-1: any); or -1."""
     best, least = -1, 0
     for domain in range(allowed.number[level]):
         room = allowed.counts[level, domain]
-        is_inside = parent < 0 or allowed.domains[level, domain, PARENT] == parent
-        if is_inside and room >= wanted and (best < 0 or room < least):
+        if room < wanted or (best >= 0 and room >= least):
+            continue
+        if parent < 0 or allowed.domains[level, domain, PARENT] == parent:
             best, least = domain, room
     return best
 
@@ -152,8 +154,9 @@ def _largest(allowed: AllowedRows, level: int, parent: int) -> int:
     """Return the domain with the most room in a domain of the next outer level (-1: any)."""
     best, most = -1, 0
     for domain in range(allowed.number[level]):
-        is_inside = parent < 0 or allowed.domains[level, domain, PARENT] == parent
-        if is_inside and allowed.counts[level, domain] > most:
+        if allowed.counts[level, domain] <= most:
+            continue
+        if parent < 0 or allowed.domains[level, domain, PARENT] == parent:
             best, most = domain, allowed.counts[level, domain]
     return best
 
@@ -167,11 +170,10 @@ def _divide(allowed: AllowedRows, need: Need, level: int, domain: int, instances
     inner = level + 1
     unit = instances // _wanted(allowed, need, inner, instances)
     while instances > 0:
-        chosen = _smallest(allowed, inner, domain, instances // unit)
-        here = instances
-        if chosen < 0:
-            chosen = _largest(allowed, inner, domain)
-            here = allowed.counts[inner, chosen] * unit
+        chosen = _largest(allowed, inner, domain)
+        here = allowed.counts[inner, chosen] * unit
+        if here >= instances:
+            chosen, here = _smallest(allowed, inner, domain, instances // unit), instances
         _divide(allowed, need, inner, chosen, here, parts)
         allowed.counts[inner, chosen] = 0
         instances -= here

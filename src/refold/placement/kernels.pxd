@@ -3,7 +3,7 @@ from refold.placement.allowed cimport AllowedRows, is_allowed
 from refold.placement.c_types cimport Need, trailing_zeros
 
 cdef long long WHOLE, CPU_FREE, FIRST_GPU, GPUS, MAX_FREE, MEMORY_FREE, MILLI_FREE, SIGNATURE, TYPE_BIT, UP, WHOLE_FREE
-cdef long long FIRST, TIGHTEST, TAKEN, NODE_DOWN, NO_SUCH_GPU, GPU_OVER, CPU_OVER, MEMORY_OVER
+cdef long long PART, FIRST, TIGHTEST, TAKEN, NODE_DOWN, NO_SUCH_GPU, GPU_OVER, CPU_OVER, MEMORY_OVER
 cdef long long FITS, DOWN, WRONG_TYPE, NOT_ALLOWED, TOO_SMALL, FEW_GPUS, FEW_CPUS, LITTLE_MEMORY, INSTANCES_THAT_FIT
 cdef unsigned long long CPU_HASH, MEMORY_HASH, GPU_HASH, SIGNATURE_BITS, ONE, ALL_BITS
 

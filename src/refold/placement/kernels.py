@@ -30,6 +30,7 @@ from refold.placement.layout import (
     NO_SUCH_GPU,
     NODE_DOWN,
     NOT_ALLOWED,
+    PART,
     SIGNATURE,
     SIGNATURE_BITS,
     TAKEN,
@@ -283,6 +284,8 @@ def candidate_row(need: Need) -> int:
 def next_fitting_node(free: FreeArrays, low: int, above: int, only: int, need: Need, start: int) -> int:
     """Return the first node ≥ `start` where an instance fits, in rows `low` and `only` but not `above`; or -1."""
     words = words_per_row(free)
+    if need.allowed == PART:
+        start, words = max(start, free.allowed.part_first), (free.allowed.part_last >> 6) + 1
     word = start >> 6
     if low > max_gpus_per_node(free) or word >= words:
         return -1

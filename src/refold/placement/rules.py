@@ -243,6 +243,8 @@ def _lowest_score(rule: int, free: FreeArrays, need: Need, draw: int) -> int:
     milli = need.milli if need.gpus > 0 else 0
     for word in range(words_per_row(free)):
         pending = free.bits[low, word]
+        if need.allowed:
+            pending &= free.allowed.words[need.allowed, word]
         while pending:
             node = (word << 6) + trailing_zeros(pending)
             pending &= pending - ONE
