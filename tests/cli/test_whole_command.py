@@ -7,7 +7,8 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -197,18 +198,23 @@ def test_control_characters_are_not_printed(capsys: pytest.CaptureFixture[str]) 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def commands_on(page: Path) -> list[str]:
-    """Return all `refold` commands in the shell blocks of a page, except `refold --version` and the like."""
+def commands_on(page: Path) -> Iterator[list[str]]:
+    """Yield the words of the commands in the shell blocks of a page, except `refold --version` and the like."""
     blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    lines = [line.partition(" #")[0] for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    commands = [part.strip() for line in lines for part in re.split(r" [|&>] | && |; ", line)]
-    return [part for part in commands if part.startswith("refold ") and not part.startswith("refold -")]
+    for line in "".join(blocks).replace("\\\n", " ").splitlines():
+        if "refold " in line.partition(" #")[0]:
+            words = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
+            words.whitespace_split = True
+            for is_between, part in groupby(words, lambda word: not set(word) - set("|&;<>")):
+                command = list(part)
+                if not is_between and command[0] == "refold" and not command[1].startswith("-"):
+                    yield command[1:]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_in_the_documentation_parses(page: Path) -> None:
     for line in commands_on(page):
-        words, command = shlex.split(line)[1:], get_command(app)
+        words, command = line, get_command(app)
         while isinstance(command, TyperGroup):
             assert words[0] in command.commands, line
             command, words = command.commands[words[0]], words[1:]
