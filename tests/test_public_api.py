@@ -1,5 +1,6 @@
 """`import refold` offers the public API, lazily."""
 
+import re
 import subprocess
 import sys
 
@@ -49,7 +50,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 def test_the_module_is_the_command() -> None:
     command = [sys.executable, "-m", "refold", "--version"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert printed == f"refold {refold.__version__}\n"
+    assert re.fullmatch(rf"refold {re.escape(refold.__version__)}( \(commit [0-9a-f]+\))?\n", printed)
 
 
 def test_compare_measures_each_policy_by_name() -> None:

@@ -215,7 +215,7 @@ def _check_size(shapes: Mapping[str, Sequence[RunShape]], cluster: Cluster) -> N
 def shapes_of(speeds: Speeds, job: Job) -> tuple[RunShape, ...]:
     """Return all shapes of a job that are not dominated by a smaller one that is at least as fast."""
     if not speeds.can_model(job):
-        instance = msgspec.structs.replace(job.demand, instances=1)
+        instance = msgspec.structs.replace(job.demand, instances=1, topology=None)
         return (RunShape((instance,) * job.demand.instances, job.plan, 1.0, stackable=True),)
     least, most = allowed_gpu_range(job, speeds.cluster)
     shapes = [

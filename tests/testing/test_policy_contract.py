@@ -263,6 +263,7 @@ LOSES_JOBS = {
     "test_every_feasible_job_finishes_exactly_once",
     "test_every_job_finishes_despite_lost_gpus",
     "test_every_job_finishes_despite_overhead_and_lost_nodes",
+    "test_gangs_are_placed_in_the_domains_that_they_require",
     "test_held_released_recalled_and_cancelled_jobs_are_handled",
     "test_jobs_are_placed_on_the_nodes_that_they_are_allowed_on",
     CHANGE_LIMIT,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 from refold.errors import BadValue
 
@@ -17,7 +20,7 @@ class TopologyRequest(msgspec.Struct, gc=False, frozen=True, omit_defaults=True,
 
     required: str = ""
     preferred: str = ""
-    segment: int = 0
+    segment: Annotated[int, Meta(ge=0)] = 0
     segment_level: str = ""
 
     def __post_init__(self) -> None:

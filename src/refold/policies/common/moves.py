@@ -163,7 +163,7 @@ class _Search:
         self._now, self._later = free.copy(), free.copy()
         self._placer = placer
         self._demand = demand
-        self._one = msgspec.structs.replace(demand, instances=1)
+        self._one = msgspec.structs.replace(demand, instances=1, topology=None)
         self._runs = runs
         self._max_moves = max_moves
         self._placed: list[Share] = []
