@@ -96,7 +96,7 @@ def test_a_gang_that_fits_on_no_empty_cluster_is_known(cluster: Cluster, demand:
     assert free.fits_when_empty(demand) == fits_by_brute_force(free, demand)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(deadline=None)
 @given(
     clusters,
     gangs(),

@@ -109,8 +109,8 @@ def test_the_unseen_error_equals_leave_one_out_cross_validation() -> None:
         for measurement, error in zip(measured([1.1] + [1.0] * 6), noise, strict=True)
     ]
     fitted = fit(FORM, samples)
-    for index, measurement in enumerate(samples):
-        others = fit(FORM, samples[:index] + samples[index + 1 :])
+    for index in (0, 3, 6):
+        measurement, others = samples[index], fit(FORM, samples[:index] + samples[index + 1 :])
         assert fitted.unseen[index] == pytest.approx(relative_errors(FORM, others, [measurement])[0], abs=0.012)
 
 
