@@ -10,8 +10,8 @@ NO_ENGINE := not (torch or kubernetes or slurm or ray or browser or installed)
 PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 python3.11 python3 python; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
-# Many tests wait for processes: two more than there are cores keep these busy.
-PARALLEL := --numprocesses $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 2)') --dist worksteal
+# Many tests wait for processes: one more than there are cores keeps these busy.
+PARALLEL := --numprocesses $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
 
 unexport PYTHONDONTWRITEBYTECODE  # every process would compile all that it imports
 

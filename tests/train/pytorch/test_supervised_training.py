@@ -24,7 +24,7 @@ from refold.train.owned_files import SHARED_MEMORY, folder_of
 SCRIPT = Path(__file__).parent / "script_to_supervise.py"
 HELPERS = Path(__file__).parents[2] / "helpers"
 STEPS = 60
-TIMEOUT_SECONDS = 120.0
+TIMEOUT_SECONDS = 300.0
 
 
 def wait_until(condition: Callable[[], Any]) -> Any:
