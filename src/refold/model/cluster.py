@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import inf, isfinite
 
 import msgspec
+from msgspec.structs import replace
 
 from refold.errors import BadValue, UnknownName
 from refold.model.node_set import NodeSet
@@ -197,6 +198,15 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
                 raise BadValue(f"node {node.name!r}: {problem}")
             if RACK_LEVEL in names and node.rack != node.domains[names.index(RACK_LEVEL)]:
                 raise BadValue(f"node {node.name!r}: rack is {node.rack!r}, but its domains are {node.domains}")
+
+    def with_levels(self, levels: Sequence[Level], domains: Iterable[Sequence[str]]) -> Cluster:
+        """Return the cluster with levels and the domains of each node; that of the level `rack` is its rack."""
+        racks = [index for index, level in enumerate(levels) if level.name == RACK_LEVEL]
+        nodes = [
+            replace(node, domains=tuple(path), rack=path[racks[0]] if racks else node.rack)
+            for node, path in zip(self.nodes, domains, strict=True)
+        ]
+        return replace(self, nodes=tuple(nodes), levels=tuple(levels))
 
     @cached_property
     def level_names(self) -> tuple[str, ...]:

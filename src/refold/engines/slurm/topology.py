@@ -6,8 +6,6 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from msgspec.structs import replace
-
 from refold.engines.slurm.nodes import SlurmCluster, expand_hosts
 from refold.engines.slurm.programs import Run, SlurmError
 from refold.errors import BadValue
@@ -86,12 +84,8 @@ def with_levels(found: SlurmCluster, topology: SlurmTopology) -> SlurmCluster:
     first, last = max(0, len(topology.levels) - MAX_LEVELS), len(topology.levels) - 1
     while first < last and len({topology.domains[name][first] for name in names}) == 1:
         first += 1
-    nodes = [
-        replace(node, domains=topology.domains[name][first:])
-        for node, name in zip(found.cluster.nodes, names, strict=True)
-    ]
-    levels = tuple(map(Level, topology.levels[first:]))
-    return found._replace(cluster=replace(found.cluster, nodes=tuple(nodes), levels=levels))
+    levels = list(map(Level, topology.levels[first:]))
+    return found._replace(cluster=found.cluster.with_levels(levels, [topology.domains[name][first:] for name in names]))
 
 
 def _notes(problem: str) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from refold.errors import BadValue, RefoldError
-from refold.model import DAY, HOUR, MINUTE, JobClass, Preemption, PreemptionRules, Tenant
+from refold.model import DAY, HOUR, MAX_LEVELS, MINUTE, JobClass, Preemption, PreemptionRules, Tenant
 from refold.model.documents import Duration, Part, PositiveDuration, ReadBy, convert
 from refold.server.config.limits import HttpConfig, LimitsConfig
 from refold.server.config.values import (
@@ -20,6 +20,7 @@ from refold.server.config.values import (
     GpuIndex,
     Gpus,
     Name,
+    NodeLabel,
     OutputPattern,
     Percent,
     Size,
@@ -288,12 +289,16 @@ class UsersConfig(msgspec.Struct, frozen=True):
 class KubernetesConfig(msgspec.Struct, frozen=True):
     """Where `refold serve --on kubernetes` creates Jobs for submitted commands, and the image of their containers.
 
-    `volume_claim`: a PersistentVolumeClaim in that namespace, for checkpoints.
+    `volume_claim`: a PersistentVolumeClaim in that namespace, for checkpoints. `levels`: labels of nodes that name
+    their domains, outermost first; none: those of Kueue's Topology.
     """
 
     namespace: Name = "default"
     image: Annotated[str, Meta(max_length=512, description="an image such as pytorch/pytorch:2.10.0")] = ""
     volume_claim: Annotated[str, Meta(max_length=253, description="the name of a PersistentVolumeClaim")] = ""
+    levels: Annotated[
+        tuple[NodeLabel, ...], Meta(max_length=MAX_LEVELS, description=f"a list of at most {MAX_LEVELS} node labels")
+    ] = ()
 
 
 class SlurmConfig(msgspec.Struct, frozen=True):

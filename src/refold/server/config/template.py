@@ -132,6 +132,7 @@ kubernetes:
 #  namespace: default
 #  image: pytorch/pytorch:2.10.0
 #  volume_claim: checkpoints
+#  levels: [topology.kubernetes.io/zone, cloud.provider.com/topology-rack]   # node labels, outermost first
 
 # Jobs that `refold serve --on slurm` submits.
 slurm:
