@@ -200,12 +200,15 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
                 raise BadValue(f"node {node.name!r}: rack is {node.rack!r}, but its domains are {node.domains}")
 
     def with_levels(self, levels: Sequence[Level], domains: Iterable[Sequence[str]]) -> Cluster:
-        """Return the cluster with levels and the domains of each node; that of the level `rack` is its rack."""
+        """Return the cluster with levels and the domains of each node; that of the level `rack` is its rack.
+
+        A domain may be '': the node is a domain by itself, since what is on one node is in one domain.
+        """
         racks = [index for index, level in enumerate(levels) if level.name == RACK_LEVEL]
-        nodes = [
-            replace(node, domains=tuple(path), rack=path[racks[0]] if racks else node.rack)
-            for node, path in zip(self.nodes, domains, strict=True)
-        ]
+        nodes: list[Node] = []
+        for node, given in zip(self.nodes, domains, strict=True):
+            path = tuple(name or f"node/{node.name}" for name in given)
+            nodes.append(replace(node, domains=path, rack=path[racks[0]] if racks else node.rack))
         return replace(self, nodes=tuple(nodes), levels=tuple(levels))
 
     @cached_property

@@ -34,14 +34,11 @@ def kueue_levels(api: ApiServer) -> tuple[str, ...]:
 def with_levels(cluster: Cluster, nodes: Sequence[ApiNode], labels: Sequence[str]) -> Cluster:
     """Return the cluster with the levels that these labels of its nodes name.
 
-    A label that no node with GPUs has is left out. A node without a label is a domain by itself: what is placed in it
-    alone is in one domain, wherever it is.
+    A label that no node with GPUs has is left out. A node without a label is a domain by itself.
     """
     of_nodes = [node.metadata.labels for node in nodes]
     with_gpus = [own for node, own in zip(cluster.nodes, of_nodes, strict=True) if node.gpus]
     known = [label for label in labels if any(own.get(label) for own in with_gpus)]
-    domains = [
-        [own.get(label) or f"node/{node.metadata.name}" for label in known]
-        for node, own in zip(nodes, of_nodes, strict=True)
-    ]
-    return cluster.with_levels([Level(label) for label in known], domains)
+    return cluster.with_levels(
+        [Level(label) for label in known], [[own.get(label, "") for label in known] for own in of_nodes]
+    )

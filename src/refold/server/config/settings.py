@@ -11,6 +11,7 @@ from refold.errors import BadValue, RefoldError
 from refold.model import DAY, HOUR, MAX_LEVELS, MINUTE, JobClass, Preemption, PreemptionRules, Tenant
 from refold.model.documents import Duration, Part, PositiveDuration, ReadBy, convert
 from refold.server.config.limits import HttpConfig, LimitsConfig
+from refold.server.config.topology import Topology, read_topology
 from refold.server.config.values import (
     AUTO,
     MAX_AMOUNT,
@@ -333,6 +334,7 @@ class Config(msgspec.Struct, frozen=True):
     tenants: Annotated[tuple[Tenant, ...], ReadBy(_read_tenants)] = ()
     policy: Annotated[PolicyConfig, ReadBy(_read_policy)] = PolicyConfig()
     preemption: Annotated[PreemptionRules, ReadBy(_read_preemption)] = PreemptionRules()
+    topology: Annotated[Topology, ReadBy(read_topology)] = Topology()
     power: PowerConfig = PowerConfig()
     watch: WatchConfig = WatchConfig()
     notify: NotifyConfig = NotifyConfig()
