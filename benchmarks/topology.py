@@ -43,6 +43,8 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5, help="draws of jobs (default: 5)")
     parser.add_argument("--rules", nargs="+", default=["best-fit", "worth"], help="placement rules")
     given = parser.parse_args()
+    if given.racks * LARGE_SEGMENT < max(INSTANCES):
+        parser.error(f"--racks is {given.racks}: the largest job needs {max(INSTANCES) // LARGE_SEGMENT} racks")
     print(as_text([row for rule in given.rules for row in rows(rule, given.racks, given.tries, given.draws)]))
 
 
