@@ -79,7 +79,7 @@ def fill(cluster: Cluster, rule: str, segments: bool, tries: int, seed: int) -> 
         if placement is None:
             free.release(running.pop(ends.randrange(len(running))))
         else:
-            violations += not demand.is_met_by([share.node for share in placement], cluster)
+            violations += 0 if demand.is_met_by([share.node for share in placement], cluster) else 1
             running.append(placement)
             demand = _draw(jobs, segments)
         if number >= tries // 4:

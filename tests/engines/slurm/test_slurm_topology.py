@@ -115,7 +115,8 @@ def test_the_daemon_schedules_a_cluster_with_levels_and_notices_other_ones() -> 
         def run(self, program: str, *arguments: str, stdin: str = "") -> str:
             del stdin
             nodes = "\n".join(node_line(f"n{number}") for number in range(6))
-            return {("show", "nodes"): nodes, ("show", "topology"): self.topology}.get(arguments[:2], "")
+            answers: dict[tuple[str, ...], str] = {("show", "nodes"): nodes, ("show", "topology"): self.topology}
+            return answers.get(arguments[:2], "")
 
     engine = SlurmEngine(programs := Answers({}), "daemon", SlurmSettings())
     asyncio.run(engine.connect())

@@ -19,6 +19,7 @@ SLICE_ANNOTATION = "kueue.x-k8s.io/podset-slice-required-topology"
 SLICE_SIZE_ANNOTATION = "kueue.x-k8s.io/podset-slice-size"
 """Annotations of pods, by which Kueue's topology-aware scheduling is requested. Levels are labels of nodes."""
 
+MAX_DIGITS = 10
 API_VERSIONS = {"Job": "batch/v1", "TrainJob": "trainer.kubeflow.org/", "PyTorchJob": "kubeflow.org/v1"}
 """The supported kinds, and the prefix of their apiVersion."""
 
@@ -185,7 +186,7 @@ def _put_topology(builder: SpecBuilder, template: Part) -> None:
 def kueue_topology(annotations: Mapping[str, str]) -> TopologyRequest | None:
     """Return what Kueue's annotations of pods request of the topology. Raises BadValue."""
     level, written = annotations.get(SLICE_ANNOTATION, ""), annotations.get(SLICE_SIZE_ANNOTATION, "")
-    size = int(written) if written.isdecimal() and len(written) < len(str(10 * MAX_JOB_GPUS)) else 0
+    size = int(written) if written.isdecimal() and len(written) < MAX_DIGITS else 0
     if bool(level) != bool(written) or (written and not size):
         raise BadValue(f"{SLICE_SIZE_ANNOTATION} is {written[:40]!r}, expected pods ≥ 1, with {SLICE_ANNOTATION}")
     required, preferred = annotations.get(REQUIRED_ANNOTATION, ""), annotations.get(PREFERRED_ANNOTATION, "")

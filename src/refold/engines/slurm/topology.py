@@ -68,7 +68,7 @@ def parse_topology(text: str) -> SlurmTopology:
     if not levels:
         return SlurmTopology()
     inner, *outer = sorted(levels)
-    paths = {node: (name,) for node, name in levels[inner].items()}
+    paths: dict[str, tuple[str, ...]] = {node: (name,) for node, name in levels[inner].items()}
     for level in outer:
         paths = {node: (levels[level].get(node, path[0]), *path) for node, path in paths.items()}
     return SlurmTopology((*(f"{base}{level}" for level in reversed(outer)), base), paths)
