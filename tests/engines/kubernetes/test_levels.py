@@ -97,7 +97,7 @@ def test_a_server_that_does_not_answer_is_not_one_without_levels() -> None:
 def test_gangs_request_domains_by_the_annotations_of_kueue_on_clusters_with_levels() -> None:
     def request(annotations: dict[str, str], has_levels: bool = True) -> TopologyRequest | None:
         pods = [make_pod(f"p{number}", annotations=annotations) for number in range(4)]
-        return gang_submission(gang_name(pods[0]), pods, Owner(size=4), "", has_levels).topology
+        return gang_submission(gang_name(pods[0]), pods, Owner(size=4, elastic=True), "", has_levels).topology
 
     assert request({REQUIRED: RACK}) == TopologyRequest(RACK)
     assert request({REQUIRED: RACK}, has_levels=False) is None
@@ -105,6 +105,8 @@ def test_gangs_request_domains_by_the_annotations_of_kueue_on_clusters_with_leve
     assert request({}) is None
     with pytest.raises(BadInput, match="podset-slice-size is 'two', expected pods ≥ 1"):
         request({SLICE: RACK, SLICE_SIZE: "two"})
+    with pytest.raises(BadInput, match="one cloud.+ so it cannot be reshapable"):
+        request({REQUIRED: RACK, "refold.dev/gpu-range": "2..4"})
 
 
 def test_the_configuration_names_labels() -> None:
