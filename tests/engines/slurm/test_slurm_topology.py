@@ -6,11 +6,17 @@ import asyncio
 
 import pytest
 from slurm_output import FakePrograms, job_json, node_line
+from typer.testing import CliRunner
 
+from refold.cli import TraceOptions
+from refold.cli.inputs.workload_reader import read_slurm_workload
+from refold.cli.lazy_group import app
 from refold.engines.slurm import Programs, SlurmCluster, SlurmEngine, SlurmError, map_nodes, read_nodes
+from refold.engines.slurm.history import COLUMNS
 from refold.engines.slurm.observation import observe_slurm
 from refold.engines.slurm.requests import SlurmSettings
 from refold.engines.slurm.topology import SlurmTopology, parse_topology, read_topology, with_levels
+from refold.simulator import Costs
 
 TREE = """\
 SwitchName=s0 Level=0 LinkSpeed=1 Nodes=n[0-1]
@@ -127,3 +133,26 @@ def test_the_daemon_schedules_a_cluster_with_levels_and_notices_other_ones() -> 
     assert engine._has_changed(known, site, read_topology(programs.run))
     engine.rebuild()
     assert engine.cluster.nodes[3].domains == ("b0",)
+
+
+@pytest.mark.parametrize(
+    ("topology", "levels"), [(OLD_BLOCKS, ("block",)), (OLD_BLOCKS.replace("n[0-3]", "n[1-3]"), ())]
+)
+def test_comparisons_on_the_accounting_know_the_levels_or_say_why_not(
+    topology: str, levels: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {
+        "JobID": "1", "Partition": "gpu", "User": "ada", "Account": "lab", "State": "COMPLETED", "Eligible": "1000",
+        "Start": "1000", "End": "1060", "ElapsedRaw": "60", "NNodes": "2", "ReqTRES": "gres/gpu=16",
+        "AllocTRES": "gres/gpu=16", "NodeList": "n[0-1]",
+    }  # fmt: skip
+    sacct = "\n".join(("|".join(COLUMNS), "|".join(values.get(column, "") for column in COLUMNS), ""))
+    programs = FakePrograms([], [node_line(f"n{number}") for number in range(6)], sacct=sacct, topology=topology)
+    monkeypatch.setattr("refold.engines.slurm.Programs", lambda: programs)
+    shown = CliRunner().invoke(app, ["compare", "--from", "slurm", "--policies", "fifo", "--json"])
+    assert shown.exit_code == 0, shown.output
+    found = read_slurm_workload(1e9, "", None, TraceOptions(), Costs())
+    assert found.cluster.level_names == levels
+    assert [note for note in found.notes if "topology" in note] == (
+        [] if levels else ["Slurm's topology is not used: node n0 is in no block"]
+    )
