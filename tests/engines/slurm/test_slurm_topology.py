@@ -6,11 +6,9 @@ import asyncio
 
 import pytest
 from slurm_output import FakePrograms, job_json, node_line
-from typer.testing import CliRunner
 
 from refold.cli import TraceOptions
 from refold.cli.inputs.workload_reader import read_slurm_workload
-from refold.cli.lazy_group import app
 from refold.engines.slurm import Programs, SlurmCluster, SlurmEngine, SlurmError, map_nodes, read_nodes
 from refold.engines.slurm.history import COLUMNS
 from refold.engines.slurm.observation import observe_slurm
@@ -149,10 +147,10 @@ def test_comparisons_on_the_accounting_know_the_levels_or_say_why_not(
     sacct = "\n".join(("|".join(COLUMNS), "|".join(values.get(column, "") for column in COLUMNS), ""))
     programs = FakePrograms([], [node_line(f"n{number}") for number in range(6)], sacct=sacct, topology=topology)
     monkeypatch.setattr("refold.engines.slurm.Programs", lambda: programs)
-    shown = CliRunner().invoke(app, ["compare", "--from", "slurm", "--policies", "fifo", "--json"])
-    assert shown.exit_code == 0, shown.output
     found = read_slurm_workload(1e9, "", None, TraceOptions(), Costs())
     assert found.cluster.level_names == levels
+    assert found.recorded is not None
+    assert found.recorded.history.cluster == found.cluster
     assert [note for note in found.notes if "topology" in note] == (
         [] if levels else ["Slurm's topology is not used: node n0 is in no block"]
     )
