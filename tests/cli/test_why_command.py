@@ -12,7 +12,22 @@ from journals import write_entries
 from refold.core import Entry, Header
 from refold.core.events import JobCancelled, JobSubmitted, RunFailed, RunFinished, RunProgressed, RunStarted, RunStopped
 from refold.core.orders import StartRun, StopRun
-from refold.model import Allocation, End, Flag, Plan, Reason, Share, Shortage, StartEstimate, Wait
+from refold.model import (
+    Allocation,
+    Demand,
+    End,
+    Flag,
+    Job,
+    Level,
+    Plan,
+    Reason,
+    Share,
+    Shortage,
+    StartEstimate,
+    TopologyRequest,
+    Wait,
+)
+from refold.placement import FreeResources
 from refold.testing import make_cluster, make_job
 
 TextOf = Callable[..., str]
@@ -145,6 +160,24 @@ def test_a_late_report_of_an_ended_run_is_ignored(tmp_path: Path, json_of: JsonO
 def test_an_infeasible_job_is_reported(tmp_path: Path, stdout_of: TextOf) -> None:
     huge = write_journal(tmp_path / "never.jsonl", Entry(0.0, (JobSubmitted(make_job("huge", gpus=8)),)), Entry(9.0))
     assert "does not fit the empty cluster" in " ".join(stdout_of("why", huge, "huge").split())
+
+
+def test_a_gang_that_no_domain_has_room_for_says_how_much_fits_there_and_anywhere(
+    tmp_path: Path, stdout_of: TextOf
+) -> None:
+    """Three racks of four nodes; one node of each is in use."""
+    cluster = make_cluster(*[4] * 12).with_levels([Level("rack")], [[f"r{number // 4}"] for number in range(12)])
+    job = Job("wide", demand=Demand(4, 4, topology=TopologyRequest("rack")))
+    free = FreeResources(cluster)
+    free.take(tuple(Share(node, (0,)) for node in (0, 4, 8)))
+    wait = Wait("wide", Reason.RESOURCES, shortage=free.shortage(job.demand))
+    path = write_entries(
+        tmp_path / "racks.jsonl",
+        Header(cluster, "fifo"),
+        (Entry(0.0, (JobSubmitted(job),)), Entry(1.0, waits=(wait,)), Entry(9.0)),
+    )
+    text = " ".join(stdout_of("why", path, "wide").split())
+    assert "3 of 4 instances fit in one rack, 4 in any domains: 3 have fewer than 4 free GPUs" in text
 
 
 def start_estimate(job: str, at: float, soonest: float | None, latest: float | None) -> tuple[StartEstimate, ...]:

@@ -339,7 +339,7 @@ class FakeApiServer:
 
 KINDS = (
     *("pods", "nodes", "jobs", "events", "leases", "poddisruptionbudgets", "podgroups", "services"),
-    *("jobsets", "trainjobs", "pytorchjobs"),
+    *("jobsets", "trainjobs", "pytorchjobs", "topologies"),
 )
 
 

@@ -112,17 +112,29 @@ def node_line(name: str, gres: str = "gpu:a100:8", **fields: str) -> str:
 
 
 class FakePrograms:
-    """Answers in place of Slurm's programs. `sacct`: what it prints; None: accounting is disabled."""
+    """Answers in place of Slurm's programs. `sacct`: what it prints; None: accounting is disabled.
+
+    `topology`: what `scontrol show topology` prints.
+    """
 
     def __init__(
-        self, jobs: list[dict[str, Any]], nodes: list[str], *, sacct: str | None = None, json_output: bool = True
+        self,
+        jobs: list[dict[str, Any]],
+        nodes: list[str],
+        *,
+        sacct: str | None = None,
+        json_output: bool = True,
+        topology: str = "",
     ) -> None:
         self.jobs, self.nodes, self.sacct, self.json_output = jobs, nodes, sacct, json_output
+        self.topology = topology
         self.calls: list[list[str]] = []
 
     def run(self, program: str, *arguments: str, stdin: str = "") -> str:
         """Return what a program prints."""
         self.calls.append([program, *arguments])
+        if arguments[:2] == ("show", "topology"):
+            return self.topology
         if program == "scontrol":
             return "\n".join(self.nodes) + "\n"
         if program == "sacct":

@@ -2,7 +2,7 @@
 
 import pytest
 
-from refold.model import Allocation, Demand, Share, Shortage
+from refold.model import Allocation, Demand, Share, Shortage, TopologyRequest
 
 HERE, THERE = Allocation((Share(0, (0,)),)), Allocation((Share(1, (0,)),))
 
@@ -27,6 +27,17 @@ HERE, THERE = Allocation((Share(0, (0,)),)), Allocation((Share(1, (0,)),))
             Demand(1, 3, 250),
             "0 of 2 nodes fit: 2 have fewer than 3 GPUs with 0.25 free",
         ),
+        (
+            Shortage(8, 4, 12, 12, fit_anywhere=8),
+            Demand(8, 4, topology=TopologyRequest("rack")),
+            "4 of 8 instances fit in one rack, 8 in any domains",
+        ),
+        (
+            Shortage(8, 4, 12, 12, fit_anywhere=6),
+            Demand(8, 4, topology=TopologyRequest("block", segment=4, segment_level="rack")),
+            "4 of 8 instances fit in one block, in segments of 4 in one rack each, 6 in any domains",
+        ),
+        (Shortage(8, 4, 12, 12, fit_anywhere=6), None, "4 of 8 instances fit as requested, 6 in any domains"),
     ],
 )
 def test_a_shortage_counts_nodes_by_what_they_lack(shortage: Shortage, demand: Demand | None, text: str) -> None:

@@ -29,6 +29,7 @@ from refold.server.config.settings import (
     WatchConfig,
 )
 from refold.server.config.template import render_template, write_template
+from refold.server.config.topology import TopologyConfig
 from refold.server.monitor.machine import SlotsMachine
 from refold.server.monitor.nvidia import XIDS, DetectedGpu
 
@@ -133,7 +134,7 @@ def test_watch_rules_become_a_policy_setting() -> None:
             "\ntenant: {}",
             "line 2: unknown field 'tenant'; did you mean 'tenants'?"
             " (known: cluster, http, kubernetes, limits, notify, policy, power, prediction, preemption, serve, slurm,"
-            " tenants, users, watch)",
+            " tenants, topology, users, watch)",
         ),
         (
             "tenants:\n  a:\n    quota: 3",
@@ -327,6 +328,7 @@ def test_every_commented_setting_is_valid() -> None:
         ConfigFile,
         ClusterConfig,
         TenantConfig,
+        TopologyConfig,
         NotifyConfig,
         ServeConfig,
         HttpConfig,

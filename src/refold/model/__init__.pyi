@@ -9,6 +9,7 @@ from .cluster import (
     MAX_AMOUNT as MAX_AMOUNT,
     MAX_GPU_TYPES as MAX_GPU_TYPES,
     MAX_GPUS_PER_NODE as MAX_GPUS_PER_NODE,
+    MAX_LEVELS as MAX_LEVELS,
     PCIE as PCIE,
     RACK_LEVEL as RACK_LEVEL,
     Cluster as Cluster,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from math import inf, isfinite
 
 import msgspec
+from msgspec.structs import replace
 
 from refold.errors import BadValue, UnknownName
 from refold.model.node_set import NodeSet
@@ -197,6 +198,18 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
                 raise BadValue(f"node {node.name!r}: {problem}")
             if RACK_LEVEL in names and node.rack != node.domains[names.index(RACK_LEVEL)]:
                 raise BadValue(f"node {node.name!r}: rack is {node.rack!r}, but its domains are {node.domains}")
+
+    def with_levels(self, levels: Sequence[Level], domains: Iterable[Sequence[str]]) -> Cluster:
+        """Return the cluster with levels and the domains of each node; that of the level `rack` is its rack.
+
+        A domain may be '': the node is a domain by itself, since what is on one node is in one domain.
+        """
+        racks = [index for index, level in enumerate(levels) if level.name == RACK_LEVEL]
+        nodes: list[Node] = []
+        for node, given in zip(self.nodes, domains, strict=True):
+            path = tuple(name or f"node/{node.name}" for name in given)
+            nodes.append(replace(node, domains=path, rack=path[racks[0]] if racks else node.rack))
+        return replace(self, nodes=tuple(nodes), levels=tuple(levels))
 
     @cached_property
     def level_names(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from refold.model import format_count
 from refold.server.config import Config
 from refold.server.daemon import Daemon, DaemonReady
 from refold.server.engine import ClusterEngine
-from refold.server.monitor import Layout, SlotsMachine, with_power
+from refold.server.monitor import Layout, SlotsMachine, with_power, with_topology
 from refold.server.signals import TERMINATION_SIGNALS
 
 END_SECONDS = 5.0
@@ -80,7 +80,7 @@ async def _serve_epochs(request: ServeRequest, engine: ClusterEngine, ended: asy
         request.ready(report)
 
     while not ended.is_set():
-        cluster = with_power(engine.cluster, config.power, config.policy)
+        cluster = with_power(with_topology(engine.cluster, config.topology), config.power, config.policy)
         size = f"{format_count(len(cluster.nodes), 'node')}, {format_count(cluster.gpus, 'GPU')}"
         request.say(f"{size}, policy {config.policy.name}")
         current = replace(config, serve=replace(config.serve, port=port))

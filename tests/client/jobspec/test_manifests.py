@@ -9,6 +9,7 @@ import pytest
 from refold.client.api.submissions import Submission
 from refold.client.jobspec.reader import SpecFile, parse_spec
 from refold.errors import RefoldError
+from refold.model import TopologyRequest
 
 JOB = """\
 apiVersion: batch/v1
@@ -332,3 +333,28 @@ def test_one_file_may_mix_manifests_and_our_yaml() -> None:
         "fine-tune",
         "job",
     ]
+
+
+@pytest.mark.parametrize(
+    ("annotations", "expected"),
+    [
+        ("podset-required-topology: cloud.com/block", TopologyRequest("cloud.com/block")),
+        ("podset-preferred-topology: cloud.com/rack", TopologyRequest(preferred="cloud.com/rack")),
+        (
+            "podset-slice-required-topology: cloud.com/rack, kueue.x-k8s.io/podset-slice-size: '2'",
+            TopologyRequest(segment=2, segment_level="cloud.com/rack"),
+        ),
+        ("podset-unconstrained-topology: 'true'", None),
+    ],
+)
+def test_annotations_of_kueue_request_domains(annotations: str, expected: TopologyRequest | None) -> None:
+    metadata = f"  template:\n    metadata: {{annotations: {{kueue.x-k8s.io/{annotations}}}}}\n    spec:"
+    [job] = read(JOB.replace("  template:\n    spec:", metadata)).submissions
+    assert job.topology == expected
+
+
+def test_a_slice_needs_a_level_and_a_size() -> None:
+    for line in ("podset-slice-size: '2'", "podset-slice-required-topology: x/rack"):
+        metadata = f"  template:\n    metadata: {{annotations: {{kueue.x-k8s.io/{line}}}}}\n    spec:"
+        with pytest.raises(RefoldError, match="expected pods ≥ 1, with kueue"):
+            read(JOB.replace("  template:\n    spec:", metadata))

@@ -291,7 +291,7 @@ SITE = "the daemon submits all jobs alike: set it in the section `slurm` of refo
         ("--reservation=maint", f"--reservation is ignored: {SITE}"),
         (
             "--switches=1@60",
-            "--switches is ignored: gangs are placed in as few domains as possible",
+            "--switches is ignored: gangs are placed in as few domains as possible, and do not wait for fewer",
         ),
         ("--gpus-per-socket=2", "--gpus-per-socket is ignored: it is not supported"),
         (

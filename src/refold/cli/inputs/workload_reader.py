@@ -109,13 +109,21 @@ def read_slurm_workload(
     """Read the jobs that have run under Slurm in the last `since` seconds, and its nodes unless a cluster is given."""
     from time import time
 
-    from refold.engines.slurm import Programs, SlurmError, map_nodes, read_history, read_nodes
+    from refold.engines.slurm import (
+        Programs,
+        SlurmError,
+        map_nodes,
+        read_history,
+        read_nodes,
+        read_topology,
+        with_levels,
+    )
     from refold.simulator.traces import read_cluster
 
     run = Programs().run
     try:
         with progress("reading Slurm's accounting"):
-            found = map_nodes(read_nodes(run))
+            found = with_levels(map_nodes(read_nodes(run)), read_topology(run))
             history = read_history(run, found, time() - since)
     except (SlurmError, BadValue) as error:
         raise BadInput(f"Slurm's jobs cannot be read: {error}") from None
@@ -129,7 +137,7 @@ def read_slurm_workload(
         return Workload(ready.name, ready.jobs, machines, costs, (), skipped, ready.notes, waits=ready.waits)
     recorded, left_out = _recorded_run(history._replace(trace=ready), found)
     notes = [f"{format_count(left_out, 'job')} left out of what Slurm did: no GPUs were free by its records"]
-    notes = [*ready.notes, *(notes if left_out else [])]
+    notes = [*ready.notes, *found.notes, *(notes if left_out else [])]
     return Workload(ready.name, ready.jobs, machines, costs, (), skipped, notes, recorded=recorded)
 
 

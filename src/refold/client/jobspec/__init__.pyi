@@ -4,6 +4,7 @@ from .job_fields import (
     EXPECTED_BEGIN as EXPECTED_BEGIN,
     parse_begin as parse_begin,
 )
+from .manifests import kueue_topology as kueue_topology
 from .patterns import (
     Pattern as Pattern,
     check_patterns as check_patterns,

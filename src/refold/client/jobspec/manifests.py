@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from refold.client.api import MAX_COMMAND_CHARS, MAX_JOB_GPUS, MAX_NAME_CHARS, MAX_TIME_SECONDS
 from refold.client.jobspec.builder import LocatedFields, ReadJob, SpecBuilder, SpecSource, make_job_name
 from refold.client.jobspec.quantities import EXPECTED_QUANTITY, parse_quantity
-from refold.errors import UnknownName
-from refold.model import MAX_RETRIES
+from refold.errors import BadValue, UnknownName
+from refold.model import MAX_RETRIES, TopologyRequest
 from refold.model.documents import Part
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+REQUIRED_ANNOTATION = "kueue.x-k8s.io/podset-required-topology"
+PREFERRED_ANNOTATION = "kueue.x-k8s.io/podset-preferred-topology"
+SLICE_ANNOTATION = "kueue.x-k8s.io/podset-slice-required-topology"
+SLICE_SIZE_ANNOTATION = "kueue.x-k8s.io/podset-slice-size"
+"""Annotations of pods, by which Kueue's topology-aware scheduling is requested. Levels are labels of nodes."""
+
+MAX_DIGITS = 10
 API_VERSIONS = {"Job": "batch/v1", "TrainJob": "trainer.kubeflow.org/", "PyTorchJob": "kubeflow.org/v1"}
 """The supported kinds, and the prefix of their apiVersion."""
 
@@ -146,6 +153,7 @@ def _put_limits(builder: SpecBuilder, parts: Parts) -> None:
 def _read_first_container(builder: SpecBuilder, template: Part) -> LocatedFields:
     """Read the first container of a pod template."""
     pod = _required(template, "spec")
+    _put_topology(builder, template)
     parts = pod.fields()
     for key, inner in parts.items():
         if key not in _POD_FIELDS:
@@ -159,6 +167,30 @@ def _read_first_container(builder: SpecBuilder, template: Part) -> LocatedFields
     for other in entries[1:]:
         builder.note(other, f"{other.path} is ignored: only the first container runs")
     return read_container(builder, entries[0], "resources", ())
+
+
+def _put_topology(builder: SpecBuilder, template: Part) -> None:
+    """Set what the annotations of a pod template request of the topology."""
+    metadata = template.fields().get("metadata")
+    annotations = metadata.fields().get("annotations") if metadata is not None else None
+    if annotations is None:
+        return
+    try:
+        request = kueue_topology({key: part.written for key, part in annotations.fields().items()})
+    except BadValue as error:
+        raise annotations.error(error) from None
+    if request is not None:
+        builder.put("topology", request, annotations)
+
+
+def kueue_topology(annotations: Mapping[str, str]) -> TopologyRequest | None:
+    """Return what Kueue's annotations of pods request of the topology. Raises BadValue."""
+    level, written = annotations.get(SLICE_ANNOTATION, ""), annotations.get(SLICE_SIZE_ANNOTATION, "")
+    size = int(written) if written.isdecimal() and len(written) < MAX_DIGITS else 0
+    if bool(level) != bool(written) or (written and not size):
+        raise BadValue(f"{SLICE_SIZE_ANNOTATION} is {written[:40]!r}, expected pods ≥ 1, with {SLICE_ANNOTATION}")
+    required, preferred = annotations.get(REQUIRED_ANNOTATION, ""), annotations.get(PREFERRED_ANNOTATION, "")
+    return TopologyRequest(required, preferred, size, level) if required or preferred or size else None
 
 
 def _put_container(builder: SpecBuilder, container: LocatedFields) -> None:

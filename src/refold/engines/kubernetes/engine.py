@@ -18,6 +18,7 @@ from refold.engines.kubernetes.gang_queue import CALLER, GangQueue, LocalQueues
 from refold.engines.kubernetes.gangs import DaemonIdentity
 from refold.engines.kubernetes.job_objects import OwnJobs
 from refold.engines.kubernetes.leadership import Leadership
+from refold.engines.kubernetes.levels import kueue_levels
 from refold.engines.kubernetes.mirror import Changed, Mirror
 from refold.engines.kubernetes.nodes import NodeMap, NodeReports, is_unchanged, map_nodes
 from refold.engines.kubernetes.objects import ApiNode
@@ -67,11 +68,16 @@ class KubernetesEngine(ClusterEngine):
         own: OwnJobs,
         tenants: tuple[Tenant, ...] = (),
         guard: Callable[[], None] | None = None,
+        levels: tuple[str, ...] = (),
     ) -> None:
-        """`guard`: raises ApiError while nothing may be changed in the cluster."""
+        """`guard`: raises ApiError while nothing may be changed in the cluster.
+
+        `levels`: labels of nodes that name their domains, outermost first; none: those of Kueue's Topology.
+        """
         self._api = ApiServer(access, guard=guard)
         self._own = own
         self._tenants = tenants
+        self._levels = levels
         self._mirror = Mirror(self._api, daemon)
         self._known: dict[str, ApiNode] = {}
         """The nodes of the cluster, as they were when it was last compared with Kubernetes."""
@@ -81,6 +87,7 @@ class KubernetesEngine(ClusterEngine):
         """Follow the cluster; return its version. Raises if the API server does not answer."""
         try:
             version = as_dict(await asyncio.to_thread(self._api.call, "GET", "/version"))
+            self._levels = self._levels or await asyncio.to_thread(kueue_levels, self._api)
         except ApiError as error:
             raise BadInput(str(error)) from None
         await self._mirror.start()
@@ -102,9 +109,12 @@ class KubernetesEngine(ClusterEngine):
         """Take the nodes as they are now."""
         self._known = dict(self._mirror.nodes)
         try:
-            self._nodes = map_nodes(self._known.values(), tenants=self._tenants)
+            self._nodes = self._map()
         except BadValue as error:
             raise BadInput(str(error)) from None
+
+    def _map(self) -> NodeMap:
+        return map_nodes(self._known.values(), tenants=self._tenants, levels=self._levels)
 
     @property
     def cluster(self) -> Cluster:
@@ -173,7 +183,7 @@ class KubernetesEngine(ClusterEngine):
         if not news:
             return False
         self._known |= news
-        if map_nodes(self._known.values(), tenants=self._tenants).cluster != self.nodes.cluster:
+        if self._map().cluster != self.nodes.cluster:
             return True
         for node in news.values():
             self.nodes.update(node)
@@ -201,7 +211,8 @@ async def _serve(request: ServeRequest, kubeconfig: Path | None, standby: bool) 
             return
         own = OwnJobs(given.namespace, given.image, given.volume_claim)
         key = await asyncio.to_thread(load_daemon_id, request.folder, BINDING_KEY, BINDING_KEY_BYTES)
-        engine = KubernetesEngine(access, DaemonIdentity(daemon_id, key), own, request.config.tenants, leadership.check)
+        daemon, tenants = DaemonIdentity(daemon_id, key), request.config.tenants
+        engine = KubernetesEngine(access, daemon, own, tenants, leadership.check, given.levels)
         try:
             await serve_cluster(request, engine, _connect(engine, access.address), ended)
         finally:

@@ -17,6 +17,7 @@ from refold.core import JobCancelled, NodesAllowed
 from refold.engines.kubernetes.api_server import FORBIDDEN, NOT_FOUND, ApiError, ApiServer, as_dict
 from refold.engines.kubernetes.constraints import unsupported_fields
 from refold.engines.kubernetes.gangs import GangName, gang_name, is_ours, parse_gang_name, single_pod
+from refold.engines.kubernetes.levels import KUEUE_GROUP
 from refold.engines.kubernetes.mirror import Changed, Mirror
 from refold.engines.kubernetes.nodes import NodeMap, PodConstraints
 from refold.engines.kubernetes.objects import Pod
@@ -266,7 +267,9 @@ class GangQueue(Subscriber):
         try:
             if fields := [field for pod in pods for field in unsupported_fields(pod)]:
                 raise BadInput(f"spec.{fields[0]} is not supported")
-            submission = gang_submission(gang, pods, owner, f"{gang.key}/{oldest.metadata.uid}")
+            submission = gang_submission(
+                gang, pods, owner, f"{gang.key}/{oldest.metadata.uid}", bool(self._nodes.cluster.levels)
+            )
             constraints = pod_constraints(pods)
             if submission.gpu_range is not None and gang.kind != "Job":
                 await asyncio.to_thread(self._owners.check_resizable, gang)
@@ -288,7 +291,6 @@ class GangQueue(Subscriber):
 
 # LocalQueues of Kueue: whether the one that a gang names exists.
 
-GROUP = "/apis/kueue.x-k8s.io"
 KEPT_SECONDS: Seconds = 10.0
 """How long an answer is used again: many gangs name the same queue."""
 
@@ -304,9 +306,9 @@ class LocalQueues:
 
     def is_missing(self, namespace: str, name: str) -> bool:
         """Whether there is no such LocalQueue although there could be. Blocks while the API server answers."""
-        group = self._get(GROUP) or {}
+        group = self._get(KUEUE_GROUP) or {}
         version = group.get("preferredVersion", {}).get("version", "")
-        return bool(version) and self._get(f"{GROUP}/{version}/namespaces/{namespace}/localqueues/{name}") is None
+        return bool(version) and self._get(f"{KUEUE_GROUP}/{version}/namespaces/{namespace}/localqueues/{name}") is None
 
     def _get(self, path: str) -> Json | None:
         """Return an object: None if it does not exist, empty if the daemon may not read it."""

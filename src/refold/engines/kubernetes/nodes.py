@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from refold.core import Event, NodeDrained, NodeLost, NodeReturned
 from refold.engines.kubernetes.constraints import NodeIndex, blocking_taints, constraints_text, refusal
+from refold.engines.kubernetes.levels import with_levels
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.objects import ApiNode, Pod, PodSpec
 from refold.engines.kubernetes.resources import (
@@ -143,8 +144,13 @@ class PodConstraints:
         return hash(self._key)
 
 
-def map_nodes(nodes: Iterable[ApiNode], name: str = "kubernetes", tenants: tuple[Tenant, ...] = ()) -> NodeMap:
-    """Return the cluster of some nodes."""
+def map_nodes(
+    nodes: Iterable[ApiNode],
+    name: str = "kubernetes",
+    tenants: tuple[Tenant, ...] = (),
+    levels: Sequence[str] = (),
+) -> NodeMap:
+    """Return the cluster of some nodes. `levels`: labels whose values are domains, outermost first."""
     groups = [group for node in sorted(nodes, key=lambda node: node.name) for group in _device_groups(node)]
     if not groups:
         raise BadValue("the Kubernetes cluster has no nodes")
@@ -156,7 +162,7 @@ def map_nodes(nodes: Iterable[ApiNode], name: str = "kubernetes", tenants: tuple
         name=name,
         tenants=tenants,
     )
-    return NodeMap(cluster, tuple(groups))
+    return NodeMap(with_levels(cluster, [group.node for group in groups], levels), tuple(groups))
 
 
 def _device_groups(node: ApiNode) -> list[DeviceGroup]:

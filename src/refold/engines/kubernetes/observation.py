@@ -15,6 +15,7 @@ import msgspec
 from refold.core import PastJob
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, ObjectList
 from refold.engines.kubernetes.gangs import GangName, gang_name
+from refold.engines.kubernetes.levels import kueue_levels
 from refold.engines.kubernetes.mirror import NODES, PODS
 from refold.engines.kubernetes.nodes import NodeMap, map_nodes
 from refold.engines.kubernetes.objects import ApiNode, Pod
@@ -37,10 +38,11 @@ def observe(api: ApiServer, policy: str, tenants: tuple[Tenant, ...] = ()) -> Ob
     try:
         nodes = api.get(NODES, ObjectList[ApiNode]).items
         pods = api.get(PODS, ObjectList[Pod]).items
+        levels = kueue_levels(api)
     except ApiError as error:
         raise BadInput(f"the cluster cannot be read: {error}") from None
     try:
-        mapped = map_nodes(nodes, tenants=tenants)
+        mapped = map_nodes(nodes, tenants=tenants, levels=levels)
     except BadValue as error:
         raise BadInput(str(error)) from None
     return SnapshotEvents(mapped, pods, _read_owners(api, pods), datetime.now(UTC)).observe(policy)

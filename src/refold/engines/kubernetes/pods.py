@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, get_args
 
 from refold.client.api import MAX_NAME_CHARS, MAX_TIME_SECONDS, Submission
-from refold.client.jobspec import make_job_name
+from refold.client.jobspec import kueue_topology, make_job_name
 from refold.engines.kubernetes.gangs import GangName, controller_of, is_run_number
 from refold.engines.kubernetes.nodes import PodConstraints
 from refold.engines.kubernetes.objects import Pod
@@ -24,11 +24,13 @@ RANGE_ANNOTATION = "refold.dev/gpu-range"
 """The least and the most GPUs of an elastic gang, such as 4..16."""
 
 
-def gang_submission(gang: GangName, pods: Sequence[Pod], owner: Owner, request: str) -> Submission:
+def gang_submission(
+    gang: GangName, pods: Sequence[Pod], owner: Owner, request: str, has_levels: bool = False
+) -> Submission:
     """Return the submission of a gang. Raises BadInput if its pods cannot be scheduled.
 
     Every instance gets what the largest pod requests. Labels and annotations are those of the first pod. A pod that
-    nothing would create again is not preemptible.
+    nothing would create again is not preemptible. Without `has_levels` of the cluster, no topology is requested.
     """
     first = pods[0]
     labels, annotations = first.metadata.labels, first.metadata.annotations
@@ -51,6 +53,7 @@ def gang_submission(gang: GangName, pods: Sequence[Pod], owner: Owner, request: 
             "estimate": _seconds(annotations.get(ESTIMATE_ANNOTATION), None),
             "workload": annotations.get(WORKLOAD_ANNOTATION, ""),
             "gpu_range": _gpu_range(annotations.get(RANGE_ANNOTATION), owner),
+            "topology": kueue_topology(annotations) if has_levels else None,
             "retries": owner.retries,
             "allow_impossible": True,
             "request": request,

@@ -89,7 +89,7 @@ class SnapshotEvents:
         """Return the job that a gang is. Gangs of which only a part is bound are two jobs: that part, and the rest."""
         owner = self._owners.get(gang.name, Owner())._replace(size=len(gang.pods))
         try:
-            submission = gang_submission(gang.name, gang.pods, owner, "")
+            submission = gang_submission(gang.name, gang.pods, owner, "", bool(self._nodes.cluster.levels))
             allowed = self._nodes.allowed_nodes(pod_constraints(gang.pods))
         except (BadInput, BadValue) as error:
             self._notes.append(f"{gang.name} is left out: {error}")

@@ -15,3 +15,7 @@ from .programs import (
     Programs as Programs,
     SlurmError as SlurmError,
 )
+from .topology import (
+    read_topology as read_topology,
+    with_levels as with_levels,
+)

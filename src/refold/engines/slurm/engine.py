@@ -23,6 +23,7 @@ from refold.engines.slurm.programs import Programs, SlurmError
 from refold.engines.slurm.refusals import Refusals
 from refold.engines.slurm.requests import SlurmSettings
 from refold.engines.slurm.site import Site, allowed_nodes, longest_time, read_site
+from refold.engines.slurm.topology import SlurmTopology, read_topology, with_levels
 from refold.errors import BadInput, BadValue
 from refold.model import DAY, Allocation, Cluster, Job, Seconds, Tenant, format_duration
 from refold.server import (
@@ -88,6 +89,7 @@ class SlurmEngine(ClusterEngine):
         self._refusals = Refusals()
         self._site = Site()
         self._known: dict[str, SlurmNode] = {}
+        self._topology = SlurmTopology()
         self._nodes: SlurmCluster | None = None
         self._reports: SlurmNodeReports | None = None
         self._past: list[PastJob] = []
@@ -98,6 +100,7 @@ class SlurmEngine(ClusterEngine):
             version = await asyncio.to_thread(self._programs.run, "sinfo", "--version")
             self._known = await asyncio.to_thread(self._read_nodes)
             self._site = await asyncio.to_thread(read_site, self._programs.run)
+            self._topology = await asyncio.to_thread(read_topology, self._programs.run)
             await asyncio.to_thread(self._owners.check)
             await asyncio.to_thread(self._hold_pool)
             expand_hosts(self._settings.option("exclude"))  # or else the nodes could not be followed
@@ -126,6 +129,8 @@ class SlurmEngine(ClusterEngine):
             self._nodes = self._map(self._known.values())
         except BadValue as error:
             raise BadInput(str(error)) from None
+        for note in self._nodes.notes:
+            log.warning("%s", note)
 
     def history(self) -> list[PastJob]:
         """Return the jobs of Slurm's accounting."""
@@ -189,11 +194,12 @@ class SlurmEngine(ClusterEngine):
                     await asyncio.to_thread(self._hold_pool, busy, jobs_wait)
                 nodes = await asyncio.to_thread(self._read_nodes)
                 site = await asyncio.to_thread(read_site, self._programs.run)
+                topology = await asyncio.to_thread(read_topology, self._programs.run)
             except (SlurmError, BadValue) as error:
                 log.warning("the nodes of Slurm cannot be read: %s", error)
             else:
                 reports.report(nodes, (before | reports.current_runs()).values(), site)
-                if self._has_changed(nodes, site):
+                if self._has_changed(nodes, site, topology):
                     log.info("the nodes of Slurm have changed: continuing with the new cluster")
                     end()
                     return
@@ -222,9 +228,9 @@ class SlurmEngine(ClusterEngine):
     def _busy_nodes(self, runs: Iterable[Allocation]) -> set[str]:
         return {self.nodes.groups[share.node].node.name for run in runs for share in run.placement}
 
-    def _has_changed(self, nodes: dict[str, SlurmNode], site: Site) -> bool:
+    def _has_changed(self, nodes: dict[str, SlurmNode], site: Site, topology: SlurmTopology) -> bool:
         """Whether the cluster would be another one now. A node that is missing is down, not removed."""
-        self._site = site
+        self._site, self._topology = site, topology.after(self._topology)
         known = {**self._known, **nodes}
         try:
             found = self._map(known.values())
@@ -236,7 +242,8 @@ class SlurmEngine(ClusterEngine):
 
     def _map(self, nodes: Iterable[SlurmNode]) -> SlurmCluster:
         partition = self._settings.partition
-        found = map_nodes(node for node in nodes if not partition or partition in node.partitions)
+        mapped = map_nodes(node for node in nodes if not partition or partition in node.partitions)
+        found = with_levels(mapped, self._topology)
         cluster, site = replace(found.cluster, tenants=self._tenants), self._site
         return found._replace(cluster=cluster, time_limits=site.time_limits, short_by_default=site.short_by_default)
 

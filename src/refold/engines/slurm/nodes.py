@@ -210,13 +210,14 @@ class SlurmCluster(NamedTuple):
     """The cluster, and the groups of GPUs that it was made from. Both have the same order.
 
     `time_limits`: those of partitions; partitions that are not there have none. `short_by_default`: partitions where a
-    job gets a shorter limit than that if it says none.
+    job gets a shorter limit than that if it says none. `notes`: what could not be represented.
     """
 
     cluster: Cluster
     groups: tuple[GpuGroup, ...]
     time_limits: Mapping[str, Seconds] = {}
     short_by_default: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
 
     def time_limit(self, partition: str) -> Seconds:
         """Return the longest time that a job of a partition can take."""

@@ -36,6 +36,7 @@ from refold.engines.slurm.nodes import (
 )
 from refold.engines.slurm.programs import Run, SlurmError
 from refold.engines.slurm.run_jobs import is_limit
+from refold.engines.slurm.topology import read_topology, with_levels
 from refold.errors import BadInput, BadValue
 from refold.model import WHOLE, Allocation, Demand, Job, Reason, Seconds, Share, StartEstimate, Wait
 from refold.server import MAX_PAST_JOBS
@@ -78,10 +79,10 @@ def observe_slurm(run: Run, policy: str, history: Seconds, *, priorities: bool =
         records = read_queue(run)
         waiting = [job for job in records.jobs if job.is_waiting and job.gpus.total]
         features = {feature for job in waiting for feature in constraint_features(job.features)}
-        cluster = map_nodes(read_nodes(run), features)
+        cluster = with_levels(map_nodes(read_nodes(run), features), read_topology(run))
     except (SlurmError, BadValue) as error:
         raise BadInput(f"Slurm's state cannot be read: {error}") from None
-    notes = list(records.notes)
+    notes = [*records.notes, *cluster.notes]
     try:
         past = read_history(run, cluster, now - history).trace.jobs[-MAX_PAST_JOBS:]
     except (SlurmError, BadInput) as error:

@@ -50,7 +50,7 @@ class Programs:
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         inherited = os.environ if environment is None else environment
         # What a user has set for `squeue` would change the output that is read here.
-        settings = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SBATCH_", "SLURM_CLUSTERS")
+        settings = ("SQUEUE_", "SACCT_", "SINFO_", "SCONTROL_", "SBATCH_", "SLURM_CLUSTERS", "SLURM_TOPO_LEN")
         kept = {name: value for name, value in inherited.items() if not name.startswith(settings)}
         self.environment = {**kept, **ENVIRONMENT}
 

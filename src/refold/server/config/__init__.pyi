@@ -26,6 +26,7 @@ from .settings import (
     WatchConfig as WatchConfig,
 )
 from .template import write_template as write_template
+from .topology import Topology as Topology
 from .values import (
     AUTO as AUTO,
     OFF as OFF,

@@ -8,9 +8,10 @@ import msgspec
 from msgspec import Meta
 
 from refold.errors import BadValue, RefoldError
-from refold.model import DAY, HOUR, MINUTE, JobClass, Preemption, PreemptionRules, Tenant
+from refold.model import DAY, HOUR, MAX_LEVELS, MINUTE, JobClass, Preemption, PreemptionRules, Tenant
 from refold.model.documents import Duration, Part, PositiveDuration, ReadBy, convert
 from refold.server.config.limits import HttpConfig, LimitsConfig
+from refold.server.config.topology import Topology, read_topology
 from refold.server.config.values import (
     AUTO,
     MAX_AMOUNT,
@@ -20,6 +21,7 @@ from refold.server.config.values import (
     GpuIndex,
     Gpus,
     Name,
+    NodeLabel,
     OutputPattern,
     Percent,
     Size,
@@ -288,12 +290,16 @@ class UsersConfig(msgspec.Struct, frozen=True):
 class KubernetesConfig(msgspec.Struct, frozen=True):
     """Where `refold serve --on kubernetes` creates Jobs for submitted commands, and the image of their containers.
 
-    `volume_claim`: a PersistentVolumeClaim in that namespace, for checkpoints.
+    `volume_claim`: a PersistentVolumeClaim in that namespace, for checkpoints. `levels`: labels of nodes that name
+    their domains, outermost first; none: those of Kueue's Topology.
     """
 
     namespace: Name = "default"
     image: Annotated[str, Meta(max_length=512, description="an image such as pytorch/pytorch:2.10.0")] = ""
     volume_claim: Annotated[str, Meta(max_length=253, description="the name of a PersistentVolumeClaim")] = ""
+    levels: Annotated[
+        tuple[NodeLabel, ...], Meta(max_length=MAX_LEVELS, description=f"a list of at most {MAX_LEVELS} node labels")
+    ] = ()
 
 
 class SlurmConfig(msgspec.Struct, frozen=True):
@@ -328,6 +334,7 @@ class Config(msgspec.Struct, frozen=True):
     tenants: Annotated[tuple[Tenant, ...], ReadBy(_read_tenants)] = ()
     policy: Annotated[PolicyConfig, ReadBy(_read_policy)] = PolicyConfig()
     preemption: Annotated[PreemptionRules, ReadBy(_read_preemption)] = PreemptionRules()
+    topology: Annotated[Topology, ReadBy(read_topology)] = Topology()
     power: PowerConfig = PowerConfig()
     watch: WatchConfig = WatchConfig()
     notify: NotifyConfig = NotifyConfig()

@@ -41,6 +41,11 @@ preemption:
 #  default: consent
 #  classes: {{best-effort: always}}
 
+# Levels of the cluster, outermost first, and the domains of its nodes, instead of those of Slurm or Kubernetes.
+topology:
+#  levels: [{{name: block}}, {{name: rack}}]
+#  domains: {{'a[0-15]': {{block: b0, rack: r0}}, 'a[16-31]': {{block: b0, rack: r1}}}}
+
 # Power limits of racks. Jobs are placed so that racks stay within them, by the power of the GPUs that jobs hold.
 power:
 #  racks: {{r1: {{limit_watts: 3000, nodes: [a, b]}}}}   # without nodes: all nodes
@@ -132,6 +137,7 @@ kubernetes:
 #  namespace: default
 #  image: pytorch/pytorch:2.10.0
 #  volume_claim: checkpoints
+#  levels: [topology.kubernetes.io/zone, cloud.provider.com/topology-rack]   # node labels, outermost first
 
 # Jobs that `refold serve --on slurm` submits.
 slurm:

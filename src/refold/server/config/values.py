@@ -75,6 +75,12 @@ Name = Annotated[
 UserEntry = Annotated[
     str, Meta(pattern=r"^@?[\w.-]{1,64}\Z", description="the name of a user, or of a group such as '@lab'")
 ]
+NodeLabel = Annotated[
+    str,
+    Meta(
+        pattern=r"^([a-z0-9.-]{1,253}/)?[\w.-]{1,63}\Z", description="a node label such as topology.kubernetes.io/zone"
+    ),
+]
 OutputPattern = Annotated[str, ReadBy(_read_pattern)]
 SocketPath = Annotated[str, ReadBy(_read_socket)]
 CgroupPath = Annotated[str, ReadBy(_read_cgroup)]

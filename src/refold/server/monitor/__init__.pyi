@@ -10,6 +10,7 @@ from .machine import (
     default_slots as default_slots,
     open_machine as open_machine,
     with_power as with_power,
+    with_topology as with_topology,
 )
 from .nvidia import (
     DetectedGpu as DetectedGpu,

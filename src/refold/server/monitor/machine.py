@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from refold.errors import BadInput, BadValue, UnknownName
-from refold.model import PCIE, Cluster, GpuType, MiB, Node, Rack, mib_from_gib, milli_from_number
+from refold.model import PCIE, Cluster, GpuType, MiB, Node, Rack, format_count, mib_from_gib, milli_from_number
 from refold.placement import Power
 from refold.planning.catalogue import find_gpu
 from refold.server.config import (
@@ -21,9 +22,12 @@ from refold.server.config import (
     PolicyConfig,
     PowerConfig,
     PowerRange,
+    Topology,
 )
 from refold.server.monitor.nvidia import DetectedGpu, GpuProblem, GpuReading, NvidiaDriver, open_driver
 from refold.simulator import default_settings
+
+log = logging.getLogger("refold")
 
 SLOT = "slot"
 """The GPU type of CPU slots."""
@@ -145,7 +149,7 @@ def build_layout(machine: Machine, config: Config) -> Layout:
         memory_known=cluster_config.memory_gib > 0,
         tenants=config.tenants,
     )
-    cluster = with_power(cluster, config.power, config.policy)
+    cluster = with_power(with_topology(cluster, config.topology), config.power, config.policy)
     positions = tuple(position_of.get(gpu.index) for gpu in machine.gpus())
     if cluster_config.slots_by_node:
         return Layout(cluster, positions)
@@ -213,6 +217,16 @@ def _gpu_type(gpu: DetectedGpu) -> GpuType:
     return GpuType(gpu.gpu_type, memory_gib=round((gpu.memory_mib or 0) / 1024, 1))
 
 
+def with_topology(cluster: Cluster, config: Topology) -> Cluster:
+    """Return the cluster with the levels of `refold.yaml`; unchanged without any."""
+    if not config.levels:
+        return cluster
+    if missing := [node.name for node in cluster.nodes if node.name not in config.domains]:
+        log.warning("topology.domains: %s not listed, such as %s", format_count(len(missing), "node"), missing[0])
+    unknown = ("",) * len(config.levels)
+    return cluster.with_levels(config.levels, [config.domains.get(node.name, unknown) for node in cluster.nodes])
+
+
 # Racks and watts of the machine's cluster, from `refold.yaml` and the data sheets of GPUs.
 
 
@@ -223,19 +237,19 @@ def with_power(cluster: Cluster, config: PowerConfig, policy: PolicyConfig) -> C
     _check_policy(policy)
     rack_of = _rack_of_node(cluster, config)
     watts = config.node_watts
-    powered = replace(
-        cluster,
-        nodes=tuple(
-            replace(node, rack=rack_of.get(node.name, node.rack), idle_watts=watts.idle, busy_watts=watts.busy)
-            for node in cluster.nodes
-        ),
-        gpu_types=tuple(_with_watts(cluster, name, config.gpu_watts) for name in cluster.type_names),
-        racks=(
-            *(rack for rack in cluster.racks if rack.name not in config.racks),
-            *(Rack(name, rack.limit_watts) for name, rack in config.racks.items()),
-        ),
-    )
     try:
+        powered = replace(
+            cluster,
+            nodes=tuple(
+                replace(node, rack=rack_of.get(node.name, node.rack), idle_watts=watts.idle, busy_watts=watts.busy)
+                for node in cluster.nodes
+            ),
+            gpu_types=tuple(_with_watts(cluster, name, config.gpu_watts) for name in cluster.type_names),
+            racks=(
+                *(rack for rack in cluster.racks if rack.name not in config.racks),
+                *(Rack(name, rack.limit_watts) for name, rack in config.racks.items()),
+            ),
+        )
         Power(powered).reject_limits_below_idle()
     except BadValue as error:
         raise BadInput(f"power.racks: {error}") from None

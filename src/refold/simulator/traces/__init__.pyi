@@ -4,6 +4,7 @@ from .adapt import (
     read_gpu_type_map as read_gpu_type_map,
     relax_missing_types as relax_missing_types,
 )
+from .clusters import node_names as node_names
 from .formats import (
     FORMATS as FORMATS,
     SHIPPED as SHIPPED,

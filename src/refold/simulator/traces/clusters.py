@@ -145,7 +145,7 @@ def _check_racks(root: Part, entry: _ClusterEntry) -> None:
 def _nodes(part: Part, entry: _NodeEntry, levels: list[str]) -> Iterator[Node]:
     domains = _domains(part, entry, levels)
     try:
-        for name in _names(entry.name, entry.count):
+        for name in node_names(entry.name, entry.count):
             yield Node(
                 name,
                 entry.gpus,
@@ -173,7 +173,7 @@ def _domains(part: Part, entry: _NodeEntry, levels: list[str]) -> dict[str, str]
     return found
 
 
-def _names(pattern: str, count: int | None) -> list[str]:
+def node_names(pattern: str, count: int | None = None) -> list[str]:
     """Expand 'a[0-2]', or 'a' with a count of 3, to a0, a1, a2; 'a' without a count is one node."""
     match = _RANGE.fullmatch(pattern)
     if match is None:
@@ -271,7 +271,7 @@ def _equal_neighbours(nodes: tuple[Node, ...]) -> Iterator[tuple[Node, list[str]
     for _, group in groupby(enumerate(nodes), key=group_key):
         first, *others = (node for _, node in group)
         names = [first.name, *(node.name for node in others)]
-        if len(names) > 1 and _names(_pattern(names), None) != names:  # such as 8, 9, 010
+        if len(names) > 1 and node_names(_pattern(names)) != names:  # such as 8, 9, 010
             yield from ((first, [name]) for name in names)
         else:
             yield first, names
