@@ -180,26 +180,12 @@ def section(sweep: Sweep, lines: Mapping[str, Line], found: Mapping[Scenario, Su
     parts.append(markdown(titles, rows) + "\n")
     if sweep.name == "large":
         parts.append(f"{_requested_gpu_hours(lines)}\n")
-    others = {label: line for label, line in values.items() if label not in ("rubick", "refold", WORK_UNKNOWN)}
-    for leader in ("rubick", "refold"):
-        if leader in values and others:
-            parts.append(f"{advantage(leader, values[leader], others)}\n")
     return "\n".join(parts)
 
 
 def means(line: Line, found: Mapping[Scenario, Summary]) -> list[float]:
     """Return the mean completion time at each value, averaged over draws."""
     return [fmean(found[scenario].mean for scenario in scenarios) for scenarios in line]
-
-
-def advantage(leader: str, line: Sequence[float], others: Mapping[str, Sequence[float]]) -> str:
-    """Format the ratio of mean completion times of the other policies to the leader's, at the first and last value."""
-    ratios = []
-    for label, other in others.items():
-        first, last = other[0] / line[0], other[-1] / line[-1]
-        ratios.append(f"{label} {first:.2f} → {last:.2f}")
-    text = f"Mean completion time relative to `{leader}`, at the first and the last value: {', '.join(ratios)}."
-    return fill(text, LINE_LENGTH)
 
 
 def _requested_gpu_hours(lines: Mapping[str, Line]) -> str:
