@@ -291,9 +291,9 @@ python -m benchmarks.placement.saturation --write
 ```
 
 See also: [at 100 %, in windows of 100, and without nodes that have no
-GPUs](../../benchmarks/placement/saturation.md); small windows compared with [PyGAD](../../benchmarks/placement/window.md) and with the
-[optimum](../../benchmarks/placement/optimum.md), [speed](../../benchmarks/placement/speed.md), [over a
-day](../../benchmarks/placement/day.md).
+GPUs](../../benchmarks/placement/saturation.md); small windows compared with
+[PyGAD](../../benchmarks/placement/window.md) and with the [optimum](../../benchmarks/placement/optimum.md),
+[speed](../../benchmarks/placement/speed.md), [over a day](../../benchmarks/placement/day.md).
 """
 
 

@@ -29,7 +29,8 @@ FURTHER_TABLES = Path(__file__).with_name("table4.md")
 
 FURTHER_HEADING = """# Table 4 with the restart cost of Rubick's simulator
 
-Generated, with the method of [the page](../../docs/results/table4.md), by `python -m benchmarks.scheduling.table4 --write`.
+Generated, with the method of [the page](../../docs/results/table4.md), by
+`python -m benchmarks.scheduling.table4 --write`.
 
 """
 RESTARTS = (78.0, 260.0)

@@ -1,8 +1,9 @@
 """Measure `refold` on all kinds of workloads: `python -m benchmarks.scheduling.unified [--only philly] [--quick] …`.
 
 A table with one row for each target: value (mean of draws), spread, target, best other policy, met or missed; then all
-policies on each workload, which `--write` does not write to the page. The exit status is 1 if a target is missed. `--write` adds the figures to those in docs/results/unified.json, where they replace
-earlier ones of the same workload and policy, and writes docs/results/unified.md.
+policies on each workload, which are not on the page. The exit status is 1 if a target is missed. `--write` adds the
+figures to those in docs/results/unified.json, where they replace earlier ones of the same workload and policy, and
+writes docs/results/unified.md.
 """
 
 from __future__ import annotations

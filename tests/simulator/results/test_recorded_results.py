@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.charts import LineChart, Panel, PanelChart, Series
-from benchmarks.result_page import FOLDER
 from benchmarks.scheduling import sweeps, table4, testbed
 from benchmarks.scheduling.runs import ModelTimes, Scenario, Summary, simulate_scenario
 from benchmarks.scheduling.testbed import TRACES
