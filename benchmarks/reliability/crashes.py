@@ -61,8 +61,8 @@ def table(results: CrashResults) -> str:
     """Describe the results in a paragraph."""
     counts = results.kills.values()
     text = (
-        f"{results.scenarios} scenarios of 12 jobs each; daemons were killed {sum(counts)} times, at {len(counts)} kinds "
-        f"of points {min(counts)} to {max(counts)} times each; guarantees violated: {len(results.violations)}. It took "
-        f"{results.minutes:.0f} minutes."
+        f"{results.scenarios} scenarios of 12 jobs each; daemons were killed {sum(counts)} times, at {len(counts)} "
+        f"kinds of points {min(counts)} to {max(counts)} times each; guarantees violated: {len(results.violations)}. "
+        f"It took {results.minutes:.0f} minutes."
     )
     return fill(text, 120)
