@@ -19,7 +19,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from benchmarks.measure import AS_INSTALLED
-from benchmarks.result_page import FOLDER, measurement_parser, publish
+from benchmarks.result_page import measurement_parser, publish
 from refold.core import Entry, Event, Header, JobSubmitted, RunFinished
 from refold.journal import JournalFile
 from refold.model import Demand, Job, Tenant
@@ -27,7 +27,7 @@ from refold.simulator import simulate
 from refold.simulator.registry import make_policy
 from refold.testing import make_cluster
 
-PAGE = FOLDER / "large_journals.md"
+PAGE = Path(__file__).with_name("large_journals.md")
 NODES, GPUS = 64, 8
 ENTRIES = (1_000_000, 3_000_000, 10_000_000)
 QUICK_ENTRIES = (30_000, 100_000)

@@ -1,4 +1,4 @@
-"""The command line of benchmarks that generate a page of docs/results: print it, and with options write it."""
+"""The command line of benchmarks that generate a page of results: print it, and with options write it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ from benchmarks.measure import REPOSITORY
 FOLDER = REPOSITORY / "docs" / "results"
 
 
-def page_parser(
-    module: str, description: str | None, writes: str = "the page to docs/results"
-) -> argparse.ArgumentParser:
+def page_parser(module: str, description: str | None, writes: str = "the page of results") -> argparse.ArgumentParser:
     """Return a parser with the option --write."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--write", action="store_true", help=f"write {writes}")

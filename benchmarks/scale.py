@@ -2,21 +2,22 @@
 
 Each case runs in a fresh process: a synthetic workload at 95 % load, simulated without a journal, as `refold compare`
 does, and measured. Results are kept under build/, and measured once more with --again. `--write` writes
-docs/results/scale.md.
+benchmarks/scale.md.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.cases.scale import GPUS_PER_NODE, LOAD, SETTINGS, Measured, run
 from benchmarks.measure import REPOSITORY, in_fresh_process
-from benchmarks.result_page import FOLDER, page_parser, publish
+from benchmarks.result_page import page_parser, publish
 from benchmarks.table import markdown
 
-PAGE = FOLDER / "scale.md"
+PAGE = Path(__file__).with_name("scale.md")
 
 
 class Case(NamedTuple):

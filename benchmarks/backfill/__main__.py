@@ -2,13 +2,13 @@
 
 Thirteen policy configurations on ten workloads take half an hour of CPU time. The result of every run is stored under
 build/, so an interrupted benchmark can be resumed. `--quick`: 2,000 jobs of each trace, a minute or two. `--write`
-writes docs/results/backfill.md and its charts.
+writes docs/results/backfill.md, its charts and the table of all runs.
 """
 
 from __future__ import annotations
 
 from benchmarks.backfill import experiment
-from benchmarks.backfill.page import charts, page
+from benchmarks.backfill.page import RUNS, charts, page, runs_table
 from benchmarks.backfill.runs import run_all, stored_results
 from benchmarks.result_page import FOLDER, page_parser, publish
 
@@ -28,7 +28,8 @@ def main() -> None:
     workloads = experiment.QUICK if options.quick else experiment.WORKLOADS
     results = stored_results(workloads) if options.stored else run_all(workloads, again=options.again)
     options.write = options.write and not options.quick
-    publish(options, PAGE, page(results, workloads), charts=charts(results, workloads) if options.write else {})
+    beside = {**charts(results, workloads), RUNS: runs_table(results, workloads)} if options.write else {}
+    publish(options, PAGE, page(results, workloads), charts=beside)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
+from io import StringIO
 from textwrap import fill
 
 from benchmarks.backfill import goals
@@ -38,6 +40,8 @@ from benchmarks.table import as_markdown, markdown
 from refold.model import DAY, format_duration
 
 NOT_MEASURED = "–"
+RUNS = "backfill.csv"
+"""File beside the page."""
 
 
 def page(found: Results, workloads: Sequence[Workload]) -> str:
@@ -59,7 +63,6 @@ def page(found: Results, workloads: Sequence[Workload]) -> str:
         "## All runs\n",
         ALL_RUNS,
     ]
-    parts += [_table(found, workload) for workload in workloads]
     return "\n".join(parts)
 
 
@@ -100,10 +103,10 @@ waiting of jobs with 8 GPUs per instance. Missed goals are bold. `fifo-skip`, wh
 start estimates, is compared with the improvement of `easy` with known durations.
 """
 
-ALL_RUNS = """Waiting is mean / p99. *Bounds met*: the share of start bounds that were met, and their number; *time to
-bound*: the median time from submission to the bound; *postponed*: jobs whose bound was moved to a later time.
-*Overtaken*: the number of jobs that were submitted later and started earlier, mean / p99. *Preempted*: number of
-preemptions. *Jobs/s*: per CPU second of one core, under other load on the same machine.
+ALL_RUNS = f"""[{RUNS}]({RUNS}) has every run. Waiting is mean / p99. *Bounds met*: the share of start bounds that were
+met, and their number; *time to bound*: the median time from submission to the bound; *postponed*: jobs whose bound was
+moved to a later time. *Overtaken*: the number of jobs that were submitted later and started earlier, mean / p99.
+*Preempted*: number of preemptions. *Jobs/s*: per CPU second of one core, under other load on the same machine.
 """
 
 
@@ -192,13 +195,18 @@ def _bold_if_missed(text: str, met: bool) -> str:
     return text if met else f"**{text}**"
 
 
-def _table(found: Results, workload: Workload) -> str:
+def runs_table(found: Results, workloads: Sequence[Workload]) -> str:
+    """Return all runs as CSV."""
     estimate_titles = ["bounds met", "time to bound", "postponed"]
-    titles = ["policy", "waiting", "slowdown", *SIZES, *estimate_titles, "overtaken", "preempted", "jobs/s"]
-    rows = [_policy_row(config, found[Run(workload, config)]) for config in CONFIGS if Run(workload, config) in found]
-    absent = [config.name for config in CONFIGS if Run(workload, config) not in found]
-    note = f"\nNot run: {'; '.join(absent)}.\n" if absent else ""
-    return f"### {workload.title}\n\n{markdown(titles, rows)}\n{note}"
+    text = StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(
+        ["workload", "policy", "waiting", "slowdown", *SIZES, *estimate_titles, "overtaken", "preempted", "jobs/s"]
+    )
+    for workload in workloads:
+        ran = [config for config in CONFIGS if Run(workload, config) in found]
+        rows.writerows([workload.title, *_policy_row(config, found[Run(workload, config)])] for config in ran)
+    return text.getvalue()
 
 
 def _policy_row(config: PolicyConfig, result: Result) -> list[str]:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from benchmarks.live.daemon import Daemon, run_daemon
-from benchmarks.result_page import FOLDER, measurement_parser, publish
+from benchmarks.result_page import measurement_parser, publish
 from benchmarks.table import markdown
 from benchmarks.workloads import HELIOS, TRACES, missing
 from refold.journal import History, HistoryJournal, read_history
@@ -36,7 +36,7 @@ from refold.testing import make_cluster
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-PAGE = FOLDER / "validation.md"
+PAGE = Path(__file__).with_name("validation.md")
 SETTINGS: dict[str, dict[str, Any]] = {"fifo": {}, "easy": {}, "easy-limits": {"durations": "limit"}, "refold": {}}
 """Policies, and `easy` with time limits instead of predictions."""
 

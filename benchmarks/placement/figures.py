@@ -8,6 +8,7 @@ tasks that do not fit are skipped (fifo-skip).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -18,7 +19,7 @@ from benchmarks.charts import LineChart, Series
 from benchmarks.placement import workloads
 from benchmarks.placement.confidence import Interval, interval
 from benchmarks.placement.result_cache import cached_results
-from benchmarks.result_page import FOLDER, measurement_parser, publish
+from benchmarks.result_page import measurement_parser, publish
 from benchmarks.table import markdown
 from refold.core import Entry, RunFinished, StartRun
 from refold.model import DAY, HOUR, Cluster, Job
@@ -27,7 +28,7 @@ from refold.simulator import simulate
 from refold.simulator.registry import make_policy
 from refold.simulator.replays import replay_fifo, task_columns
 
-PAGE = FOLDER / "placement_day.md"
+PAGE = Path(__file__).with_name("day.md")
 COMPARED = ("first-fit", "round-robin", "tetris", "best-fit", "fgd", *workloads.OURS)
 PAPER = {"round-robin": 12.8, "first-fit": 6.5, "tetris": 6.6}
 """Gain of the paper's genetic search over each rule, in percent."""
@@ -289,7 +290,7 @@ def report(quick: bool, seeds: int) -> tuple[str, dict[str, Any], dict[str, Line
 
 def main() -> None:
     """Print the page; write it and its charts with --write."""
-    quick, writes = "use two seeds and skip the sweeps", "the page and its charts to docs/results"
+    quick, writes = "use two seeds and skip the sweeps", "the page and its charts beside this file"
     parser = measurement_parser("benchmarks.placement.figures", __doc__, quick, writes=writes)
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of random seeds [{SEEDS}]")
     options = parser.parse_args()

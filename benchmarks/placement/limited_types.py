@@ -9,6 +9,7 @@ pods that are limited to them.
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,12 +20,12 @@ from benchmarks.placement import workloads
 from benchmarks.placement.confidence import interval
 from benchmarks.placement.result_cache import cached_results
 from benchmarks.placement.saturation import AS_PUBLISHED, PlacementRule
-from benchmarks.result_page import FOLDER, measurement_parser, publish
+from benchmarks.result_page import measurement_parser, publish
 from benchmarks.table import markdown
 from refold.model import WHOLE, Job
 from refold.placement import FreeResources, Placer
 
-PAGE = FOLDER / "placement_types.md"
+PAGE = Path(__file__).with_name("limited_types.md")
 PUBLISHED_PERCENT = 33
 PERCENTAGES = (10, 20, PUBLISHED_PERCENT)
 LEVELS = (0.8, 0.9, 1.0, 1.3)

@@ -8,6 +8,7 @@ machines. Results are shares of what the exact pairwise greedy placement achieve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -21,12 +22,12 @@ from benchmarks.placement import workloads
 from benchmarks.placement.confidence import interval, paired
 from benchmarks.placement.instances import Instance, draw_instance
 from benchmarks.placement.result_cache import cached_results
-from benchmarks.result_page import FOLDER, measurement_parser, publish
+from benchmarks.result_page import measurement_parser, publish
 from benchmarks.table import markdown
 from refold.model import Demand, Placement
 from refold.placement import RULES, Placer, Random, best_pair
 
-PAGE = FOLDER / "placement_window.md"
+PAGE = Path(__file__).with_name("window.md")
 LEVELS = (0.70, 0.85, 0.95, 0.99)
 OURS = "genetic-paper"
 WINDOW_SIZES = (2, 5, 10, 20)

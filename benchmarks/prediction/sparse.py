@@ -10,20 +10,21 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.prediction.__main__ import FILES
-from benchmarks.result_page import FOLDER, page_parser, publish
+from benchmarks.result_page import page_parser, publish
 from benchmarks.workloads import TRACES
 from refold.model import DAY, Job
 from refold.placement import Ints
 from refold.predict import Evaluation, PredictorQuantiles, Score, evaluate_at_submission, score
 from refold.simulator.traces import read_trace
 
-PAGE = FOLDER / "prediction_sparse.md"
+PAGE = Path(__file__).with_name("sparse.md")
 MIN_JOBS = 5
 RANGES = {"1st": (1, 1), "2nd to 5th": (2, 5), "6th to 20th": (6, 20), "later": (21, 10**9)}
 
@@ -111,10 +112,10 @@ def _cells(one: Score | None) -> str:
 INTRODUCTION = """# Run-time predictions for new users and new kinds of jobs
 
 `python -m benchmarks.prediction.sparse --write`: pinball loss of log10 seconds at submission, and the share of jobs
-within their 80 % interval, as in [prediction.md](prediction.md), by the number of a job among those of the same kind
-(tenant, user, name, workload and demand) and of the same owner. The traces at hand name no users: owners are the
-virtual clusters of Philly and the task types of PAI. In the *generated* trace, run times have a factor for the tenant,
-one for the user and one for the model, so that something can be learned about new users from others.
+within their 80 % interval, as in [prediction.md](../../docs/results/prediction.md), by the number of a job among those
+of the same kind (tenant, user, name, workload and demand) and of the same owner. The traces at hand name no users:
+owners are the virtual clusters of Philly and the task types of PAI. In the *generated* trace, run times have a factor
+for the tenant, one for the user and one for the model, so that something can be learned about new users from others.
 
 | trace | jobs | first half: jobs | log10 s | in 80 % | second half: jobs | log10 s | in 80 % |
 |---|---|---|---|---|---|---|---|

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from textwrap import fill
 
 import msgspec
 
@@ -57,17 +58,11 @@ def run_scenarios(scenarios: int, at_once: int = 1) -> CrashResults:
 
 
 def table(results: CrashResults) -> str:
-    """Format the results as Markdown, with a row for each crash point."""
-    rows = [f"| {point} | {count} |" for point, count in results.kills.items()]
-    total = sum(results.kills.values())
-    return "\n".join(
-        [
-            f"{results.scenarios} scenarios of 12 jobs each; daemons were killed {total} times; "
-            f"guarantees violated: {len(results.violations)}. It took {results.minutes:.0f} minutes.",
-            "",
-            "| killed | times |",
-            "|---|---:|",
-            *rows,
-            f"| total | {total} |",
-        ]
+    """Describe the results in a paragraph."""
+    counts = results.kills.values()
+    text = (
+        f"{results.scenarios} scenarios of 12 jobs each; daemons were killed {sum(counts)} times, at {len(counts)} "
+        f"kinds of points {min(counts)} to {max(counts)} times each; guarantees violated: {len(results.violations)}. "
+        f"It took {results.minutes:.0f} minutes."
     )
+    return fill(text, 120)

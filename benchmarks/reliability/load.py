@@ -274,16 +274,4 @@ def _details(results: LoadResults) -> str:
             f"| {one.queue.median:.1f} ms | {one.queue.p99:.1f} ms | {one.daemon_cores:.2f} | {one.client_cores:.2f} "
             f"| {one.restart_seconds:.1f} s |"
         )
-    lines += [
-        "",
-        "| policy | waiting | 100 jobs: median | p99 | 1,000 jobs: median | p99 | `refold queue`: median | p99 | "
-        "bare `python -c pass`: median |",
-        "|---|" + "---:|" * 8,
-    ]
-    for queue in results.queues:
-        lines.append(
-            f"| {queue.policy} | {queue.queued:,} | {queue.page.median:.1f} ms | {queue.page.p99:.1f} ms "
-            f"| {queue.largest_page.median:.1f} ms | {queue.largest_page.p99:.1f} ms | {queue.command.median:.0f} ms "
-            f"| {queue.command.p99:.0f} ms | {queue.bare_python.median:.0f} ms |"
-        )
     return "\n".join(lines)

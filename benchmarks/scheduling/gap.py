@@ -3,7 +3,7 @@
 Each instance is a small cluster and a few jobs, all queued at once. A policy decides until nothing changes any more
 (stops take no time); then the running jobs are compared with the optimum for the same jobs (benchmarks/research). A
 policy is given by name or file; by default those of DEFAULT_POLICIES are compared. `--write` writes
-docs/results/gap.md.
+benchmarks/scheduling/gap.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.research.gap import gap_between
 from benchmarks.research.optimal import OptimumSearch, throughput_of
-from benchmarks.result_page import FOLDER, page_parser, publish
+from benchmarks.result_page import page_parser, publish
 from benchmarks.scheduling import testbed
 from benchmarks.table import markdown
 from refold.core import Event, JobSubmitted, Policy, RunStopped, Scheduler, StopRun, View, Woke
@@ -56,7 +56,7 @@ DEFAULT_POLICIES = (
 GAP_TOLERANCE = 0.01
 """Smaller gaps, in percent, count as none."""
 
-PAGE = FOLDER / "gap.md"
+PAGE = Path(__file__).with_name("gap.md")
 
 HEADING = """# Distance from the optimum
 
@@ -64,7 +64,7 @@ HEADING = """# Distance from the optimum
 models, each requesting GPUs and a plan that were measured for its model; all jobs are queued at once. Each policy
 decides until nothing changes any more. The result is the sum of the speeds of the running jobs, each divided by the
 speed with the requested resources; the gap is the distance from the largest possible sum
-([optimal](../../benchmarks/research/README.md)), by the same speeds.
+([optimal](../research/README.md)), by the same speeds.
 
 `refold` minimises completion times at the expense of this sum; with `goal=throughput` it maximises the sum
 (`refold:throughput`). The other policies have further objectives, too: fairness, queue order or remaining work

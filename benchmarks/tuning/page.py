@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from benchmarks.tuning.histories import describe
-from refold.cli.views import describe_verdict, format_ratio
+from refold.cli.views import format_ratio
 from refold.model import format_duration
 from refold.simulator.tuning import MEASURES, TuningResult
 
@@ -66,8 +66,6 @@ def render(gains: Sequence[GainRow], searches: Sequence[SearchRow]) -> str:
             "default settings and to each of `fifo`, `fifo-skip` and `easy`. `srtf` knows run times in advance.",
             "",
             *_gain_table(gains),
-            "",
-            *(f"- {gain.history}, `{gain.policy}`: {describe_verdict(gain.result.report)}" for gain in gains),
             "",
             "## The measures of the chosen settings",
             "",

@@ -1,8 +1,9 @@
 """Measure `refold` on all kinds of workloads: `python -m benchmarks.scheduling.unified [--only philly] [--quick] …`.
 
-A table with one row for each target: value (mean of draws), spread, target, best other policy, met or missed. The exit
-status is 1 if a target is missed. `--write` adds the figures to those in docs/results/unified.json, where they replace
-earlier ones of the same workload and policy, and writes docs/results/unified.md.
+A table with one row for each target: value (mean of draws), spread, target, best other policy, met or missed; then all
+policies on each workload, which are not on the page. The exit status is 1 if a target is missed. `--write` adds the
+figures to those in docs/results/unified.json, where they replace earlier ones of the same workload and policy, and
+writes docs/results/unified.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.result_page import FOLDER, measurement_parser, publish
-from benchmarks.scheduling.unified.page import as_plain, page, target_results
+from benchmarks.scheduling.unified.page import all_policies, as_plain, page, target_results
 from benchmarks.scheduling.unified.runs import Results, merge, plan_runs, read_results, run_all, write_results
 from benchmarks.scheduling.unified.workload import Workload
 from benchmarks.scheduling.unified.workloads import workloads
@@ -100,6 +101,8 @@ def main() -> None:
     if options.write:
         chosen, results = list(workloads().values()), merge(earlier, results)
     publish(options, PAGE, page(chosen, results), as_plain(chosen, results))
+    if not options.write:
+        print(all_policies(chosen, results))
     rows = [row for workload in chosen for row in target_results(workload, results.get(workload.name, {}))]
     sys.exit(any(row.verdict == "missed" for row in rows))
 

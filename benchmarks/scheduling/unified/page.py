@@ -1,4 +1,4 @@
-"""The tables: one row for each target, and all policies on each workload."""
+"""The tables: one row for each target, the strongest simple policies, and all policies on each workload."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ be. A daemon, by consent, is between: [what preemption brings](../measures.md#wh
 
 Restarts take 78 s. Draw 0 is the trace as it is. In further draws of Rubick's trace, the same jobs are assigned to the
 same submission times in another order; in those of the other traces, each submission is moved by up to a minute.
-All figures of every draw: [unified.json](unified.json). Policies with another number of draws than `refold` are marked
-with theirs: their means are of other draws, and five of `refold` were made on two of the eight slices only.
+Every policy, measure and draw is in [unified.json](unified.json); without `--write`, the command prints them as tables.
+Some policies have another number of draws than `refold`: their means are of other draws, and five of `refold` were
+made on two of the eight slices only.
 
 Not everything was chosen without these slices. That starvation matters was seen on two of them (Philly from 50,000 and
 56,000); the 24 h were then chosen on others ([decision 37](../decisions/0037-without-preemption.md)). The fairness rows
@@ -206,7 +207,12 @@ def page(chosen: Sequence[Workload], results: Results) -> str:
     parts += ["## The strongest simple policies\n", SIMPLE, simple_table(chosen, results) + "\n"]
     if absent := [f"`{workload.name}`" for workload in chosen if workload.name not in results]:
         parts.append(fill(f"Not measured here: {', '.join(absent)}.", LINE_LENGTH, break_on_hyphens=False) + "\n")
-    parts.append("## All policies\n")
+    return "\n".join(parts)
+
+
+def all_policies(chosen: Sequence[Workload], results: Results) -> str:
+    """Return a table of all policies for each workload; too long for the page."""
+    parts = ["## All policies\n"]
     for workload in chosen:
         if by_policy := results.get(workload.name):
             draws = len(next(iter(by_policy.values())))

@@ -35,10 +35,18 @@ def test_the_committed_tables_equal_the_output_of_the_command() -> None:
     assert_same_figures(COMMITTED.read_text(encoding="utf-8"), report() + "\n")
 
 
-@pytest.mark.parametrize("first", ["| what | measured", "| source | fitted"])
-def test_the_page_shows_the_committed_table(first: str) -> None:
+def test_the_page_shows_the_committed_table() -> None:
     committed = COMMITTED.read_text(encoding="utf-8")
-    assert committed[committed.index(first) :].partition("\n\n")[0].strip() in DOCS.read_text(encoding="utf-8")
+    table = committed[committed.index("| source | fitted") :].partition("\n\n")[0].strip()
+    assert table in DOCS.read_text(encoding="utf-8")
+
+
+def test_the_page_shows_the_missed_goals() -> None:
+    _, _, table = COMMITTED.read_text(encoding="utf-8").partition("| what | measured")
+    missed = [line for line in table.splitlines() if line.endswith("| **missed** |")]
+    shown = DOCS.read_text(encoding="utf-8").partition("<!-- goals: begin -->")[2].partition("<!-- goals: end -->")[0]
+    assert [line for line in shown.splitlines() if line.startswith("| ")][1:] == missed
+    assert f" of {table.count(' met |') + len(missed)} goals are met" in shown
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.words)

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.charts import LineChart, Panel, PanelChart, Series
-from benchmarks.result_page import FOLDER
 from benchmarks.scheduling import sweeps, table4, testbed
 from benchmarks.scheduling.runs import ModelTimes, Scenario, Summary, simulate_scenario
 from benchmarks.scheduling.testbed import TRACES
@@ -62,7 +61,7 @@ def row_of(rows: Rows, name: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def recorded() -> dict[str, Rows]:
-    return tables_of(table4.PAGE)
+    return tables_of(table4.PAGE) | tables_of(table4.FURTHER_TABLES)
 
 
 def heading(trace: str, restart: float) -> str:
@@ -128,7 +127,7 @@ def test_every_sweep_has_a_row_for_every_policy_and_a_chart_that_names_it(sweep:
     assert set(sweeps.POLICIES) <= set(names)
     assert set(titles[1:]) <= {sweep.text(value) for value in sweep.values}
     assert all(float(cell) > 0 for row in rows for cell in row[1:])
-    drawn = ElementTree.parse(FOLDER / f"sweep_{sweep.name}.svg")
+    drawn = ElementTree.parse(sweeps.PAGE.parent / f"sweep_{sweep.name}.svg")
     words = " ".join(text for text in drawn.getroot().itertext())
     assert [name for name in names if name not in words] == []
 

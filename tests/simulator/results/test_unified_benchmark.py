@@ -11,7 +11,7 @@ from benchmarks.scheduling.unified import targets
 from benchmarks.scheduling.unified.estimates import measure_estimates
 from benchmarks.scheduling.unified.figures import measure_run
 from benchmarks.scheduling.unified.mixtures import with_tenants, with_users
-from benchmarks.scheduling.unified.page import page, simple_table, target_results, target_table
+from benchmarks.scheduling.unified.page import all_policies, page, simple_table, target_results, target_table
 from benchmarks.scheduling.unified.runs import merge, plan_runs, read_results, write_results
 from benchmarks.scheduling.unified.slices import SLICE_JOBS, SLICES
 from benchmarks.scheduling.unified.targets import MEASURES, Figures, Target
@@ -168,7 +168,13 @@ def test_the_page_names_workloads_that_were_not_measured() -> None:
     text = page(chosen, {"one": {"refold": delays(0.1)}})
 
     assert "Not measured here: `other`." in text
-    assert "### one, draws: 1" in text
+    assert "### one, draws: 1" not in text
+
+
+def test_the_tables_of_all_policies_are_apart_from_the_page() -> None:
+    chosen = [Workload("one", no_setup, 2, ("refold",), (Target("delay", at_most=1),))]
+
+    assert "### one, draws: 1" in all_policies(chosen, {"one": {"refold": delays(0.1)}})
 
 
 def test_draws_are_reproducible_and_differ() -> None:
