@@ -44,7 +44,8 @@ Not everything was chosen without these slices. That starvation matters was seen
 were first measured with `fair_share=0`, and changed to 1 after a look at one draw of the same slices with it.
 
 The rows of `refold` were measured after [decision 56](../decisions/0056-bounded-overtaking.md) on 2026-11-19, except
-`estimates-…` and `decisions`, which are older, as are most baselines (often with two draws; `refold`: mostly five).
+`estimates-…` and `decisions`, which are older, as are most baselines (often with two draws, of `refold` mostly five).
+On `no-preemption-…`, `fifo`, `fifo-skip`, `easy` and `easy-shortest` have the same five draws as `refold`.
 
 - `rubick`: Rubick's random-plan trace on 64 GPUs, all jobs reshapable; `rubick-large-0`, `rubick-large-10`: with 0 and
   10 % large models; `rubick-rigid`: nothing is reshapable, and `refold` does not trust the number of steps;
