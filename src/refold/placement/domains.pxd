@@ -6,12 +6,11 @@ from refold.placement.kernels cimport (
     FreeArrays,
     candidate_row,
     fits,
-    instances_on_node,
+    instances_that_fit,
     max_gpus_per_node,
     words_per_row,
 )
 
-cdef long long WHOLE, CPU_FREE, MEMORY_FREE, WHOLE_FREE
 cdef long long NO_SUCH_LEVEL, PARENT, PREFERRED, REQUIRED, SEGMENT_LEVEL
 cdef unsigned long long ONE
 
@@ -25,7 +24,6 @@ cdef class Parts:
 cpdef long long limit_by_domains(FreeArrays free, EncodedDemand demand, long long fitting) noexcept
 @cython.locals(pending=cython.ulonglong)
 cdef void count_room(FreeArrays free, AllowedRows allowed, Need need) noexcept nogil
-cdef long long _room_on_node(FreeArrays free, long long node, Need need) noexcept nogil
 @cython.locals(total=cython.longlong, level=cython.longlong)
 cdef bint choose_domains(FreeArrays free, AllowedRows allowed, Need need, Parts parts) noexcept nogil
 cdef long long _wanted(AllowedRows allowed, Need need, long long level, long long instances) noexcept nogil

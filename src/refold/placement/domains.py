@@ -11,18 +11,8 @@ from __future__ import annotations
 import cython
 import numpy as np
 
-from refold.model import WHOLE
 from refold.model.arrays import view
-from refold.placement.layout import (
-    CPU_FREE,
-    MEMORY_FREE,
-    NO_SUCH_LEVEL,
-    PARENT,
-    PREFERRED,
-    REQUIRED,
-    SEGMENT_LEVEL,
-    WHOLE_FREE,
-)
+from refold.placement.layout import NO_SUCH_LEVEL, PARENT, PREFERRED, REQUIRED, SEGMENT_LEVEL
 
 if not cython.compiled:
     from refold.placement.allowed import AllowedRows, has_request, segment_size
@@ -31,7 +21,7 @@ if not cython.compiled:
         FreeArrays,
         candidate_row,
         fits,
-        instances_on_node,
+        instances_that_fit,
         max_gpus_per_node,
         words_per_row,
     )
@@ -82,7 +72,7 @@ def count_room(free: FreeArrays, allowed: AllowedRows, need: Need) -> None:
             node = (word << 6) + trailing_zeros(pending)
             pending &= pending - ONE
             if fits(free, node, need):
-                allowed.counts[innermost, allowed.domain_of[innermost, node]] += _room_on_node(free, node, need)
+                allowed.counts[innermost, allowed.domain_of[innermost, node]] += instances_that_fit(free, node, need)
     segment = segment_size(allowed, need)
     for level in range(innermost, -1, -1):
         if segment > 1 and level + 1 == allowed.requests[need.allowed, SEGMENT_LEVEL]:
@@ -92,18 +82,6 @@ def count_room(free: FreeArrays, allowed: AllowedRows, need: Need) -> None:
             for domain in range(allowed.number[level]):
                 parent = allowed.domains[level, domain, PARENT]
                 allowed.counts[level - 1, parent] += allowed.counts[level, domain]
-
-
-def _room_on_node(free: FreeArrays, node: int, need: Need) -> int:
-    """Return how many instances fit on a node where at least one fits."""
-    if need.gpus == 0 or need.milli < WHOLE:
-        return instances_on_node(free, node, need)
-    fitting = min(need.instances, free.nodes[node, WHOLE_FREE] // need.gpus)
-    if need.cpu > 0:
-        fitting = min(fitting, free.nodes[node, CPU_FREE] // need.cpu)
-    if need.memory > 0:
-        fitting = min(fitting, free.nodes[node, MEMORY_FREE] // need.memory)
-    return fitting
 
 
 def choose_domains(free: FreeArrays, allowed: AllowedRows, need: Need, parts: Parts) -> bool:

@@ -51,7 +51,7 @@ cdef long long next_fitting_node(
 ) noexcept nogil
 cpdef bint any_node_fits(FreeArrays free, EncodedDemand demand) noexcept nogil
 cdef long long first_shortage(FreeArrays free, long long node, Need need) noexcept nogil
-cdef long long _instances_that_fit(FreeArrays free, long long node, Need need) noexcept nogil
+cdef long long instances_that_fit(FreeArrays free, long long node, Need need) noexcept nogil
 cdef long long instances_on_node(FreeArrays free, long long node, Need need) noexcept nogil
 cpdef object count_shortages(FreeArrays free, long long[:, ::1] demands, long long row)
 cdef void write_shortages(FreeArrays free, Need need, long long[:, ::1] counts, long long row) noexcept nogil

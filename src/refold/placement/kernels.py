@@ -328,10 +328,12 @@ def first_shortage(free: FreeArrays, node: int, need: Need) -> int:
     return FITS
 
 
-def _instances_that_fit(free: FreeArrays, node: int, need: Need) -> int:
+def instances_that_fit(free: FreeArrays, node: int, need: Need) -> int:
     """Return how many instances fit on a node where at least one fits, at most `need.instances`."""
     fitting = need.instances
-    if need.gpus > 0:
+    if need.gpus > 0 and need.milli == WHOLE:
+        fitting = min(fitting, free.nodes[node, WHOLE_FREE] // need.gpus)
+    elif need.gpus > 0:
         parts, first = need.gpus * (WHOLE + 1) * free.nodes[node, GPUS], free.nodes[node, FIRST_GPU]
         while fitting > 0 and parts > 0:  # every instance takes one part of each of `need.gpus` different GPUs
             parts = 0
@@ -349,7 +351,7 @@ def _instances_that_fit(free: FreeArrays, node: int, need: Need) -> int:
 
 def instances_on_node(free: FreeArrays, node: int, need: Need) -> int:
     """Return how many instances fit on a node, at most `need.instances`."""
-    return _instances_that_fit(free, node, need) if first_shortage(free, node, need) == FITS else 0
+    return instances_that_fit(free, node, need) if first_shortage(free, node, need) == FITS else 0
 
 
 def count_shortages(free: FreeArrays, demands: Ints, row: int) -> Ints:
@@ -365,5 +367,5 @@ def write_shortages(free: FreeArrays, need: Need, counts: Ints, row: int) -> Non
         shortage = first_shortage(free, node, need)
         counts[row, shortage] += 1
         if shortage == FITS:
-            counts[row, INSTANCES_THAT_FIT] += _instances_that_fit(free, node, need)
+            counts[row, INSTANCES_THAT_FIT] += instances_that_fit(free, node, need)
     counts[row, INSTANCES_THAT_FIT] = min(counts[row, INSTANCES_THAT_FIT], need.instances)
