@@ -32,6 +32,7 @@ DIRECTIVES = {
     "infer_types": True,
     "initializedcheck": False,
     "language_level": 3,
+    "show_performance_hints": False,
     "wraparound": False,
 }
 FLAGS = ["-O3", "-g0", "-ffp-contract=off", "-fwrapv"]  # the same results on every architecture
