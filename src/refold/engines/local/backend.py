@@ -21,8 +21,9 @@ from refold.engines.local.gang import Gang
 from refold.engines.local.process import has_proc
 from refold.engines.local.process_host import ProcessHost
 from refold.engines.local.process_tree import ProcessScanner, ProcessTree, find_strays
+from refold.engines.local.use_meter import UseMeter
 from refold.model import Allocation, Cluster, Job, MiB, Node, Seconds
-from refold.server import ExportedOf, LimitsOf, Report, RunLimits, SecretsOf
+from refold.server import ExportedOf, LimitsOf, MachineUse, Report, RunLimits, SecretsOf
 from refold.server.monitor import SLOT
 from refold.server.output import (
     DEFAULT_MAX_OUTPUT_BYTES,
@@ -88,6 +89,7 @@ class LocalBackend:
         self._environment = RunEnvironment(inherited, self._devices, exported, secrets)
         self._rotator = LogRotator(max_output_bytes)
         self._scanner = ProcessScanner(host)
+        self._meter = UseMeter()
         self._gangs: dict[tuple[str, int], Gang] = {}
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._prepared: dict[tuple[str, int], Gang] = {}
@@ -120,6 +122,12 @@ class LocalBackend:
             self._discard(job_id, number, NO_GRACE)
         await asyncio.gather(*self._tasks.values(), *self._discards)
         self._scanner.host.groups.close()
+
+    async def use(self) -> Mapping[str, MachineUse]:
+        """Return how many CPUs and how much memory each job uses at present."""
+        if not self._gangs or not has_proc():
+            return {}
+        return self._meter.measure({job: await gang.processes() for (job, _), gang in list(self._gangs.items())})
 
     def kill(self, job_id: str) -> None:
         """Kill the run of a job without a grace period, if there is one."""

@@ -24,6 +24,7 @@ from refold.engines.local.live_change import (
     take_over,
     withdraw_request,
 )
+from refold.engines.local.process import ProcessInfo
 from refold.engines.local.process_tree import ProcessTree
 from refold.engines.local.run_groups import InstanceUsage, limits_of, out_of_memory_text, total_usage
 from refold.engines.local.shim import output_copies
@@ -72,6 +73,10 @@ class Gang:
             self._stop_requested.set()
         elif not self._change_requested.done():
             self._change_requested.set_result(next_allocation)
+
+    async def processes(self) -> list[ProcessInfo]:
+        """Return the living processes of the run."""
+        return await self._tree.processes()
 
     def kill(self) -> None:
         """End the run without a grace period."""
