@@ -24,8 +24,9 @@ block=$(($4 / 128 + 1))
 [ "$block" -le 65536 ] || block=65536
 
 copy() {
-    copied=$(command -p dd bs="$block" count="$1" 2>&1 >&3) || return 1
-    [ "$((${copied%% *}))" -eq "$1" ] || return 3
+    copied=$(LC_ALL=C command -p dd bs="$block" count="$1" 2>&1 >&3) || return "$(($? < 128))"  # 0: killed
+    copied=${copied%% records in*}  # maybe after a warning of partial reads
+    [ "$((${copied##*[!0-9+]}))" -eq "$1" ] || return 3
 }
 rotate() {
     { read -r gone <"$1.gone"; } || gone=0
@@ -45,7 +46,7 @@ while :; do
     while [ -e "$1$((run + 1))$3" ]; do run=$((run + 1)); done
     keep "$1$run$3" "$1$((run + 1))$3" "$4" 3>>"$1$run$3"
     end=$?
-    case $end in 0 | 3) ;; *) copy 512 3>/dev/null; end=$? ;; esac
+    case $end in 0 | 3) ;; *) copy 1 3>/dev/null; end=$? ;; esac
     if [ "$end" -eq 3 ]; then trap - EXIT; exit; fi
 done
 """

@@ -90,11 +90,10 @@ def read_log(path: Path, offset: int, limit: int = CHUNK_BYTES) -> LogChunk:
 
 def read_log_at(path: Path, offset: int, limit: int) -> tuple[LogChunk, bool] | None:
     """Read from an offset (negative: from the end), and whether the end was reached. None if there is no log."""
-    if not is_regular(path):
+    if not is_regular(path) and not is_regular(_sibling(path, "1")):
         return None
-    with _lock_of(path):
-        chunk = read_log(path, offset if offset >= 0 else max(0, log_size(path) + offset), limit)
-        return chunk, chunk.next >= log_size(path)
+    chunk = read_log(path, offset if offset >= 0 else max(0, log_size(path) + offset), limit)
+    return chunk, chunk.next >= log_size(path)
 
 
 def tail_log(path: Path, lines: int = 10) -> LogChunk:
