@@ -27,7 +27,6 @@ from refold.server import ExportedOf, LimitsOf, MachineUse, Report, RunLimits, S
 from refold.server.monitor import SLOT
 from refold.server.output import (
     DEFAULT_MAX_OUTPUT_BYTES,
-    LogRotator,
     RunFiles,
     mark_prefix,
     new_mark,
@@ -87,7 +86,7 @@ class LocalBackend:
         self._default_folder = None if private_folders else Path.cwd()
         self._devices = Devices(inherited, devices, device_memory_mib, gpus)
         self._environment = RunEnvironment(inherited, self._devices, exported, secrets)
-        self._rotator = LogRotator(max_output_bytes)
+        self._max_output_bytes = max_output_bytes
         self._scanner = ProcessScanner(host)
         self._meter = UseMeter()
         self._gangs: dict[tuple[str, int], Gang] = {}
@@ -160,7 +159,8 @@ class LocalBackend:
         run = (job.id, order.run)
         files = RunFiles(self._out, *run)
         tree = ProcessTree(new_mark(self._out), self._scanner, uid=self._scanner.host.uid_of(job.user))
-        gang = Gang(job, order, files, tree, self._grace_of(job), self._folder_of(job, files))
+        grace, folder = self._grace_of(job), self._folder_of(job, files)
+        gang = Gang(job, order, files, tree, grace, folder, self._max_output_of(job))
         self._gangs[run] = gang
         prepared = self._prepared.get(run)
         if prepared is not None and prepared.next_allocation != order.allocation:
@@ -182,6 +182,11 @@ class LocalBackend:
         grace = self._grace if grace is None else grace
         return grace if limit is None else min(grace, limit)
 
+    def _max_output_of(self, job: Job) -> int:
+        """Return the size of the log of an instance of a job in bytes."""
+        limit = self._limits_of(job).output_bytes
+        return self._max_output_bytes if limit is None else min(limit, self._max_output_bytes)
+
     def _folder_of(self, job: Job, files: RunFiles) -> Path:
         return (self._default_folder or files.checkpoint_folder) / job.launch.folder
 
@@ -190,10 +195,8 @@ class LocalBackend:
         run = (gang.job.id, gang.run)
         if discards:
             await asyncio.wait(discards)
-        logs = [gang.files.log(instance) for instance in range(gang.instances)]
         try:
-            async with self._rotator.watch(logs, self._limits_of(gang.job).output_bytes):
-                end = await gang.supervise(self._report, self._environment)
+            end = await gang.supervise(self._report, self._environment)
         finally:
             del self._gangs[run], self._tasks[run]
         if gang.next_allocation is not None:

@@ -51,7 +51,14 @@ class Gang:
     """
 
     def __init__(
-        self, job: Job, order: StartRun, files: RunFiles, tree: ProcessTree, grace: Seconds, folder: Path
+        self,
+        job: Job,
+        order: StartRun,
+        files: RunFiles,
+        tree: ProcessTree,
+        grace: Seconds,
+        folder: Path,
+        max_output: int,
     ) -> None:
         self.job = job
         self.run = order.run
@@ -64,6 +71,7 @@ class Gang:
         self._tree = tree
         self._grace = grace
         self._folder = folder
+        self._max_output = max_output
         self._instances: list[Instance] = []
         self._is_taken_over = False
 
@@ -137,7 +145,7 @@ class Gang:
                 return self._start_failure(problem)
             for number, variables in enumerate(environments):
                 instance = self._instance(number)
-                instance.start(self.job, self._folder, variables, copies[number])
+                instance.start(self.job, self._folder, variables, copies[number], self._max_output)
                 self._instances.append(instance)
         except Exception as error:  # including errors of `secrets`: instances that have started must be ended
             problem = f"cannot start {program!r}: {getattr(error, 'strerror', None) or error}"
