@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from refold.model import Link
 from refold.planning.perf.columns import FULL, Column, PlanColumns
 from refold.planning.perf.compute import BACKWARD_ATTENTION, attention_seconds, imbalance
 from refold.planning.perf.hardware import Machines
@@ -24,22 +25,40 @@ sequence parallelism each is a reduce-scatter and an all-gather, which transfer 
 class GroupLayout(NamedTuple):
     """Placement of a group: members per node, number of nodes, and how many such groups share a node's network.
 
+    `rate`: effective bytes per second out of a node, over the slowest level of the cluster that the group crosses.
+
     Where links connect the GPUs of several nodes, these count as one node.
     """
 
     on_node: Column
     nodes: Column
     sharing: Column
+    rate: Column
 
 
 def group_layout(machines: Machines, members: Column, stride: Column) -> GroupLayout:
     """Return the layout of a group. A block of ranks lies within nodes if every node holds a whole number of blocks."""
-    common = gcd(*machines.domains)
-    blocks = common / (stride * members)
-    inside = blocks == np.floor(blocks)
+    block = stride * members
+    inside = _lies_within(machines.domains, block)
     per_node = machines.gpus / len(machines.domains)
     on_node = np.where(inside, members, np.clip(per_node / stride, 1.0, members))
-    return GroupLayout(on_node, np.maximum(1.0, members / on_node), np.minimum(stride, per_node))
+    nodes, sharing = np.maximum(1.0, members / on_node), np.minimum(stride, per_node)
+    return GroupLayout(on_node, nodes, sharing, _crossing_rate(machines, block))
+
+
+def _lies_within(domains: tuple[int, ...], block: Column) -> Column:
+    """Return whether every domain holds a whole number of blocks of ranks."""
+    blocks = gcd(*domains) / block
+    return np.asarray(blocks == np.floor(blocks))
+
+
+def _crossing_rate(machines: Machines, block: Column) -> Column:
+    """Return the effective bytes per second out of a node for blocks of ranks: that of the slowest level they cross."""
+    rate: Column = np.full(len(block), node_rate(machines))
+    for level in machines.crossings:
+        slower = np.minimum(rate, node_rate(machines, level.network))
+        rate = np.where(_lies_within(level.gpus_in_domain, block), rate, slower)
+    return rate
 
 
 def link_rate(machines: Machines) -> float:
@@ -47,12 +66,16 @@ def link_rate(machines: Machines) -> float:
     return machines.inside.gigabytes_per_second * 1e9 * machines.gpu.efficiency.link
 
 
-def node_rate(machines: Machines) -> float:
-    """Return the effective bytes per second out of the node with the fewest GPUs, over the network cards it uses."""
+def node_rate(machines: Machines, network: Link | None = None) -> float:
+    """Return the effective bytes per second out of the node with the fewest GPUs, over the network cards it uses.
+
+    `network`: that of the level that is crossed; None: that between nodes of a domain.
+    """
     gpu, domains = machines.gpu, machines.domains
     cards = ceil(min(domains) * gpu.network_cards / gpu.gpus_per_node)
     share = min(machines.nodes / len(domains), cards / gpu.network_cards)
-    return machines.network.gigabytes_per_second * 1e9 * share * machines.gpu.efficiency.network
+    bandwidth = (network or machines.network).gigabytes_per_second
+    return bandwidth * 1e9 * share * machines.gpu.efficiency.network
 
 
 def ring_seconds(
@@ -68,7 +91,7 @@ def ring_seconds(
 def pass_seconds(machines: Machines, payload: Column, layout: GroupLayout, inter_node_factor: float = 1.0) -> Column:
     """Return the seconds of a reduce-scatter or an all-gather of `payload` bytes in a group with a known layout."""
     inside = payload * (1 - 1 / layout.on_node) / link_rate(machines)
-    across = payload * (1 - 1 / layout.nodes) * layout.sharing * inter_node_factor / node_rate(machines)
+    across = payload * (1 - 1 / layout.nodes) * layout.sharing * inter_node_factor / layout.rate
     return np.maximum(inside, across) + _latency(machines, layout)
 
 
@@ -147,7 +170,7 @@ def exchange_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     sent = imbalance(setup, plans) * setup.micro_tokens(plans) * token_bytes
     inside = sent * _others(plans.expert, model.experts_per_token, np.inf) / link_rate(machines)
     nodes = _others(layout.nodes, model.experts_per_token, model.groups_per_token or np.inf)
-    across = sent * nodes * (machines.gpus / len(machines.domains)) / node_rate(machines)
+    across = sent * nodes * (machines.gpus / len(machines.domains)) / layout.rate
     return np.maximum(inside, across) + _latency(machines, layout)
 
 
@@ -163,7 +186,7 @@ def stage_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     stride = plans.replicas * plans.tensor
     layout = group_layout(machines, plans.pipeline, stride)
     payload = setup.micro_tokens(plans) * setup.model.hidden * setup.engine.value_bytes / plans.tensor
-    card = node_rate(machines) / min(machines.domains)
+    card = layout.rate / min(machines.domains)
     seconds = payload / np.where(layout.nodes > 1, card, link_rate(machines))
     return np.where(plans.pipeline > 1, 2 * plans.interleave * seconds, 0.0)
 
