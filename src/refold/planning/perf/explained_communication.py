@@ -10,6 +10,7 @@ import numpy as np
 
 from refold.model import Plan
 from refold.planning.perf import communication, compute, memory_model
+from refold.planning.perf.columns import Column
 from refold.planning.perf.training_setup import TrainingSetup
 
 _FUNCTIONS = {"max": max, "min": min, "ceil": ceil, "log2": log2}
@@ -100,15 +101,16 @@ def add_communication(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     copies = plan.data * plan.context
     stages, stride = np.full(1, float(plan.pipeline)), np.full(1, float(copies * plan.tensor))
     layout = communication.group_layout(machines, stages, stride)
-    node_rate = _add_rate(lines, setup, "stage", layout.rate[0])
-    rate = f"({node_rate} / smallest_node)" if layout.nodes[0] > 1 else "link_rate"
+    rate = "(node_rate / smallest_node)" if layout.nodes[0] > 1 else "link_rate"
+    _add_crossing(lines, setup, "stage", communication.stage_crossing(layout))
     lines.given("GPUs of the smallest node", smallest_node=min(machines.domains))
     if plan.pipeline == 1:
         lines.formula("stage_transfer", "0", "s", "no pipeline")
     else:
         lines.formula(
             "stage_transfer",
-            f"2 * chunks * tokens * hidden_width * value_bytes / tensor / {rate}",
+            "2 * chunks * tokens * hidden_width * value_bytes / tensor"
+            + (f" * max(1 / {rate}, stage_crossing)" if machines.crossings else f" / {rate}"),
             "s",
             "transfers between stages, forward and backward",
         )
@@ -159,10 +161,12 @@ def _add_expert_exchange(lines: Lines, setup: TrainingSetup, plan: Plan) -> None
         "",
         "other nodes to which a token is sent, on average",
     )
+    layout = communication.group_layout(setup.machines, np.full(1, float(plan.expert)), np.full(1, float(plan.tensor)))
+    _add_crossing(lines, setup, "exchange", communication.exchange_crossing(setup, layout))
+    crossing = ", sent * exchange_crossing" if setup.machines.crossings else ""
     lines.formula(
         "exchange",
-        "max(sent * other_gpus / link_rate, sent * other_nodes * per_node"
-        f" / {_rate_name(setup, 'expert')}) + expert_latency",
+        f"max(sent * other_gpus / link_rate, sent * other_nodes * per_node / node_rate{crossing}) + expert_latency",
         "s",
         "one exchange of tokens",
     )
@@ -200,26 +204,21 @@ def _add_group(lines: Lines, setup: TrainingSetup, kind: str, members: int, stri
     latency += machines.network.latency_microseconds * log2(lines.values[f"{kind}_nodes"])
     lines.given("latency of one collective", "s", **{f"{kind}_latency": latency * 1e-6})
     layout = communication.group_layout(machines, np.full(1, float(members)), np.full(1, float(stride)))
-    _add_rate(lines, setup, kind, layout.rate[0])
+    _add_crossing(lines, setup, kind, communication.ring_crossing(layout))
 
 
-def _rate_name(setup: TrainingSetup, kind: str) -> str:
-    """Return the name of the bandwidth of a group between nodes: on levels, groups differ."""
-    return f"{kind}_rate" if setup.machines.crossings else "node_rate"
-
-
-def _add_rate(lines: Lines, setup: TrainingSetup, kind: str, rate: float) -> str:
-    name = _rate_name(setup, kind)
+def _add_crossing(lines: Lines, setup: TrainingSetup, kind: str, seconds: Column) -> None:
     if setup.machines.crossings:
-        lines.given("effective bandwidth over the slowest level that a group crosses", "B/s", **{name: rate})
-    return name
+        meaning = "time for each byte between the domains of the slowest level that is crossed"
+        lines.given(meaning, "s/B", **{f"{kind}_crossing": float(seconds[0])})
 
 
 def _collective_formula(setup: TrainingSetup, kind: str, payload: str = "", across: str = "") -> str:
     payload = payload or f"{kind}_bytes"
+    crossing = f", {payload} * {kind}_crossing{across}" if setup.machines.crossings else ""
     return (
         f"(max({payload} * (1 - 1 / {kind}_on_node) / link_rate, "
-        f"{payload} * (1 - 1 / {kind}_nodes) * {kind}_sharing{across} / {_rate_name(setup, kind)}) + {kind}_latency)"
+        f"{payload} * (1 - 1 / {kind}_nodes) * {kind}_sharing{across} / node_rate{crossing}) + {kind}_latency)"
     )
 
 

@@ -104,7 +104,7 @@ DEFAULT_MARGIN = 0.06
 class Crossing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A level of the cluster, such as racks, of which a job uses several domains.
 
-    `gpus_in_domain`: its GPUs in each of them. `network`: the bandwidth of a node to nodes of other domains.
+    `gpus_in_domain`: its GPUs in each of them. `network`: the bandwidth of each node to nodes of other domains.
     """
 
     gpus_in_domain: tuple[int, ...]

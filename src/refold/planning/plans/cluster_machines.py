@@ -55,16 +55,20 @@ class ClusterMachines:
             spread.append(tuple(sorted(domains, reverse=True)))
         return tuple(spread)
 
-    def crossed_bandwidth(self, gpu_type: str, layout: Layout, spread: Spread) -> float:
-        """Return the bandwidth of a node, in GB/s, over the slowest level of a spread that is crossed."""
+    def ring_bandwidth(self, gpu_type: str, layout: Layout, spread: Spread) -> float:
+        """Return the bandwidth of a ring over all nodes, in GB/s, which leaves each domain and each node once."""
         gpu, levels = self.gpus.get(gpu_type), self._cluster.levels
-        links = self._links_of_levels(gpu)
-        crossed = next((level for level, domains in enumerate(spread) if len(domains) > 1), len(levels))
-        wide = self._link_level(gpu_type)
-        if crossed <= wide:
-            return links[crossed].gigabytes_per_second
-        inside = levels[wide].link or (self._links[gpu_type] if gpu is not None else links[-1])
-        return inside.gigabytes_per_second * max(layout)
+        links, wide = self._links_of_levels(gpu), self._link_level(gpu_type)
+        if wide < len(levels):
+            inside = levels[wide].link or (self._links[gpu_type] if gpu is not None else links[-1])
+            bandwidth = inside.gigabytes_per_second * min(layout)
+        else:
+            bandwidth = links[wide].gigabytes_per_second
+        for level in range(min(wide + 1, len(levels))):
+            if len(spread[level]) > 1:
+                nodes = min(spread[level]) * len(layout) / sum(layout)
+                bandwidth = min(bandwidth, links[level].gigabytes_per_second * nodes)
+        return bandwidth
 
     def _links_of_levels(self, gpu: GpuSpec | None) -> list[Link]:
         """Return the link between the domains of each level, and that between the nodes of an innermost domain."""

@@ -50,7 +50,7 @@ class Crossings:
 
     def _lost_bandwidth(self, gpu_type: str, layout: Layout, spread: Spread) -> float:
         best = self._machines.packed(gpu_type, layout)
-        bandwidths = [self._machines.crossed_bandwidth(gpu_type, layout, where) for where in (best, spread)]
+        bandwidths = [self._machines.ring_bandwidth(gpu_type, layout, where) for where in (best, spread)]
         return bandwidths[0] / bandwidths[1]
 
     def _is_sensitive(self, job: Job) -> bool:
