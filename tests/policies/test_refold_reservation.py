@@ -103,7 +103,7 @@ def test_runs_on_closed_nodes_may_stay_but_no_other_job_starts_there() -> None:
     assert draft.place("b", Placer(), job.demand, None)
     placed = draft.allocation_of("b")
     assert placed is not None and placed.nodes == {1}
-    draft.open_nodes()
+    draft.open_nodes([0])
     assert draft.free.whole_gpus == 6
 
 

@@ -35,6 +35,7 @@ export const texts = {
     Resources: "Not enough free GPUs",
     Infeasible: "Does not fit the empty cluster",
     Reserved: "The GPUs are reserved for jobs ahead",
+    Topology: "It would be slower across the racks that have room now",
     Releasing: "Its GPUs are being released",
     Held: "Held until released",
     BeginTime: "Its begin time has not come",
