@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from benchmarks.table import Row, as_text, at_most
 from benchmarks.workloads import HELIOS, PHILLY, trace_slice
-from refold.core import ListJournal
 from refold.journal import PackedHistoryJournal
 from refold.model import Cluster, Demand, Job, Level, Link, TopologyRequest
 from refold.placement import FreeResources
@@ -77,9 +76,7 @@ def compare(workload: Workload, slower: int, count: int, draw: int, policy: str)
 def _cluster(racks: int, slower: int) -> Cluster:
     cluster = read_cluster(f"{racks} racks of 4x8:V100")
     link = Link("infiniband", BANDWIDTH)
-    return replace(
-        cluster, levels=(Level("rack", link),), network=Link("between racks", BANDWIDTH / slower)
-    )
+    return replace(cluster, levels=(Level("rack", link),), network=Link("between racks", BANDWIDTH / slower))
 
 
 def _jobs(workload: Workload, cluster: Cluster, count: int, draw: int) -> tuple[Job, ...]:
@@ -103,7 +100,9 @@ def _bound(job: Job) -> Job:
 def _times(jobs: Sequence[Job], cluster: Cluster, actual: Cluster, bound: set[str], policy: str) -> Times:
     charge = CrossingSpeeds(RecordedSpeeds(cluster), Crossings(Speeds(actual), modelled=False))
     journal = PackedHistoryJournal(cluster)
-    simulate(jobs, cluster, make_policy(policy, {}), journal=journal, charge=charge, costs=Costs(restart=RESTART_SECONDS))
+    simulate(
+        jobs, cluster, make_policy(policy, {}), journal=journal, charge=charge, costs=Costs(restart=RESTART_SECONDS)
+    )
     history = journal.packed_history()
     taken: dict[bool, list[float]] = {True: [], False: []}
     for index, job in enumerate(history.jobs.jobs):
