@@ -130,6 +130,7 @@ def test_shell_examples_run(page: str, folder: Path, monkeypatch: pytest.MonkeyP
         assert "examples/policies/widest_first.py" in printed
 
 
+SHOWING_OUTPUT = ["docs/plan.md", "docs/curve.md", "docs/policies/refold_example.md"]
 SIMULATING = ["docs/policies/backfill.md", "docs/results/demo.md"]
 """Pages with outputs of whole simulations, whose decisions the golden runs check."""
 
