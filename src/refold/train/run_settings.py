@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -104,11 +105,43 @@ class AgentRanks(msgspec.Struct, frozen=True):
 SINGLE = AgentRanks()
 
 
+class Place(NamedTuple):
+    """Where a rank runs, if there are several hosts: its instance, and its number among the ranks there."""
+
+    host: int = 0
+    local_rank: int = 0
+    local_ranks: int = 0
+
+
+class HostSlots(msgspec.Struct, frozen=True):
+    """A host of a run: how many ranks it can have, where new groups can meet, and where its agent serves copies.
+
+    `since`: the view of the membership in which it has joined.
+    """
+
+    instance: int
+    since: int
+    slots: int
+    address: str
+    meeting_port: int
+    port: int
+
+
 class Shape(msgspec.Struct, frozen=True):
-    """A plan, and the GPUs by local rank (None: as the environment says)."""
+    """A plan, and the GPUs by local rank (None: as the environment says); or the hosts, which are filled in order."""
 
     plan: Plan
     devices: tuple[str, ...] | None = None
+    hosts: tuple[HostSlots, ...] = ()
+
+    def place_of(self, rank: int) -> Place:
+        """Return where a rank runs."""
+        first = 0
+        for host in self.hosts:
+            if rank < first + host.slots:
+                return Place(host.instance, rank - first, min(host.slots, self.plan.gpus - first))
+            first += host.slots
+        return Place()
 
     def device_of(self, local_rank: int) -> str | None:
         """Return the GPU of a rank."""

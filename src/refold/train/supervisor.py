@@ -12,7 +12,7 @@ that fails again and again, waits for its ranks (ENDING).
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -35,13 +35,14 @@ from refold.train.messages import (
     Saved,
     SignalRank,
     StopTraining,
-    ToAgent,
+    ToSupervisor,
 )
 from refold.train.owned_files import SupervisedMachine
 from refold.train.rank_table import (
     MAX_FAILURES,
     STOPPED,
     ChangeRequests,
+    Pause,
     RankProcess,
     RankTable,
     RestartLimit,
@@ -50,7 +51,7 @@ from refold.train.rank_table import (
     exit_code,
     refusal,
 )
-from refold.train.run_settings import SINGLE, AgentRanks, make_shape, shape_after
+from refold.train.run_settings import SINGLE, AgentRanks, Shape, make_shape, shape_after
 
 JOIN_SECONDS: Seconds = 300.0
 """Time limit for starting the ranks that join in a change."""
@@ -69,14 +70,6 @@ class _Phase(Enum):
     JOINING = auto()
     RESTARTING = auto()
     ENDING = auto()
-
-
-class Pause(NamedTuple):
-    """A change in which processes are replaced: since when there are none that train, and phases before that."""
-
-    since: Seconds
-    way: ChangeWay
-    phases: dict[str, Seconds]
 
 
 class Supervisor:
@@ -110,7 +103,7 @@ class Supervisor:
         self._begin()
         return self._take()
 
-    def received(self, process: int, message: ToAgent) -> list[Action]:
+    def received(self, process: int, message: ToSupervisor) -> list[Action]:
         """Handle a message of a process."""
         rank = self._ranks.get(process)
         if rank is None or rank.role is Role.DISMISSED:
@@ -197,6 +190,7 @@ class Supervisor:
 
     def _begin(self) -> None:
         self._phase = _Phase.STARTING
+        self._target = self._shape_to_start()
         self._ranks.start(range(self._target.plan.gpus // self._gang.instances), self._target, Role.MEMBER)
 
     def _on_ready(self, rank: RankProcess, size: int) -> None:
@@ -287,8 +281,12 @@ class Supervisor:
         is_useless = is_error and not self._has_trained
         if self._stop_at is not None or self._gang.instances > 1 or is_useless or not self._limit.may_restart():
             self._end(status)
-            return
-        self._log(f"restarting with {self._target.plan} from the last checkpoint")
+        else:
+            self._restart()
+
+    def _restart(self) -> None:
+        """Kill all ranks; when they have exited, start new ones."""
+        self._log(f"restarting with {self._shape_to_start().plan} from {self._restart_point()}")
         self._phase = _Phase.RESTARTING
         self._pause = Pause(self._machine.now(), "cold", {})
         self._deadline = self._change_after_exits = None
@@ -332,7 +330,7 @@ class Supervisor:
             case _Phase.STARTING | _Phase.JOINING if self._ranks.are_ready():
                 self._enter()
             case _Phase.ENTERING if self._change_after_exits and self._ranks.are_joining():
-                self._ranks.send(self._ranks, self._change_after_exits)
+                self._ranks.send(self._ranks, self._with_copies(self._change_after_exits))
                 self._change_after_exits = None
             case _:
                 if not self._ranks and self._phase is not _Phase.RESTARTING:
@@ -342,7 +340,7 @@ class Supervisor:
         """Start the ranks that are missing: all if one that would stay has a GPU that it must give up."""
         count = request.plan.gpus
         members = sorted(self._ranks.having(Role.MEMBER), key=lambda rank: rank.rank)[:count]
-        self._target, can_stay = shape_after(self._shape, request, [rank.device for rank in members])
+        self._target, can_stay = self._shape_after(request, members)
         self._replaces_all = not can_stay
         self._phase = _Phase.JOINING
         self._failed_joiners = 0
@@ -363,6 +361,8 @@ class Supervisor:
         plan = self._target.plan
         self._generation += 1
         change = Change(plan, plan.gpus, self._generation, state, resume)
+        if not resume:
+            change = self._with_copies(change)
         self._phase = _Phase.ENTERING
         self._deadline = self._machine.now() + ENTER_SECONDS if resume else None
         if resume and self._replaces_all:
@@ -372,6 +372,23 @@ class Supervisor:
         self._ranks.send(members if self._change_after_exits else [*members, *self._ranks.having(Role.JOINING)], change)
         for rank in members:
             rank.role = Role.MEMBER if rank.rank < change.ranks else Role.LEAVING
+
+    # What differs on several hosts.
+
+    def _shape_to_start(self) -> Shape:
+        """Return the shape with which all ranks are started."""
+        return self._target
+
+    def _shape_after(self, request: ChangeRequest, members: list[RankProcess]) -> tuple[Shape, bool]:
+        """Return the shape that a request asks for, and whether the members can stay."""
+        return shape_after(self._shape, request, [rank.device for rank in members])
+
+    def _with_copies(self, change: Change) -> Change:
+        """Return a change for new ranks with what they need to find each other and their state."""
+        return change
+
+    def _restart_point(self) -> str:
+        return "the last checkpoint"
 
     def _refuse_changes(self, why: str) -> None:
         """Give up the change in progress, and the next one."""
