@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from refold.train.membership import BEAT_SECONDS, LOST_SECONDS, Beat, Membership, View
 
@@ -188,7 +188,7 @@ def test_views_form_one_chain_and_all_agree_in_the_end(
                 network.group_of = dict.fromkeys(network.group_of, 0)
         network.run(seconds)
     views = [view for _, view in sorted(network.counted.items())]
-    for one, other in zip(views, views[1:], strict=False):
+    for one, other in pairwise(views):
         assert other.epoch > one.epoch
         if one.leader != other.leader:
             assert other.reign > one.epoch

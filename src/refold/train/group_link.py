@@ -1,7 +1,7 @@
 """Connections between the hosts of a run: messages between agents, and requests for parts of copies. No PyTorch.
 
-Both ends prove that they know the secret of the run: HMAC-SHA256 over random numbers of both. What is sent afterwards is
-neither encrypted nor signed, like the collectives of the training. Every wait has a bound.
+Both ends prove that they know the secret of the run: HMAC-SHA256 over random numbers of both. What is sent afterwards
+is neither encrypted nor signed, like the collectives of the training. Every wait has a bound.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from hashlib import sha256
+from io import BufferedReader
 
 import msgspec
 
@@ -40,7 +41,7 @@ Address = tuple[str, int]
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """What both ends say of themselves: an agent its instance, incarnation and port; a reader of copies only `purpose`."""
+    """What both ends say of themselves: agents their instance, incarnation and port; readers of copies `purpose`."""
 
     purpose: str
     instance: int = -1
@@ -95,7 +96,7 @@ class LineReader:
     """Reads lines, and bytes between them."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._file = connection.makefile("rb", buffering=1 << 16)
+        self._file = BufferedReader(socket.SocketIO(connection, "r"), 1 << 16)
 
     def line(self) -> bytes:
         """Return the next line; empty at the end of the connection."""

@@ -8,7 +8,7 @@ import msgspec
 
 from refold.model import ChangeAnswer, ChangeRequest, Plan, Seconds
 from refold.train.copies import CopyToLoad
-from refold.train.messages import Action, Answer, Change, CopyOrders, Log, Ready, ToSupervisor
+from refold.train.messages import Action, Answer, Change, CopyOrders, Log, Ready, Saved, ToSupervisor
 from refold.train.rank_table import RankProcess, Role, refusal
 from refold.train.run_settings import HostSlots, Shape
 from refold.train.supervisor import ENTER_SECONDS, JOIN_SECONDS, Supervisor, _Phase
@@ -48,18 +48,35 @@ class GroupSupervisor(Supervisor):
         self._copies = machine
         self._asked = self._settled = plan
         self._batch = batch
+        self._saved = -1
         self._generation = reign * GENERATIONS_PER_REIGN
         self._has_trained = reign > 1
+
+    @property
+    def batch(self) -> int:
+        """The global batch size; 0 if it is not known yet."""
+        return self._batch
 
     @property
     def asked(self) -> Plan:
         """The plan that was requested last."""
         return self._asked
 
+    def meeting(self) -> tuple[str, int]:
+        """Return address and port at which the ranks of the next generation meet."""
+        first = next(host for host in self._hosts if host.instance == self._target.place_of(0).host)
+        return first.address, first.meeting_port
+
+    def first_process(self) -> int | None:
+        """Return the process that trains as rank 0."""
+        return next((rank.process for rank in self._ranks.having(Role.MEMBER) if rank.rank == 0), None)
+
     def received(self, process: int, message: ToSupervisor) -> list[Action]:
         """Handle a message of a process."""
         if isinstance(message, Ready) and message.batch:
             self._batch = message.batch
+        if isinstance(message, Saved):
+            self._saved = message.step
         actions = super().received(process, message)
         if self._phase is _Phase.TRAINING and self._requests.current is None:
             self._settled = self._asked
@@ -69,7 +86,9 @@ class GroupSupervisor(Supervisor):
         """Change the plan; if a change is in progress, after it."""
         slots = self._slots()
         if request.plan.gpus > slots:
-            return [refusal(request, f"{request.plan} needs {request.plan.gpus} ranks, the hosts of the run have {slots}")]
+            return [
+                refusal(request, f"{request.plan} needs {request.plan.gpus} ranks, the hosts of the run have {slots}")
+            ]
         return super().request(request)
 
     def hosts_changed(self, hosts: Sequence[HostSlots]) -> list[Action]:
@@ -139,11 +158,11 @@ class GroupSupervisor(Supervisor):
 
     def _with_copies(self, change: Change) -> Change:
         copy = self._copies.newest_copy()
-        first = next(host for host in self._hosts if host.instance == self._target.place_of(0).host)
+        if copy is not None and copy.step < self._saved:
+            copy = None
+        address, port = self.meeting()
         orders = CopyOrders(0 if copy is None else 1 - copy.slot, copy)
-        return msgspec.structs.replace(
-            change, address=first.address, port=first.meeting_port, resume=False, copies=orders
-        )
+        return msgspec.structs.replace(change, address=address, port=port, resume=False, copies=orders)
 
     def _restart_point(self) -> str:
         copy = self._copies.newest_copy()

@@ -29,7 +29,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """The members of a run by instance, in the order in which they joined; `reign`: the view in which the leader began."""
+    """The members of a run by instance, in the order in which they joined. `reign`: the first view of its leader."""
 
     epoch: int
     leader: int
@@ -97,14 +97,11 @@ class Membership:
     def heard(self, beat: Beat, now: Seconds) -> None:
         """Note a beat of another agent."""
         self._now = max(self._now, now)
-        before = self._beats.get(beat.instance)
         if (beat.instance, beat.incarnation) in self._dead:
             return
-        if before is not None and before.incarnation != beat.incarnation:
-            self._dead.add((before.instance, before.incarnation))
-        if self.view is not None and (member := self.view.members.get(beat.instance)):
-            if member.incarnation != beat.incarnation:
-                self._dead.add((beat.instance, member.incarnation))
+        before, member = self._beats.get(beat.instance), self.view and self.view.members.get(beat.instance)
+        names = {known.incarnation for known in (before, member) if known} - {beat.incarnation}
+        self._dead |= {(beat.instance, name) for name in names}
         self._beats[beat.instance] = beat
         self._heard_at[beat.instance] = now
 

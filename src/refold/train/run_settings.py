@@ -13,6 +13,9 @@ from refold.errors import BadInput
 from refold.model import ChangeRequest, Plan, Seconds
 
 CHANGE_VARIABLE = "REFOLD_CHANGE"
+SECRET_VARIABLE = "REFOLD_RUN_SECRET"
+"""What the instances of a run know, and nobody else: with it they form a group that survives failures."""
+
 LOOPBACK_ADDRESS = "127.0.0.1"
 
 DEFAULT_GRACE: Seconds = 30.0
@@ -30,6 +33,19 @@ class RunSettings(msgspec.Struct, frozen=True):
     devices: str | None
     progress: Path | None
     change: Path | None
+    instance: int
+    slots: int
+    secret: str | None
+
+    @property
+    def forms_group(self) -> bool:
+        """Whether the agents of several instances train together, and survive failures."""
+        return self.secret is not None and self.gang.instances > 1
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether ranks are told what to do; else they meet at an address, and follow the stop signal themselves."""
+        return self.gang.instances == 1 or self.forms_group
 
 
 def read_settings(environment: Mapping[str, str], plan: Plan | None = None) -> RunSettings:
@@ -38,7 +54,8 @@ def read_settings(environment: Mapping[str, str], plan: Plan | None = None) -> R
     instances = _integer(environment, "REFOLD_INSTANCES", at_least=1, default="1")
     plan = plan or read_plan(environment) or Plan(data=max(1, len(slots)) * instances)
     local, rest = divmod(plan.gpus, instances)
-    if rest or (instances > 1 and slots and len(slots) != local):
+    secret = environment.get(SECRET_VARIABLE) or None
+    if secret is None and (rest or (instances > 1 and slots and len(slots) != local)):
         raise BadInput(
             f"plan {plan} needs {plan.gpus} ranks on {instances} instances, of which this one has {len(slots)} GPUs; "
             "every instance must have the same number"
@@ -55,6 +72,9 @@ def read_settings(environment: Mapping[str, str], plan: Plan | None = None) -> R
         devices=environment.get("CUDA_VISIBLE_DEVICES"),
         progress=Path(progress) if progress else None,
         change=Path(change) if change else None,
+        instance=_integer(environment, "REFOLD_INSTANCE", default="0"),
+        slots=len(slots) or max(1, -(-plan.gpus // instances)),
+        secret=secret,
     )
 
 
