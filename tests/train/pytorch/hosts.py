@@ -122,14 +122,15 @@ class Hosts:
         found = subprocess.run(["ip", "netns", "pids", self.name(host)], capture_output=True, text=True, check=True)
         return list(map(int, found.stdout.split()))
 
+    def agent(self, host: int) -> int:
+        """Return the agent on a host."""
+        return next(pid for pid in self.pids(host) if b"refold.train" in _words(pid) and b"-m" in _words(pid))
+
     def ranks(self, host: int) -> list[int]:
-        """Return the ranks on a host."""
-        found = []
-        for pid in self.pids(host):
-            with suppress(OSError):
-                if any(part.startswith(b"REFOLD_AGENT=") for part in _environment(pid)):
-                    found.append(pid)
-        return found
+        """Return the ranks on a host: the processes of which the parent is the fork server, a child of the agent."""
+        parents = {pid: _parent(pid) for pid in self.pids(host)}
+        agent = self.agent(host)
+        return [pid for pid, parent in parents.items() if parents.get(parent) == agent]
 
     def kill_host(self, host: int) -> None:
         """Kill all processes of a host."""
@@ -174,8 +175,16 @@ class Hosts:
         _ip("netns", "del", self._hub)
 
 
-def _environment(pid: int) -> list[bytes]:
-    return Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
+def _words(pid: int) -> list[bytes]:
+    with suppress(OSError):
+        return Path("/proc", str(pid), "cmdline").read_bytes().split(b"\0")
+    return []
+
+
+def _parent(pid: int) -> int:
+    with suppress(OSError):
+        return int(Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[1])
+    return 0
 
 
 def _ip(*words: str) -> None:
