@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from refold.train.membership import BEAT_SECONDS, LOST_SECONDS, Beat, Membership, View
+from refold.train.membership import BEAT_SECONDS, LOST_SECONDS, Beat, GroupView, Membership
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Network:
     agents: dict[int, Membership] = field(default_factory=dict)
     group_of: dict[int, int] = field(default_factory=dict)
     under_way: list[tuple[float, int, Beat]] = field(default_factory=list)
-    counted: dict[int, View] = field(default_factory=dict)
+    counted: dict[int, GroupView] = field(default_factory=dict)
     started: int = 0
 
     def __post_init__(self) -> None:

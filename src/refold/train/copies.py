@@ -34,7 +34,7 @@ class HostCopy(msgspec.Struct, frozen=True):
         return self.step, self.generation, self.slot
 
 
-class Source(msgspec.Struct, frozen=True):
+class CopySource(msgspec.Struct, frozen=True):
     """A host that has parts of a copy, and where it serves them."""
 
     address: str
@@ -48,7 +48,7 @@ class CopyToLoad(msgspec.Struct, frozen=True):
     generation: int
     step: int
     slot: int
-    sources: dict[int, Source]
+    sources: dict[int, CopySource]
 
 
 class Piece(NamedTuple):

@@ -21,7 +21,7 @@ import numpy as np
 
 from refold.errors import BadFile, Disconnected
 from refold.model import Seconds
-from refold.train.copies import CopyToLoad, HostCopy, Source, TensorRegions, merged, volume
+from refold.train.copies import CopySource, CopyToLoad, HostCopy, TensorRegions, merged, volume
 from refold.train.group_link import Greeting, LineReader, dial, send_line
 from refold.train.handover import Region
 from refold.train.messages import Copied
@@ -135,7 +135,7 @@ class MappedCopy:
 class PartReader:
     """Reads parts of a copy from another host."""
 
-    def __init__(self, secret: bytes, source: Source, copy: CopyToLoad) -> None:
+    def __init__(self, secret: bytes, source: CopySource, copy: CopyToLoad) -> None:
         self._key = (copy.generation, copy.step, copy.slot)
         self._connection, self._lines = dial((source.address, source.port), secret, Greeting("copies"), PART_SECONDS)
 
@@ -191,11 +191,11 @@ class CopyFiles:
         """Return the complete copies."""
         return list(self._complete.values())
 
-    def invalidate(self, slot: int) -> None:
-        """Note that a file is going to change."""
-        self._complete.pop(slot, None)
+    def invalidate(self, slot: int) -> bool:
+        """Note that a file is going to change; return whether there was a copy."""
+        return self._complete.pop(slot, None) is not None
 
-    def note(self, copied: Copied) -> bool:
+    def complete(self, copied: Copied) -> bool:
         """Note what a rank has written; return whether that of all ranks of this host is complete."""
         key = (copied.generation, copied.step, copied.slot)
         self._written = {other: parts for other, parts in self._written.items() if other == key}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from refold.train.copies import CopyToLoad, HostCopy, Source, TensorRegions, newest_complete, parts_to_back_up
+from refold.train.copies import CopySource, CopyToLoad, HostCopy, TensorRegions, newest_complete, parts_to_back_up
 from refold.train.run_settings import HostSlots
 
 
@@ -65,7 +65,7 @@ def _to_load(
 ) -> CopyToLoad:
     step, generation, slot = next(iter(copies.values())).key
     sources = {
-        host.instance: Source(host.address, host.port, regions[host.instance])
+        host.instance: CopySource(host.address, host.port, regions[host.instance])
         for host in hosts
         if host.instance in regions
     }

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import socket
-import struct
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from signal import SIGKILL
 from time import monotonic
@@ -16,19 +11,16 @@ from typing import assert_never
 
 import msgspec
 
-from refold.errors import RefoldError
 from refold.model import Seconds
 from refold.train.agent import POLL_SECONDS, Agent, free_port, print_line
-from refold.train.copies import HostCopy
-from refold.train.copy_files import CopyFiles
 from refold.train.copy_ledger import CopyLedger
 from refold.train.fork_server import ProcessExited, Program
-from refold.train.group_link import GroupLink, Peer, own_address
+from refold.train.group_link import GroupLink, Peer, interface_of, own_address
 from refold.train.group_messages import (
     AgentBeat,
     BackUp,
+    CopiesHeld,
     GroupMessage,
-    Held,
     Order,
     RankEnded,
     RankSaid,
@@ -38,7 +30,8 @@ from refold.train.group_messages import (
     Wanted,
 )
 from refold.train.group_supervisor import GroupMachine, GroupSupervisor
-from refold.train.membership import BEAT_SECONDS, Membership, View
+from refold.train.host_copies import HostCopies
+from refold.train.membership import BEAT_SECONDS, GroupView, Membership
 from refold.train.messages import (
     Action,
     Announce,
@@ -67,8 +60,6 @@ REJOIN_SECONDS: Seconds = 60.0
 HELD_SECONDS: Seconds = 3.0
 """How long a new leader waits until all agents have told which copies they have."""
 
-_SIOCGIFADDR = 0x8915
-
 
 class GroupAgent(Agent):
     """Starts the ranks of its host, as the leading agent says; may have to lead."""
@@ -83,13 +74,13 @@ class GroupAgent(Agent):
         incarnation = os.urandom(8).hex()
         secret = settings.secret.encode()
         self._state = Path(self._folder.shared_state(0))
-        self._files = CopyFiles(secret, self._state)
-        self._link = GroupLink(secret, settings.instance, incarnation, ("", seed[1]), self._files.serve)
+        self._copies = HostCopies(secret, self._state)
+        self._link = GroupLink(secret, settings.instance, incarnation, ("", seed[1]), self._copies.serve)
         self._link.add_seeds([seed])
         self._membership = Membership(settings.instance, incarnation, settings.gang.instances)
         self._hosts: dict[int, AgentBeat] = {}
         self._addresses: dict[int, str] = {settings.instance: self._address}
-        self._view: View | None = None
+        self._view: GroupView | None = None
         self._group: GroupSupervisor | None = None
         self._ledger = CopyLedger()
         self._wanted = Wanted(0, settings.plan, 0)
@@ -98,8 +89,6 @@ class GroupAgent(Agent):
         self._told: AgentBeat | None = None
         self._led_since = 0.0
         self._alone_since = self._began = monotonic()
-        self._fetching: list[tuple[int, Future[HostCopy]]] = []
-        self._background = ThreadPoolExecutor(1, "refold-copies")
         self._processes_of: dict[int, StartRank] = {}
         self._is_stopped = False
 
@@ -130,7 +119,8 @@ class GroupAgent(Agent):
             self._tell_leader(Requested(self._reign, request))
         if self._group is not None:
             self._do(self._group.tick())
-        self._finish_fetching()
+        for failed in self._copies.take_fetched():
+            self._tell_copies(failed)
         self._beat()
         self._check_limits()
 
@@ -178,9 +168,9 @@ class GroupAgent(Agent):
             if self._group is not None:
                 self._do(self._group.hosts_changed(self._host_slots(view)))
                 self._back_up()
-        self._tell_leader(Held(view.reign, self._files.held()))
+        self._tell_copies()
 
-    def _host_slots(self, view: View) -> list[HostSlots]:
+    def _host_slots(self, view: GroupView) -> list[HostSlots]:
         return [
             HostSlots(number, member.since, host.slots, self._addresses[number], host.meeting_port, host.port)
             for number, member in view.members.items()
@@ -195,8 +185,9 @@ class GroupAgent(Agent):
         limit = monotonic() + 5.0
         while self._processes.running() and monotonic() < limit:
             for event in self._processes.wait(POLL_SECONDS):
-                self._on_copies(event)
-        self._files.forget_unfinished()
+                if not isinstance(event, ProcessExited):
+                    self._copies.note(event[1])
+        self._copies.forget_unfinished()
         self._processes_of.clear()
 
     def _lead(self) -> None:
@@ -267,8 +258,8 @@ class GroupAgent(Agent):
             case Wanted():
                 self._wanted = message
             case BackUp(_, copy):
-                self._fetching.append((copy.step, self._background.submit(self._files.fetch, copy)))
-            case Held(_, copies, failed):
+                self._copies.fetch_in_background(copy)
+            case CopiesHeld(_, copies, failed):
                 self._ledger.note(sender, copies, failed)
                 self._back_up()
             case RankSaid(_, process, rank_message):
@@ -291,6 +282,10 @@ class GroupAgent(Agent):
             case _:
                 assert_never(message)
 
+    def _tell_copies(self, failed: int | None = None) -> None:
+        """Tell the leader which copies this host has; `failed`: the step of one of which parts were not fetched."""
+        self._tell_leader(CopiesHeld(self._reign, self._copies.held(), failed))
+
     def _share_wanted(self) -> None:
         """Tell the others what the next leader must know."""
         if self._group is None or self._view is None:
@@ -303,34 +298,15 @@ class GroupAgent(Agent):
     # Ranks of this host.
 
     def _on_event(self, event: ProcessExited | tuple[int, ToAgent]) -> None:
-        if self._on_copies(event):
-            return
         match event:
             case ProcessExited(process, status):
                 self._processes_of.pop(process, None)
                 self._tell_leader(RankEnded(self._reign, process, status))
-            case process, Copying() | Copied():
-                pass
+            case _, (Copying() | Copied()) as copied:
+                if self._copies.note(copied):
+                    self._tell_copies()
             case process, message:
                 self._tell_leader(RankSaid(self._reign, process, message))
-
-    def _on_copies(self, event: ProcessExited | tuple[int, ToAgent]) -> bool:
-        """Note what a rank does with the copies of this host."""
-        match event:
-            case ProcessExited():
-                return False
-            case _, Copying(slot):
-                self._files.invalidate(slot)
-            case _, Copied() as copied:
-                try:
-                    if not self._files.note(copied):
-                        return True
-                except RefoldError as error:
-                    print_line(str(error))
-            case _:
-                return False
-        self._tell_leader(Held(self._reign, self._files.held()))
-        return True
 
     def _do(self, actions: list[Action]) -> None:
         """Let the hosts do what the supervisor has decided."""
@@ -379,7 +355,7 @@ class GroupAgent(Agent):
         if change.copies is None:
             return msgspec.structs.replace(change, state=str(self._state))
         self._meeting_port = free_port("")
-        self._files.begin_generation(change.copies.load.slot if change.copies.load else None)
+        self._copies.begin_generation(change.copies.load.slot if change.copies.load else None)
         copies = msgspec.structs.replace(change.copies, host=self._settings.instance)
         return msgspec.structs.replace(change, state=str(self._state), copies=copies)
 
@@ -397,26 +373,3 @@ class GroupAgent(Agent):
             self._tell(instance, BackUp(self._reign, copy))
         if step is not None and (process := self._group.first_process()) is not None:
             self._do([Send(process, CopySecured(step))])
-
-    def _finish_fetching(self) -> None:
-        while self._fetching and self._fetching[0][1].done():
-            step, future = self._fetching.pop(0)
-            failed = None
-            try:
-                self._files.add(future.result())
-            except (RefoldError, OSError, msgspec.DecodeError) as error:
-                failed = step
-                print_line(f"the copy of step {step} is not on a second host: {error}")
-            self._tell_leader(Held(self._reign, self._files.held(), failed))
-
-
-def interface_of(address: str) -> str:
-    """Return the name of the network interface that has an address; empty if none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        wanted = socket.inet_aton(socket.gethostbyname(address))
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if answer[20:24] == wanted:
-                    return name
-    return ""

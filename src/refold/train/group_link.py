@@ -6,10 +6,12 @@ is neither encrypted nor signed, like the collectives of the training. Every wai
 
 from __future__ import annotations
 
+import fcntl
 import hmac
 import os
 import queue
 import socket
+import struct
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -36,6 +38,7 @@ SILENCE_MILLISECONDS = 5000
 _NONCE_BYTES = 32
 _MAX_LINE = 1 << 28
 _TCP_USER_TIMEOUT = 18
+_SIOCGIFADDR = 0x8915
 
 Address = tuple[str, int]
 
@@ -327,3 +330,15 @@ def own_address(towards: Address) -> str:
         probe.connect(towards)
         address: str = probe.getsockname()[0]
     return address
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface that has an address; empty if none."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        wanted = socket.inet_aton(socket.gethostbyname(address))
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                if answer[20:24] == wanted:
+                    return name
+    return ""

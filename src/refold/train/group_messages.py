@@ -65,7 +65,7 @@ class BackUp(msgspec.Struct, frozen=True, tag=True):
 # To the leader.
 
 
-class Held(msgspec.Struct, frozen=True, tag=True):
+class CopiesHeld(msgspec.Struct, frozen=True, tag=True):
     """The complete copies of a host. `failed`: parts of a copy of this step could not be fetched."""
 
     reign: int
@@ -103,4 +103,6 @@ class StopRequested(msgspec.Struct, frozen=True, tag=True):
     grace: Seconds
 
 
-GroupMessage = AgentBeat | Order | Shared | Wanted | BackUp | Held | RankSaid | RankEnded | Requested | StopRequested
+FromLeader = Order | Shared | Wanted | BackUp
+ToLeader = CopiesHeld | RankSaid | RankEnded | Requested | StopRequested
+GroupMessage = AgentBeat | FromLeader | ToLeader

@@ -9,9 +9,9 @@ import msgspec
 from refold.model import ChangeAnswer, ChangeRequest, Plan, Seconds
 from refold.train.copies import CopyToLoad
 from refold.train.messages import Action, Answer, Change, CopyOrders, Log, Ready, Saved, ToSupervisor
-from refold.train.rank_table import RankProcess, Role, refusal
+from refold.train.rank_table import ENTER_SECONDS, JOIN_SECONDS, Phase, RankProcess, Role, refusal
 from refold.train.run_settings import HostSlots, Shape
-from refold.train.supervisor import ENTER_SECONDS, JOIN_SECONDS, Supervisor, _Phase
+from refold.train.supervisor import Supervisor
 
 GROWTH = -1
 """The number of requests that the supervisor makes itself, because hosts have joined."""
@@ -78,7 +78,7 @@ class GroupSupervisor(Supervisor):
         if isinstance(message, Saved):
             self._saved = message.step
         actions = super().received(process, message)
-        if self._phase is _Phase.TRAINING and self._requests.current is None:
+        if self._phase is Phase.TRAINING and self._requests.current is None:
             self._settled = self._asked
         return actions
 
@@ -100,9 +100,9 @@ class GroupSupervisor(Supervisor):
         roles = {rank.role for rank in ended if rank is not None}
         if lost:
             self._log(f"lost {_names(lost)}")
-        if self._phase is _Phase.ENDING:
+        if self._phase is Phase.ENDING:
             self._ranks.kill(self._ranks)  # they would wait for those that are lost
-        elif roles & {Role.MEMBER, Role.LEAVING} or (roles and self._phase is not _Phase.JOINING):
+        elif roles & {Role.MEMBER, Role.LEAVING} or (roles and self._phase is not Phase.JOINING):
             self._restart()
         elif roles:
             self._refuse_changes(f"{_names(lost)} was lost")
@@ -113,7 +113,7 @@ class GroupSupervisor(Supervisor):
 
     def tick(self) -> list[Action]:
         """Enforce time limits."""
-        if self._phase is _Phase.STARTING and self._has_trained and self._is_late():
+        if self._phase is Phase.STARTING and self._has_trained and self._is_late():
             self._log(f"ranks were not ready within {JOIN_SECONDS:g} s")
             self._restart_or_end(1)
             return self._take()
@@ -135,7 +135,7 @@ class GroupSupervisor(Supervisor):
         """Ask for a change if there is room for more of what was requested."""
         is_changing = self._requests.current or self._requests.next
         fitting = plan_for(self._asked, self._slots(), self._batch)
-        if self._phase is _Phase.TRAINING and not is_changing and fitting.gpus > self._shape.plan.gpus:
+        if self._phase is Phase.TRAINING and not is_changing and fitting.gpus > self._shape.plan.gpus:
             self._log(f"growing to {fitting}")
             self._requests.add(ChangeRequest(GROWTH, fitting))
 

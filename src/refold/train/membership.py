@@ -28,7 +28,7 @@ class Member(msgspec.Struct, frozen=True):
     since: int
 
 
-class View(msgspec.Struct, frozen=True):
+class GroupView(msgspec.Struct, frozen=True):
     """The members of a run by instance, in the order in which they joined. `reign`: the first view of its leader."""
 
     epoch: int
@@ -50,8 +50,8 @@ class Beat(msgspec.Struct, frozen=True, tag=True):
 
     instance: int
     incarnation: str
-    view: View | None = None
-    bases: list[View] = []
+    view: GroupView | None = None
+    bases: list[GroupView] = []
     committed: int = 0
     hears: list[int] = []
 
@@ -62,10 +62,10 @@ class Membership:
     def __init__(self, instance: int, incarnation: str, instances: int) -> None:
         self.instance = instance
         self.incarnation = incarnation
-        self.view: View | None = None
+        self.view: GroupView | None = None
         self.committed = 0
         self._instances = instances
-        self._bases: list[View] = []
+        self._bases: list[GroupView] = []
         self._beats: dict[int, Beat] = {}
         self._heard_at: dict[int, Seconds] = {}
         self._dead: set[tuple[int, str]] = set()
@@ -172,18 +172,18 @@ class Membership:
             epochs = [view.epoch, *(beat.view.epoch for beat in beats if beat.view)]
             self.view, self._bases = self._view(max(epochs) + 1, wanted), bases
 
-    def _rivals(self, other: View, beat: Beat) -> bool:
+    def _rivals(self, other: GroupView, beat: Beat) -> bool:
         """Whether a member has accepted a view that this agent has not, and that may count."""
         assert self.view is not None
         is_member = self.view.has(beat.instance, beat.incarnation)
         return is_member and other.epoch >= self.view.epoch and other != self.view
 
-    def _view(self, epoch: int, wanted: dict[int, str]) -> View:
+    def _view(self, epoch: int, wanted: dict[int, str]) -> GroupView:
         old = self.view.members if self.view else {}
         stay = {number: member for number, member in old.items() if wanted.get(number) == member.incarnation}
         join = {number: Member(name, epoch) for number, name in sorted(wanted.items()) if number not in stay}
         reign = self.view.reign if self.view and self.view.leader == self.instance else epoch
-        return View(epoch, self.instance, reign, {**stay, **join})
+        return GroupView(epoch, self.instance, reign, {**stay, **join})
 
     def _commit(self) -> None:
         """Let the own proposal count if all of its members have accepted it."""
@@ -194,7 +194,7 @@ class Membership:
         if accepted >= set(view.members) and all(self._is_quorum(accepted, base) for base in self._bases):
             self.committed, self._bases = view.epoch, []
 
-    def _is_quorum(self, instances: Iterable[int], base: View) -> bool:
+    def _is_quorum(self, instances: Iterable[int], base: GroupView) -> bool:
         alive = {number for number, member in base.members.items() if (number, member.incarnation) not in self._dead}
         votes = alive & set(instances)
         half, lowest = len(base.members) / 2, min(base.members)

@@ -99,12 +99,35 @@ class RankTable:
         return all(rank.role is Role.JOINING for rank in self)
 
 
+class Phase(Enum):
+    """What a run is doing. See the supervisor."""
+
+    STARTING = auto()
+    ENTERING = auto()
+    TRAINING = auto()
+    JOINING = auto()
+    RESTARTING = auto()
+    ENDING = auto()
+
+
 class Pause(NamedTuple):
     """A change in which processes are replaced: since when there are none that train, and phases before that."""
 
     since: Seconds
     way: ChangeWay
     phases: dict[str, Seconds]
+
+
+# Time limits.
+
+JOIN_SECONDS: Seconds = 300.0
+"""Time limit for starting the ranks that join in a change."""
+
+ENTER_SECONDS: Seconds = 300.0
+"""Time limit for a change, once all ranks are there."""
+
+LEAVE_SECONDS: Seconds = 10.0
+"""Time limit for the exit of ranks that have left."""
 
 
 # Failures of ranks: how they are described, and how often a run is restarted after them.

@@ -250,7 +250,7 @@ class Session:
     def enter(self, change: Change) -> None:
         """Enter the first shape, as told by the agent."""
         plan, why = self._reshaper.usable_plan(change.plan, change.ranks)
-        rendezvous = _rendezvous(change, process_group.own_rank(), plan.gpus)
+        rendezvous = process_group.rendezvous_of(change, process_group.own_rank(), plan.gpus)
         if rendezvous.rank >= plan.gpus:
             self._leave()
         read = self._reader(change)
@@ -310,7 +310,7 @@ class Session:
     def _follow_change(self, change: Change) -> None:
         plan, ranks, why = self._target(change)
         try:
-            self._move(plan, Rendezvous(self.rank, ranks, _group_file(change)), Path(change.state))
+            self._move(plan, Rendezvous(self.rank, ranks, process_group.group_file(change)), Path(change.state))
         except StateNotMoved as error:
             self._reports.not_entered(change, error)
         else:
@@ -371,7 +371,7 @@ class Session:
     def _report_entered(self, change: Change, why: str) -> None:
         if self.rank == 0:
             _warn_of_plan(why, self.plan)
-            _remove_group_files(change, except_for=self._reshaper.meeting)
+            process_group.remove_group_files(change, except_for=self._reshaper.meeting)
         self._reports.entered(change, self.plan, self.steps_done, self.phases, why)
 
     def _leave(self, phases: dict[str, Seconds] | None = None) -> None:
@@ -390,25 +390,6 @@ def _warn_of_plan(why: str, plan: Plan) -> None:
 def _seed(seed: int, step: int, part: int) -> int:
     """Return the random seed of a step on a rank: equal for tensor-parallel ranks, and for a repeated step."""
     return hash((seed, step, part)) & 0x7FFF_FFFF_FFFF_FFFF
-
-
-def _rendezvous(change: Change, rank: int, ranks: int) -> Rendezvous:
-    """Return where the ranks of a change meet: at an address if they are on several hosts, else at a file."""
-    if change.address:
-        return Rendezvous(rank, ranks, None, change.address, change.port)
-    return Rendezvous(rank, ranks, _group_file(change))
-
-
-def _group_file(change: Change) -> Path:
-    return Path(f"{change.state}.group-{change.generation}")
-
-
-def _remove_group_files(change: Change, except_for: Path | None) -> None:
-    """Remove the files at which the ranks of earlier process groups met."""
-    state = Path(change.state)
-    for file in state.parent.glob(f"{state.name}.group-*"):
-        if file != except_for:
-            file.unlink(missing_ok=True)
 
 
 def _shared_memory() -> str | None:

@@ -11,7 +11,6 @@ that fails again and again, waits for its ranks (ENDING).
 
 from __future__ import annotations
 
-from enum import Enum, auto
 from typing import assert_never
 
 import msgspec
@@ -39,10 +38,14 @@ from refold.train.messages import (
 )
 from refold.train.owned_files import SupervisedMachine
 from refold.train.rank_table import (
+    ENTER_SECONDS,
+    JOIN_SECONDS,
+    LEAVE_SECONDS,
     MAX_FAILURES,
     STOPPED,
     ChangeRequests,
     Pause,
+    Phase,
     RankProcess,
     RankTable,
     RestartLimit,
@@ -53,24 +56,6 @@ from refold.train.rank_table import (
 )
 from refold.train.run_settings import SINGLE, AgentRanks, Shape, make_shape, shape_after
 
-JOIN_SECONDS: Seconds = 300.0
-"""Time limit for starting the ranks that join in a change."""
-
-ENTER_SECONDS: Seconds = 300.0
-"""Time limit for a change, once all ranks are there."""
-
-LEAVE_SECONDS: Seconds = 10.0
-"""Time limit for the exit of ranks that have left."""
-
-
-class _Phase(Enum):
-    STARTING = auto()
-    ENTERING = auto()
-    TRAINING = auto()
-    JOINING = auto()
-    RESTARTING = auto()
-    ENDING = auto()
-
 
 class Supervisor:
     """Supervises the ranks of a run on one machine. Every method returns what is to be done, in order."""
@@ -79,7 +64,7 @@ class Supervisor:
         self._shape = self._target = make_shape(plan, devices)
         self._machine = machine
         self._gang = gang
-        self._phase = _Phase.STARTING
+        self._phase = Phase.STARTING
         self._actions: list[Action] = []
         self._ranks = RankTable(gang, self._actions)
         self._generation = 0
@@ -148,24 +133,24 @@ class Supervisor:
 
     def request(self, request: ChangeRequest) -> list[Action]:
         """Change the plan; if a change is in progress, after it."""
-        if self._phase is _Phase.ENDING or self._stop_at is not None:
+        if self._phase is Phase.ENDING or self._stop_at is not None:
             self._actions.append(refusal(request, "the run is ending"))
         elif self._gang.instances > 1:
             self._actions.append(refusal(request, "a run with several instances cannot change live"))
         else:
             self._actions.extend(self._requests.add(request))
-            if self._phase is _Phase.STARTING and self._deadline is None:
+            if self._phase is Phase.STARTING and self._deadline is None:
                 self._deadline = self._machine.now() + JOIN_SECONDS
             self._advance()
         return self._take()
 
     def stop(self, grace: Seconds, stop_signal: int) -> list[Action]:
         """End the run: ranks that train save a checkpoint, others are signalled; kill them after `grace` seconds."""
-        if self._phase is not _Phase.ENDING and self._stop_at is None:
+        if self._phase is not Phase.ENDING and self._stop_at is None:
             self._stop_at = self._deadline = self._machine.now() + grace
-            if self._phase in (_Phase.TRAINING, _Phase.JOINING):
+            if self._phase in (Phase.TRAINING, Phase.JOINING):
                 self._stop_training()
-            elif self._phase is not _Phase.ENTERING:
+            elif self._phase is not Phase.ENTERING:
                 self._stop_starting(stop_signal)
             self._advance()
         return self._take()
@@ -176,11 +161,11 @@ class Supervisor:
             self._deadline = None
             if self._stop_at is not None:
                 self._end(STOPPED)
-            elif self._phase is _Phase.TRAINING:
+            elif self._phase is Phase.TRAINING:
                 self._ranks.kill(self._ranks.having(Role.DISMISSED))
-            elif self._phase is _Phase.RESTARTING:
+            elif self._phase is Phase.RESTARTING:
                 self._ranks.kill(self._ranks)
-            elif self._phase is _Phase.ENTERING:
+            elif self._phase is Phase.ENTERING:
                 self._log(f"generation {self._generation} does not train after {ENTER_SECONDS:g} s")
                 self._restart_or_end(1)
             else:
@@ -189,21 +174,21 @@ class Supervisor:
         return self._take()
 
     def _begin(self) -> None:
-        self._phase = _Phase.STARTING
+        self._phase = Phase.STARTING
         self._target = self._shape_to_start()
         self._ranks.start(range(self._target.plan.gpus // self._gang.instances), self._target, Role.MEMBER)
 
     def _on_ready(self, rank: RankProcess, size: int) -> None:
         rank.ready = True
         self._state_bytes = max(self._state_bytes, size)
-        if self._phase is _Phase.ENDING:
+        if self._phase is Phase.ENDING:
             self._ranks.kill([rank])  # it would wait for a generation that will not begin
         self._advance()
 
     def _on_entered(self, message: Entered) -> None:
-        if self._phase is not _Phase.ENTERING or message.generation != self._generation:
+        if self._phase is not Phase.ENTERING or message.generation != self._generation:
             return
-        self._phase = _Phase.TRAINING
+        self._phase = Phase.TRAINING
         self._shape = self._target
         self._replaced_by = message.plan if message.why else None
         if not self._has_trained:
@@ -223,7 +208,7 @@ class Supervisor:
         self._advance()
 
     def _on_not_entered(self, message: NotEntered) -> None:
-        if self._phase is not _Phase.ENTERING or message.generation != self._generation:
+        if self._phase is not Phase.ENTERING or message.generation != self._generation:
             return
         self._abandon_change(message.error)
         if self._stop_at is not None:
@@ -242,9 +227,9 @@ class Supervisor:
         rank.role = Role.DISMISSED
         if self._change_after_exits and rank.rank == 0:
             self._pause = Pause(self._machine.now(), "warm", message.phases)
-        if message.restart and self._phase is _Phase.ENTERING:
+        if message.restart and self._phase is Phase.ENTERING:
             self._restart_after_exits()
-        if self._phase in (_Phase.ENDING, _Phase.RESTARTING):
+        if self._phase in (Phase.ENDING, Phase.RESTARTING):
             self._actions.append(Report(message.step))
 
     def _restart_after_exits(self) -> None:
@@ -253,14 +238,14 @@ class Supervisor:
         self._change_after_exits = None
         if self._stop_at is not None:
             self._refuse_changes("the run is stopping")
-            self._phase = _Phase.ENDING
+            self._phase = Phase.ENDING
             return
-        self._phase = _Phase.RESTARTING
+        self._phase = Phase.RESTARTING
         self._pause = Pause(self._machine.now(), "cold", {})
         self._deadline = self._machine.now() + ENTER_SECONDS
 
     def _on_failed_joiner(self, rank: RankProcess, status: int) -> None:
-        if self._phase is not _Phase.JOINING:
+        if self._phase is not Phase.JOINING:
             self._on_failure(rank, status)
             return
         self._log(f"joining rank {rank.rank} {describe_exit(status)}")
@@ -271,7 +256,7 @@ class Supervisor:
             self._refuse_changes(f"joining rank {rank.rank} {describe_exit(status)}")
 
     def _on_failure(self, rank: RankProcess, status: int) -> None:
-        if self._phase is not _Phase.ENDING:
+        if self._phase is not Phase.ENDING:
             self._log(f"rank {rank.rank} {describe_exit(status)}")
         self._restart_or_end(exit_code(status), is_error=status > 0)
 
@@ -287,7 +272,7 @@ class Supervisor:
     def _restart(self) -> None:
         """Kill all ranks; when they have exited, start new ones."""
         self._log(f"restarting with {self._shape_to_start().plan} from {self._restart_point()}")
-        self._phase = _Phase.RESTARTING
+        self._phase = Phase.RESTARTING
         self._pause = Pause(self._machine.now(), "cold", {})
         self._deadline = self._change_after_exits = None
         self._ranks.kill(self._ranks)
@@ -295,14 +280,14 @@ class Supervisor:
     def _end(self, status: int) -> None:
         self._status = self._status or status
         self._refuse_changes("the run has ended")
-        self._phase = _Phase.ENDING
+        self._phase = Phase.ENDING
         self._ranks.kill(self._ranks)
 
     def _stop_training(self) -> None:
         """Let the ranks save a checkpoint and exit."""
         assert self._stop_at is not None
         self._refuse_changes("the run is stopping")
-        self._phase = _Phase.ENDING
+        self._phase = Phase.ENDING
         self._deadline = self._stop_at
         first = [rank for rank in self._ranks.having(Role.MEMBER) if rank.rank == 0]
         self._ranks.send(first, StopTraining(max(0.0, self._stop_at - self._machine.now())))
@@ -310,7 +295,7 @@ class Supervisor:
     def _stop_starting(self, stop_signal: int) -> None:
         """End ranks that do not train, among them those of a script that does not use `refold.train`."""
         self._refuse_changes("the run is stopping")
-        self._phase = _Phase.ENDING
+        self._phase = Phase.ENDING
         for rank in self._ranks.having(Role.MEMBER):
             if rank.ready:
                 self._ranks.kill([rank])
@@ -323,17 +308,17 @@ class Supervisor:
             self._actions.append(self._answer_after_exits)
             self._answer_after_exits = None
         match self._phase:
-            case _Phase.RESTARTING if not self._ranks:
+            case Phase.RESTARTING if not self._ranks:
                 self._begin()
-            case _Phase.TRAINING if self._requests.next and self._ranks and not self._answer_after_exits:
+            case Phase.TRAINING if self._requests.next and self._ranks and not self._answer_after_exits:
                 self._begin_change(self._requests.begin())
-            case _Phase.STARTING | _Phase.JOINING if self._ranks.are_ready():
+            case Phase.STARTING | Phase.JOINING if self._ranks.are_ready():
                 self._enter()
-            case _Phase.ENTERING if self._change_after_exits and self._ranks.are_joining():
+            case Phase.ENTERING if self._change_after_exits and self._ranks.are_joining():
                 self._ranks.send(self._ranks, self._with_copies(self._change_after_exits))
                 self._change_after_exits = None
             case _:
-                if not self._ranks and self._phase is not _Phase.RESTARTING:
+                if not self._ranks and self._phase is not Phase.RESTARTING:
                     self._actions.append(Exit(self._status))
 
     def _begin_change(self, request: ChangeRequest) -> None:
@@ -342,7 +327,7 @@ class Supervisor:
         members = sorted(self._ranks.having(Role.MEMBER), key=lambda rank: rank.rank)[:count]
         self._target, can_stay = self._shape_after(request, members)
         self._replaces_all = not can_stay
-        self._phase = _Phase.JOINING
+        self._phase = Phase.JOINING
         self._failed_joiners = 0
         self._deadline = self._machine.now() + JOIN_SECONDS
         self._ranks.start(range(len(members) if can_stay else 0, count), self._target, Role.JOINING)
@@ -350,7 +335,7 @@ class Supervisor:
 
     def _enter(self) -> None:
         """Let the ranks that are ready train together."""
-        resume = self._phase is _Phase.JOINING
+        resume = self._phase is Phase.JOINING
         state = self._machine.shared_state(self._state_bytes)
         if resume:
             try:
@@ -363,7 +348,7 @@ class Supervisor:
         change = Change(plan, plan.gpus, self._generation, state, resume)
         if not resume:
             change = self._with_copies(change)
-        self._phase = _Phase.ENTERING
+        self._phase = Phase.ENTERING
         self._deadline = self._machine.now() + ENTER_SECONDS if resume else None
         if resume and self._replaces_all:
             self._change_after_exits = change  # the GPUs must be free first
@@ -372,8 +357,6 @@ class Supervisor:
         self._ranks.send(members if self._change_after_exits else [*members, *self._ranks.having(Role.JOINING)], change)
         for rank in members:
             rank.role = Role.MEMBER if rank.rank < change.ranks else Role.LEAVING
-
-    # What differs on several hosts.
 
     def _shape_to_start(self) -> Shape:
         """Return the shape with which all ranks are started."""
@@ -403,8 +386,8 @@ class Supervisor:
         self._change_after_exits = self._pause = None
         self._ranks.kill(self._ranks.having(Role.JOINING))
         self._ranks.give(Role.MEMBER, to=Role.LEAVING)
-        if self._phase in (_Phase.JOINING, _Phase.ENTERING):
-            self._phase = _Phase.TRAINING
+        if self._phase in (Phase.JOINING, Phase.ENTERING):
+            self._phase = Phase.TRAINING
             self._target = self._shape
 
     def _log(self, text: str) -> None:

@@ -26,7 +26,8 @@ def why_not() -> str:
     """Return why there can be no hosts; empty if there can."""
     if os.geteuid():
         return "network namespaces need root"
-    made = subprocess.run(["ip", "netns", "add", f"refold-{os.getpid()}-try"], capture_output=True, text=True)
+    command = ["ip", "netns", "add", f"refold-{os.getpid()}-try"]
+    made = subprocess.run(command, check=False, capture_output=True, text=True)
     if made.returncode:
         return f"no network namespaces: {made.stderr.strip()}"
     subprocess.run(["ip", "netns", "del", f"refold-{os.getpid()}-try"], check=True)
@@ -80,7 +81,9 @@ class Hosts:
         """Return the folder of a host."""
         return self.folder / f"host-{host}"
 
-    def start(self, host: int, *command: str, variables: Mapping[str, str], log: str = "log") -> subprocess.Popen[bytes]:
+    def start(
+        self, host: int, *command: str, variables: Mapping[str, str], log: str = "log"
+    ) -> subprocess.Popen[bytes]:
         """Start a program on a host; its output goes to a file in the host's folder."""
         folder = self.own_folder(host)
         (folder / "tmp").mkdir(exist_ok=True)
