@@ -67,14 +67,15 @@ def test_runs_without_a_workload_or_a_reported_speed_are_not_measured() -> None:
     assert speeds(scheduler) == []
 
 
-def test_the_cost_of_a_change_is_that_of_the_job_else_of_its_workload_in_each_way() -> None:
+def test_the_cost_of_a_change_is_that_of_the_job_else_of_its_workload_else_of_any_in_each_way() -> None:
     jobs = [make_job("a", workload="gpt"), make_job("b", workload="gpt"), make_job("c", workload="vit")]
     scheduler = started(*jobs)
+    assert [scheduler.view.change_seconds(job, "live") for job in jobs] == [None, None, None]
     scheduler.step(5.0, [ChangeMeasured("a", 1, 3.0, "live"), ChangeMeasured("c", 9, 1.0, "live")])
-    assert [scheduler.view.change_seconds(job, "live") for job in jobs] == [3.0, 3.0, None]
+    assert [scheduler.view.change_seconds(job, "live") for job in jobs] == [3.0, 3.0, 3.0]
     scheduler.step(6.0, [ChangeMeasured("b", 1, 60.0, "cold"), ChangeMeasured("b", 1, 2.0, "live")])
-    assert [scheduler.view.change_seconds(job, "live") for job in jobs] == [3.0, 2.0, None]
-    assert [scheduler.view.change_seconds(job, "cold") for job in jobs] == [60.0, 60.0, None]
+    assert [scheduler.view.change_seconds(job, "live") for job in jobs] == [3.0, 2.0, 2.0]
+    assert [scheduler.view.change_seconds(job, "cold") for job in jobs] == [60.0, 60.0, 60.0]
     assert scheduler.late_reports == 1
 
 

@@ -109,7 +109,8 @@ def orders(entries: Sequence[Entry]) -> list[StartRun]:
 def test_a_job_of_a_new_model_type_tries_plans_and_continues_with_the_fastest(policy: str) -> None:
     plans = [plan for _, plan in plans_of([job_on_four()], policy)]
     pipelines = ["DP2 PP2 accumulate 8", "DP1 TP4", "DP1 PP4 accumulate 16", "DP1 TP4"]
-    assert plans == ["None", "DP2 TP2", "DP1 TP4", *pipelines]
+    first = "DP4" if policy == "refold" else "None"  # assumed to be as fast as requested
+    assert plans == [first, "DP2 TP2", "DP1 TP4", *pipelines]
 
 
 @pytest.mark.parametrize(

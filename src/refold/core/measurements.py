@@ -17,7 +17,7 @@ class Measurements:
     def __init__(self) -> None:
         self.speeds: dict[MeasuredShape, float] = {}
         self.change_costs: dict[tuple[str, ChangeWay], Seconds] = {}
-        """The last cost of a change by workload and way."""
+        """The last cost of a change by workload and way; for workload '': of any job."""
         self.used_gpu_seconds = 0.0
         """GPU-seconds of all runs that have ended."""
         self.profiling_gpu_seconds = 0.0
@@ -44,8 +44,8 @@ class Measurements:
 
     def note_change(self, job: Job, event: ChangeMeasured) -> None:
         """Note what a change has cost."""
-        if job.workload:
-            self.change_costs[job.workload, event.way] = event.seconds
+        for workload in {job.workload, ""}:
+            self.change_costs[workload, event.way] = event.seconds
 
     def charge_profiling(self, workload: str, gpu_type: str, gpus: float, seconds: Seconds) -> None:
         """Charge a profiling run when it starts, or refund (negative seconds) what is left when it ends."""

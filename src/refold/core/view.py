@@ -191,12 +191,16 @@ class View:
         return self._state.running.progress[job_id].samples_per_second
 
     def change_seconds(self, job: Job, way: ChangeWay) -> Seconds | None:
-        """Return what a change has cost when a job, else one with the same workload, was last changed in this way.
+        """Return what a change in this way has cost last: of a job, else of one with its workload, else of any.
 
         None: unknown.
         """
-        own = self._state.running.progress[job.id].change_costs.get(way)
-        return own if own is not None else self._state.running.measurements.change_costs.get((job.workload, way))
+        running = self._state.running
+        own = running.progress[job.id].change_costs.get(way)
+        if own is not None:
+            return own
+        costs = running.measurements.change_costs
+        return costs.get((job.workload, way), costs.get(("", way)))
 
     def measured_seconds(self, job_id: str) -> Seconds:
         """Return the time between the first and the last speed that the current run has reported; 0: it has not."""

@@ -96,6 +96,6 @@ class Previewer:
 def _notes_on_plan(submission: Submission, policy: str, plan: str) -> list[str]:
     if submission.plan != "auto" or plan:
         return []
-    if not submission.workload:
+    if not submission.workload and submission.gpu_range is None:
         return ["plan: auto needs a workload; without one the speed of plans is unknown"]
     return [f"the plan is chosen when the job starts, if policy {policy} chooses plans"]

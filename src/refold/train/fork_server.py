@@ -10,6 +10,7 @@ the ranks that are still running after a moment, and ends.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -239,9 +240,15 @@ def _preload() -> bool:
     if given is not None:
         os.environ[checks_with_nvml] = given
     gc.collect()
-    gc.freeze()
+    freeze_until_exit()
     torch = sys.modules.get("torch")
     return threading.active_count() == 1 and (torch is None or not torch.cuda.is_initialized())
+
+
+def freeze_until_exit() -> None:
+    """Let garbage collections leave out what exists now, but not the last one, or libraries report it as leaked."""
+    gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 def _die_with(parent: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from refold.errors import BadInput
 from refold.model import Plan, Seconds
 from refold.train import process_group
 from refold.train.checkpoints import Checkpoints
+from refold.train.fork_server import freeze_until_exit
 from refold.train.layout import Meshes, RankMesh, check_batch, fallback_plan, with_micro_batches
 from refold.train.local_model import LocalModel
 from refold.train.process_group import Rendezvous
@@ -42,7 +42,7 @@ class Reshaper:
         self._meshes = Meshes()
         self.meeting: Path | None = None
         """The file at which the ranks of the process group have met; they need it to form further groups."""
-        gc.freeze()  # what exists now stays; collecting what a change leaves behind is fast
+        freeze_until_exit()  # collecting what a change leaves behind is fast then
 
     def check(self, plan: Plan) -> None:
         """Raise an error if the model or the batch cannot be divided as a plan says."""

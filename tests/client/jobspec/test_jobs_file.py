@@ -51,6 +51,7 @@ def test_the_fields_are_those_of_a_submission(tmp_path: Path) -> None:
             "a",
             command=("x", "3"),
             demand=Demand(2, 1),
+            workload="a",
             gpu_range=(2, 8),
             reshapable=True,
             preemptible=True,

@@ -276,7 +276,7 @@ def test_a_file_may_have_several_jobs() -> None:
         ),
         (
             "plan: auto",
-            ["job.yaml line 2: plan: auto has no effect without a workload that names the model"],
+            ["job.yaml line 2: plan: auto has no effect without a workload that names the model, or a range of GPUs"],
         ),
         (
             "resources: {cpus: 4}",

@@ -160,7 +160,7 @@ class TestRequestedSpeed:
         assert (requested_layout(job), requested_cpus(job), tuple(workload_kind(job))) == (
             (4, 4),
             6.0,
-            ("gpt2", 64, 512, None),
+            ("gpt2", 64, 512, None, None),
         )
 
     def test_the_batch_defaults_to_that_of_the_model(self) -> None:

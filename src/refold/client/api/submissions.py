@@ -239,6 +239,11 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
         saves = saves_checkpoints(self.command, self.environment)
         return find_consent(self.preemptible, self.job_class, self.may_be_reshaped, preemption, saves=saves)
 
+    def _workload_of(self, user: str) -> str:
+        """Return the workload of a job that names none: jobs of one name are equally fast, if their size is open."""
+        name = f"{user}/{self.name}" if user else self.name
+        return name[:256] if self.gpu_range is not None else ""
+
     def to_job(
         self, job_id: str, tenant: str, user: str, submitted: Seconds, preemption: Preemption = "consent"
     ) -> Job:
@@ -264,7 +269,7 @@ class Submission(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
             reshapable=self.may_be_reshaped,
             time_limit=self.time_limit or None,
             work=self.estimate or None,
-            workload=self.workload,
+            workload=self.workload or self._workload_of(user),
             plan=self.plan if isinstance(self.plan, Plan) else None,
             steps=self.steps,
             batch=self.batch,

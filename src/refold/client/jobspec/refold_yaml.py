@@ -96,8 +96,8 @@ def _put_size_and_plan(builder: SpecBuilder, fields: JobFields) -> None:
     plan = root.at("plan")
     if isinstance(choice, dict):
         builder.put("plan", make_plan(plan, choice, size.total), plan)
-    if choice == "auto" and not fields.workload:
-        builder.note(plan, "plan: auto has no effect without a workload that names the model")
+    if choice == "auto" and not fields.workload and not size.range:
+        builder.note(plan, "plan: auto has no effect without a workload that names the model, or a range of GPUs")
 
 
 def _implied_gpus(root: Part, fields: JobFields) -> tuple[Part, int] | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 import numpy as np
@@ -23,13 +24,13 @@ class StepTable:
     measured, so that policies try them.
     """
 
-    def __init__(self, rows: Sequence[Measurement], is_growing: bool = False) -> None:
-        self._batch = rows[0].batch
+    def __init__(self, seconds: Mapping[Plan, Seconds], batch: int, *, is_growing: bool = False) -> None:
+        """`batch`: the global batch, which replicas must divide; 0: unknown."""
+        self._batch, self._seconds = batch, seconds
         self._exponent = EXPECTED_SCALING if is_growing else 0.0
-        self._seconds = {row.plan: row.step_seconds for row in rows if row.step_seconds is not None}
         self._best: dict[int, Plan] = {}
-        for plan, seconds in self._seconds.items():
-            if plan.gpus not in self._best or seconds < self._seconds[self._best[plan.gpus]]:
+        for plan, time in seconds.items():
+            if plan.gpus not in self._best or time < seconds[self._best[plan.gpus]]:
                 self._best[plan.gpus] = plan
 
     def step_seconds(self, plan: Plan) -> Seconds:
@@ -55,16 +56,24 @@ class StepTable:
         return nearest * max(1.0, counts[0] / gpus) * growth
 
 
+@lru_cache(maxsize=256)
+def assumed_steps(requested: Plan, batch: int) -> StepTable:
+    """Return the step times of a workload of which nothing is known: one step per second with the requested plan."""
+    return StepTable({requested: 1.0}, batch, is_growing=True)
+
+
 class MeasuredSteps:
     """The step tables of all workloads: `rows` were measured beforehand, `live` are the speeds of jobs so far."""
 
     def __init__(self, rows: Sequence[Measurement], live: Sequence[Measurement] = ()) -> None:
-        grouped: dict[tuple[str, str, int], list[Measurement]] = defaultdict(list)
+        grouped: dict[tuple[str, str, int], dict[Plan, Seconds]] = defaultdict(dict)
         for row in (*rows, *live):
             if row.step_seconds is not None:
-                grouped[row.model, row.gpu, row.batch].append(row)
+                grouped[row.model, row.gpu, row.batch][row.plan] = row.step_seconds
         profiled = {(row.model, row.gpu, row.batch) for row in rows}
-        self._tables = {key: StepTable(group, key not in profiled) for key, group in grouped.items()}
+        self._tables = {
+            key: StepTable(seconds, key[2], is_growing=key not in profiled) for key, seconds in grouped.items()
+        }
 
     def find(self, workload: str, gpu_type: str, batch: int) -> StepTable | None:
         """Return the table of a workload on a GPU type with a global batch; None if nothing was measured."""

@@ -2,8 +2,9 @@
 
 A job can be modelled if its workload names a model of the catalogue and the catalogue has its GPU type; fits to
 measurements of that model on that type correct the estimate. For other workloads and devices, such as CPU slots,
-measured step times may be known. Jobs that cannot be modelled or reshaped only run as requested. A `menu` lists the
-plans that the training code of a workload supports, if they are few.
+measured step times may be known; until they are, a job that requests a range of GPUs is assumed to become faster with
+more. Jobs that cannot be modelled or reshaped only run as requested. A `menu` lists the plans that the training code of
+a workload supports, if they are few.
 
 Results are cached by layout (GPUs on each node, in descending order), since there are few kinds of jobs.
 """
@@ -32,7 +33,7 @@ from refold.planning.perf import (
 )
 from refold.planning.plans.cluster_machines import MIB_PER_GIB, ClusterMachines, Layout, Spread
 from refold.planning.plans.launch_targets import LAUNCH_TARGETS, launch_problem
-from refold.planning.plans.measured_steps import MeasuredSteps, StepTable
+from refold.planning.plans.measured_steps import MeasuredSteps, StepTable, assumed_steps
 from refold.planning.plans.search import best_of_families, best_plan, best_plans, simple_plans
 from refold.planning.plans.selection import fastest
 from refold.planning.plans.space import DEFAULT_LIMITS, PlanLimits
@@ -76,19 +77,27 @@ class Speed(NamedTuple):
 
 
 class WorkloadKind(NamedTuple):
-    """What the speed of a job depends on, besides its machines and plan."""
+    """What the speed of a job depends on, besides its machines and plan.
+
+    `requested`: the plan that a job requests, if its speed is assumed from that until it is known.
+    """
 
     workload: str
     batch: int
     sequence: int
     engine: LaunchEngine | None = None
+    requested: Plan | None = None
 
 
 class Speeds:
     """Modelled speeds of the jobs of a cluster, cached."""
 
-    def __init__(self, cluster: Cluster, knowledge: Knowledge = CATALOGUE_ONLY) -> None:
+    def __init__(
+        self, cluster: Cluster, knowledge: Knowledge = CATALOGUE_ONLY, *, assumes_scaling: bool = False
+    ) -> None:
+        """`assumes_scaling`: jobs with a range of GPUs and an unknown speed are assumed to become faster with more."""
         self.cluster = cluster
+        self._assumes_scaling = assumes_scaling
         self._knowledge = knowledge
         self._machines = ClusterMachines(cluster)
         self._fits = {(fit.model, fit.gpu): fit for fit in knowledge.fits}
@@ -105,7 +114,7 @@ class Speeds:
         self._models: dict[WorkloadKind, ModelShape | None] = {}
         self._cache: dict[tuple[object, ...], Speed | None] = {}
         self._types: dict[tuple[WorkloadKind, tuple[str, ...]], list[str]] = {}
-        self._modelled: dict[tuple[str, int, bool, Demand], bool] = {}
+        self._modelled: dict[tuple[str, int, bool, Demand, bool], bool] = {}
         self._requested: dict[tuple[object, ...], Speed] = {}
 
     def learn(self, measured: Mapping[MeasuredShape, float]) -> bool:
@@ -134,7 +143,7 @@ class Speeds:
 
     def uncorrected(self) -> Speeds:
         """Return the speeds as they are before any job has reported."""
-        return Speeds(self.cluster, self._knowledge)
+        return Speeds(self.cluster, self._knowledge, assumes_scaling=self._assumes_scaling)
 
     def _is_news(self, shape: MeasuredShape, speed: float) -> bool:
         if not speed:
@@ -144,7 +153,7 @@ class Speeds:
 
     def can_model(self, job: Job) -> bool:
         """Whether a job may be reshaped and its speed can be modelled."""
-        key = (job.workload, job.batch, job.reshapable, job.demand)
+        key = (job.workload, job.batch, job.reshapable, job.demand, job.gpu_range is None)
         cached = self._modelled.get(key)
         if cached is None:
             whole_gpus = job.demand.gpu_milli == WHOLE and job.demand.gpus > 0
@@ -153,7 +162,7 @@ class Speeds:
 
     def types_for(self, job: Job) -> list[str]:
         """Return the GPU types of the cluster that a job accepts and on which its speed is known."""
-        kind, accepted = workload_kind(job), job.demand.usable_types(self.cluster)
+        kind, accepted = self._kind(job), job.demand.usable_types(self.cluster)
         if (kind, accepted) not in self._types:
             types = [name for name in self.cluster.type_names if not accepted or name in accepted]
             self._types[kind, accepted] = [
@@ -163,7 +172,7 @@ class Speeds:
 
     def fastest(self, job: Job, gpu_type: str, layout: Layout, cpus: float) -> Speed | None:
         """Return the speed with the best plan on a layout with `cpus` in total; None if no plan fits."""
-        key = (workload_kind(job), gpu_type, layout, cpus)
+        key = (self._kind(job), gpu_type, layout, cpus)
         if key not in self._cache:
             self._cache[key] = self._with_measured_plans(*key, self._search(*key))
         return self._cache[key]
@@ -185,7 +194,7 @@ class Speeds:
         `spread`: how the layout is spread over the domains of the cluster; (): over as few as possible. A GPU
         type on which the speed is unknown is modelled as the first one on which it is known.
         """
-        kind = workload_kind(job)
+        kind = self._kind(job)
         key = (kind, gpu_type, layout, cpus, plan, spread)
         cached = self._cache.get(key)
         if cached is None:
@@ -200,7 +209,7 @@ class Speeds:
 
     def plans_to_profile(self, job: Job, gpu_type: str, layout: Layout, cpus: float) -> list[Plan]:
         """Return the plans to measure on a layout if the model type is new; none if it was measured beforehand."""
-        kind, gpus = workload_kind(job), sum(layout)
+        kind, gpus = self._kind(job), sum(layout)
         if self._is_measured_beforehand(kind, gpu_type):
             return []
         if kind.workload in self._menu:
@@ -213,7 +222,7 @@ class Speeds:
 
     def is_worth_measuring(self, job: Job, gpu_type: str, layout: Layout, plan: Plan) -> bool:
         """Return whether a kind of job may be able to use a plan, and its speed with it has not been reported."""
-        kind = workload_kind(job)
+        kind = self._kind(job)
         is_measured = MeasuredShape(*kind[:3], gpu_type, layout, plan) in self._learned
         return not is_measured and self._is_usable(kind, gpu_type, plan)
 
@@ -233,8 +242,13 @@ class Speeds:
 
     def batch(self, job: Job) -> int:
         """Return the global batch of a job, in samples."""
-        model = self._model(workload_kind(job))
+        model = self._model(self._kind(job))
         return job.batch or (model.batch if model else 0) or 1
+
+    def _kind(self, job: Job) -> WorkloadKind:
+        kind = workload_kind(job)
+        assumes = self._assumes_scaling and job.gpu_range is not None
+        return kind._replace(requested=self.own_plan(job)) if assumes else kind
 
     def _model(self, kind: WorkloadKind) -> ModelShape | None:
         if kind not in self._models:
@@ -251,10 +265,11 @@ class Speeds:
         return any((row.model, row.gpu) == (kind.workload, gpu_type) for row in self._rows)
 
     def _table(self, kind: WorkloadKind, gpu_type: str) -> StepTable | None:
-        """Return the measured step times of a workload that cannot be modelled; None otherwise."""
+        """Return the measured or assumed step times of a workload that cannot be modelled; None otherwise."""
         if self._can_estimate(kind, gpu_type):
             return None
-        return self._measured.find(kind.workload, gpu_type, kind.batch)
+        measured = self._measured.find(kind.workload, gpu_type, kind.batch)
+        return measured or (assumed_steps(kind.requested, kind.batch) if kind.requested else None)
 
     def _setup(
         self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float, spread: Spread = ()

@@ -40,15 +40,17 @@ class ProgressEstimator:
         *,
         trust_steps: bool = True,
         expected_service: ExpectedService | None = None,
+        assumes_scaling: bool = False,
     ) -> None:
         """Create the estimator.
 
         `restart_seconds`: cost of changing a run. `trust_steps`: whether declared numbers of steps are taken as exact.
         `expected_service`: predictions for jobs whose work is not known; None: as much as they have done.
+        `assumes_scaling`: see `Speeds`.
         """
         if restart_seconds < 0:
             raise BadValue(f"restart_seconds is {restart_seconds}, expected seconds ≥ 0")
-        self.speeds = Speeds(view.cluster, knowledge)
+        self.speeds = Speeds(view.cluster, knowledge, assumes_scaling=assumes_scaling)
         self.crossings = Crossings(self.speeds)
         self.restart_seconds = restart_seconds
         self._trust_steps = trust_steps

@@ -206,7 +206,12 @@ class Refold:
             restart_seconds = self._settings.restart_seconds
             service = ExpectedService(self._knowledge, restart_seconds)
             estimator = ProgressEstimator(
-                view, self._knowledge, restart_seconds, trust_steps=self._trust_steps, expected_service=service
+                view,
+                self._knowledge,
+                restart_seconds,
+                trust_steps=self._trust_steps,
+                expected_service=service,
+                assumes_scaling=True,
             )
             options = OptionCache(estimator.speeds)
             guarantees = GuaranteeRules(estimator, options, SAFETY_FACTOR)
