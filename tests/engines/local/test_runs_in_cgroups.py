@@ -314,7 +314,7 @@ def test_the_helper_puts_jobs_of_users_in_cgroups_and_kills_them_there(
 ) -> None:
     out, host = helped
     run = group_name(new_mark(out))
-    words = ["/bin/sh", "-c", f"{GATE}exec env -i sleep 1000"]
+    words = ["/bin/sh", "-c", "exec env -i sleep 1000"]
     with (tmp_path / "log").open("w") as log:
         place = GroupPlace(run, 0, ResourceLimits(500, 64))
         pid = host.start(str(ANN), words, {"PATH": os.defpath}, log.fileno(), place)

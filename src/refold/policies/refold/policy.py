@@ -96,7 +96,7 @@ class Refold:
         gpu_price: float = 4.0,
         weight_doubling_seconds: float = 14_400.0,
         delay_doubling_seconds: float = 3600.0,
-        overtaking_share: float = 0.5,
+        overtaking_share: float = 2 / 3,
         wide_weight: float = 8.0,
         wide_share: float = 0.55,
         preemption_margin: float = 3.0,
