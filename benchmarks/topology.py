@@ -52,11 +52,11 @@ def rows(rule: str, racks: int, tries: int, draws: int) -> list[Row]:
     """Compare a rule with levels, and with segments, with the same rule on the same cluster without levels."""
     levels = read_cluster(f"{racks} racks of 18x4:GB200")
     flat = levels.with_levels((), [()] * len(levels.nodes))
-    found = {
-        "without levels": [fill(flat, rule, False, tries, seed) for seed in range(draws)],
-        "with levels": [fill(levels, rule, False, tries, seed) for seed in range(draws)],
-        "with segments": [fill(levels, rule, True, tries, seed) for seed in range(draws)],
-    }
+    cases = {"without levels": (flat, False), "with levels": (levels, False), "with segments": (levels, True)}
+    found: dict[str, list[Result]] = {name: [] for name in cases}
+    for seed in range(draws):  # in turn, since other load on the machine changes
+        for name, (cluster, segments) in cases.items():
+            found[name].append(fill(cluster, rule, segments, tries, seed))
     base = found["without levels"]
     result = [_time_row(f"{rule}, {name}", results, base) for name, results in found.items()]
     result += [_occupancy_row(f"{rule}, {name}", results, base) for name, results in found.items()]

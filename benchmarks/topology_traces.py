@@ -2,7 +2,7 @@
 
 Racks have 4 nodes of 8 GPUs; links between racks are 4 or 8 times slower. Half of the wide jobs, drawn at random, are
 bound by communication: it takes half of their step time in as few racks as possible. Each draw has other jobs of the
-trace and other such jobs. The same policy runs on the same cluster without and with levels; in both cases, the simulator
+trace. The same policy runs on the same cluster without and with levels; in both cases, the simulator
 charges the links that a gang crosses.
 """
 
@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from benchmarks.table import Row, as_text, at_most
 from benchmarks.workloads import HELIOS, PHILLY, trace_slice
-from refold.core import ListJournal
 from refold.journal import PackedHistoryJournal
 from refold.model import Cluster, Demand, Job, Level, Link, TopologyRequest
 from refold.placement import FreeResources
@@ -30,18 +29,26 @@ from refold.simulator.traces import read_cluster
 COMMUNICATION = 0.5
 RESTART_SECONDS = 78.0
 BANDWIDTH = 25.0
+LOAD = 0.85
+"""GPU time of the jobs, divided by that of the cluster until the last one is submitted."""
 
 
 class Workload(NamedTuple):
-    """A trace, its cluster, and from how many GPUs on a job is wide (Philly has none with 64)."""
+    """A trace, its cluster, the first job of each draw, and from how many GPUs on a job is wide.
+
+    Philly has no jobs of 64 GPUs; the parts of the traces are those with the most wide jobs.
+    """
 
     file: str
     racks: int
-    first: int
+    first: tuple[int, ...]
     wide_gpus: int
 
 
-WORKLOADS = {"helios": Workload(HELIOS, 34, 20_000, 64), "philly": Workload(PHILLY, 78, 10_000, 16)}
+WORKLOADS = {
+    "helios": Workload(HELIOS, 34, (40_000, 50_000, 60_000, 100_000, 110_000), 64),
+    "philly": Workload(PHILLY, 32, (0, 15_000, 40_000, 50_000, 57_000), 16),
+}
 
 
 class Times(NamedTuple):
@@ -55,12 +62,13 @@ def main() -> None:
     """Measure and print the table. The exit status is 0 even if goals are missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.topology_traces", description=__doc__)
     parser.add_argument("--jobs", type=int, default=8000, help="jobs of each draw (default: 8000)")
-    parser.add_argument("--draws", type=int, default=5, help="draws (default: 5)")
+    parser.add_argument("--draws", type=int, default=5, choices=range(1, 6), help="draws (default: 5)")
     parser.add_argument("--policy", default="refold", help="scheduling policy (default: refold)")
     parser.add_argument("--traces", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS), help="traces")
+    parser.add_argument("--slower", type=int, nargs="+", default=[4, 8], help="how many times slower between racks")
     given = parser.parse_args()
     for trace in given.traces:
-        for slower in (4, 8):
+        for slower in given.slower:
             pairs = [compare(WORKLOADS[trace], slower, given.jobs, draw, given.policy) for draw in range(given.draws)]
             print(as_text(_rows(f"{trace}, {slower} × slower", pairs)), flush=True)
 
@@ -77,33 +85,33 @@ def compare(workload: Workload, slower: int, count: int, draw: int, policy: str)
 def _cluster(racks: int, slower: int) -> Cluster:
     cluster = read_cluster(f"{racks} racks of 4x8:V100")
     link = Link("infiniband", BANDWIDTH)
-    return replace(
-        cluster, levels=(Level("rack", link),), network=Link("between racks", BANDWIDTH / slower)
-    )
+    return replace(cluster, levels=(Level("rack", link),), network=Link("between racks", BANDWIDTH / slower))
 
 
 def _jobs(workload: Workload, cluster: Cluster, count: int, draw: int) -> tuple[Job, ...]:
     """Return consecutive jobs of a trace, of which some declare their communication."""
     free, chance = FreeResources(cluster), random.Random(draw)
-    jobs = trace_slice(workload.file, workload.first * (draw + 1) % 100_000, count)
+    jobs = trace_slice(workload.file, workload.first[draw], count)
+    jobs = tuple(job for job in jobs if free.fits_when_empty(job.demand))
+    gpu_seconds = sum(job.demand.total_gpus * (job.work or 0.0) for job in jobs)
+    speed_up = LOAD * cluster.gpus * jobs[-1].submitted / gpu_seconds
     found: list[Job] = []
     for job in jobs:
-        if not free.fits_when_empty(job.demand):
-            continue
-        is_wide = job.demand.total_gpus >= workload.wide_gpus and job.demand.instances > 1
-        found.append(_bound(job) if is_wide and chance.random() < 0.5 else job)
+        is_bound = job.demand.total_gpus >= workload.wide_gpus and chance.random() < 0.5
+        found.append(replace(job, submitted=job.submitted / speed_up, demand=_bound(job) if is_bound else job.demand))
     return tuple(found)
 
 
-def _bound(job: Job) -> Job:
-    demand: Demand = replace(job.demand, topology=TopologyRequest(communication=COMMUNICATION))
-    return replace(job, demand=demand)
+def _bound(job: Job) -> Demand:
+    return replace(job.demand, topology=TopologyRequest(communication=COMMUNICATION))
 
 
 def _times(jobs: Sequence[Job], cluster: Cluster, actual: Cluster, bound: set[str], policy: str) -> Times:
     charge = CrossingSpeeds(RecordedSpeeds(cluster), Crossings(Speeds(actual), modelled=False))
     journal = PackedHistoryJournal(cluster)
-    simulate(jobs, cluster, make_policy(policy, {}), journal=journal, charge=charge, costs=Costs(restart=RESTART_SECONDS))
+    simulate(
+        jobs, cluster, make_policy(policy, {}), journal=journal, charge=charge, costs=Costs(restart=RESTART_SECONDS)
+    )
     history = journal.packed_history()
     taken: dict[bool, list[float]] = {True: [], False: []}
     for index, job in enumerate(history.jobs.jobs):
@@ -116,7 +124,8 @@ def _rows(what: str, pairs: Sequence[tuple[Times, Times]]) -> list[Row]:
     for name, limit in (("bound", 0.75), ("others", 1.02)):
         ratios = [getattr(after, name) / getattr(before, name) for before, after in pairs]
         hours = [statistics.mean(getattr(one, name) for one in column) / 3600 for column in zip(*pairs, strict=True)]
-        measured = f"{hours[0]:.2f} → {hours[1]:.2f} h, {statistics.mean(ratios):.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
+        spread = f"{statistics.mean(ratios):.2f} × ({min(ratios):.2f} to {max(ratios):.2f})"
+        measured = f"{hours[0]:.2f} → {hours[1]:.2f} h, {spread}"
         label = "bound by communication" if name == "bound" else "all others"
         rows.append(at_most(f"{what}: mean completion time, {label}", statistics.mean(ratios), limit, measured))
     return rows
