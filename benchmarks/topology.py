@@ -1,5 +1,7 @@
 """Placement on racks: time and occupancy with and without levels and segments. `python -m benchmarks.topology`.
 
+With `--load`, a trace of such jobs is simulated instead: arrivals at random times, with EASY backfill.
+
 A cluster of NVL72 racks is kept full: jobs arrive in a fixed random order, each is placed as soon as it fits, and
 while the next one does not fit, randomly chosen jobs end. Half of the jobs with 16 instances or more need segments, of
 4 or, from 32 instances on, of 16. All cases of a draw have the same jobs. CPU time of the placement rule, on one core.
@@ -11,17 +13,26 @@ import argparse
 import random
 import statistics
 import time
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 from msgspec.structs import replace
 
+from benchmarks.measure import cpu_seconds
 from benchmarks.table import Row, as_text, at_least, at_most
-from refold.model import WHOLE, Cluster, Demand, Placement, TopologyRequest
+from refold.journal import PackedHistoryJournal
+from refold.model import WHOLE, Cluster, Demand, Job, Placement, TopologyRequest
 from refold.placement import FreeResources, Placer
+from refold.simulator import simulate
+from refold.simulator.registry import make_policy
 from refold.simulator.traces import read_cluster
 
 INSTANCES = (1, 2, 4, 8, 16, 32, 64, 128)
 WEIGHTS = (60, 10, 10, 8, 6, 3, 2, 1)
+LOG_SECONDS, LOG_SPREAD, MAX_SECONDS = 8.0, 1.2, 86_400.0
+"""Run times: the median is 50 min, the mean 1.7 h."""
 MIN_WIDE, SMALL_SEGMENT, LARGE_SEGMENT = 16, 4, 16
 
 
@@ -42,9 +53,14 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=20_000, help="placements that are tried (default: 20000)")
     parser.add_argument("--draws", type=int, default=5, help="draws of jobs (default: 5)")
     parser.add_argument("--rules", nargs="+", default=["best-fit", "worth"], help="placement rules")
+    parser.add_argument("--load", type=float, help="simulate jobs that arrive at this load, such as 0.95")
+    parser.add_argument("--jobs", type=int, default=20_000, help="jobs that are simulated (default: 20000)")
     given = parser.parse_args()
     if given.racks * LARGE_SEGMENT < max(INSTANCES):
         parser.error(f"--racks is {given.racks}: the largest job needs {max(INSTANCES) // LARGE_SEGMENT} racks")
+    if given.load is not None:
+        print(as_text(simulated_rows(given.racks, given.load, given.jobs, given.draws)))
+        return
     print(as_text([row for rule in given.rules for row in rows(rule, given.racks, given.tries, given.draws)]))
 
 
@@ -62,6 +78,50 @@ def rows(rule: str, racks: int, tries: int, draws: int) -> list[Row]:
     result += [_occupancy_row(f"{rule}, {name}", results, base) for name, results in found.items()]
     violations = sum(one.violations for results in found.values() for one in results)
     return [*result, at_most(f"{rule}: gangs placed against their request", violations, 0, f"{violations}", "gangs")]
+
+
+def simulated_rows(racks: int, load: float, count: int, draws: int) -> list[Row]:
+    """Compare the occupancy of a simulated cluster with levels, and with segments, with that without levels."""
+    levels = read_cluster(f"{racks} racks of 18x4:GB200")
+    cases = {
+        "without levels": (levels.with_levels((), [()] * len(levels.nodes)), False),
+        "with levels": (levels, False),
+        "with segments": (levels, True),
+    }
+    found: dict[str, list[Result]] = {name: [] for name in cases}
+    for seed in range(draws):
+        for name, (cluster, segments) in cases.items():
+            found[name].append(simulated(cluster, _arrivals(cluster, load, count, segments, seed)))
+    base = found["without levels"]
+    rows = [_occupancy_row(f"{load:.0%} load, {name}", results, base) for name, results in found.items()]
+    violations = sum(one.violations for results in found.values() for one in results)
+    return [*rows, at_most("gangs placed against their request", violations, 0, f"{violations}", "gangs")]
+
+
+def _arrivals(cluster: Cluster, load: float, count: int, segments: bool, seed: int) -> tuple[Job, ...]:
+    """Return jobs with log-normal run times that arrive at random times."""
+    shapes, times = random.Random(seed), random.Random(seed + 1_000_000)
+    demands = [_draw(shapes, segments) for _ in range(count)]
+    work = [min(times.lognormvariate(LOG_SECONDS, LOG_SPREAD), MAX_SECONDS) for _ in demands]
+    mean = statistics.mean(demand.total_gpus * seconds for demand, seconds in zip(demands, work, strict=True))
+    at = accumulate(times.expovariate(load * cluster.gpus / mean) for _ in demands)
+    columns = enumerate(zip(at, demands, work, strict=True))
+    return tuple(Job(f"j{number}", now, demand, seconds) for number, (now, demand, seconds) in columns)
+
+
+def simulated(cluster: Cluster, jobs: Sequence[Job]) -> Result:
+    """Return the occupancy between the submission of the first quarter and that of the last job."""
+    journal = PackedHistoryJournal(cluster)
+    seconds = cpu_seconds(lambda: simulate(jobs, cluster, make_policy("easy", {}), journal=journal))
+    runs = journal.packed_history().runs
+    first, last = jobs[len(jobs) // 4].submitted, jobs[-1].submitted
+    overlap = np.clip(np.minimum(runs.end, last) - np.maximum(runs.start, first), 0.0, None)
+    placed = zip(runs.allocations, runs.job.tolist(), strict=True)
+    by_row = journal.packed_history().jobs.jobs
+    violations = sum(
+        not by_row[job].demand.is_met_by([share.node for share in held.placement], cluster) for held, job in placed
+    )
+    return Result(seconds, float((overlap * runs.gpus).sum() / ((last - first) * cluster.gpus)), violations)
 
 
 def fill(cluster: Cluster, rule: str, segments: bool, tries: int, seed: int) -> Result:

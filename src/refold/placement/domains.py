@@ -116,7 +116,8 @@ def _count_outwards(allowed: AllowedRows, need: Need) -> None:
     for level in range(allowed.number.shape[0] - 1, -1, -1):
         if segment > 1 and level + 1 == allowed.requests[need.allowed, SEGMENT_LEVEL]:
             for domain in range(allowed.number[level]):
-                allowed.counts[level, domain] //= segment
+                room = allowed.counts[level, domain]  # most have no room for a segment, and division is slow
+                allowed.counts[level, domain] = room // segment if room >= segment else 0
         if level > 0:
             for domain in range(allowed.number[level]):
                 parent = allowed.domains[level, domain, PARENT]
