@@ -29,3 +29,4 @@ cdef object _instances_on_empty_node(
     object cluster, object gpus, object gpu_type, object cpu, object memory, object demand
 )
 cdef tuple _build_arrays(object cluster)
+cdef object _build_room(object nodes, AllowedRows allowed)
