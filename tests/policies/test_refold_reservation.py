@@ -111,7 +111,7 @@ SHORT_JOBS = st.lists(st.tuples(st.sampled_from((1, 1, 1, 2)), st.floats(5.0, 60
 LOADS = st.floats(0.7, 1.2)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(shapes=SHORT_JOBS, load=LOADS, nodes=st.sampled_from((1, 2, 4)), preemptible=st.booleans())
 def test_a_wide_job_waits_for_a_bounded_time_whatever_arrives_later(
     shapes: list[tuple[int, float]], load: float, nodes: int, preemptible: bool

@@ -29,8 +29,9 @@ from refold.train.messages import (
     StartRank,
     StopTraining,
 )
+from refold.train.rank_table import ENTER_SECONDS, JOIN_SECONDS, LEAVE_SECONDS
 from refold.train.run_settings import AgentRanks
-from refold.train.supervisor import ENTER_SECONDS, JOIN_SECONDS, LEAVE_SECONDS, Supervisor
+from refold.train.supervisor import Supervisor
 
 ONE, TWO, THREE = Plan(), Plan(data=2), Plan(data=3)
 

@@ -16,6 +16,7 @@ from refold.model import ChangeAnswer, ChangeRequest, Plan, Seconds, parse_plan
 from refold.train.agent import Agent, request_path
 from refold.train.change_file import read_answer, write_request
 from refold.train.fork_server import Program
+from refold.train.group_agent import GroupAgent
 from refold.train.owned_files import folder_of, is_scheduled, running_agents
 from refold.train.run_settings import read_settings
 
@@ -73,7 +74,9 @@ def _train(options: argparse.Namespace) -> int:
     if not options.is_module and not Path(options.script).is_file():
         raise BadInput(f"there is no script {options.script!r}")
     program = Program(options.script, options.arguments, options.is_module)
-    return Agent(program, read_settings(os.environ, plan), os.environ).run()
+    found = read_settings(os.environ, plan)
+    make = GroupAgent if found.forms_group else Agent
+    return make(program, found, os.environ).run()
 
 
 def _change(options: argparse.Namespace) -> int:

@@ -15,7 +15,19 @@ import msgspec
 from refold.model import Seconds
 from refold.train.change_file import ChangeFile
 from refold.train.fork_server import ProcessExited, Program
-from refold.train.messages import Action, Announce, Answer, Exit, Log, Report, Send, SignalRank, StartRank
+from refold.train.messages import (
+    Action,
+    Announce,
+    Answer,
+    Copied,
+    Copying,
+    Exit,
+    Log,
+    Report,
+    Send,
+    SignalRank,
+    StartRank,
+)
 from refold.train.owned_files import AgentFolder, LocalMachine
 from refold.train.processes import Processes
 from refold.train.progress import Reporter
@@ -35,11 +47,11 @@ class Agent:
         if settings.change:
             self._folder.mark_as_scheduled()
         self._changes = ChangeFile(settings.change or request_path(self._folder.path))
-        self._port = settings.port or _free_port()
+        self._port = settings.port or free_port()
         self._supervisor = Supervisor(settings.plan, settings.devices, LocalMachine(self._folder), settings.gang)
         self._reporter = Reporter(settings.progress) if settings.progress else None
         self._environment = {"OMP_NUM_THREADS": str(_threads_per_rank(settings)), **environment}
-        self._processes = Processes(program, self._folder, self._environment, connect=settings.gang.instances == 1)
+        self._processes = Processes(program, self._folder, self._environment, connect=settings.has_channels)
         self._stop_requested = False
         self._status: int | None = None
 
@@ -48,7 +60,7 @@ class Agent:
         for number in {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, self._settings.stop_signal}:
             signal.signal(number, self._on_signal)
         try:
-            self._do(self._supervisor.start())
+            self._start()
             while self._status is None:
                 self._step()
         finally:
@@ -57,6 +69,9 @@ class Agent:
                 self._reporter.flush()
             self._folder.remove()
         return self._status
+
+    def _start(self) -> None:
+        self._do(self._supervisor.start())
 
     def _step(self) -> None:
         events = list(self._processes.wait(POLL_SECONDS))
@@ -67,6 +82,8 @@ class Agent:
             match event:
                 case ProcessExited(process, status):
                     self._do(self._supervisor.exited(process, status))
+                case _, Copying() | Copied():
+                    pass
                 case process, message:
                     self._do(self._supervisor.received(process, message))
         if request := self._changes.poll():
@@ -90,7 +107,7 @@ class Agent:
                     if self._reporter:
                         self._reporter.report(steps, loss, speed, msgspec.json.encode(plan).decode() if plan else "")
                 case Log(text):
-                    _print(text)
+                    print_line(text)
                 case Exit(status):
                     self._status = status
                 case _:
@@ -120,18 +137,19 @@ def request_path(folder: Path) -> Path:
     return folder / "change"
 
 
-def _free_port() -> int:
+def free_port(address: str = LOOPBACK_ADDRESS) -> int:
     """Return a free port, for scripts that form a process group themselves."""
     with socket.socket() as probe:
-        probe.bind((LOOPBACK_ADDRESS, 0))
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
     return port
 
 
 def _threads_per_rank(settings: RunSettings) -> int:
-    ranks = settings.plan.gpus // settings.gang.instances
+    ranks = max(1, settings.plan.gpus // settings.gang.instances)
     return max(1, len(os.sched_getaffinity(0)) // ranks) if hasattr(os, "sched_getaffinity") else 1
 
 
-def _print(text: str) -> None:
+def print_line(text: str) -> None:
+    """Print a line to the log of the run."""
     print(f"refold.train: {text}", file=sys.stderr, flush=True)

@@ -13,12 +13,18 @@ import torch.distributed as dist
 from refold.model import Seconds
 from refold.train import progress
 from refold.train.channel import RankChannel
-from refold.train.messages import Change, StopTraining
+from refold.train.messages import Change, CopySecured, StopTraining
 
 ASK_EVERY: Seconds = 0.1
 """Time between two questions, so that short steps are not slowed down."""
 
 _MAX_STEPS_BETWEEN = 1000
+
+COPY_SHARE = 0.03
+"""The share of time that copies of the state may take."""
+
+MIN_COPY_SECONDS: Seconds = 0.5
+"""Least time between two copies."""
 
 
 class BoundaryRequest(IntEnum):
@@ -29,6 +35,7 @@ class BoundaryRequest(IntEnum):
     STOP = 2
     CHANGE = 3
     PREPARE = 4
+    COPY = 5
 
 
 class Boundary:
@@ -41,10 +48,23 @@ class Boundary:
             progress.checkpoint_requested()  # the signal reaches all ranks, and must not end those that do not ask
         self._saved_at = self._asked_at = monotonic()
         self._asked_step = self._next_step = 0
+        self._step = 0
+        self._copy_after: int | None = None
+        self._copy_at = 0.0
+        self._is_secured = True
         self.change: Change | None = None
         """The requested change, after `ask` has returned PREPARE or CHANGE."""
         self.preparation: Future[Any] | None = None
         """What must be done on this rank before the requested change, set after `ask` has returned PREPARE."""
+
+    def begin_copies(self, step: int) -> None:
+        """Request copies of the state from the step after this one on."""
+        self._copy_after, self._copy_at = step, monotonic()
+
+    def note_copied(self, seconds: Seconds) -> None:
+        """Note that a copy was written, which took so long: the next is due when it is secured, and costs little."""
+        self._copy_at = monotonic() + max(MIN_COPY_SECONDS, seconds / COPY_SHARE)
+        self._is_secured = False
 
     def note_saved(self) -> None:
         """Note that a checkpoint has just been started."""
@@ -61,6 +81,7 @@ class Boundary:
         if self.preparation is not None:
             return self._await_preparation(step, self.preparation)
         ranks = dist.get_world_size()
+        self._step = step
         answer = torch.zeros(2, dtype=torch.int64)
         if dist.get_rank() == 0:
             answer[0] = self._request()
@@ -93,9 +114,17 @@ class Boundary:
                 return BoundaryRequest.PREPARE
             case StopTraining():
                 return BoundaryRequest.STOP
+            case CopySecured():
+                self._is_secured = True
         if self._channel is None and progress.checkpoint_requested():
             return BoundaryRequest.STOP
-        return BoundaryRequest.SAVE if monotonic() - self._saved_at >= self._save_every else BoundaryRequest.NOTHING
+        if monotonic() - self._saved_at >= self._save_every:
+            return BoundaryRequest.SAVE
+        return BoundaryRequest.COPY if self._copy_is_due() else BoundaryRequest.NOTHING
+
+    def _copy_is_due(self) -> bool:
+        is_later = self._copy_after is not None and self._step > self._copy_after
+        return is_later and self._is_secured and monotonic() >= self._copy_at
 
     def _await_change(self) -> None:
         assert self._channel is not None

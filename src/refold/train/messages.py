@@ -5,6 +5,19 @@ from __future__ import annotations
 import msgspec
 
 from refold.model import ChangeAnswer, Plan, Seconds
+from refold.train.copies import CopyToLoad, TensorRegions
+
+
+class CopyOrders(msgspec.Struct, frozen=True):
+    """How ranks on several hosts move their state: by copies in memory of their hosts.
+
+    `host`: the instance on whose host the rank runs. `slot`: which of the two files is written first. `load`: the copy
+    with which the generation begins, if there is one.
+    """
+
+    slot: int = 0
+    load: CopyToLoad | None = None
+    host: int = 0
 
 
 class Change(msgspec.Struct, frozen=True, tag=True):
@@ -15,6 +28,8 @@ class Change(msgspec.Struct, frozen=True, tag=True):
     memory of `state`, a file that the agent has created: written there by the ranks of the previous generation if there
     are any (`resume`), else the session starts from the last checkpoint, or from the beginning. The ranks create
     further files whose names begin with that of `state`.
+
+    On several hosts, the ranks meet at an address and a port, and `copies` says where the state is.
     """
 
     plan: Plan
@@ -22,6 +37,9 @@ class Change(msgspec.Struct, frozen=True, tag=True):
     generation: int
     state: str
     resume: bool
+    address: str = ""
+    port: int = 0
+    copies: CopyOrders | None = None
 
 
 class StopTraining(msgspec.Struct, frozen=True, tag=True):
@@ -30,14 +48,24 @@ class StopTraining(msgspec.Struct, frozen=True, tag=True):
     seconds: Seconds
 
 
-ToRank = Change | StopTraining
+class CopySecured(msgspec.Struct, frozen=True, tag=True):
+    """To rank 0: the last copy would survive the loss of a host; the next one may be written."""
+
+    step: int
+
+
+ToRank = Change | StopTraining | CopySecured
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """From a rank that has called `start` and waits for its first `Change`; `state_bytes`: size of the state."""
+    """From a rank that has called `start` and waits for its first `Change`; `state_bytes`: size of the state.
+
+    `batch`: the global batch size.
+    """
 
     rank: int
     state_bytes: int
+    batch: int = 0
 
 
 class Entered(msgspec.Struct, frozen=True, tag=True):
@@ -93,46 +121,71 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     step: int
 
 
-ToAgent = Ready | Entered | NotEntered | Progress | Saved | Left | Finished
+ToSupervisor = Ready | Entered | NotEntered | Progress | Saved | Left | Finished
+
+
+class Copying(msgspec.Struct, frozen=True, tag=True):
+    """From a rank that is going to write to a file of copies: what is there is no longer complete."""
+
+    slot: int
+
+
+class Copied(msgspec.Struct, frozen=True, tag=True):
+    """From a rank that has written its regions of a copy; `ranks`: how many ranks of this host do."""
+
+    generation: int
+    step: int
+    slot: int
+    ranks: int
+    regions: TensorRegions
+
+
+ToAgent = ToSupervisor | Copying | Copied
 
 
 # What the supervisor of a run lets its agent do.
 
 
-class StartRank(msgspec.Struct, frozen=True):
-    """Start a rank as process number `process`; `devices` replaces CUDA_VISIBLE_DEVICES if it is not None."""
+class StartRank(msgspec.Struct, frozen=True, tag=True):
+    """Start a rank as process number `process`; `devices` replaces CUDA_VISIBLE_DEVICES if it is not None.
+
+    On several hosts: `host` is the instance that starts it, as one of `local_ranks`.
+    """
 
     process: int
     rank: int
     ranks: int
     devices: str | None
+    host: int = 0
+    local_rank: int = 0
+    local_ranks: int = 0
 
 
-class Send(msgspec.Struct, frozen=True):
+class Send(msgspec.Struct, frozen=True, tag=True):
     """Send a message to a process."""
 
     process: int
     message: ToRank
 
 
-class SignalRank(msgspec.Struct, frozen=True):
+class SignalRank(msgspec.Struct, frozen=True, tag=True):
     """Send a signal to a process."""
 
     process: int
     number: int
 
 
-class Announce(msgspec.Struct, frozen=True):
+class Announce(msgspec.Struct, frozen=True, tag=True):
     """Let the back end know that the run can be changed."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Answer(msgspec.Struct, frozen=True, tag=True):
     """Answer a request of the back end."""
 
     answer: ChangeAnswer
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, tag=True):
     """Report the progress of the training: finished steps, and the loss and speed of the last ones if known.
 
     `plan`: the plan in use, if it is not the requested one.
@@ -144,13 +197,13 @@ class Report(msgspec.Struct, frozen=True):
     plan: Plan | None = None
 
 
-class Log(msgspec.Struct, frozen=True):
+class Log(msgspec.Struct, frozen=True, tag=True):
     """Print a line to the log of the run."""
 
     text: str
 
 
-class Exit(msgspec.Struct, frozen=True):
+class Exit(msgspec.Struct, frozen=True, tag=True):
     """End the agent; all ranks have ended."""
 
     status: int

@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from refold.train.messages import Change
+
 TIMEOUT = timedelta(minutes=10)
 
 
@@ -63,3 +65,23 @@ def leave() -> None:
     """Leave the process group."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def rendezvous_of(change: Change, rank: int, ranks: int) -> Rendezvous:
+    """Return where the ranks of a change meet: at an address if they are on several hosts, else at a file."""
+    if change.address:
+        return Rendezvous(rank, ranks, None, change.address, change.port)
+    return Rendezvous(rank, ranks, group_file(change))
+
+
+def group_file(change: Change) -> Path:
+    """Return the file at which the ranks of a change meet, if they are on one host."""
+    return Path(f"{change.state}.group-{change.generation}")
+
+
+def remove_group_files(change: Change, except_for: Path | None) -> None:
+    """Remove the files at which the ranks of earlier process groups met."""
+    state = Path(change.state)
+    for file in state.parent.glob(f"{state.name}.group-*"):
+        if file != except_for:
+            file.unlink(missing_ok=True)

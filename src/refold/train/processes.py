@@ -6,6 +6,7 @@ import select
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import Protocol
 
 from refold.errors import Disconnected
 from refold.model import Seconds
@@ -14,6 +15,13 @@ from refold.train.channel import AGENT_VARIABLE, AgentChannel, Listener
 from refold.train.fork_server import ProcessExited, Program, SignalProcess, StartProcess
 from refold.train.messages import ToAgent, ToRank
 from refold.train.owned_files import AgentFolder
+
+
+class HasDescriptor(Protocol):
+    """What `select` can wait for."""
+
+    def fileno(self) -> int:
+        """Return a descriptor."""
 
 
 class Processes:
@@ -58,11 +66,20 @@ class Processes:
             if channel := self._channels.get(process):
                 channel.send(message)
 
-    def wait(self, timeout: Seconds) -> Iterator[ProcessExited | tuple[int, ToAgent]]:
-        """Wait for messages and exits, and return them; the messages of a process come before its exit."""
+    def running(self) -> list[int]:
+        """Return the ranks that have not ended."""
+        return sorted(self._running)
+
+    def wait(self, timeout: Seconds, *others: HasDescriptor) -> Iterator[ProcessExited | tuple[int, ToAgent]]:
+        """Wait for messages and exits, and return them; the messages of a process come before its exit.
+
+        Do not wait any longer if there is something to read elsewhere.
+        """
         listeners = [listener.fileno() for listener in self._listeners.values()]
         channels = [channel.fileno() for channel in self._channels.values()]
-        select.select([self._orders.fileno(), *listeners, *channels], [], [], timeout)
+        select.select(
+            [self._orders.fileno(), *listeners, *channels, *(other.fileno() for other in others)], [], [], timeout
+        )
         for process in sorted(self._running):
             yield from self._messages(process)
         for event in self._exits():

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from refold.model import ChangeAnswer, ChangeRequest, ChangeWay, Seconds
 from refold.train.messages import Action, Answer, Entered, Send, SignalRank, StartRank, ToRank
@@ -34,6 +35,7 @@ class RankProcess:
     device: str | None
     role: Role
     ready: bool = False
+    host: int = 0
 
 
 class RankTable:
@@ -50,8 +52,9 @@ class RankTable:
         for local in local_ranks:
             self._last_process += 1
             process, rank = self._last_process, self._gang.first_rank + local
-            self._ranks[process] = RankProcess(process, rank, shape.device_of(local), role)
-            self._actions.append(StartRank(process, rank, shape.plan.gpus, shape.visible_devices()))
+            place = shape.place_of(local)
+            self._ranks[process] = RankProcess(process, rank, shape.device_of(local), role, host=place.host)
+            self._actions.append(StartRank(process, rank, shape.plan.gpus, shape.visible_devices(), *place))
 
     def send(self, ranks: Iterable[RankProcess], message: ToRank) -> None:
         """Send a message to processes."""
@@ -94,6 +97,37 @@ class RankTable:
     def are_joining(self) -> bool:
         """Whether all processes of the previous generation have exited."""
         return all(rank.role is Role.JOINING for rank in self)
+
+
+class Phase(Enum):
+    """What a run is doing. See the supervisor."""
+
+    STARTING = auto()
+    ENTERING = auto()
+    TRAINING = auto()
+    JOINING = auto()
+    RESTARTING = auto()
+    ENDING = auto()
+
+
+class Pause(NamedTuple):
+    """A change in which processes are replaced: since when there are none that train, and phases before that."""
+
+    since: Seconds
+    way: ChangeWay
+    phases: dict[str, Seconds]
+
+
+# Time limits.
+
+JOIN_SECONDS: Seconds = 300.0
+"""Time limit for starting the ranks that join in a change."""
+
+ENTER_SECONDS: Seconds = 300.0
+"""Time limit for a change, once all ranks are there."""
+
+LEAVE_SECONDS: Seconds = 10.0
+"""Time limit for the exit of ranks that have left."""
 
 
 # Failures of ranks: how they are described, and how often a run is restarted after them.

@@ -22,6 +22,9 @@ from refold.train.local_model import LocalModel
 from refold.train.process_group import Rendezvous
 from refold.train.training_state import Facts, TrainingState
 
+ReadState = Callable[[TrainingState], Facts]
+"""Reads the state that others have written, in a layout that was entered."""
+
 
 class Reshaper:
     """The shape of a training: its plan, its process group, and the layout of its state.
@@ -85,10 +88,10 @@ class Reshaper:
         self.phases = timer.seconds
         return facts
 
-    def join(self, plan: Plan, rendezvous: Rendezvous, shared: Path) -> Facts:
-        """Enter the shape into which other ranks move, with the state that they have written."""
+    def join(self, plan: Plan, rendezvous: Rendezvous, read: ReadState) -> Facts:
+        """Enter the shape into which other ranks move, or have moved, with the state that they have written."""
         self.state.forget_initial_values()
-        return self._enter(plan, rendezvous, shared, PhaseTimer())
+        return self._enter(plan, rendezvous, read, PhaseTimer())
 
     def move(
         self, plan: Plan, rendezvous: Rendezvous, shared: Path, facts: Facts, before_leaving: Callable[[], None]
@@ -110,10 +113,10 @@ class Reshaper:
         self.phases = timer.seconds
         if rendezvous.rank >= rendezvous.ranks:
             return False
-        self._enter(plan, rendezvous, shared, timer)
+        self._enter(plan, rendezvous, partial(TrainingState.read_shared, path=shared), timer)
         return True
 
-    def _enter(self, plan: Plan, rendezvous: Rendezvous, shared: Path, timer: PhaseTimer) -> Facts:
+    def _enter(self, plan: Plan, rendezvous: Rendezvous, read: ReadState, timer: PhaseTimer) -> Facts:
         with timer.phase("group"):
             stays = dist.is_initialized()
             if not stays:
@@ -125,7 +128,7 @@ class Reshaper:
             else:
                 self._build(plan)
         with timer.phase("load"):
-            facts = self.state.read_shared(shared)
+            facts = read(self.state)
             dist.barrier()
         self.phases = timer.seconds
         return facts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,6 +13,9 @@ from refold.errors import BadInput
 from refold.model import ChangeRequest, Plan, Seconds
 
 CHANGE_VARIABLE = "REFOLD_CHANGE"
+SECRET_VARIABLE = "REFOLD_RUN_SECRET"
+"""What the instances of a run know, and nobody else: with it they form a group that survives failures."""
+
 LOOPBACK_ADDRESS = "127.0.0.1"
 
 DEFAULT_GRACE: Seconds = 30.0
@@ -29,6 +33,19 @@ class RunSettings(msgspec.Struct, frozen=True):
     devices: str | None
     progress: Path | None
     change: Path | None
+    instance: int
+    slots: int
+    secret: str | None
+
+    @property
+    def forms_group(self) -> bool:
+        """Whether the agents of several instances train together, and survive failures."""
+        return self.secret is not None and self.gang.instances > 1
+
+    @property
+    def has_channels(self) -> bool:
+        """Whether ranks are told what to do; else they meet at an address, and follow the stop signal themselves."""
+        return self.gang.instances == 1 or self.forms_group
 
 
 def read_settings(environment: Mapping[str, str], plan: Plan | None = None) -> RunSettings:
@@ -37,7 +54,8 @@ def read_settings(environment: Mapping[str, str], plan: Plan | None = None) -> R
     instances = _integer(environment, "REFOLD_INSTANCES", at_least=1, default="1")
     plan = plan or read_plan(environment) or Plan(data=max(1, len(slots)) * instances)
     local, rest = divmod(plan.gpus, instances)
-    if rest or (instances > 1 and slots and len(slots) != local):
+    secret = environment.get(SECRET_VARIABLE) or None
+    if secret is None and (rest or (instances > 1 and slots and len(slots) != local)):
         raise BadInput(
             f"plan {plan} needs {plan.gpus} ranks on {instances} instances, of which this one has {len(slots)} GPUs; "
             "every instance must have the same number"
@@ -54,6 +72,9 @@ def read_settings(environment: Mapping[str, str], plan: Plan | None = None) -> R
         devices=environment.get("CUDA_VISIBLE_DEVICES"),
         progress=Path(progress) if progress else None,
         change=Path(change) if change else None,
+        instance=_integer(environment, "REFOLD_INSTANCE", default="0"),
+        slots=len(slots) or max(1, -(-plan.gpus // instances)),
+        secret=secret,
     )
 
 
@@ -104,11 +125,43 @@ class AgentRanks(msgspec.Struct, frozen=True):
 SINGLE = AgentRanks()
 
 
+class Place(NamedTuple):
+    """Where a rank runs, if there are several hosts: its instance, and its number among the ranks there."""
+
+    host: int = 0
+    local_rank: int = 0
+    local_ranks: int = 0
+
+
+class HostSlots(msgspec.Struct, frozen=True):
+    """A host of a run: how many ranks it can have, where new groups can meet, and where its agent serves copies.
+
+    `since`: the view of the membership in which it has joined.
+    """
+
+    instance: int
+    since: int
+    slots: int
+    address: str
+    meeting_port: int
+    port: int
+
+
 class Shape(msgspec.Struct, frozen=True):
-    """A plan, and the GPUs by local rank (None: as the environment says)."""
+    """A plan, and the GPUs by local rank (None: as the environment says); or the hosts, which are filled in order."""
 
     plan: Plan
     devices: tuple[str, ...] | None = None
+    hosts: tuple[HostSlots, ...] = ()
+
+    def place_of(self, rank: int) -> Place:
+        """Return where a rank runs."""
+        first = 0
+        for host in self.hosts:
+            if rank < first + host.slots:
+                return Place(host.instance, rank - first, min(host.slots, self.plan.gpus - first))
+            first += host.slots
+        return Place()
 
     def device_of(self, local_rank: int) -> str | None:
         """Return the GPU of a rank."""

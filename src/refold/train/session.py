@@ -32,10 +32,11 @@ from refold.train.messages import Change
 from refold.train.micro_batches import TrainingStep
 from refold.train.process_group import Rendezvous
 from refold.train.reports import Reports
-from refold.train.reshaper import Reshaper
+from refold.train.reshaper import PhaseTimer, ReadState, Reshaper
 from refold.train.samples import SampleOrder
 from refold.train.session_checkpoints import SessionCheckpoints
-from refold.train.training_state import Facts
+from refold.train.state_copies import StateCopies
+from refold.train.training_state import Facts, TrainingState
 
 log = logging.getLogger("refold.train")
 
@@ -97,6 +98,8 @@ class Session:
         self._reports = Reports(channel, options.batch)
         self._checkpoints = SessionCheckpoints(checkpoints, reshaper.state, self._reports)
         self._boundary = Boundary(channel, options.save_every if checkpoints else float("inf"))
+        self._channel = channel
+        self._copies: StateCopies | None = None
         self._training_step: TrainingStep | None = None
         self._reducer = LossReducer()
         self._has_batch = False
@@ -192,6 +195,8 @@ class Session:
         match self._boundary.ask(self.steps_done):
             case BoundaryRequest.PREPARE | BoundaryRequest.CHANGE:
                 self._boundary.take_change()
+                if self._copies is not None:
+                    self._copy(self._copies)
                 self._reports.left(self.steps_done, {}, restart=True)
                 return True
             case BoundaryRequest.STOP:
@@ -245,15 +250,30 @@ class Session:
     def enter(self, change: Change) -> None:
         """Enter the first shape, as told by the agent."""
         plan, why = self._reshaper.usable_plan(change.plan, change.ranks)
-        rendezvous = Rendezvous(process_group.own_rank(), plan.gpus, _group_file(change))
+        rendezvous = process_group.rendezvous_of(change, process_group.own_rank(), plan.gpus)
         if rendezvous.rank >= plan.gpus:
             self._leave()
-        if change.resume:
-            self._restore(self._reshaper.join(plan, rendezvous, Path(change.state)))
+        read = self._reader(change)
+        if read is not None:
+            self._restore(self._reshaper.join(plan, rendezvous, read))
             self._prepare()
         else:
             self.begin(plan, rendezvous)
+        if self._copies is not None:
+            self._boundary.begin_copies(self.steps_done)
         self._report_entered(change, why)
+
+    def _reader(self, change: Change) -> ReadState | None:
+        """Return what reads the state with which a generation begins; None: from a checkpoint, or initial values."""
+        if change.copies is not None:
+            assert self._channel is not None
+            self._copies = StateCopies(change, self._channel)
+            return self._copies.load if change.copies.load else None
+        return partial(TrainingState.read_shared, path=Path(change.state)) if change.resume else None
+
+    def _copy(self, copies: StateCopies) -> None:
+        """Write a copy of the state to memory of the hosts."""
+        self._boundary.note_copied(copies.write(self._reshaper.state, self._facts()))
 
     def _follow(self, request: BoundaryRequest) -> BoundaryRequest:
         """Do what was requested at a step boundary, and return it."""
@@ -263,6 +283,11 @@ class Session:
             case BoundaryRequest.STOP:
                 self._save_if_possible(wait=True)
                 self._leave()
+            case BoundaryRequest.COPY:
+                assert self._copies is not None
+                self._copy(self._copies)
+            case BoundaryRequest.PREPARE | BoundaryRequest.CHANGE if self._copies is not None:
+                self._hand_over(self._copies)
             case BoundaryRequest.PREPARE:
                 change = self._boundary.change
                 assert change is not None
@@ -273,10 +298,19 @@ class Session:
         self._checkpoints.finish(wait=False)
         return request
 
+    def _hand_over(self, copies: StateCopies) -> None:
+        """Write a copy, with which other ranks continue, and exit."""
+        self._boundary.take_change()
+        timer = PhaseTimer()
+        with timer.phase("write"):
+            self._copy(copies)
+        self._checkpoints.finish(wait=True)
+        self._leave(timer.seconds)
+
     def _follow_change(self, change: Change) -> None:
         plan, ranks, why = self._target(change)
         try:
-            self._move(plan, Rendezvous(self.rank, ranks, _group_file(change)), Path(change.state))
+            self._move(plan, Rendezvous(self.rank, ranks, process_group.group_file(change)), Path(change.state))
         except StateNotMoved as error:
             self._reports.not_entered(change, error)
         else:
@@ -337,7 +371,7 @@ class Session:
     def _report_entered(self, change: Change, why: str) -> None:
         if self.rank == 0:
             _warn_of_plan(why, self.plan)
-            _remove_group_files(change, except_for=self._reshaper.meeting)
+            process_group.remove_group_files(change, except_for=self._reshaper.meeting)
         self._reports.entered(change, self.plan, self.steps_done, self.phases, why)
 
     def _leave(self, phases: dict[str, Seconds] | None = None) -> None:
@@ -356,18 +390,6 @@ def _warn_of_plan(why: str, plan: Plan) -> None:
 def _seed(seed: int, step: int, part: int) -> int:
     """Return the random seed of a step on a rank: equal for tensor-parallel ranks, and for a repeated step."""
     return hash((seed, step, part)) & 0x7FFF_FFFF_FFFF_FFFF
-
-
-def _group_file(change: Change) -> Path:
-    return Path(f"{change.state}.group-{change.generation}")
-
-
-def _remove_group_files(change: Change, except_for: Path | None) -> None:
-    """Remove the files at which the ranks of earlier process groups met."""
-    state = Path(change.state)
-    for file in state.parent.glob(f"{state.name}.group-*"):
-        if file != except_for:
-            file.unlink(missing_ok=True)
 
 
 def _shared_memory() -> str | None:

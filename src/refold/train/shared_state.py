@@ -110,11 +110,12 @@ class SharedState:
                     box.local.copy_(own)
 
     def _part(self, name: str, region: Region) -> Tensor:
-        return self._whole(name)[tuple(slice(*bounds) for bounds in region)]
+        return region_of(self._bytes, self._index[name], region)
 
-    def _whole(self, name: str) -> Tensor:
-        place = self._index[name]
-        size = prod(place.shape) * place.dtype.itemsize
-        flat: Any = self._bytes[place.offset : place.offset + size]
-        whole: Tensor = flat.view(place.dtype).view(place.shape)
-        return whole
+
+def region_of(memory: Tensor, place: TensorPlace, region: Region) -> Tensor:
+    """Return a region of a tensor that is in memory as a whole."""
+    size = prod(place.shape) * place.dtype.itemsize
+    flat: Any = memory[place.offset : place.offset + size]
+    whole: Tensor = flat.view(place.dtype).view(place.shape)
+    return whole[tuple(slice(*bounds) for bounds in region)]

@@ -99,7 +99,7 @@ def start(
     if channel is None:
         session.begin_alone(read_plan(os.environ), process_group.from_environment())
     else:
-        session.enter(_wait_for_first_change(channel, state))
+        session.enter(_wait_for_first_change(channel, state, batch))
     return session
 
 
@@ -118,8 +118,8 @@ def _checkpoints(folder: Path | str | None) -> Checkpoints | None:
     return Checkpoints(Path(chosen)) if chosen else None
 
 
-def _wait_for_first_change(channel: RankChannel, state: TrainingState) -> Change:
-    channel.send(Ready(process_group.own_rank(), state.estimated_bytes()))
+def _wait_for_first_change(channel: RankChannel, state: TrainingState, batch: int) -> Change:
+    channel.send(Ready(process_group.own_rank(), state.estimated_bytes(), batch))
     message: Any = None
     while not isinstance(message, Change):
         message = channel.wait()

@@ -11,8 +11,7 @@ that fails again and again, waits for its ranks (ENDING).
 
 from __future__ import annotations
 
-from enum import Enum, auto
-from typing import NamedTuple, assert_never
+from typing import assert_never
 
 import msgspec
 
@@ -35,13 +34,18 @@ from refold.train.messages import (
     Saved,
     SignalRank,
     StopTraining,
-    ToAgent,
+    ToSupervisor,
 )
 from refold.train.owned_files import SupervisedMachine
 from refold.train.rank_table import (
+    ENTER_SECONDS,
+    JOIN_SECONDS,
+    LEAVE_SECONDS,
     MAX_FAILURES,
     STOPPED,
     ChangeRequests,
+    Pause,
+    Phase,
     RankProcess,
     RankTable,
     RestartLimit,
@@ -50,33 +54,7 @@ from refold.train.rank_table import (
     exit_code,
     refusal,
 )
-from refold.train.run_settings import SINGLE, AgentRanks, make_shape, shape_after
-
-JOIN_SECONDS: Seconds = 300.0
-"""Time limit for starting the ranks that join in a change."""
-
-ENTER_SECONDS: Seconds = 300.0
-"""Time limit for a change, once all ranks are there."""
-
-LEAVE_SECONDS: Seconds = 10.0
-"""Time limit for the exit of ranks that have left."""
-
-
-class _Phase(Enum):
-    STARTING = auto()
-    ENTERING = auto()
-    TRAINING = auto()
-    JOINING = auto()
-    RESTARTING = auto()
-    ENDING = auto()
-
-
-class Pause(NamedTuple):
-    """A change in which processes are replaced: since when there are none that train, and phases before that."""
-
-    since: Seconds
-    way: ChangeWay
-    phases: dict[str, Seconds]
+from refold.train.run_settings import SINGLE, AgentRanks, Shape, make_shape, shape_after
 
 
 class Supervisor:
@@ -86,7 +64,7 @@ class Supervisor:
         self._shape = self._target = make_shape(plan, devices)
         self._machine = machine
         self._gang = gang
-        self._phase = _Phase.STARTING
+        self._phase = Phase.STARTING
         self._actions: list[Action] = []
         self._ranks = RankTable(gang, self._actions)
         self._generation = 0
@@ -110,7 +88,7 @@ class Supervisor:
         self._begin()
         return self._take()
 
-    def received(self, process: int, message: ToAgent) -> list[Action]:
+    def received(self, process: int, message: ToSupervisor) -> list[Action]:
         """Handle a message of a process."""
         rank = self._ranks.get(process)
         if rank is None or rank.role is Role.DISMISSED:
@@ -155,24 +133,24 @@ class Supervisor:
 
     def request(self, request: ChangeRequest) -> list[Action]:
         """Change the plan; if a change is in progress, after it."""
-        if self._phase is _Phase.ENDING or self._stop_at is not None:
+        if self._phase is Phase.ENDING or self._stop_at is not None:
             self._actions.append(refusal(request, "the run is ending"))
         elif self._gang.instances > 1:
             self._actions.append(refusal(request, "a run with several instances cannot change live"))
         else:
             self._actions.extend(self._requests.add(request))
-            if self._phase is _Phase.STARTING and self._deadline is None:
+            if self._phase is Phase.STARTING and self._deadline is None:
                 self._deadline = self._machine.now() + JOIN_SECONDS
             self._advance()
         return self._take()
 
     def stop(self, grace: Seconds, stop_signal: int) -> list[Action]:
         """End the run: ranks that train save a checkpoint, others are signalled; kill them after `grace` seconds."""
-        if self._phase is not _Phase.ENDING and self._stop_at is None:
+        if self._phase is not Phase.ENDING and self._stop_at is None:
             self._stop_at = self._deadline = self._machine.now() + grace
-            if self._phase in (_Phase.TRAINING, _Phase.JOINING):
+            if self._phase in (Phase.TRAINING, Phase.JOINING):
                 self._stop_training()
-            elif self._phase is not _Phase.ENTERING:
+            elif self._phase is not Phase.ENTERING:
                 self._stop_starting(stop_signal)
             self._advance()
         return self._take()
@@ -183,11 +161,11 @@ class Supervisor:
             self._deadline = None
             if self._stop_at is not None:
                 self._end(STOPPED)
-            elif self._phase is _Phase.TRAINING:
+            elif self._phase is Phase.TRAINING:
                 self._ranks.kill(self._ranks.having(Role.DISMISSED))
-            elif self._phase is _Phase.RESTARTING:
+            elif self._phase is Phase.RESTARTING:
                 self._ranks.kill(self._ranks)
-            elif self._phase is _Phase.ENTERING:
+            elif self._phase is Phase.ENTERING:
                 self._log(f"generation {self._generation} does not train after {ENTER_SECONDS:g} s")
                 self._restart_or_end(1)
             else:
@@ -196,20 +174,21 @@ class Supervisor:
         return self._take()
 
     def _begin(self) -> None:
-        self._phase = _Phase.STARTING
+        self._phase = Phase.STARTING
+        self._target = self._shape_to_start()
         self._ranks.start(range(self._target.plan.gpus // self._gang.instances), self._target, Role.MEMBER)
 
     def _on_ready(self, rank: RankProcess, size: int) -> None:
         rank.ready = True
         self._state_bytes = max(self._state_bytes, size)
-        if self._phase is _Phase.ENDING:
+        if self._phase is Phase.ENDING:
             self._ranks.kill([rank])  # it would wait for a generation that will not begin
         self._advance()
 
     def _on_entered(self, message: Entered) -> None:
-        if self._phase is not _Phase.ENTERING or message.generation != self._generation:
+        if self._phase is not Phase.ENTERING or message.generation != self._generation:
             return
-        self._phase = _Phase.TRAINING
+        self._phase = Phase.TRAINING
         self._shape = self._target
         self._replaced_by = message.plan if message.why else None
         if not self._has_trained:
@@ -229,7 +208,7 @@ class Supervisor:
         self._advance()
 
     def _on_not_entered(self, message: NotEntered) -> None:
-        if self._phase is not _Phase.ENTERING or message.generation != self._generation:
+        if self._phase is not Phase.ENTERING or message.generation != self._generation:
             return
         self._abandon_change(message.error)
         if self._stop_at is not None:
@@ -248,9 +227,9 @@ class Supervisor:
         rank.role = Role.DISMISSED
         if self._change_after_exits and rank.rank == 0:
             self._pause = Pause(self._machine.now(), "warm", message.phases)
-        if message.restart and self._phase is _Phase.ENTERING:
+        if message.restart and self._phase is Phase.ENTERING:
             self._restart_after_exits()
-        if self._phase in (_Phase.ENDING, _Phase.RESTARTING):
+        if self._phase in (Phase.ENDING, Phase.RESTARTING):
             self._actions.append(Report(message.step))
 
     def _restart_after_exits(self) -> None:
@@ -259,14 +238,14 @@ class Supervisor:
         self._change_after_exits = None
         if self._stop_at is not None:
             self._refuse_changes("the run is stopping")
-            self._phase = _Phase.ENDING
+            self._phase = Phase.ENDING
             return
-        self._phase = _Phase.RESTARTING
+        self._phase = Phase.RESTARTING
         self._pause = Pause(self._machine.now(), "cold", {})
         self._deadline = self._machine.now() + ENTER_SECONDS
 
     def _on_failed_joiner(self, rank: RankProcess, status: int) -> None:
-        if self._phase is not _Phase.JOINING:
+        if self._phase is not Phase.JOINING:
             self._on_failure(rank, status)
             return
         self._log(f"joining rank {rank.rank} {describe_exit(status)}")
@@ -277,7 +256,7 @@ class Supervisor:
             self._refuse_changes(f"joining rank {rank.rank} {describe_exit(status)}")
 
     def _on_failure(self, rank: RankProcess, status: int) -> None:
-        if self._phase is not _Phase.ENDING:
+        if self._phase is not Phase.ENDING:
             self._log(f"rank {rank.rank} {describe_exit(status)}")
         self._restart_or_end(exit_code(status), is_error=status > 0)
 
@@ -287,9 +266,13 @@ class Supervisor:
         is_useless = is_error and not self._has_trained
         if self._stop_at is not None or self._gang.instances > 1 or is_useless or not self._limit.may_restart():
             self._end(status)
-            return
-        self._log(f"restarting with {self._target.plan} from the last checkpoint")
-        self._phase = _Phase.RESTARTING
+        else:
+            self._restart()
+
+    def _restart(self) -> None:
+        """Kill all ranks; when they have exited, start new ones."""
+        self._log(f"restarting with {self._shape_to_start().plan} from {self._restart_point()}")
+        self._phase = Phase.RESTARTING
         self._pause = Pause(self._machine.now(), "cold", {})
         self._deadline = self._change_after_exits = None
         self._ranks.kill(self._ranks)
@@ -297,14 +280,14 @@ class Supervisor:
     def _end(self, status: int) -> None:
         self._status = self._status or status
         self._refuse_changes("the run has ended")
-        self._phase = _Phase.ENDING
+        self._phase = Phase.ENDING
         self._ranks.kill(self._ranks)
 
     def _stop_training(self) -> None:
         """Let the ranks save a checkpoint and exit."""
         assert self._stop_at is not None
         self._refuse_changes("the run is stopping")
-        self._phase = _Phase.ENDING
+        self._phase = Phase.ENDING
         self._deadline = self._stop_at
         first = [rank for rank in self._ranks.having(Role.MEMBER) if rank.rank == 0]
         self._ranks.send(first, StopTraining(max(0.0, self._stop_at - self._machine.now())))
@@ -312,7 +295,7 @@ class Supervisor:
     def _stop_starting(self, stop_signal: int) -> None:
         """End ranks that do not train, among them those of a script that does not use `refold.train`."""
         self._refuse_changes("the run is stopping")
-        self._phase = _Phase.ENDING
+        self._phase = Phase.ENDING
         for rank in self._ranks.having(Role.MEMBER):
             if rank.ready:
                 self._ranks.kill([rank])
@@ -325,26 +308,26 @@ class Supervisor:
             self._actions.append(self._answer_after_exits)
             self._answer_after_exits = None
         match self._phase:
-            case _Phase.RESTARTING if not self._ranks:
+            case Phase.RESTARTING if not self._ranks:
                 self._begin()
-            case _Phase.TRAINING if self._requests.next and self._ranks and not self._answer_after_exits:
+            case Phase.TRAINING if self._requests.next and self._ranks and not self._answer_after_exits:
                 self._begin_change(self._requests.begin())
-            case _Phase.STARTING | _Phase.JOINING if self._ranks.are_ready():
+            case Phase.STARTING | Phase.JOINING if self._ranks.are_ready():
                 self._enter()
-            case _Phase.ENTERING if self._change_after_exits and self._ranks.are_joining():
-                self._ranks.send(self._ranks, self._change_after_exits)
+            case Phase.ENTERING if self._change_after_exits and self._ranks.are_joining():
+                self._ranks.send(self._ranks, self._with_copies(self._change_after_exits))
                 self._change_after_exits = None
             case _:
-                if not self._ranks and self._phase is not _Phase.RESTARTING:
+                if not self._ranks and self._phase is not Phase.RESTARTING:
                     self._actions.append(Exit(self._status))
 
     def _begin_change(self, request: ChangeRequest) -> None:
         """Start the ranks that are missing: all if one that would stay has a GPU that it must give up."""
         count = request.plan.gpus
         members = sorted(self._ranks.having(Role.MEMBER), key=lambda rank: rank.rank)[:count]
-        self._target, can_stay = shape_after(self._shape, request, [rank.device for rank in members])
+        self._target, can_stay = self._shape_after(request, members)
         self._replaces_all = not can_stay
-        self._phase = _Phase.JOINING
+        self._phase = Phase.JOINING
         self._failed_joiners = 0
         self._deadline = self._machine.now() + JOIN_SECONDS
         self._ranks.start(range(len(members) if can_stay else 0, count), self._target, Role.JOINING)
@@ -352,7 +335,7 @@ class Supervisor:
 
     def _enter(self) -> None:
         """Let the ranks that are ready train together."""
-        resume = self._phase is _Phase.JOINING
+        resume = self._phase is Phase.JOINING
         state = self._machine.shared_state(self._state_bytes)
         if resume:
             try:
@@ -363,7 +346,9 @@ class Supervisor:
         plan = self._target.plan
         self._generation += 1
         change = Change(plan, plan.gpus, self._generation, state, resume)
-        self._phase = _Phase.ENTERING
+        if not resume:
+            change = self._with_copies(change)
+        self._phase = Phase.ENTERING
         self._deadline = self._machine.now() + ENTER_SECONDS if resume else None
         if resume and self._replaces_all:
             self._change_after_exits = change  # the GPUs must be free first
@@ -372,6 +357,21 @@ class Supervisor:
         self._ranks.send(members if self._change_after_exits else [*members, *self._ranks.having(Role.JOINING)], change)
         for rank in members:
             rank.role = Role.MEMBER if rank.rank < change.ranks else Role.LEAVING
+
+    def _shape_to_start(self) -> Shape:
+        """Return the shape with which all ranks are started."""
+        return self._target
+
+    def _shape_after(self, request: ChangeRequest, members: list[RankProcess]) -> tuple[Shape, bool]:
+        """Return the shape that a request asks for, and whether the members can stay."""
+        return shape_after(self._shape, request, [rank.device for rank in members])
+
+    def _with_copies(self, change: Change) -> Change:
+        """Return a change for new ranks with what they need to find each other and their state."""
+        return change
+
+    def _restart_point(self) -> str:
+        return "the last checkpoint"
 
     def _refuse_changes(self, why: str) -> None:
         """Give up the change in progress, and the next one."""
@@ -386,8 +386,8 @@ class Supervisor:
         self._change_after_exits = self._pause = None
         self._ranks.kill(self._ranks.having(Role.JOINING))
         self._ranks.give(Role.MEMBER, to=Role.LEAVING)
-        if self._phase in (_Phase.JOINING, _Phase.ENTERING):
-            self._phase = _Phase.TRAINING
+        if self._phase in (Phase.JOINING, Phase.ENTERING):
+            self._phase = Phase.TRAINING
             self._target = self._shape
 
     def _log(self, text: str) -> None:

@@ -192,7 +192,7 @@ class TrainingState:
                 _facts_path(path).write_text(json.dumps([whole, all_slots, facts]))
             except OSError as error:
                 problem = f"{path} cannot hold {size} bytes of model state: {error.strerror}"
-        if problem := _gather(problem)[0]:
+        if problem := gather(problem)[0]:
             raise StateNotMoved(problem)
         handover = self._handover()
         SharedState(self._memory.map(path, size), index).write(mine, handover)
@@ -204,7 +204,7 @@ class TrainingState:
         """Return what ranks write and keep; None: they write everything, for ranks that are not known yet."""
         if self._prepared is None:
             return None
-        before, after = zip(*_gather((self.boxes.regions(), self._prepared.regions)), strict=True)
+        before, after = zip(*gather((self.boxes.regions(), self._prepared.regions)), strict=True)
         return Handover(dist.get_rank(), before, after)
 
     def read_shared(self, path: Path) -> Facts:
@@ -256,7 +256,7 @@ class TrainingState:
         """Return parameters and buffers of the whole model, on the host, on every rank."""
         mine = {box.name: box for box in self.boxes if not box.name.startswith("optimizer.")}
         result: dict[str, Tensor] = {}
-        for name, description in _merged(_gather({name: box.description() for name, box in mine.items()})).items():
+        for name, description in merge(gather({name: box.description() for name, box in mine.items()})).items():
             whole = empty_tensor(description).zero_()
             box = mine.get(name)
             if box is not None and box.writer == 0:
@@ -270,8 +270,8 @@ class TrainingState:
 
     def _describe(self, mine: Iterable[Box]) -> tuple[dict[str, Description], Slots]:
         """Return descriptions of all tensors, and which state the optimizer has, from all ranks."""
-        tables = _gather(({box.name: box.description() for box in mine}, self.optimizer.slots()))
-        return _merged(table for table, _ in tables), _merged(part for _, part in tables)
+        tables = gather(({box.name: box.description() for box in mine}, self.optimizer.slots()))
+        return merge(table for table, _ in tables), merge(part for _, part in tables)
 
     def _tensors(self) -> Mapping[str, Tensor]:
         return {box.name: box.distributed() for box in self.boxes}
@@ -286,11 +286,13 @@ def _add_up(tensor: Tensor) -> None:
     dist.all_reduce(tensor.view(-1).view(torch.uint8))
 
 
-def _gather(value: Any) -> list[Any]:
+def gather(value: Any) -> list[Any]:
+    """Return the values of all ranks. Collective."""
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
-def _merged(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def merge(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """Return what several tables have together."""
     return {name: value for part in parts for name, value in part.items()}

@@ -1,0 +1,209 @@
+"""The supervisor of a run on several hosts: a failure is a change of its hosts. No processes, files or clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from refold.model import ChangeAnswer, ChangeRequest, Plan, Seconds
+from refold.train.copies import CopyToLoad
+from refold.train.messages import Action, Answer, Change, CopyOrders, Log, Ready, Saved, ToSupervisor
+from refold.train.rank_table import ENTER_SECONDS, JOIN_SECONDS, Phase, RankProcess, Role, refusal
+from refold.train.run_settings import HostSlots, Shape
+from refold.train.supervisor import Supervisor
+
+GROWTH = -1
+"""The number of requests that the supervisor makes itself, because hosts have joined."""
+
+GENERATIONS_PER_REIGN = 1000
+"""Generations are numbered from the reign of their leader times this number on, so that no number is used twice."""
+
+
+class GroupMachine:
+    """What the supervisor needs to know: a clock, and the copies of all hosts. Memory is the business of each host."""
+
+    def __init__(self, now: Callable[[], Seconds], newest_copy: Callable[[], CopyToLoad | None]) -> None:
+        self.now = now
+        self.newest_copy = newest_copy
+
+    def shared_state(self, size: int) -> str:
+        """Return nothing: each agent tells its ranks which file they use."""
+        del size
+        return ""
+
+    def reserve(self, size: int) -> None:
+        """Reserve nothing: copies that do not fit are not written."""
+
+
+class GroupSupervisor(Supervisor):
+    """Supervises the ranks of a run on several hosts, for an agent that has begun to lead in the view `reign`.
+
+    All changes replace the ranks: the new ones load the newest complete copy.
+    """
+
+    def __init__(self, plan: Plan, hosts: Sequence[HostSlots], machine: GroupMachine, reign: int, batch: int) -> None:
+        super().__init__(plan, None, machine)
+        self._hosts = tuple(hosts)
+        self._copies = machine
+        self._asked = self._settled = plan
+        self._batch = batch
+        self._saved = -1
+        self._generation = reign * GENERATIONS_PER_REIGN
+        self._has_trained = reign > 1
+
+    @property
+    def batch(self) -> int:
+        """The global batch size; 0 if it is not known yet."""
+        return self._batch
+
+    @property
+    def asked(self) -> Plan:
+        """The plan that was requested last."""
+        return self._asked
+
+    def meeting(self) -> tuple[str, int]:
+        """Return address and port at which the ranks of the next generation meet."""
+        first = next(host for host in self._hosts if host.instance == self._target.place_of(0).host)
+        return first.address, first.meeting_port
+
+    def first_process(self) -> int | None:
+        """Return the process that trains as rank 0."""
+        return next((rank.process for rank in self._ranks.having(Role.MEMBER) if rank.rank == 0), None)
+
+    def received(self, process: int, message: ToSupervisor) -> list[Action]:
+        """Handle a message of a process."""
+        if isinstance(message, Ready) and message.batch:
+            self._batch = message.batch
+        if isinstance(message, Saved):
+            self._saved = message.step
+        actions = super().received(process, message)
+        if self._phase is Phase.TRAINING and self._requests.current is None:
+            self._settled = self._asked
+        return actions
+
+    def request(self, request: ChangeRequest) -> list[Action]:
+        """Change the plan; if a change is in progress, after it."""
+        slots = self._slots()
+        if request.plan.gpus > slots:
+            return [
+                refusal(request, f"{request.plan} needs {request.plan.gpus} ranks, the hosts of the run have {slots}")
+            ]
+        return super().request(request)
+
+    def hosts_changed(self, hosts: Sequence[HostSlots]) -> list[Action]:
+        """Go on with other hosts: without those that are lost, and with those that have joined."""
+        stay = {(host.instance, host.since) for host in hosts}
+        lost = {host.instance for host in self._hosts if (host.instance, host.since) not in stay}
+        self._hosts = tuple(hosts)
+        ended = [self._ranks.remove(rank.process) for rank in self._ranks if rank.host in lost]
+        roles = {rank.role for rank in ended if rank is not None}
+        if lost:
+            self._log(f"lost {_names(lost)}")
+        if self._phase is Phase.ENDING:
+            self._ranks.kill(self._ranks)  # they would wait for those that are lost
+        elif roles & {Role.MEMBER, Role.LEAVING} or (roles and self._phase is not Phase.JOINING):
+            self._restart()
+        elif roles:
+            self._refuse_changes(f"{_names(lost)} was lost")
+        else:
+            self._grow()
+        self._advance()
+        return self._take()
+
+    def tick(self) -> list[Action]:
+        """Enforce time limits."""
+        if self._phase is Phase.STARTING and self._has_trained and self._is_late():
+            self._log(f"ranks were not ready within {JOIN_SECONDS:g} s")
+            self._restart_or_end(1)
+            return self._take()
+        return super().tick()
+
+    def _is_late(self) -> bool:
+        return self._deadline is not None and self._machine.now() >= self._deadline
+
+    def _begin(self) -> None:
+        self._asked = self._settled if self._requests.current is None else self._asked
+        self._deadline = self._machine.now() + JOIN_SECONDS
+        super()._begin()
+
+    def _enter(self) -> None:
+        super()._enter()
+        self._deadline = self._machine.now() + ENTER_SECONDS
+
+    def _grow(self) -> None:
+        """Ask for a change if there is room for more of what was requested."""
+        is_changing = self._requests.current or self._requests.next
+        fitting = plan_for(self._asked, self._slots(), self._batch)
+        if self._phase is Phase.TRAINING and not is_changing and fitting.gpus > self._shape.plan.gpus:
+            self._log(f"growing to {fitting}")
+            self._requests.add(ChangeRequest(GROWTH, fitting))
+
+    def _slots(self) -> int:
+        return sum(host.slots for host in self._hosts)
+
+    def _shape_to_start(self) -> Shape:
+        return Shape(plan_for(self._asked, self._slots(), self._batch), hosts=self._hosts)
+
+    def _shape_after(self, request: ChangeRequest, members: list[RankProcess]) -> tuple[Shape, bool]:
+        del members
+        if request.run != GROWTH:
+            self._asked = request.plan
+        return Shape(request.plan, hosts=self._hosts), False
+
+    def _abandon_change(self, why: str) -> None:
+        if self._requests.current is not None:
+            self._asked = self._settled
+        super()._abandon_change(why)
+
+    def _with_copies(self, change: Change) -> Change:
+        copy = self._copies.newest_copy()
+        if copy is not None and copy.step < self._saved:
+            copy = None
+        address, port = self.meeting()
+        orders = CopyOrders(0 if copy is None else 1 - copy.slot, copy)
+        return msgspec.structs.replace(change, address=address, port=port, resume=False, copies=orders)
+
+    def _restart_point(self) -> str:
+        copy = self._copies.newest_copy()
+        return "the last checkpoint" if copy is None else f"the copy of step {copy.step}"
+
+    def _take(self) -> list[Action]:
+        return [_without_number(action) for action in super()._take()]
+
+
+def _without_number(action: Action) -> Action:
+    """Return an action, but log the answer to a request that nobody has made."""
+    match action:
+        case Answer(ChangeAnswer(run=number, error=error, plan=plan)) if number == GROWTH:
+            return Log(f"not grown: {error}" if error else f"grown to {plan}")
+        case _:
+            return action
+
+
+def _names(instances: set[int]) -> str:
+    return "instance " + ", ".join(map(str, sorted(instances)))
+
+
+def plan_for(asked: Plan, gpus: int, batch: int = 0) -> Plan:
+    """Return the plan that comes nearest to a requested one on at most so many GPUs: with fewer data-parallel ranks.
+
+    The number of micro-batches grows as the number of ranks shrinks, so that they need no more memory. If not even one
+    replica of the model fits, data parallelism with ZeRO-3. `batch`: the global batch, which is divided (0: unknown).
+    """
+    if asked.gpus <= gpus:
+        return asked
+    replica = asked.gpus // asked.data
+    if replica > gpus:
+        return Plan(data=_divisor(batch, gpus), zero=3)
+    data = _divisor(batch, gpus // replica)
+    micro_batches, rest = divmod(asked.accumulation * asked.data, data)
+    if rest or (batch and batch % (data * micro_batches)):
+        micro_batches = asked.accumulation
+    replicate = asked.replicate if data % asked.replicate == 0 else 1
+    zero = asked.zero if data > 1 else 0
+    return msgspec.structs.replace(asked, data=data, accumulation=micro_batches, replicate=replicate, zero=zero)
+
+
+def _divisor(batch: int, largest: int) -> int:
+    return max(count for count in range(1, largest + 1) if batch % count == 0)
