@@ -1,7 +1,7 @@
 """Wide jobs of traces on racks: completion times with and without topology. `python -m benchmarks.topology_traces`.
 
 Racks have 4 nodes of 8 GPUs; links between racks are 4 or 8 times slower. Half of the wide jobs, drawn at random, are
-bound by communication: it takes half of their step time in as few racks as possible. Each draw has other jobs of the
+bound by communication: it takes half of their step time, or two thirds, in as few racks as possible. Each draw has other jobs of the
 trace. The same policy runs on the same cluster without and with levels; in both cases, the simulator
 charges the links that a gang crosses.
 """
@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from benchmarks.table import Row, as_text, at_most
 from benchmarks.workloads import HELIOS, PHILLY, trace_slice
 from refold.journal import PackedHistoryJournal
-from refold.model import Cluster, Demand, Job, Level, Link, TopologyRequest
+from refold.model import Cluster, Job, Level, Link, TopologyRequest
 from refold.placement import FreeResources
 from refold.planning.plans import Crossings, Speeds
 from refold.simulator import Costs, CrossingSpeeds, RecordedSpeeds, simulate
@@ -27,6 +27,7 @@ from refold.simulator.registry import make_policy
 from refold.simulator.traces import read_cluster
 
 COMMUNICATION = 0.5
+"""Part of the step time with links that are 4 times slower; with slower links, the same communication takes longer."""
 RESTART_SECONDS = 78.0
 BANDWIDTH = 25.0
 LOAD = 0.85
@@ -77,8 +78,11 @@ def compare(workload: Workload, slower: int, count: int, draw: int, policy: str)
     """Return the times without and with levels."""
     levels = _cluster(workload.racks, slower)
     flat = levels.with_levels((), [()] * len(levels.nodes))
-    jobs = _jobs(workload, flat, count, draw)
+    longer = COMMUNICATION * slower / 4
+    jobs = _jobs(workload, flat, count, draw, longer / (1 - COMMUNICATION + longer))
     bound = {job.id for job in jobs if job.demand.topology is not None}
+    if not bound:
+        raise SystemExit(f"no job of draw {draw} is bound by communication: use more --jobs")
     return _times(jobs, flat, levels, bound, policy), _times(jobs, levels, levels, bound, policy)
 
 
@@ -88,22 +92,24 @@ def _cluster(racks: int, slower: int) -> Cluster:
     return replace(cluster, levels=(Level("rack", link),), network=Link("between racks", BANDWIDTH / slower))
 
 
-def _jobs(workload: Workload, cluster: Cluster, count: int, draw: int) -> tuple[Job, ...]:
+def _jobs(workload: Workload, cluster: Cluster, count: int, draw: int, communication: float) -> tuple[Job, ...]:
     """Return consecutive jobs of a trace, of which some declare their communication."""
     free, chance = FreeResources(cluster), random.Random(draw)
     jobs = trace_slice(workload.file, workload.first[draw], count)
     jobs = tuple(job for job in jobs if free.fits_when_empty(job.demand))
     gpu_seconds = sum(job.demand.total_gpus * (job.work or 0.0) for job in jobs)
     speed_up = LOAD * cluster.gpus * jobs[-1].submitted / gpu_seconds
-    found: list[Job] = []
+    request, found = TopologyRequest(communication=communication), list[Job]()
     for job in jobs:
         is_bound = job.demand.total_gpus >= workload.wide_gpus and chance.random() < 0.5
-        found.append(replace(job, submitted=job.submitted / speed_up, demand=_bound(job) if is_bound else job.demand))
+        found.append(
+            replace(
+                job,
+                submitted=job.submitted / speed_up,
+                demand=replace(job.demand, topology=request if is_bound else None),
+            )
+        )
     return tuple(found)
-
-
-def _bound(job: Job) -> Demand:
-    return replace(job.demand, topology=TopologyRequest(communication=COMMUNICATION))
 
 
 def _times(jobs: Sequence[Job], cluster: Cluster, actual: Cluster, bound: set[str], policy: str) -> Times:
