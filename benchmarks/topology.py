@@ -1,6 +1,8 @@
 """Placement on racks: time and occupancy with and without levels and segments. `python -m benchmarks.topology`.
 
-With `--load`, a trace of such jobs is simulated instead: arrivals at random times, with EASY backfill.
+With `--load`, a trace of such jobs is simulated instead: arrivals at random times, with EASY backfill. With
+`--decisions`, `refold` decides about such a trace on 128 racks of 32 nodes with 8 GPUs, where all wide jobs declare
+communication; CPU time of each decision at which jobs wait.
 
 A cluster of NVL72 racks is kept full: jobs arrive in a fixed random order, each is placed as soon as it fits, and
 while the next one does not fit, randomly chosen jobs end. Half of the jobs with 16 instances or more need segments, of
@@ -22,8 +24,9 @@ from msgspec.structs import replace
 
 from benchmarks.measure import cpu_seconds
 from benchmarks.table import Row, as_text, at_least, at_most
+from refold.core import View
 from refold.journal import PackedHistoryJournal
-from refold.model import WHOLE, Cluster, Demand, Job, Placement, TopologyRequest
+from refold.model import WHOLE, Cluster, Decision, Demand, Job, Level, Link, Placement, TopologyRequest
 from refold.placement import FreeResources, Placer
 from refold.simulator import simulate
 from refold.simulator.registry import make_policy
@@ -55,9 +58,13 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=["best-fit", "worth"], help="placement rules")
     parser.add_argument("--load", type=float, help="simulate jobs that arrive at this load, such as 0.95")
     parser.add_argument("--jobs", type=int, default=20_000, help="jobs that are simulated (default: 20000)")
+    parser.add_argument("--decisions", action="store_true", help="time the decisions of refold on 32,768 GPUs")
     given = parser.parse_args()
     if given.racks * LARGE_SEGMENT < max(INSTANCES):
         parser.error(f"--racks is {given.racks}: the largest job needs {max(INSTANCES) // LARGE_SEGMENT} racks")
+    if given.decisions:
+        print(as_text(decision_rows(given.load or 1.1, given.jobs, given.draws)))
+        return
     if given.load is not None:
         print(as_text(simulated_rows(given.racks, given.load, given.jobs, given.draws)))
         return
@@ -122,6 +129,43 @@ def simulated(cluster: Cluster, jobs: Sequence[Job]) -> Result:
         not by_row[job].demand.is_met_by([share.node for share in held.placement], cluster) for held, job in placed
     )
     return Result(seconds, float((overlap * runs.gpus).sum() / ((last - first) * cluster.gpus)), violations)
+
+
+class _Timed:
+    """A policy whose decisions with waiting jobs are timed."""
+
+    def __init__(self) -> None:
+        self.policy, self.seconds = make_policy("refold", {}), list[float]()
+        self.name = self.policy.name
+
+    def decide(self, view: View) -> Decision:
+        before = time.process_time()
+        decision = self.policy.decide(view)
+        if view.waiting:
+            self.seconds.append(time.process_time() - before)
+        return decision
+
+
+def decision_rows(load: float, count: int, draws: int) -> list[Row]:
+    """Time decisions on 32,768 GPUs without and with levels."""
+    levels = replace(read_cluster("128 racks of 32x8:H100"), network=Link("ethernet", 50.0))
+    levels = replace(levels, levels=(Level("rack", Link("infiniband", 400.0)),))
+    rows = []
+    for name, cluster in (("without", levels.with_levels((), [()] * len(levels.nodes))), ("with", levels)):
+        seconds: list[float] = []
+        for seed in range(draws):
+            policy = _Timed()
+            simulate([_declaring(job) for job in _arrivals(cluster, load, count, False, seed)], cluster, policy)
+            seconds += policy.seconds
+        median, high = (float(np.quantile(seconds, share)) * 1000 for share in (0.5, 0.99))
+        measured = f"median {median:.1f} ms, 99 % within {high:.1f} ms, {len(seconds):,} decisions"
+        rows.append(at_most(f"decision on 32,768 GPUs {name} levels", high, 150.0, measured, "ms"))
+    return rows
+
+
+def _declaring(job: Job) -> Job:
+    demand = replace(job.demand, gpus=2 * job.demand.gpus, topology=TopologyRequest(communication=0.5))
+    return replace(job, demand=demand)
 
 
 def fill(cluster: Cluster, rule: str, segments: bool, tries: int, seed: int) -> Result:

@@ -1,9 +1,9 @@
 """Wide jobs of traces on racks: completion times with and without topology. `python -m benchmarks.topology_traces`.
 
 Racks have 4 nodes of 8 GPUs; links between racks are 4 or 8 times slower. Half of the wide jobs, drawn at random, are
-bound by communication: it takes half of their step time, or two thirds, in as few racks as possible. Each draw has other jobs of the
-trace. The same policy runs on the same cluster without and with levels; in both cases, the simulator
-charges the links that a gang crosses.
+bound by communication: it takes half of their step time in as few racks as possible, or two thirds over the slower
+links. Each draw has other jobs of the trace. The same policy runs on the same cluster without and with levels; in both
+cases, the simulator charges the links that a gang crosses.
 """
 
 from __future__ import annotations
