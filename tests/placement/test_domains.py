@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pickle
 from itertools import combinations_with_replacement, permutations
+from random import Random
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from refold.model import Cluster, Demand, Level, Node, NodeSet, Placement, Share, TopologyRequest
+from refold.model import WHOLE, Cluster, Demand, Level, Node, NodeSet, Placement, Share, TopologyRequest
 from refold.placement import RULES, FreeResources, Placer, Timetable
+from refold.simulator.traces import read_cluster
 
 LEVELS = ("block", "rack")
 NODES = 7
@@ -158,3 +160,27 @@ def test_resources_of_a_cluster_with_levels_can_be_pickled() -> None:
     free = FreeResources(RACKS)
     demand = Demand(3, 4, topology=TopologyRequest("rack"))
     assert Placer().place(pickle.loads(pickle.dumps(free)), demand) == Placer().place(free, demand)
+
+
+@settings(deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_the_nodes_of_each_domain_are_counted_by_free_gpus(chance: Random) -> None:
+    """The counts are kept up to date by placements, releases and nodes that go down, also those of copies."""
+    cluster = read_cluster("2 blocks of 3 racks of 2x4:A100")
+    free, placer, held = FreeResources(cluster), Placer("best-fit"), list[Placement]()
+    for _ in range(30):
+        action = chance.randrange(4)
+        if action == 0 and held:
+            free.release(held.pop(chance.randrange(len(held))))
+        elif action == 1:
+            node = chance.randrange(len(cluster.nodes))
+            free.set_node_up(node, up=not free.is_up(node))
+        elif action == 2:
+            free = free.copy()
+        elif placement := placer.place(free, Demand(chance.randint(1, 3), chance.randint(1, 4))):
+            held.append(placement)
+        counts = [[0] * 6 for _ in range(5)]
+        for node in range(len(cluster.nodes)):
+            if free.is_up(node):
+                counts[free.gpu_milli_of(node).count(WHOLE)][node // 2] += 1
+        assert free.room.tolist() == counts

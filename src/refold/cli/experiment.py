@@ -68,7 +68,7 @@ def simulate_policy(workload: Workload, selected: SelectedPolicy, path: Path | N
     from refold.cli.policy_guard import make_guarded_policy
     from refold.core import Header, Journals
     from refold.journal import HistoryJournal
-    from refold.simulator import simulate
+    from refold.simulator import CrossingSpeeds, simulate
     from refold.simulator.results import ReportRun, measure
 
     policy = make_guarded_policy(selected.policy, selected.settings)  # checks the settings
@@ -83,7 +83,7 @@ def simulate_policy(workload: Workload, selected: SelectedPolicy, path: Path | N
         advance(now_finished - finished)
         finished = now_finished
 
-    recorder = HistoryJournal()
+    recorder, charge = HistoryJournal(), workload.charging.charge(workload.cluster)
     header = Header(workload.cluster, selected.policy, dict(selected.settings))
     with _journal_file(path, header) as file:
         simulate(
@@ -91,7 +91,7 @@ def simulate_policy(workload: Workload, selected: SelectedPolicy, path: Path | N
             workload.cluster,
             policy,
             journal=Journals(recorder, file) if file else recorder,
-            charge=workload.charging.charge(workload.cluster),
+            charge=charge,
             costs=workload.costs,
             faults=workload.faults,
             never_end=workload.never_end,
@@ -99,7 +99,8 @@ def simulate_policy(workload: Workload, selected: SelectedPolicy, path: Path | N
         )
     report_progress(len(workload.jobs))
     history = recorder.history(workload.cluster)
-    return ReportRun(selected.name, history, measure(history), is_oracle=selected.oracle)
+    crossings = charge.crossings if isinstance(charge, CrossingSpeeds) else None
+    return ReportRun(selected.name, history, measure(history, crossings), is_oracle=selected.oracle)
 
 
 def _replay(workload: Workload, selected: SelectedPolicy) -> History | None:

@@ -11,6 +11,7 @@ from refold.placement.layout import (
     FIRST_NODE,
     LAST_NODE,
     NO_SUCH_LEVEL,
+    ON_ALL_NODES,
     PART,
     PREFERRED,
     REQUEST_COLUMNS,
@@ -58,6 +59,7 @@ class AllowedRows:
         bits = nodes.bits[:count].ljust(count, b"\0") if nodes is not None else b"\xff" * count
         self.array[self.used] = np.frombuffer(bits, dtype="<u8")
         self.request_array[self.used] = request
+        self.request_array[self.used, ON_ALL_NODES] = nodes is None
         self.used += 1
         return self.used - 1
 

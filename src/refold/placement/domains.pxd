@@ -11,7 +11,8 @@ from refold.placement.kernels cimport (
     words_per_row,
 )
 
-cdef long long NO_SUCH_LEVEL, PARENT, PREFERRED, REQUIRED, SEGMENT_LEVEL
+cdef long long CPU_TOTAL, MEMORY_TOTAL, NO_SUCH_LEVEL, ON_ALL_NODES, PARENT, PREFERRED, REQUIRED, SEGMENT_LEVEL
+cdef long long UNLIMITED, WHOLE
 cdef unsigned long long ONE
 
 cdef class Parts:
@@ -22,8 +23,11 @@ cdef class Parts:
 
 @cython.locals(most=cython.longlong)
 cpdef long long limit_by_domains(FreeArrays free, EncodedDemand demand, long long fitting) noexcept
-@cython.locals(pending=cython.ulonglong)
 cdef void count_room(FreeArrays free, AllowedRows allowed, Need need) noexcept nogil
+cdef bint _only_whole_gpus_matter(FreeArrays free, AllowedRows allowed, Need need) noexcept nogil
+@cython.locals(pending=cython.ulonglong)
+cdef void _count_by_node(FreeArrays free, AllowedRows allowed, Need need, long long low) noexcept nogil
+cdef void _count_outwards(AllowedRows allowed, Need need) noexcept nogil
 @cython.locals(total=cython.longlong, level=cython.longlong)
 cdef bint choose_domains(FreeArrays free, AllowedRows allowed, Need need, Parts parts) noexcept nogil
 cdef long long _wanted(AllowedRows allowed, Need need, long long level, long long instances) noexcept nogil

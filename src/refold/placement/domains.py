@@ -11,8 +11,19 @@ from __future__ import annotations
 import cython
 import numpy as np
 
+from refold.model import WHOLE
 from refold.model.arrays import view
-from refold.placement.layout import NO_SUCH_LEVEL, PARENT, PREFERRED, REQUIRED, SEGMENT_LEVEL
+from refold.placement.layout import (
+    CPU_TOTAL,
+    MEMORY_TOTAL,
+    NO_SUCH_LEVEL,
+    ON_ALL_NODES,
+    PARENT,
+    PREFERRED,
+    REQUIRED,
+    SEGMENT_LEVEL,
+    UNLIMITED,
+)
 
 if not cython.compiled:
     from refold.placement.allowed import AllowedRows, has_request, segment_size
@@ -66,6 +77,30 @@ def count_room(free: FreeArrays, allowed: AllowedRows, need: Need) -> None:
             allowed.counts[level, domain] = 0
     if low > max_gpus_per_node(free):
         return
+    if _only_whole_gpus_matter(free, allowed, need):
+        for whole in range(low, max_gpus_per_node(free) + 1):
+            here = min(need.instances, whole // need.gpus)
+            for domain in range(allowed.number[innermost]):
+                allowed.counts[innermost, domain] += free.room[whole, domain] * here
+    else:
+        _count_by_node(free, allowed, need, low)
+    _count_outwards(allowed, need)
+
+
+def _only_whole_gpus_matter(free: FreeArrays, allowed: AllowedRows, need: Need) -> bool:
+    """Whether instances need whole GPUs of any type only, and may be placed on all nodes."""
+    return (
+        need.gpus > 0
+        and need.milli == WHOLE
+        and need.types == -1
+        and allowed.requests[need.allowed, ON_ALL_NODES] != 0
+        and (need.cpu == 0 or free.nodes[0, CPU_TOTAL] == UNLIMITED)
+        and (need.memory == 0 or free.nodes[0, MEMORY_TOTAL] == UNLIMITED)
+    )
+
+
+def _count_by_node(free: FreeArrays, allowed: AllowedRows, need: Need, low: int) -> None:
+    innermost = allowed.number.shape[0] - 1
     for word in range(words_per_row(free)):
         pending = free.bits[low, word] & allowed.words[need.allowed, word]
         while pending:
@@ -73,11 +108,16 @@ def count_room(free: FreeArrays, allowed: AllowedRows, need: Need) -> None:
             pending &= pending - ONE
             if fits(free, node, need):
                 allowed.counts[innermost, allowed.domain_of[innermost, node]] += instances_that_fit(free, node, need)
+
+
+def _count_outwards(allowed: AllowedRows, need: Need) -> None:
+    """Sum up the instances of inner domains, in segments from the segment level outwards."""
     segment = segment_size(allowed, need)
-    for level in range(innermost, -1, -1):
+    for level in range(allowed.number.shape[0] - 1, -1, -1):
         if segment > 1 and level + 1 == allowed.requests[need.allowed, SEGMENT_LEVEL]:
             for domain in range(allowed.number[level]):
-                allowed.counts[level, domain] //= segment
+                room = allowed.counts[level, domain]  # most have no room for a segment, and division is slow
+                allowed.counts[level, domain] = room // segment if room >= segment else 0
         if level > 0:
             for domain in range(allowed.number[level]):
                 parent = allowed.domains[level, domain, PARENT]

@@ -8,12 +8,12 @@ cpdef object mask_from_indices(tuple gpus)
 cpdef tuple indices_from_mask(object mask)
 
 cdef class FreeResources:
-    cdef readonly object cluster, nodes, gpus, bits
+    cdef readonly object cluster, nodes, gpus, bits, room
     cdef readonly FreeArrays arrays
     cdef readonly object down_nodes, down_gpus
     cdef dict _encoded, _fits_when_empty
 
-    cdef void _set_arrays(self, object nodes, object gpus, object bits, AllowedRows allowed) except *
+    cdef void _set_arrays(self, object nodes, object gpus, object bits, object room, AllowedRows allowed) except *
     @cython.locals(other=FreeResources)
     cpdef FreeResources copy(self, FreeResources into=*)
     cpdef EncodedDemand encoded(self, object demand)
@@ -29,3 +29,4 @@ cdef object _instances_on_empty_node(
     object cluster, object gpus, object gpu_type, object cpu, object memory, object demand
 )
 cdef tuple _build_arrays(object cluster)
+cdef object _build_room(object nodes, AllowedRows allowed)

@@ -83,16 +83,17 @@ class FreeResources:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         nodes, gpus, bits = _build_arrays(cluster)
-        self._set_arrays(nodes, gpus, bits, empty_allowed_rows(cluster))
+        allowed = empty_allowed_rows(cluster)
+        self._set_arrays(nodes, gpus, bits, _build_room(nodes, allowed), allowed)
         self.down_nodes: frozenset[int] = frozenset()
         self.down_gpus: frozenset[tuple[int, int]] = frozenset()
         """GPUs that are down, as (node, GPU), whether or not their nodes are."""
         self._encoded: dict[Demand, EncodedDemand] = {}
         self._fits_when_empty: dict[Demand, bool] = {}
 
-    def _set_arrays(self, nodes: Ints, gpus: Ints, bits: Words, allowed: AllowedRows) -> None:
-        self.nodes, self.gpus, self.bits = nodes, gpus, bits
-        self.arrays = FreeArrays(nodes, gpus, bits, allowed)
+    def _set_arrays(self, nodes: Ints, gpus: Ints, bits: Words, room: Ints, allowed: AllowedRows) -> None:
+        self.nodes, self.gpus, self.bits, self.room = nodes, gpus, bits, room
+        self.arrays = FreeArrays(nodes, gpus, bits, room, allowed)
         """The same arrays, for kernels."""
 
     def copy(self, into: FreeResources | None = None) -> FreeResources:
@@ -100,10 +101,12 @@ class FreeResources:
         if into is not None and into.arrays.allowed is self.arrays.allowed:
             other = into
             other.nodes[:], other.gpus[:], other.bits[:] = self.nodes, self.gpus, self.bits
+            other.room[:] = self.room
         else:
             other = FreeResources.__new__(FreeResources)
             other.cluster = self.cluster
-            other._set_arrays(self.nodes.copy(), self.gpus.copy(), self.bits.copy(), self.arrays.allowed)
+            nodes, gpus, bits, room = self.nodes.copy(), self.gpus.copy(), self.bits.copy(), self.room.copy()
+            other._set_arrays(nodes, gpus, bits, room, self.arrays.allowed)
         other.down_nodes, other.down_gpus = self.down_nodes, self.down_gpus
         other._encoded, other._fits_when_empty = self._encoded, self._fits_when_empty
         return other
@@ -356,6 +359,16 @@ def _build_arrays(cluster: Cluster) -> tuple[Ints, Ints, Words]:
         bits[: node.gpus + 1, (words + node.gpus, -1)] += np.uint64(1)
     nodes[count, (WHOLE_FREE, MILLI_FREE)] = nodes[:count, (WHOLE_FREE, MILLI_FREE)].sum(axis=0)
     return nodes, np.full(first, WHOLE, dtype=np.int64), bits
+
+
+def _build_room(nodes: Ints, allowed: AllowedRows) -> Ints:
+    """Return how many nodes of each innermost domain have how many free GPUs, with all nodes up and free."""
+    domain_of, _, number = allowed.tables
+    count = int(number[-1]) if len(number) else 0
+    room = np.zeros((int(nodes[:-1, WHOLE_FREE].max()) + 1, count), dtype=np.int64)
+    if count:
+        np.add.at(room, (nodes[:-1, WHOLE_FREE], domain_of[-1]), 1)
+    return room
 
 
 @cache

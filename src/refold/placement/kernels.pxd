@@ -13,6 +13,7 @@ cdef class FreeArrays:
     cdef long long[:, ::1] nodes
     cdef long long[::1] gpus
     cdef unsigned long long[:, ::1] bits
+    cdef long long[:, ::1] room
 
 cdef class EncodedDemand:
     cdef readonly object demands

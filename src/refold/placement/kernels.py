@@ -54,9 +54,9 @@ ONE, ALL_BITS = 1, (1 << 64) - 1
 class FreeArrays:
     """The arrays of `FreeResources`, for kernels. They write to the arrays, so a copy has its own."""
 
-    def __init__(self, nodes: Ints, gpus: Ints, bits: Words, allowed: AllowedRows) -> None:
-        self.arrays, self.allowed = (nodes, gpus, bits), allowed
-        self.nodes, self.gpus, self.bits = view(nodes), view(gpus), view(bits)
+    def __init__(self, nodes: Ints, gpus: Ints, bits: Words, room: Ints, allowed: AllowedRows) -> None:
+        self.arrays, self.allowed = (nodes, gpus, bits, room), allowed
+        self.nodes, self.gpus, self.bits, self.room = view(nodes), view(gpus), view(bits), view(room)
 
     def __reduce__(self) -> tuple[object, ...]:
         return FreeArrays, (*self.arrays, self.allowed)
@@ -120,6 +120,12 @@ def _update_bits(free: FreeArrays, node: int, size: int, before: int, after: int
         free.bits[row, word] &= ~bit
         free.bits[row, count] -= ONE
         free.bits[row, total] -= ONE
+    if free.room.shape[1]:
+        domain = free.allowed.domain_of[free.allowed.domain_of.shape[0] - 1, node]
+        if before >= 0:
+            free.room[before, domain] -= 1
+        if after >= 0:
+            free.room[after, domain] += 1
 
 
 def adjust_free(free: FreeArrays, node: int, mask: int, milli: int, cpu: int, memory: int) -> None:

@@ -7,6 +7,8 @@
          that are up and have at least k entirely free GPUs; row L+1 is always empty, so that "exactly k" is row k
          minus row k+1; row L+2+g is the set of nodes with g GPUs, which never changes. The words of row k are
          followed by L+2 counts: the nodes with g = 0 … L GPUs in that row, and all nodes in it.
+`room`   int64, for each number of entirely free GPUs, how many nodes of each innermost domain are up and have exactly
+         so many; without levels it has no columns.
 `demands` int64, one row per demand: the number of instances, and the need of one. Inside kernels a row is a `Need`.
 `allowed` uint64, one row per set of nodes that demands are limited to, with one bit per node; row 0 stands for all
          nodes and is not used, row 1 for the part of a gang that is placed in one domain. `requests` has, for the same
@@ -64,10 +66,11 @@ DEMAND_ENTRIES = len(Need._fields)
 CPU_HASH, MEMORY_HASH, GPU_HASH = 0x2545F4914F6CDD1D, 0xD851F42D4C957F2D, 0xB69DEA0F31A53F85
 SIGNATURE_BITS = (1 << 63) - 1
 
-# Columns of `requests`: levels by number, 1 for the outermost and 0 for none, and instances per segment. A row whose
-# segment is 0 requests nothing, and its instances are placed without regard to domains.
-REQUIRED, PREFERRED, SEGMENT_LEVEL, SEGMENT = range(4)
-REQUEST_COLUMNS = 4
+# Columns of `requests`: levels by number, 1 for the outermost and 0 for none, instances per segment, and 1 if instances
+# may be placed on all nodes. A row whose segment is 0 requests nothing, and its instances are placed without regard to
+# domains.
+REQUIRED, PREFERRED, SEGMENT_LEVEL, SEGMENT, ON_ALL_NODES = range(5)
+REQUEST_COLUMNS = 5
 NO_SUCH_LEVEL = -1
 
 PART = 1

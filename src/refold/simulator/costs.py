@@ -91,7 +91,7 @@ class CrossingSpeeds:
     """
 
     def __init__(self, base: SpeedModel, crossings: Crossings) -> None:
-        self._base, self._crossings = base, crossings
+        self._base, self.crossings = base, crossings
 
     def work(self, job: Job) -> Seconds:
         """Return the run time on exactly the requested resources, in as few domains as possible."""
@@ -99,7 +99,7 @@ class CrossingSpeeds:
 
     def speed(self, job: Job, allocation: Allocation) -> float:
         """Return the speed on an allocation, relative to the requested resources in as few domains as possible."""
-        return self._base.speed(job, allocation) / self._crossings.slowdown(job, allocation)
+        return self._base.speed(job, allocation) / self.crossings.slowdown(job, allocation)
 
 
 def recorded_speeds(cluster: Cluster) -> SpeedModel:

@@ -354,10 +354,10 @@ def _print_explanation(
 ) -> None:
     from refold.cli.views import plan_title, print_section
     from refold.planning.perf import estimate, explain, explain_cost
-    from refold.planning.plans import rejection_reasons
+    from refold.planning.plans import explain_segments, rejection_reasons
 
     reasons = rejection_reasons(setup, plan, limits)
-    sections = explain(setup, plan)
+    sections = explain(setup, plan) + explain_segments(setup, plan)
     sections += (explain_cost(setup, estimate(setup, plan), whole),) if whole else ()
     if as_json:
         found = _estimate_document(setup, estimate(setup, plan))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ReportRun,
         Spread,
         StartEstimateGroup,
+        TopologyUse,
     )
 
 MAX_TENANTS = 12
@@ -102,10 +103,20 @@ def _facts(title: str, measures: Measures, faults: int) -> Table:
         "failed runs": format_number(measures.failures),
         "Jain index, tenants": format_value(measures.jain_tenants, "index"),
         "Jain index, jobs": format_value(measures.jain_jobs, "index"),
+        **(_topology_facts(measures.topology) if measures.topology else {}),
         **(_power_facts(measures.power) if measures.power else {}),
         **(_estimate_facts(measures.start_estimates.all) if measures.start_estimates else {}),
     }
     return fact_table(title, facts, numbers=True)
+
+
+def _topology_facts(use: TopologyUse) -> dict[str, str]:
+    from refold.simulator.results import format_value
+
+    return {
+        "GPU-hours lost across domains": format_value(use.crossing_gpu_hours, "h"),
+        "GPUs idle by topology": format_value(use.idle_share, "%"),
+    }
 
 
 def _power_facts(power: PowerUse) -> dict[str, str]:
@@ -214,6 +225,7 @@ def comparison_table(
         MAIN_MEASURES,
         MORE_MEASURES,
         POWER_MEASURES,
+        TOPOLOGY_MEASURES,
         compare_with_record,
         measure_table,
     )
@@ -222,6 +234,7 @@ def comparison_table(
         *MAIN_MEASURES,
         *(one for one in MORE_MEASURES if faults and one[0].key in FAULT_MEASURES),
         *(POWER_MEASURES if power else ()),
+        *(TOPOLOGY_MEASURES if any(run.measures.topology is not None for run in runs) else ()),
     )
     comparison = measure_table([(run.name, run.measures) for run in runs], measured, recorded)
     best = [

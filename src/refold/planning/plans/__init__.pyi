@@ -44,6 +44,7 @@ from .search import (
     best_plans as best_plans,
     is_risky as is_risky,
 )
+from .segments import explain_segments as explain_segments
 from .selection import TIE_FACTOR as TIE_FACTOR, RejectedPlans as RejectedPlans
 from .space import (
     Pins as Pins,

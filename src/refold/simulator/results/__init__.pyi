@@ -49,6 +49,7 @@ from .tables import (
     MORE_MEASURES as MORE_MEASURES,
     POWER_MEASURES as POWER_MEASURES,
     START_ESTIMATE_MEASURES as START_ESTIMATE_MEASURES,
+    TOPOLOGY_MEASURES as TOPOLOGY_MEASURES,
     Comparison as Comparison,
     MeasureRow as MeasureRow,
     Recorded as Recorded,
@@ -56,4 +57,7 @@ from .tables import (
     format_value as format_value,
     measure_table as measure_table,
     outlook_table as outlook_table,
+)
+from .topology import (
+    TopologyUse as TopologyUse,
 )

@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from refold.journal import Ending, History, Outcome, sum_by_group
 from refold.model import HOUR, WHOLE, Job, JobClass, Seconds
 from refold.placement import Floats, Ints
+from refold.planning.plans import Crossings
 from refold.simulator.results.power import PowerUse, power_use
 from refold.simulator.results.start_estimates import StartEstimateMeasures, count_overtaking, measure_start_estimates
 from refold.simulator.results.time_series import fragmentation, jobs_in_system, overlap
+from refold.simulator.results.topology import TopologyUse, topology_use
 
 MIN_SLOWDOWN_SECONDS: Seconds = 10.0
 """Shorter durations count as this long in slowdowns, so that very short jobs do not dominate the mean."""
@@ -102,12 +104,13 @@ class Measures(msgspec.Struct, frozen=True):
     sizes: tuple[MeasureGroup, ...]
     classes: tuple[MeasureGroup, ...]
     power: PowerUse | None = None
+    topology: TopologyUse | None = None
     overtaken: Spread = Spread()
     start_estimates: StartEstimateMeasures | None = None
 
 
-def measure(history: History) -> Measures:
-    """Compute all measures of a history."""
+def measure(history: History, crossings: Crossings | None = None) -> Measures:
+    """Compute all measures of a history. `crossings`: how much slower its runs were across domains, if known."""
     jobs, runs = history.jobs, history.runs
     per_job = _PerJob(history)
     window = submission_window(history)
@@ -146,6 +149,7 @@ def measure(history: History) -> Measures:
         sizes=_groups(per_job, SIZES, sizes, all_jobs),
         classes=_groups(per_job, CLASSES, jobs.by_kind(lambda job: CLASSES.index(job.job_class)), all_jobs),
         power=power_use(history),
+        topology=topology_use(history, midpoints(*(window or (0.0, history.until)), FRAGMENT_SAMPLES), crossings),
         overtaken=compute_spread(count_overtaking(history)),
         start_estimates=measure_start_estimates(history, SIZES, sizes),
     )

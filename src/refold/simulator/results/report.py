@@ -127,6 +127,7 @@ def _more_measures(measured: Sequence[tuple[str, Measures]]) -> tuple[tables.Mea
     return (
         tables.MORE_MEASURES
         + (tables.POWER_MEASURES if has_power else ())
+        + (tables.TOPOLOGY_MEASURES if any(measures.topology is not None for _, measures in measured) else ())
         + (tables.START_ESTIMATE_MEASURES if has_estimates else ())
     )
 

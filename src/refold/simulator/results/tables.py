@@ -13,6 +13,7 @@ from refold.model import Cluster, Job, PreemptionOutlook, format_count, format_d
 from refold.simulator.results.measures import MeasureGroup, Measures
 from refold.simulator.results.power import PowerUse
 from refold.simulator.results.start_estimates import StartEstimateGroup
+from refold.simulator.results.topology import TopologyUse
 
 Better = Literal["less", "more", "neither"]
 
@@ -114,6 +115,22 @@ MORE_MEASURES: tuple[MeasureDefinition, ...] = (
 def _power_measure(read: Callable[[PowerUse], float | None]) -> Callable[[Measures], float | None]:
     return lambda measures: None if measures.power is None else read(measures.power)
 
+
+def _topology_measure(read: Callable[[TopologyUse], float | None]) -> Callable[[Measures], float | None]:
+    return lambda measures: None if measures.topology is None else read(measures.topology)
+
+
+TOPOLOGY_MEASURES: tuple[MeasureDefinition, ...] = (
+    (
+        MeasureColumn("crossing", "GPU time lost across domains", "%", "less"),
+        _topology_measure(lambda use: use.crossing_share),
+    ),
+    (
+        MeasureColumn("idle_by_topology", "GPUs idle by topology", "%", "less"),
+        _topology_measure(lambda use: use.idle_share),
+    ),
+)
+"""Measures of topology, for clusters with levels."""
 
 POWER_MEASURES: tuple[MeasureDefinition, ...] = (
     (

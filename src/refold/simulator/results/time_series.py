@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,6 +92,13 @@ def fragmentation(history: History, times: Floats) -> Floats:
     fragments = np.zeros(len(times))
     if not gpus or demands is None:
         return fragments
+    for sample, free in enumerate(free_at(history, times)):
+        fragments[sample] = cluster_fragmentation(free.arrays, demands)
+    return fragments / (gpus * WHOLE)
+
+
+def free_at(history: History, times: Floats) -> Iterator[FreeResources]:
+    """Yield the free resources at each of these times (ascending): the same object, which is changed in between."""
     free = FreeResources(history.cluster)
     # A run is present at the samples [first, beyond). Most runs of a long trace are present at none and cost nothing.
     first = np.searchsorted(times, history.runs.start, side="left")
@@ -110,8 +118,7 @@ def fragmentation(history: History, times: Floats) -> Floats:
             free.release(history.runs.allocations[run].placement)
         for run in begin.get(sample, ()):
             free.retake(history.runs.allocations[run].placement)
-        fragments[sample] = cluster_fragmentation(free.arrays, demands)
-    return fragments / (gpus * WHOLE)
+        yield free
 
 
 def _runs_by_sample(sample: Ints, chosen: Ints) -> dict[int, list[int]]:
