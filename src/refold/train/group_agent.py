@@ -164,6 +164,7 @@ class GroupAgent(Agent):
             self._led_since = monotonic()
         self._beat()
         if membership.leads:
+            print_line(f"instances {', '.join(map(str, view.members))} are there, instance {me} leads")
             self._ledger.set_hosts(list(view.members))
             if self._group is not None:
                 self._do(self._group.hosts_changed(self._host_slots(view)))
@@ -184,6 +185,7 @@ class GroupAgent(Agent):
             self._processes.signal(process, SIGKILL)
         limit = monotonic() + 5.0
         while self._processes.running() and monotonic() < limit:
+            self._beat()
             for event in self._processes.wait(POLL_SECONDS):
                 if not isinstance(event, ProcessExited):
                     self._copies.note(event[1])
@@ -203,7 +205,6 @@ class GroupAgent(Agent):
             print_line(f"{self._wanted.plan} needs {self._wanted.plan.gpus} ranks, the hosts have {slots}")
         machine = GroupMachine(monotonic, lambda: self._ledger.to_load(self._host_slots(self._view or view)))
         self._group = GroupSupervisor(self._wanted.plan, hosts, machine, view.reign, self._wanted.batch)
-        print_line(f"instance {self._settings.instance} leads {len(hosts)} hosts")
         self._do(self._group.start())
 
     def _check_limits(self) -> None:

@@ -157,16 +157,19 @@ class GroupSupervisor(Supervisor):
         super()._abandon_change(why)
 
     def _with_copies(self, change: Change) -> Change:
-        copy = self._copies.newest_copy()
-        if copy is not None and copy.step < self._saved:
-            copy = None
+        copy = self._newest_copy()
         address, port = self.meeting()
         orders = CopyOrders(0 if copy is None else 1 - copy.slot, copy)
         return msgspec.structs.replace(change, address=address, port=port, resume=False, copies=orders)
 
     def _restart_point(self) -> str:
-        copy = self._copies.newest_copy()
+        copy = self._newest_copy()
         return "the last checkpoint" if copy is None else f"the copy of step {copy.step}"
+
+    def _newest_copy(self) -> CopyToLoad | None:
+        """Return the newest complete copy, unless the last checkpoint is newer."""
+        copy = self._copies.newest_copy()
+        return None if copy is None or copy.step < self._saved else copy
 
     def _take(self) -> list[Action]:
         return [_without_number(action) for action in super()._take()]
@@ -195,7 +198,8 @@ def plan_for(asked: Plan, gpus: int, batch: int = 0) -> Plan:
         return asked
     replica = asked.gpus // asked.data
     if replica > gpus:
-        return Plan(data=_divisor(batch, gpus), zero=3)
+        data = _divisor(batch, gpus)
+        return Plan(data=data, zero=3 if data > 1 else 0)
     data = _divisor(batch, gpus // replica)
     micro_batches, rest = divmod(asked.accumulation * asked.data, data)
     if rest or (batch and batch % (data * micro_batches)):
