@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from signal import SIGKILL
 from time import monotonic
@@ -105,8 +105,12 @@ class GroupAgent(Agent):
 
     def _step(self) -> None:
         events = list(self._processes.wait(POLL_SECONDS, self._link))
-        for peer, line in self._link.take_messages():
-            self._on_message(peer, line)
+        messages = list(self._received())
+        for _, message in messages:  # all beats first: a long pause of this process is no silence of the others
+            if isinstance(message, AgentBeat):
+                self._membership.heard(message.beat, monotonic())
+        for peer, message in messages:
+            self._on_message(peer, message)
         for peer in self._link.take_refused():
             self._membership.died(peer.instance, peer.incarnation)
         self._follow_view()
@@ -235,12 +239,14 @@ class GroupAgent(Agent):
         else:
             self._link.send(instance, message)
 
-    def _on_message(self, peer: Peer, line: bytes) -> None:
-        try:
-            message: GroupMessage = msgspec.json.decode(line, type=GroupMessage)
-        except msgspec.DecodeError as error:
-            print_line(f"instance {peer.instance} sent a message that cannot be read: {error}")
-            return
+    def _received(self) -> Iterator[tuple[Peer, GroupMessage]]:
+        for peer, line in self._link.take_messages():
+            try:
+                yield peer, msgspec.json.decode(line, type=GroupMessage)
+            except msgspec.DecodeError as error:
+                print_line(f"instance {peer.instance} sent a message that cannot be read: {error}")
+
+    def _on_message(self, peer: Peer, message: GroupMessage) -> None:
         if isinstance(message, AgentBeat):
             self._membership.heard(message.beat, monotonic())
             self._hosts[peer.instance] = message

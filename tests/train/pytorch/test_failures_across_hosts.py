@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hosts import Hosts, wait_until, why_not
+from network_hosts import Hosts, wait_until, why_not
 
 SCRIPT = Path(__file__).parent / "script_to_supervise.py"
 HELPERS = Path(__file__).parents[2] / "helpers"
@@ -81,11 +81,9 @@ def hosts(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Hosts]:
     made = Hosts(request.param, tmp_path / "hosts")
     try:
         yield made
-    except BaseException:
-        for host in range(made.count):
-            print(made.log(host))
-        raise
     finally:
+        for host in range(made.count):
+            print(f"host {host}:\n{made.log(host)}")
         made.close()
 
 
