@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network_hosts import Hosts, wait_until, why_not
+from benchmarks.failures.hosts import Hosts, wait_until, why_not
 
 SCRIPT = Path(__file__).parent / "script_to_supervise.py"
 HELPERS = Path(__file__).parents[2] / "helpers"
