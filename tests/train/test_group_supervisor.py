@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from signal import SIGKILL
+from signal import SIGKILL, SIGQUIT
 
 import pytest
 
@@ -19,6 +19,7 @@ from refold.train.messages import (
     Exit,
     Left,
     Log,
+    Progress,
     Ready,
     Saved,
     Send,
@@ -168,6 +169,25 @@ def test_a_generation_that_hangs_while_it_enters_is_replaced() -> None:
     ready(supervisor, range(1, 3))
     facts.time = ENTER_SECONDS
     assert supervisor.tick()[-2:] == [SignalRank(1, SIGKILL), SignalRank(2, SIGKILL)]
+
+
+def test_ranks_that_hang_print_their_stacks_and_are_replaced() -> None:
+    facts = Facts()
+    supervisor = GroupSupervisor(Plan(data=2), [host(0)], facts.machine(), 1, 8, hang_seconds=60.0)
+    supervisor.start()
+    ready(supervisor, range(1, 3))
+    supervisor.received(1, Entered(1001, Plan(data=2), 0, {}))
+    facts.time = 50.0
+    supervisor.received(1, Progress(7, 0.5, 1.0))
+    facts.time = 109.0
+    assert supervisor.tick() == []
+    facts.time = 110.0
+    stacks = Log("no step for 60 s; the stacks of all ranks follow")
+    assert supervisor.tick() == [stacks, SignalRank(1, SIGQUIT), SignalRank(2, SIGQUIT)]
+    assert supervisor.tick() == []
+    facts.time = 112.0
+    restart = Log("restarting with DP2 from the last checkpoint")
+    assert supervisor.tick() == [restart, SignalRank(1, SIGKILL), SignalRank(2, SIGKILL)]
 
 
 def test_a_script_that_fails_by_itself_is_not_started_again() -> None:

@@ -208,7 +208,9 @@ class GroupAgent(Agent):
         if view.reign == 1 and slots < self._wanted.plan.gpus:
             print_line(f"{self._wanted.plan} needs {self._wanted.plan.gpus} ranks, the hosts have {slots}")
         machine = GroupMachine(monotonic, lambda: self._ledger.to_load(self._host_slots(self._view or view)))
-        self._group = GroupSupervisor(self._wanted.plan, hosts, machine, view.reign, self._wanted.batch)
+        self._group = GroupSupervisor(
+            self._wanted.plan, hosts, machine, view.reign, self._wanted.batch, self._settings.hang_seconds
+        )
         self._do(self._group.start())
 
     def _check_limits(self) -> None:

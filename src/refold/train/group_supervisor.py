@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from signal import SIGQUIT
 
 import msgspec
 
 from refold.model import ChangeAnswer, ChangeRequest, Plan, Seconds
 from refold.train.copies import CopyToLoad
-from refold.train.messages import Action, Answer, Change, CopyOrders, Log, Ready, Saved, ToSupervisor
+from refold.train.messages import Action, Answer, Change, CopyOrders, Log, Ready, Saved, SignalRank, ToSupervisor
 from refold.train.rank_table import ENTER_SECONDS, JOIN_SECONDS, Phase, RankProcess, Role, refusal
 from refold.train.run_settings import HostSlots, Shape
 from refold.train.supervisor import Supervisor
 
 GROWTH = -1
 """The number of requests that the supervisor makes itself, because hosts have joined."""
+
+STACKS_SECONDS: Seconds = 2.0
+"""How long ranks that hang have to print their stacks."""
 
 GENERATIONS_PER_REIGN = 1000
 """Generations are numbered from the reign of their leader times this number on, so that no number is used twice."""
@@ -42,13 +46,25 @@ class GroupSupervisor(Supervisor):
     All changes replace the ranks: the new ones load the newest complete copy.
     """
 
-    def __init__(self, plan: Plan, hosts: Sequence[HostSlots], machine: GroupMachine, reign: int, batch: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        hosts: Sequence[HostSlots],
+        machine: GroupMachine,
+        reign: int,
+        batch: int,
+        hang_seconds: Seconds | None = None,
+    ) -> None:
+        """`hang_seconds`: how long ranks that train may be silent before they are replaced (None: for ever)."""
         super().__init__(plan, None, machine)
         self._hosts = tuple(hosts)
         self._copies = machine
         self._asked = self._settled = plan
         self._batch = batch
         self._saved = -1
+        self._hang_seconds = hang_seconds
+        self._heard_at = machine.now()
+        self._stacks_until: Seconds | None = None
         self._generation = reign * GENERATIONS_PER_REIGN
         self._has_trained = reign > 1
 
@@ -75,6 +91,7 @@ class GroupSupervisor(Supervisor):
         """Handle a message of a process."""
         if isinstance(message, Ready) and message.batch:
             self._batch = message.batch
+        self._heard_at = self._machine.now()
         if isinstance(message, Saved):
             self._saved = message.step
         actions = super().received(process, message)
@@ -117,7 +134,21 @@ class GroupSupervisor(Supervisor):
             self._log(f"ranks were not ready within {JOIN_SECONDS:g} s")
             self._restart_or_end(1)
             return self._take()
+        if self._phase is Phase.TRAINING and self._hang_seconds is not None:
+            self._watch(self._machine.now(), self._hang_seconds)
         return super().tick()
+
+    def _watch(self, now: Seconds, limit: Seconds) -> None:
+        """Replace ranks that hang; let them print their stacks before."""
+        if now - self._heard_at < limit:
+            self._stacks_until = None
+        elif self._stacks_until is None:
+            self._stacks_until = now + STACKS_SECONDS
+            self._log(f"no step for {limit:g} s; the stacks of all ranks follow")
+            self._actions += [SignalRank(rank.process, SIGQUIT) for rank in self._ranks]
+        elif now >= self._stacks_until:
+            self._stacks_until = None
+            self._restart_or_end(1)
 
     def _is_late(self) -> bool:
         return self._deadline is not None and self._machine.now() >= self._deadline

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -31,13 +31,15 @@ def reason() -> str:
 class Training:
     """A run on some hosts, each of which has a folder of its own."""
 
-    def __init__(self, hosts: Hosts, plan: str, slots: int = 1, steps: int = STEPS) -> None:
-        self.hosts, self.plan, self.slots, self.steps = hosts, plan, slots, steps
+    def __init__(
+        self, hosts: Hosts, plan: str, slots: int = 1, steps: int = STEPS, more: Mapping[str, str] | None = None
+    ) -> None:
+        self.hosts, self.plan, self.slots, self.steps, self.more = hosts, plan, slots, steps, more or {}
         for host in range(hosts.count):
             self.start(host)
 
     def start(self, host: int) -> None:
-        variables = {"PYTHONPATH": str(HELPERS), "REFOLD_GRACE": "10"}
+        variables = {"PYTHONPATH": str(HELPERS), "REFOLD_GRACE": "10", **self.more}
         script = (str(SCRIPT), str(self.hosts.own_folder(host)), str(self.steps), "3600")
         self.hosts.train(host, self.plan, *script, slots=self.slots, variables=variables)
 
@@ -168,6 +170,18 @@ def test_plans_change_across_hosts(hosts: Hosts, undisturbed: dict[int, float]) 
     steps = [step for step, _, _ in training.losses()]
     assert len(steps) == len(set(steps)), "each step was done once"
     assert len({plan for _, _, plan in training.losses()}) == 3
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_ranks_that_hang_are_replaced_and_their_stacks_are_in_the_log(
+    hosts: Hosts, undisturbed: dict[int, float]
+) -> None:
+    training = Training(hosts, "dp2", more={"REFOLD_HANG_SECONDS": "8"})
+    training.wait_for_more(20)
+    os.kill(hosts.ranks(1)[0], signal.SIGSTOP)
+    wait_until(lambda: "no step for 8 s" in hosts.log(0), WAIT)
+    assert_finished(training, undisturbed)
+    assert "Current thread" in hosts.log(0), "rank 0 waits for the other one"
 
 
 @pytest.mark.parametrize("hosts", [2], indirect=True)
