@@ -91,6 +91,8 @@ class GroupAgent(Agent):
         self._alone_since = self._began = monotonic()
         self._processes_of: dict[int, StartRank] = {}
         self._is_stopped = False
+        self._era = 0
+        """Counts how often the ranks of this host were given up."""
 
     def run(self) -> int:
         """Run until the run has ended; return its exit status."""
@@ -105,12 +107,15 @@ class GroupAgent(Agent):
 
     def _step(self) -> None:
         events = list(self._processes.wait(POLL_SECONDS, self._link))
+        era = self._era
         messages = list(self._received())
-        for _, message in messages:  # all beats first: a long pause of this process is no silence of the others
+        for peer, message in messages:  # all beats first: a long pause of this process is no silence of the others
             if isinstance(message, AgentBeat):
-                self._membership.heard(message.beat, monotonic())
+                self._on_beat(peer, message)
         for peer, message in messages:
-            self._on_message(peer, message)
+            self._follow_view()
+            if not isinstance(message, AgentBeat) and message.reign == self._reign:
+                self._on_group_message(peer.instance, message)
         for peer in self._link.take_refused():
             self._membership.died(peer.instance, peer.incarnation)
         self._follow_view()
@@ -118,10 +123,12 @@ class GroupAgent(Agent):
             self._stop_requested = False
             self._on_stop()
         for event in events:
-            self._on_event(event)
+            if era == self._era:  # else it is about ranks that were killed since
+                self._on_event(event)
         if request := self._changes.poll():
             self._tell_leader(Requested(self._reign, request))
-        if self._group is not None:
+        if self._group is not None and self._view is not None:
+            self._do(self._group.hosts_changed(self._host_slots(self._view)))
             self._do(self._group.tick())
         for failed in self._copies.take_fetched():
             self._tell_copies(failed)
@@ -170,10 +177,9 @@ class GroupAgent(Agent):
         if membership.leads:
             print_line(f"instances {', '.join(map(str, view.members))} are there, instance {me} leads")
             self._ledger.set_hosts(list(view.members))
-            if self._group is not None:
-                self._do(self._group.hosts_changed(self._host_slots(view)))
-                self._back_up()
         self._tell_copies()
+        if self._is_stopped:
+            self._on_stop()
 
     def _host_slots(self, view: GroupView) -> list[HostSlots]:
         return [
@@ -185,6 +191,7 @@ class GroupAgent(Agent):
     def _leave_reign(self) -> None:
         """Kill the ranks of this host, and wait for their ends."""
         self._group = None
+        self._era += 1
         for process in self._processes.running():
             self._processes.signal(process, SIGKILL)
         limit = monotonic() + 5.0
@@ -248,15 +255,11 @@ class GroupAgent(Agent):
             except msgspec.DecodeError as error:
                 print_line(f"instance {peer.instance} sent a message that cannot be read: {error}")
 
-    def _on_message(self, peer: Peer, message: GroupMessage) -> None:
-        if isinstance(message, AgentBeat):
-            self._membership.heard(message.beat, monotonic())
-            self._hosts[peer.instance] = message
-            self._addresses[peer.instance] = peer.address
-            self._link.know(message.peers)
-            self._follow_view()
-        elif self._view is not None and message.reign == self._view.reign:
-            self._on_group_message(peer.instance, message)
+    def _on_beat(self, peer: Peer, message: AgentBeat) -> None:
+        self._membership.heard(message.beat, monotonic())
+        self._hosts[peer.instance] = message
+        self._addresses[peer.instance] = peer.address
+        self._link.know(message.peers)
 
     def _on_group_message(self, sender: int, message: GroupMessage) -> None:
         match message:

@@ -66,7 +66,8 @@ class GroupSupervisor(Supervisor):
         self._heard_at = machine.now()
         self._stacks_until: Seconds | None = None
         self._generation = reign * GENERATIONS_PER_REIGN
-        self._has_trained = reign > 1
+        self._has_trained = reign > 1 and batch > 0
+        self._tried_to_grow = self._hosts
 
     @property
     def batch(self) -> int:
@@ -109,9 +110,8 @@ class GroupSupervisor(Supervisor):
         return super().request(request)
 
     def hosts_changed(self, hosts: Sequence[HostSlots]) -> list[Action]:
-        """Go on with other hosts: without those that are lost, and with those that have joined."""
-        stay = {(host.instance, host.since) for host in hosts}
-        lost = {host.instance for host in self._hosts if (host.instance, host.since) not in stay}
+        """Go on with the hosts that there are now: without those that are lost, and with those that have joined."""
+        lost = {instance for instance, _ in _names_of(self._hosts) - _names_of(hosts)}
         self._hosts = tuple(hosts)
         ended = [self._ranks.remove(rank.process) for rank in self._ranks if rank.host in lost]
         roles = {rank.role for rank in ended if rank is not None}
@@ -166,7 +166,9 @@ class GroupSupervisor(Supervisor):
         """Ask for a change if there is room for more of what was requested."""
         is_changing = self._requests.current or self._requests.next
         fitting = plan_for(self._asked, self._slots(), self._batch)
-        if self._phase is Phase.TRAINING and not is_changing and fitting.gpus > self._shape.plan.gpus:
+        has_room = fitting.gpus > self._shape.plan.gpus and _names_of(self._hosts) != _names_of(self._tried_to_grow)
+        if self._phase is Phase.TRAINING and not is_changing and has_room:
+            self._tried_to_grow = self._hosts
             self._log(f"growing to {fitting}")
             self._requests.add(ChangeRequest(GROWTH, fitting))
 
@@ -213,6 +215,10 @@ def _without_number(action: Action) -> Action:
             return Log(f"not grown: {error}" if error else f"grown to {plan}")
         case _:
             return action
+
+
+def _names_of(hosts: Sequence[HostSlots]) -> set[tuple[int, int]]:
+    return {(host.instance, host.since) for host in hosts}
 
 
 def _names(instances: set[int]) -> str:
