@@ -43,6 +43,7 @@ PAGES = [
     "docs/policies/backfill.md",
     "docs/policies/defragment.md",
     "docs/policies/refold.md",
+    "docs/policies/refold_example.md",
     "docs/policies/rubick.md",
     "docs/policies/optimus.md",
     "docs/policies/tiresias.md",
@@ -129,12 +130,19 @@ def test_shell_examples_run(page: str, folder: Path, monkeypatch: pytest.MonkeyP
         assert "examples/policies/widest_first.py" in printed
 
 
+SHOWING_OUTPUT = ["docs/plan.md", "docs/curve.md", "docs/policies/refold_example.md"]
 SIMULATING = ["docs/policies/backfill.md", "docs/results/demo.md"]
 """Pages with outputs of whole simulations, whose decisions the golden runs check."""
 
 
 @pytest.mark.parametrize(
-    "page", ["docs/plan.md", "docs/curve.md", *(pytest.param(page, marks=pytest.mark.long) for page in SIMULATING)]
+    "page",
+    [
+        "docs/plan.md",
+        "docs/curve.md",
+        "docs/policies/refold_example.md",
+        *(pytest.param(page, marks=pytest.mark.long) for page in SIMULATING),
+    ],
 )
 def test_outputs_on_a_page_are_current(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
@@ -214,6 +222,19 @@ def test_the_image_in_curve_md_is_current(folder: Path, monkeypatch: pytest.Monk
     if REFRESH in os.environ:
         shutil.copy(drawn, shown)
     assert drawn.read_text() == shown.read_text(), f"{shown.name} is outdated: {OUTDATED}"
+
+
+def test_the_worked_example_is_that_of_the_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    example = (ROOT / "examples" / "five_jobs.csv").read_text(encoding="utf-8")
+    assert code_blocks("docs/policies/refold_example.md", "csv") == [example]
+    options = "--cluster 1x8:A100-80GB --policy refold --journal five.jsonl"
+    run_line(f"refold simulate examples/five_jobs.csv {options}", monkeypatch)
+    shown = ROOT / "docs" / "images" / "refold_example.svg"
+    command = [sys.executable, str(ROOT / "tools" / "journal_picture.py"), "five.jsonl", "drawn.svg"]
+    subprocess.run(command, check=True, timeout=60)
+    if REFRESH in os.environ:
+        shutil.copy("drawn.svg", shown)
+    assert Path("drawn.svg").read_text() == shown.read_text(), f"{shown.name} is outdated: {OUTDATED}"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import uvicorn
 from refold.client.address import Address
 from refold.client.api import CancelQuery, DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery, TimelineQuery
 from refold.client.api.calls import ENDED_STATES
+from refold.client.api.job_use import JobUse, UseSample
 from refold.client.api.queries import Caller
 from refold.client.api.questions import (
     Catalogue,
@@ -378,6 +379,10 @@ class FakeService:
         busy = [job.id for job in self.jobs_by_id.values() if job.state == "running"]
         first = GpuStatus("here", 0, "H100", busy, 0.0 if busy else 1.0, "", 61_000, 81_559, 97.0, 64.0, 610.0)
         return [first, *(GpuStatus("here", index, "H100") for index in (1, 2, 3))]
+
+    def use(self, caller: Caller, job: str) -> JobUse:
+        self._find(caller, job, own=True)
+        return JobUse([UseSample(NOW - 10 * age, 1.5 + age, 800 + age, 90.0, 61.5, 2.5) for age in (2, 1, 0)])
 
     def alerts(self, caller: Caller) -> list[Alert]:
         return [Alert("gpu down", "GPU 3 is drained: XID 79", node="here")]

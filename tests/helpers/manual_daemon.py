@@ -18,6 +18,7 @@ from refold.core.events import Event, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision
 from refold.model import Cluster, Node, Preemption, PreemptionRules
 from refold.model.units import HOUR
+from refold.server.backend import MachineUse
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
@@ -32,6 +33,7 @@ from refold.server.live_state import LiveState
 from refold.server.loop import Loop
 from refold.server.monitor.gpu_poller import GpuPoller
 from refold.server.monitor.gpu_use import GpuUseWatch
+from refold.server.monitor.job_use import JobUseHistory
 from refold.server.monitor.machine import Layout, Machine, SlotsMachine
 from refold.server.monitor.output import OutputWatch
 from refold.server.notify.messages import JobMessages
@@ -112,6 +114,9 @@ class ManualDaemon:
             self.messages,
             use,
         )
+        self.machine_use: dict[str, MachineUse] = {}
+        """What jobs use, as the engine measures it."""
+        self.use = JobUseHistory(self.state, self._measure, self.poller.utilisation_of_jobs)
         drains = DrainManager(self.state, self.inbox)
         conditions = StartConditions(self.state, self.inbox, self.store.reader)
         self.retries = Retries(self.state, self.inbox, self.output)
@@ -130,6 +135,7 @@ class ManualDaemon:
             conditions=conditions,
             drains=drains,
             gpus=self.poller,
+            use_of=self.use.of,
             forecasts=self.forecasts,
             tokens=TokenStore(self.writer, self.store, self.tokens),
             event_stream=event_stream,
@@ -147,6 +153,9 @@ class ManualDaemon:
             NoticeRecorder(self.notices),
         ]
         self.loop = Loop(self.state, self.inbox, self.writer, event_stream, subscribers)
+
+    async def _measure(self) -> dict[str, MachineUse]:
+        return self.machine_use
 
     async def __aenter__(self) -> Self:
         self._running = asyncio.create_task(self.loop.run(self.backend))

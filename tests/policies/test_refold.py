@@ -592,7 +592,7 @@ def test_kinds_of_jobs_that_have_ended_are_forgotten() -> None:
     assert 50 < max(kinds) < 150
 
 
-@pytest.mark.parametrize("margin", [1.0, 4.0])
+@pytest.mark.parametrize("margin", [pytest.param(1.0, marks=pytest.mark.long), 4.0])
 def test_decisions_do_not_depend_on_how_many_runs_are_ranked_at_first(
     monkeypatch: pytest.MonkeyPatch, margin: float
 ) -> None:

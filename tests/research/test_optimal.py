@@ -24,7 +24,7 @@ from refold.errors import BadInput
 from refold.model import NO_CHANGE, Allocation, Cluster, Decision, Job, Plan, Share, Start, Tenant
 from refold.model.units import WHOLE
 from refold.placement import FreeResources
-from refold.planning.plans import Layout, Speed, Speeds
+from refold.planning.plans import Layout, Speed, Speeds, Spread
 from refold.policies.common import Draft, QuotaAdmission
 from refold.simulator import Costs, simulate
 from refold.testing import Audit, PolicyContract, make_cluster, make_job
@@ -356,7 +356,7 @@ class SpeedsByLayout(Speeds):
     def fastest(self, job: Job, gpu_type: str, layout: Layout, cpus: float) -> Speed:
         return Speed(self._speed_of(layout), Plan(sum(layout)))
 
-    def with_plan(self, job: Job, gpu_type: str, layout: Layout, cpus: float, plan: Plan) -> Speed:
+    def with_plan(self, job: Job, gpu_type: str, layout: Layout, cpus: float, plan: Plan, spread: Spread = ()) -> Speed:
         return Speed(self._speed_of(layout), plan)
 
 

@@ -14,8 +14,13 @@ STEADY_POINTS = [point for point in POINTS if point not in START_POINTS]
 PAIRS = [points[at : at + 2] for points in (STEADY_POINTS, sorted(START_POINTS)) for at in range(0, len(points), 2)]
 """Every point once: two in each setup, one after the other, which is faster than a setup for each."""
 
+CASES = [
+    pytest.param(seed, pair, id=", then ".join(pair), marks=pytest.mark.long if seed % 2 else ())
+    for seed, pair in enumerate(PAIRS)
+]
 
-@pytest.mark.parametrize(("seed", "points"), list(enumerate(PAIRS)), ids=[", then ".join(pair) for pair in PAIRS])
+
+@pytest.mark.parametrize(("seed", "points"), CASES)
 def test_a_killed_daemon_loses_nothing_and_runs_nothing_twice(seed: int, points: list[str], tmp_path: Path) -> None:
     reached = survive_crashes(tmp_path, seed, points)
     assert not START_POINTS.intersection(points).difference(reached)

@@ -131,6 +131,7 @@ class LiveLoop(RuleBasedStateMachine):
             conditions=conditions,
             drains=drains,
             gpus=GpuPoller(self.state, self.inbox, SlotsMachine(0), Layout(CLUSTER, ()), WatchConfig(), messages),
+            use_of=lambda _: [],
             forecasts=self.forecasts,
             tokens=TokenStore(commits, self.store, {}),
             event_stream=event_stream,

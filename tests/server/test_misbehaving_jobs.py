@@ -82,7 +82,7 @@ def test_output_of_a_flooding_job_is_limited_and_readable(client: Client, daemon
     assert size() <= MAX_OUTPUT, "log size after the job has ended"
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(1_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [50, pytest.param(1_000, marks=pytest.mark.long)])
 def test_many_short_jobs_all_end_exactly_once(client: Client, count: int) -> None:
     submissions = [Submission(name="brief", command=["true"]) for _ in range(count)]
     ids = [job.id for job in client.submit_all(submissions)]

@@ -30,6 +30,7 @@ from refold.client.api import (
     Jobs,
     JobState,
     JobStatus,
+    JobUse,
     Logs,
     NewEnvironment,
     NewToken,
@@ -273,6 +274,10 @@ class Client:
     def resume(self, node: str, gpu: int | None = None) -> NodeStatus:
         """Return a drained node or GPU to service."""
         return self._call(NodeStatus, "resume", node, gpu=gpu)
+
+    def use(self, job: str | int) -> JobUse:
+        """Return what a job has used over time: CPUs, memory, GPUs. At most 400 samples, while the daemon runs."""
+        return self._call(JobUse, "use", job)
 
     def gpus(self) -> list[GpuStatus]:
         """Return all GPUs: jobs, memory, utilisation, temperature."""

@@ -9,7 +9,7 @@ import msgspec
 
 from refold.model.allocation import Allocation
 from refold.model.job import Demand
-from refold.model.units import WHOLE, Seconds, format_count
+from refold.model.units import WHOLE, Seconds, format_count, format_duration
 
 # Why a job waits: one reason from a closed list, with counts.
 
@@ -22,6 +22,7 @@ class Reason(StrEnum):
     RESOURCES = "Resources"  # it does not fit into the free resources
     INFEASIBLE = "Infeasible"  # it would not fit even into the empty cluster
     RESERVED = "Reserved"  # it fits now, but the resources are reserved for jobs ahead of it
+    TOPOLOGY = "Topology"  # it fits now, but would be slower across the domains that have room than in fewer
     RELEASING = "Releasing"  # its resources are being released by runs that are stopping
     HELD = "Held"  # a user holds it until it is released
     BEGIN_TIME = "BeginTime"  # its begin time has not come
@@ -97,8 +98,30 @@ def _total_gpus_text(demand: Demand | None) -> str:
     return "no GPU" if demand.gpus == 1 else f"fewer than {demand.gpus} GPUs in total"
 
 
+class DomainWait(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """What a job waits for: fewer domains of a level, expected to be free in some seconds; now it fits into more.
+
+    `slowdown`: its step time across those, divided by that in the fewer.
+    """
+
+    seconds: Seconds
+    level: str
+    domains: int
+    domains_now: int
+    slowdown: float
+
+    def __str__(self) -> str:
+        """Format as 'about 6 min for 1 rack: 31 % faster than across 2'."""
+        faster = f"{self.slowdown - 1:.0%}".replace("%", " %")
+        few = format_count(self.domains, self.level)
+        than = f"than across {self.domains_now}" if self.domains_now > self.domains else "than divided unevenly"
+        return f"about {format_duration(self.seconds)} for {few}: {faster} faster {than}"
+
+
 class Wait(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     """The reason why a job waits; `ahead` is the number of jobs ahead of it, `shortage` counts nodes.
+
+    `domains`: what it waits for if it would be slower now.
 
     If it waits by fair share, `ahead` is the number of jobs that have started first.
     """
@@ -107,11 +130,14 @@ class Wait(msgspec.Struct, gc=False, frozen=True, omit_defaults=True):
     reason: Reason
     ahead: int = 0
     shortage: Shortage | None = None
+    domains: DomainWait | None = None
 
     def text(self, demand: Demand | None = None) -> str:
         """Format the counts: '0 of 12 nodes fit: 12 have fewer than 8 free GPUs', '3 jobs ahead'; '' without any."""
         if self.shortage is not None:
             return self.shortage.text(demand)
+        if self.domains is not None:
+            return str(self.domains)
         jobs = format_count(self.ahead, "job")
         if self.reason is Reason.FAIR_SHARE:
             return f"{jobs} started first, of users that have used less of their share"

@@ -15,15 +15,19 @@ class TopologyRequest(msgspec.Struct, gc=False, frozen=True, omit_defaults=True,
 
     `required`: all instances in one domain of this level, or the job waits. `preferred`: in as few of them as possible.
     `segment`: consecutive instances in groups of so many, each group in one domain of `segment_level`; '': of the
-    innermost level.
+    innermost level. `communication`: the part of the step time that the job spends in communication between its nodes
+    if they are in as few domains as possible; 0: unknown.
     """
 
     required: str = ""
     preferred: str = ""
     segment: Annotated[int, Meta(ge=0)] = 0
     segment_level: str = ""
+    communication: Annotated[float, Meta(ge=0, le=1)] = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.communication <= 1:
+            raise BadValue(f"communication is {self.communication}, expected a part of the step time, 0 to 1")
         if self.segment < 0:
             raise BadValue(f"segment is {self.segment}, expected instances ≥ 1")
         if self.segment_level and not self.segment:

@@ -3,6 +3,7 @@ from .backend import (
     Backend as Backend,
     ExportedOf as ExportedOf,
     LimitsOf as LimitsOf,
+    MachineUse as MachineUse,
     Report as Report,
     RunLimits as RunLimits,
     SecretsOf as SecretsOf,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from refold.core import Event, Order
-from refold.model import Job, Seconds
+from refold.model import Job, MiB, Seconds
 
 Report = Callable[[Event], None]
 """The callback that receives a back end's events. It may be called from any thread."""
@@ -29,6 +29,13 @@ class RunLimits(msgspec.Struct, frozen=True):
 
 
 LimitsOf = Callable[[Job], RunLimits]
+
+
+class MachineUse(NamedTuple):
+    """What the processes of a job use at present: CPUs, and resident memory."""
+
+    cpus: float
+    memory_mib: MiB
 
 
 class Backend(Protocol):

@@ -30,8 +30,10 @@ from refold.server.machine_locks import GpuLocks
 from refold.server.metrics import Metrics
 from refold.server.monitor import (
     OUTPUT_POLL_SECONDS,
+    USE_POLL_SECONDS,
     GpuPoller,
     GpuUseWatch,
+    JobUseHistory,
     Layout,
     Machine,
     OutputFollower,
@@ -105,6 +107,7 @@ class DaemonParts:
         self._output = OutputWatch(self._logs, inbox.report, config.watch.output, self._add_note)
         self._gpu_use = GpuUseWatch(self._layout, config, GpuLocks())
         self.gpus = GpuPoller(state, inbox, self._machine, self._layout, config.watch, self._messages, self._gpu_use)
+        self._use = JobUseHistory(state, self._engine.job_use, self.gpus.utilisation_of_jobs)
         self._drains = DrainManager(state, inbox)
         self._copier = self._engine.make_output(state, self._logs, config.serve.max_output)
         self._refresh_log = self._copier.refresh if self._copier is not None else is_up_to_date
@@ -149,6 +152,7 @@ class DaemonParts:
             conditions=self._conditions,
             drains=self._drains,
             gpus=self.gpus,
+            use_of=self._use.of,
             forecasts=self._forecasts,
             tokens=TokenStore(self._writer, self._store, tokens),
             event_stream=self.event_stream,
@@ -201,6 +205,7 @@ class DaemonParts:
         work = [
             run_every(lambda: asyncio.to_thread(self._output.poll), OUTPUT_POLL_SECONDS),
             self.gpus.run(),
+            run_every(self._use.poll, USE_POLL_SECONDS),
             run_every(lambda: self._writer.write(self._store.purge_log), PURGE_SECONDS),
             run_every(self._messages.notify_long_waits, LONG_WAIT_CHECK_SECONDS),
             run_every(lambda: asyncio.to_thread(self._retention.sweep), SWEEP_INTERVAL_SECONDS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +11,7 @@ from refold.client.api import Caller, JobStatus, Submission
 from refold.core import NodeUsed, PastJob
 from refold.model import WHOLE, Cluster, Job, MiB, Milli, Seconds
 from refold.server.admission import Admission
-from refold.server.backend import Backend, ExportedOf, LimitsOf, Report, SecretsOf
+from refold.server.backend import Backend, ExportedOf, LimitsOf, MachineUse, Report, SecretsOf
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
 from refold.server.store import Store
@@ -94,6 +94,10 @@ class ClusterEngine(Protocol):
         """Return how long a job whose run was given back waits before the next; 0: not at all."""
         del job
         return 0.0
+
+    async def job_use(self) -> Mapping[str, MachineUse]:
+        """Return how many CPUs and how much memory jobs use at present, as far as it is measured."""
+        return {}
 
     def complete(self, _: Submission, job: Job) -> Job:
         """Add to a submitted job what the engine knows, such as the nodes on which it may be placed."""

@@ -25,6 +25,7 @@ from refold.client.api import (
     Jobs,
     JobsQuery,
     JobStatus,
+    JobUse,
     Logs,
     LogsQuery,
     NewEnvironment,
@@ -43,6 +44,7 @@ from refold.client.api import (
     TimelineQuery,
     TokenStatus,
     UserStatus,
+    UseSample,
     WhatIf,
     WhatIfOutcome,
 )
@@ -92,6 +94,7 @@ class SchedulerService:
         forecasts: StartForecasts,
         tokens: TokenStore,
         event_stream: EventStream,
+        use_of: Callable[[str], list[UseSample]],
         kill: Callable[[str], None],
         preemption: PreemptionRules,
         limits: JobLimits | None = None,
@@ -100,6 +103,8 @@ class SchedulerService:
         complete: CompleteJob = as_submitted,
     ) -> None:
         """`kill`: kills the run of a job without a grace period. `limits`: those of the owner.
+
+        `use_of`: returns what a job has used over time.
 
         `allowed_targets`: those of notifications, if the owner limits them.
         `complete`: adds to a job what the engine knows.
@@ -132,6 +137,7 @@ class SchedulerService:
         self._changes = JobChanger(state, inbox, jobs, conditions, kill)
         self._drains = drains
         self._gpus = gpus
+        self._use_of = use_of
         self._forecasts = forecasts
         self._tokens = tokens
         self._kill = kill
@@ -230,6 +236,10 @@ class SchedulerService:
     async def logs(self, caller: Caller, job: str, query: LogsQuery) -> Logs:
         """Return a part of a run's output."""
         return await self._jobs.read_logs(caller, job, query)
+
+    def use(self, caller: Caller, job: str) -> JobUse:
+        """Return what a job has used over time."""
+        return JobUse(self._use_of(self._jobs.readable(caller, job).id))
 
     async def cancel(self, caller: Caller, job: str, query: CancelQuery = WITH_GRACE) -> JobStatus:
         """Cancel a job. Its run is stopped; it is killed at once if the job was cancelled before."""

@@ -6,10 +6,12 @@ from .backend import SimulatedBackend as SimulatedBackend
 from .costs import (
     NO_COSTS as NO_COSTS,
     Costs as Costs,
+    CrossingSpeeds as CrossingSpeeds,
     MeasuredSpeeds as MeasuredSpeeds,
     ModelledSpeeds as ModelledSpeeds,
     RecordedSpeeds as RecordedSpeeds,
     SpeedModel as SpeedModel,
+    recorded_speeds as recorded_speeds,
 )
 from .faults import (
     Endless as Endless,

@@ -17,7 +17,7 @@ from refold.errors import BadInput, BadValue
 from refold.model import WHOLE, Allocation, Cluster, Job, Plan, Seconds
 from refold.planning.catalogue import known_model
 from refold.planning.perf import Measurement
-from refold.planning.plans import Layout, ModelledSpeedSource, Speeds, requested_cpus, requested_layout
+from refold.planning.plans import Crossings, Layout, ModelledSpeedSource, Speeds, requested_cpus, requested_layout
 
 
 class Costs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -82,6 +82,30 @@ class RecordedSpeeds:
             return 1.0
         share = allocation.gpu_milli / requested if job.reshapable else 1.0
         return share * min(float(self.speed_of_node[node]) for node in allocation.nodes)
+
+
+class CrossingSpeeds:
+    """The speeds of another model, divided by how much slower a gang is across the domains that it has.
+
+    On clusters without levels these are the speeds of the other model.
+    """
+
+    def __init__(self, base: SpeedModel, crossings: Crossings) -> None:
+        self._base, self._crossings = base, crossings
+
+    def work(self, job: Job) -> Seconds:
+        """Return the run time on exactly the requested resources, in as few domains as possible."""
+        return self._base.work(job)
+
+    def speed(self, job: Job, allocation: Allocation) -> float:
+        """Return the speed on an allocation, relative to the requested resources in as few domains as possible."""
+        return self._base.speed(job, allocation) / self._crossings.slowdown(job, allocation)
+
+
+def recorded_speeds(cluster: Cluster) -> SpeedModel:
+    """Return the durations in the trace; on a cluster with levels, jobs are slower as they declare."""
+    recorded = RecordedSpeeds(cluster)
+    return CrossingSpeeds(recorded, Crossings(Speeds(cluster), modelled=False)) if cluster.levels else recorded
 
 
 # Speed models: from the performance model, and from measured step times by model, plan and layout. The step time on a

@@ -12,7 +12,7 @@ from refold.core import Entry, Event, Journal, Policy, RunFinished
 from refold.errors import BadDecision
 from refold.model import DAY, Cluster, Job, Seconds
 from refold.simulator.agenda import check_jobs
-from refold.simulator.costs import NO_COSTS, Costs, RecordedSpeeds, SpeedModel
+from refold.simulator.costs import NO_COSTS, Costs, SpeedModel, recorded_speeds
 from refold.simulator.faults import Fault, NeverEnds, schedule_faults
 
 if not cython.compiled:
@@ -52,7 +52,7 @@ def simulate(
     """
     check_jobs(jobs)
     agenda = Agenda(jobs)
-    backend = SimulatedBackend(jobs, agenda, charge or RecordedSpeeds(cluster), costs, never_end)
+    backend = SimulatedBackend(jobs, agenda, charge or recorded_speeds(cluster), costs, never_end)
     scheduler = Scheduler(cluster, policy, journal)
     node_faults = tuple(faults)
     schedule_faults(agenda, node_faults)

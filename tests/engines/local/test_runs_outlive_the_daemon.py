@@ -151,7 +151,7 @@ def test_a_run_whose_shim_was_killed_is_lost_and_its_processes_are_killed(tmp_pa
 
 
 def claim_line(pid: int, started: int, boot: str) -> str:
-    return f"{pid} (sh) S 1 {pid} {pid}{' 0' * 15} {started} {boot}\n"
+    return f"{pid} (sh) S 1 {pid} {pid}{' 0' * 15} {started} 0 0 {boot}\n"
 
 
 def test_concurrent_requests_share_one_process_scan(monkeypatch: pytest.MonkeyPatch) -> None:

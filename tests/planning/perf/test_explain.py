@@ -11,7 +11,7 @@ from refold.model.plan import Plan, Recompute
 from refold.planning.perf.engine import Engine
 from refold.planning.perf.estimation import estimate
 from refold.planning.perf.explanation import explain
-from refold.planning.perf.hardware import GpuSpec, Machines
+from refold.planning.perf.hardware import Crossing, GpuSpec, Machines
 from refold.planning.perf.linear_attention import LinearAttention
 from refold.planning.perf.shapes import ModelShape
 from refold.planning.perf.training_setup import TrainingSetup
@@ -140,6 +140,7 @@ setups = st.builds(
         st.just(GPU.link),
         st.just(Link("network", 50.0, 10.0)),
         st.sampled_from([0.0, 64.0]),
+        crossings=st.sampled_from([(), (Crossing((16, 48), Link("network", 10.0)), Crossing((60, 4), GPU.link))]),
     ),
     st.sampled_from(ENGINES),
     st.sampled_from([64, 512]),

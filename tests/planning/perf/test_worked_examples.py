@@ -282,7 +282,8 @@ def test_groups_are_laid_out_on_nodes(
 ) -> None:
     machines = Machines(GPU, layout, GPU.link, GPU.link)
     found = group_layout(machines, np.full(1, float(members)), np.full(1, float(stride)))
-    assert tuple(float(column[0]) for column in found) == expected
+    assert tuple(float(column[0]) for column in found[:3]) == expected
+    assert found.levels == ()
 
 
 HEAD = msgspec.structs.replace(MODEL, vocabulary=1000)

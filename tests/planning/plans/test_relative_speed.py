@@ -128,7 +128,7 @@ class TestMachinesOfSpeeds:
 
     JOB = training_job(plan=Plan(8))
 
-    def expected(self, layout: tuple[int, ...], inside: Link, network: Link, **more: float) -> float:
+    def expected(self, layout: tuple[int, ...], inside: Link, network: Link, **more: Any) -> float:
         gpu, model = find_gpu(GPU), find_model("gpt2")
         machines = Machines(gpu, layout, inside, network, **more)
         setup = TrainingSetup(model, machines, find_engine(GENERAL_ENGINE), model.batch, model.sequence)

@@ -50,6 +50,7 @@ ROLES_OF_CALL = {
     "why": "reader member owner",
     "environment": "reader member owner",
     "logs": "reader member owner",
+    "use": "reader member owner",
     "cancel": "member owner",
     "hold": "member owner",
     "release": "member owner",

@@ -209,6 +209,26 @@ def test_the_predicted_throughput_is_shown_beside_the_measured_one(page: Any, se
     facts.get_by_text("measured: 50 % of it").wait_for()
 
 
+def test_what_a_job_has_used_is_drawn_over_time(page: Any, served: FakeServer) -> None:
+    open_job(page, served, READER, "train-1")
+    charts = page.locator(".spark:visible")
+    charts.first.wait_for()
+    shown = {chart.locator(".stat-label").inner_text(): chart.locator(".figure").inner_text() for chart in charts.all()}
+    assert {name: shown[name] for name in ("GPU utilisation", "CPUs in use")} == {
+        "GPU utilisation": "90 %",
+        "CPUs in use": "1.5",
+    }
+    page.get_by_role("img", name="CPUs in use: 1.5 – 3.5, 20 s").wait_for()
+    line = page.get_by_role("img", name="CPUs in use").locator("polyline").get_attribute("points")
+    assert [point.split(",")[0] for point in line.split()] == ["0.0", "120.0", "240.0"]
+
+
+def test_what_a_job_of_another_tenant_has_used_is_not_shown(page: Any, served: FakeServer) -> None:
+    open_job(page, served, OTHER, "train-1")
+    page.get_by_text("belongs to tenant").wait_for()
+    assert page.locator(".spark:visible").count() == 0
+
+
 def test_output_is_followed(page: Any, served: FakeServer) -> None:
     open_job(page, served, OWNER, "train-1")
     page.get_by_text("epoch 1").wait_for()

@@ -34,14 +34,15 @@ class Charging:
 
     def charge(self, cluster: Cluster) -> SpeedModel:
         """Return the speed model; fallbacks: table, then performance model, then recorded times."""
-        from refold.simulator import MeasuredSpeeds, ModelledSpeeds, RecordedSpeeds
+        from refold.planning.plans import Crossings
+        from refold.simulator import CrossingSpeeds, MeasuredSpeeds, ModelledSpeeds, RecordedSpeeds, recorded_speeds
 
-        recorded = RecordedSpeeds(cluster)
         if self.by == RECORDED:
-            return recorded
+            return recorded_speeds(cluster)
         speeds = self._speeds(cluster)
-        modelled = ModelledSpeeds(speeds, recorded)
-        return modelled if self.by == MODEL else MeasuredSpeeds(self.table, speeds, modelled)
+        modelled = ModelledSpeeds(speeds, RecordedSpeeds(cluster))
+        charged = modelled if self.by == MODEL else MeasuredSpeeds(self.table, speeds, modelled)
+        return CrossingSpeeds(charged, Crossings(speeds)) if cluster.levels else charged
 
     def count_affected(self, jobs: Iterable[Job], cluster: Cluster) -> int:
         """Count the jobs not simulated with their recorded speed; for a table, those whose model it contains."""

@@ -12,6 +12,10 @@ from .calls import (
     Call as Call,
     Service as Service,
 )
+from .job_use import (
+    JobUse as JobUse,
+    UseSample as UseSample,
+)
 from .queries import (
     MAX_LOG_BYTES as MAX_LOG_BYTES,
     MAX_PAGE_JOBS as MAX_PAGE_JOBS,

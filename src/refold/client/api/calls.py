@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_ori
 import msgspec
 from msgspec import Meta
 
+from refold.client.api.job_use import JobUse
 from refold.client.api.queries import (
     Caller,
     CancelQuery,
@@ -229,6 +230,13 @@ class Service(Protocol):
         """Read job output.
 
         For a job without runs: run 0, no text, not ended.
+        """
+
+    @call("GET", "/jobs/{job}/use", "reader")
+    def use(self, caller: Caller, job: str) -> JobUse:
+        """Show what a job has used over time: CPUs, memory, GPUs.
+
+        Kept until ten minutes after its end, while the daemon runs; at most 400 samples.
         """
 
     @call("POST", "/jobs/{job}/cancel", "member", repeatable=False)

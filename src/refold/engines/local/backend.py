@@ -21,12 +21,12 @@ from refold.engines.local.gang import Gang
 from refold.engines.local.process import has_proc
 from refold.engines.local.process_host import ProcessHost
 from refold.engines.local.process_tree import ProcessScanner, ProcessTree, find_strays
+from refold.engines.local.use_meter import UseMeter
 from refold.model import Allocation, Cluster, Job, MiB, Node, Seconds
-from refold.server import ExportedOf, LimitsOf, Report, RunLimits, SecretsOf
+from refold.server import ExportedOf, LimitsOf, MachineUse, Report, RunLimits, SecretsOf
 from refold.server.monitor import SLOT
 from refold.server.output import (
     DEFAULT_MAX_OUTPUT_BYTES,
-    LogRotator,
     RunFiles,
     mark_prefix,
     new_mark,
@@ -86,8 +86,9 @@ class LocalBackend:
         self._default_folder = None if private_folders else Path.cwd()
         self._devices = Devices(inherited, devices, device_memory_mib, gpus)
         self._environment = RunEnvironment(inherited, self._devices, exported, secrets)
-        self._rotator = LogRotator(max_output_bytes)
+        self._max_output_bytes = max_output_bytes
         self._scanner = ProcessScanner(host)
+        self._meter = UseMeter()
         self._gangs: dict[tuple[str, int], Gang] = {}
         self._tasks: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._prepared: dict[tuple[str, int], Gang] = {}
@@ -121,6 +122,12 @@ class LocalBackend:
         await asyncio.gather(*self._tasks.values(), *self._discards)
         self._scanner.host.groups.close()
 
+    async def use(self) -> Mapping[str, MachineUse]:
+        """Return how many CPUs and how much memory each job uses at present."""
+        if not self._gangs or not has_proc():
+            return {}
+        return self._meter.measure({job: await gang.processes() for (job, _), gang in list(self._gangs.items())})
+
     def kill(self, job_id: str) -> None:
         """Kill the run of a job without a grace period, if there is one."""
         for (job, _), gang in self._gangs.items():
@@ -152,7 +159,8 @@ class LocalBackend:
         run = (job.id, order.run)
         files = RunFiles(self._out, *run)
         tree = ProcessTree(new_mark(self._out), self._scanner, uid=self._scanner.host.uid_of(job.user))
-        gang = Gang(job, order, files, tree, self._grace_of(job), self._folder_of(job, files))
+        grace, folder = self._grace_of(job), self._folder_of(job, files)
+        gang = Gang(job, order, files, tree, grace, folder, self._max_output_of(job))
         self._gangs[run] = gang
         prepared = self._prepared.get(run)
         if prepared is not None and prepared.next_allocation != order.allocation:
@@ -174,6 +182,11 @@ class LocalBackend:
         grace = self._grace if grace is None else grace
         return grace if limit is None else min(grace, limit)
 
+    def _max_output_of(self, job: Job) -> int:
+        """Return the size of the log of an instance of a job in bytes."""
+        limit = self._limits_of(job).output_bytes
+        return self._max_output_bytes if limit is None else min(limit, self._max_output_bytes)
+
     def _folder_of(self, job: Job, files: RunFiles) -> Path:
         return (self._default_folder or files.checkpoint_folder) / job.launch.folder
 
@@ -182,10 +195,8 @@ class LocalBackend:
         run = (gang.job.id, gang.run)
         if discards:
             await asyncio.wait(discards)
-        logs = [gang.files.log(instance) for instance in range(gang.instances)]
         try:
-            async with self._rotator.watch(logs, self._limits_of(gang.job).output_bytes):
-                end = await gang.supervise(self._report, self._environment)
+            end = await gang.supervise(self._report, self._environment)
         finally:
             del self._gangs[run], self._tasks[run]
         if gang.next_allocation is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -28,6 +28,7 @@ from refold.server import (
     EngineParts,
     Inbox,
     LiveState,
+    MachineUse,
     ServeRequest,
     StatusOf,
     find_account,
@@ -55,6 +56,7 @@ class LocalEngine(ClusterEngine):
         self._config = config
         self._layout = layout
         self._host = host
+        self._backend: LocalBackend | None = None
         self.limits_text = describe_limits(host.groups)
 
     @property
@@ -77,7 +79,7 @@ class LocalEngine(ClusterEngine):
         """Return the back end of this machine."""
         as_users = isinstance(self._host, HelperProcesses)
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ} if as_users else None
-        return LocalBackend(
+        self._backend = LocalBackend(
             options.report,
             options.logs,
             options.grace,
@@ -92,6 +94,11 @@ class LocalEngine(ClusterEngine):
             limits_of=options.limits_of,
             host=self._host,
         )
+        return self._backend
+
+    async def job_use(self) -> Mapping[str, MachineUse]:
+        """Return what the processes of jobs use."""
+        return {} if self._backend is None else await self._backend.use()
 
     def make_parts(
         self, state: LiveState, inbox: Inbox, admission: Admission, status_of: StatusOf, end: Callable[[], None]

@@ -24,6 +24,7 @@ from refold.engines.local.live_change import (
     take_over,
     withdraw_request,
 )
+from refold.engines.local.process import ProcessInfo
 from refold.engines.local.process_tree import ProcessTree
 from refold.engines.local.run_groups import InstanceUsage, limits_of, out_of_memory_text, total_usage
 from refold.engines.local.shim import output_copies
@@ -50,7 +51,14 @@ class Gang:
     """
 
     def __init__(
-        self, job: Job, order: StartRun, files: RunFiles, tree: ProcessTree, grace: Seconds, folder: Path
+        self,
+        job: Job,
+        order: StartRun,
+        files: RunFiles,
+        tree: ProcessTree,
+        grace: Seconds,
+        folder: Path,
+        max_output: int,
     ) -> None:
         self.job = job
         self.run = order.run
@@ -63,6 +71,7 @@ class Gang:
         self._tree = tree
         self._grace = grace
         self._folder = folder
+        self._max_output = max_output
         self._instances: list[Instance] = []
         self._is_taken_over = False
 
@@ -72,6 +81,10 @@ class Gang:
             self._stop_requested.set()
         elif not self._change_requested.done():
             self._change_requested.set_result(next_allocation)
+
+    async def processes(self) -> list[ProcessInfo]:
+        """Return the living processes of the run."""
+        return await self._tree.processes()
 
     def kill(self) -> None:
         """End the run without a grace period."""
@@ -132,7 +145,7 @@ class Gang:
                 return self._start_failure(problem)
             for number, variables in enumerate(environments):
                 instance = self._instance(number)
-                instance.start(self.job, self._folder, variables, copies[number])
+                instance.start(self.job, self._folder, variables, copies[number], self._max_output)
                 self._instances.append(instance)
         except Exception as error:  # including errors of `secrets`: instances that have started must be ended
             problem = f"cannot start {program!r}: {getattr(error, 'strerror', None) or error}"

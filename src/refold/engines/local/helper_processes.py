@@ -36,7 +36,7 @@ from refold.engines.local.process_host import OutputCopy
 from refold.engines.local.run_groups import NO_GROUPS, GroupPlace, InstanceUsage, RunGroups
 from refold.errors import RefoldError
 from refold.server import find_job_account
-from refold.server.output import SHARED_FILE, raise_if_shortage
+from refold.server.output import FOR_ALL, raise_if_shortage
 
 WITH_UMASK = ("/bin/sh", "-c", 'umask 022; exec "$@"', "refold-job")
 """Before a job's command: the shim has another umask, so that the daemon can link to its files."""
@@ -93,8 +93,8 @@ class HelperProcesses:
         output: int,
         place: GroupPlace | None = None,
     ) -> int:
-        """Let the helper start a process, whose output its user may read."""
-        os.fchmod(output, SHARED_FILE)
+        """Let the helper start a process, whose user may write the log."""
+        os.fchmod(output, FOR_ALL)
         return self._ask(StartShim(user, list(words), dict(environment), place), output).pid
 
     def uid_of(self, user: str) -> int:

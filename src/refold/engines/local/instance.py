@@ -31,7 +31,9 @@ class Instance:
         self._tree = tree
         self._shim: Process | None = None
 
-    def start(self, job: Job, folder: Path, environment: Mapping[str, str], copies: Sequence[OutputCopy]) -> None:
+    def start(
+        self, job: Job, folder: Path, environment: Mapping[str, str], copies: Sequence[OutputCopy], max_output: int
+    ) -> None:
         """Run the job's command behind a shim, unless the instance was started before."""
         if self.is_claimed():
             return
@@ -45,6 +47,7 @@ class Instance:
             user=job.user,
             host=self._tree.host,
             place=self.place,
+            max_output=max_output,
         )
         self._tree.add_leader(self._shim)
 

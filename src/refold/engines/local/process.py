@@ -28,7 +28,7 @@ class Process:
 class ProcessInfo:
     """A process as /proc describes it. A zombie is not alive. `mark`: the value of the mark variable at its start.
 
-    `uid`: the real uid, if it was asked for.
+    `uid`: the real uid, if it was asked for. `cpu_ticks`, `memory_pages`: CPU time used until now, and resident memory.
     """
 
     pid: int
@@ -38,6 +38,8 @@ class ProcessInfo:
     alive: bool
     mark: str = ""
     uid: int | None = None
+    cpu_ticks: int = 0
+    memory_pages: int = 0
 
 
 def read_process(pid: int) -> ProcessInfo | None:
@@ -55,7 +57,9 @@ def parse_stat(stat: bytes, mark: str = "", uid: int | None = None) -> ProcessIn
     """Parse /proc/PID/stat: 'pid (name) state parent group session …'. The name may contain any characters."""
     number, _, _ = stat.partition(b" ")
     state, _, group, session, *more = stat.rpartition(b")")[2].split()
-    return ProcessInfo(int(number), int(group), int(session), int(more[15]), state not in (b"Z", b"X"), mark, uid)
+    is_alive, started = state not in (b"Z", b"X"), int(more[15])
+    ticks, pages = int(more[7]) + int(more[8]), int(more[17])
+    return ProcessInfo(int(number), int(group), int(session), started, is_alive, mark, uid, ticks, pages)
 
 
 def list_processes(variable: str, uids: bool = False) -> list[ProcessInfo]:

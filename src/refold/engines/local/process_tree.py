@@ -144,8 +144,17 @@ class ProcessTree:
     async def _members(self) -> set[int]:
         return set(await retry_on_shortage(lambda: self.host.groups.members(self.group)))
 
+    async def processes(self) -> list[ProcessInfo]:
+        """Return the living processes of the tree."""
+        members = await self._members()
+        return self._among(await self._scanner.scan(), members)
+
     def groups_among(self, processes: Iterable[ProcessInfo], members: Collection[int] = ()) -> set[int]:
-        """Return the process groups with living processes of the tree. `members`: the pids in its cgroups.
+        """Return the process groups with living processes of the tree. `members`: the pids in its cgroups."""
+        return {info.group for info in self._among(processes, members)}
+
+    def _among(self, processes: Iterable[ProcessInfo], members: Collection[int]) -> list[ProcessInfo]:
+        """Return the living processes of the tree.
 
         A session belongs to the tree if its leader has ended or is still the process that was started: a pid is not
         reused while a session of that id exists. A process of another user belongs to it only in its cgroups: the
@@ -158,15 +167,15 @@ class ProcessTree:
             if info.pid in self._leaders and self._leaders[info.pid].started not in (None, info.started)
         }
         sessions, pids = self._leaders.keys() - reused, set(members)
-        return {
-            info.group
+        return [
+            info
             for info in processes
             if info.alive
             and (
                 info.pid in pids
                 or (self._uid in (None, info.uid) and (info.session in sessions or info.mark == self.mark))
             )
-        }
+        ]
 
 
 def find_strays(

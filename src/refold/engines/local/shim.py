@@ -13,14 +13,23 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 from refold.engines.local.environment import output_path
+from refold.engines.local.log_keeper import keeper_arguments
 from refold.engines.local.process import Process, boot_id, identify_process, is_alive, parse_stat
 from refold.engines.local.process_host import NO_COPIES, OutputCopy, OwnProcesses, ProcessHost
 from refold.engines.local.run_groups import GroupPlace
 from refold.model import Job
 from refold.server import job_descriptor_limit
-from refold.server.output import OWNER_ONLY_FILE, RunFiles, open_regular, read_regular, share_pipe
+from refold.server.output import (
+    DEFAULT_MAX_OUTPUT_BYTES,
+    OWNER_ONLY_FILE,
+    RunFiles,
+    open_regular,
+    read_regular,
+    share_pipe,
+)
 
 CLAIM_FAILED = 97
 """Exit status of a shim that could not claim its instance: it is claimed already, or the file cannot be written."""
@@ -30,21 +39,25 @@ MAX_STATUS_BYTES = 4
 LINKER_VARIABLE = re.compile(r"(LD|DYLD)_[A-Za-z0-9_]*|GLIBC_TUNABLES|GCONV_PATH", re.ASCII)
 
 # Stop signals go to the whole process group; the shell survives them to record the exit status of the command. In the
-# subshell the traps are back at their defaults. The end of a run is recorded in a file before it is signalled: a shim
-# that starts too late to receive the signal finds the file. The shell's stderr is redirected so that it does not print
-# "Killed" to the log. Output is copied to files of the job by `tee`, which survives stop signals too and ends when all
-# processes have closed their output. These files are not rotated, as the log is. Space for the exit status is written
-# before the command starts, so that it can be recorded if the disk is full by then. Variables of the dynamic linker are
-# exported last: the shell and `tee` must not load what a job preloads.
+# subshell the traps are back at their defaults; the log keeper ignores them from its start. The end of a run is
+# recorded in a file before it is signalled: a shim that starts too late to receive the signal finds the file. The
+# shell's stderr is redirected so that it does not print "Killed" to the log. Output is copied to files of the job by
+# `tee`, which survives stop signals too and ends when all processes have closed their output. These files are not
+# bounded, as the log is (`log_keeper`). Space for the exit status is written before the command starts, so that it can
+# be recorded if the disk is full by then. Variables of the dynamic linker are exported last: the shell and `tee` must
+# not load what a job preloads.
 SCRIPT = """\
-trap : HUP INT TERM USR1 USR2
-exec 9>&2 2>/dev/null
+trap '' HUP INT TERM USR1 USR2
+exec 2>/dev/null
 _refold_boot=
 { read -r _refold_stat </proc/self/stat && read -r _refold_boot </proc/sys/kernel/random/boot_id; } || _refold_stat=$$
 set -C
 printf '%s %s\\n' "$_refold_stat" "$_refold_boot" >"$1" || exit 97
 set +C
 printf '   \\n' >"$2" || exit 97
+/bin/sh -c "${12}" "${12}" "${13}" "${14}" "${15}" "${16}" <"${11}" >/dev/null &
+trap : HUP INT TERM USR1 USR2
+exec >"${11}" 9>"${11}"
 _refold_copy() {
     [ -z "$3" ] || printf '' >"$1"
     (trap '' HUP INT TERM USR1 USR2; command -p tee -a "$1" <"$2" 2>&9 8>&- 9>&-) &
@@ -57,7 +70,7 @@ if [ -n "$8" ]; then _refold_copy "$8" "$9" "${10}"; exec 7>"$9"; command -p rm 
     cd -- "$4" || exit 126
     [ -z "$5" ] || exec >&8 2>&8 8>&-
     [ -z "$8" ] || exec 2>&7 7>&-
-    shift 10
+    shift 16
     while [ "$1" != -- ]; do export "$1"; shift; done
     shift
     exec "$@"
@@ -92,13 +105,16 @@ def start_shim(
     user: str = "",
     host: ProcessHost | None = None,
     place: GroupPlace | None = None,
+    max_output: int = DEFAULT_MAX_OUTPUT_BYTES,
 ) -> Process:
     """Start a command behind a shim, in its own session, with its output appended to the log, and copied to files.
 
     `host`: what starts it, as `user`; None: this process. `place`: the cgroup in which it runs, if there are any.
+    `max_output`: size of the log in bytes.
     """
     host = host or OwnProcesses()
-    words = shim_command(files, instance, folder, host.command(command), copies, linker_variables(environment))
+    exports = linker_variables(environment)
+    words = shim_command(files, instance, folder, host.command(command), copies, exports, max_output)
     words[2] = f"ulimit -S -n {job_descriptor_limit()} 2>/dev/null\n{words[2]}"
     variables = without_linker_variables(environment)
     with open_regular(files.log(instance), os.O_WRONLY | os.O_CREAT | os.O_APPEND) as output:
@@ -112,6 +128,7 @@ def shim_command(
     command: Sequence[str],
     copies: Sequence[OutputCopy] = NO_COPIES,
     exports: Mapping[str, str] | None = None,
+    max_output: int = DEFAULT_MAX_OUTPUT_BYTES,
 ) -> list[str]:
     """Return the command line of a shim, and create the pipes that it needs.
 
@@ -119,7 +136,11 @@ def shim_command(
     """
     paths = [str(path) for path in (files.claim(instance), files.exit(instance), files.end, folder)]
     for copy in copies:
-        paths += _make_pipe(copy, files.pipe(instance, copy.stream))
+        is_copied = copy.path is not None
+        paths += [str(copy.path), _make_pipe(files.pipe(instance, copy.stream))] if is_copied else ["", ""]
+        paths.append("replace" if is_copied and copy.replace else "")
+    unique = f"log-{uuid4().hex}"  # a shim of a killed daemon may be starting, too
+    paths += [_make_pipe(files.pipe(instance, unique)), *keeper_arguments(files, instance, max_output)]
     assignments = [f"{name}={value}" for name, value in (exports or {}).items()]
     return [SHELL, "-c", SCRIPT, "refold-shim", *paths, *assignments, "--", *command]
 
@@ -145,14 +166,12 @@ def output_copies(job: Job, run: int, folder: Path, instance: int) -> tuple[Outp
     return tuple(copies)
 
 
-def _make_pipe(copy: OutputCopy, pipe: Path) -> list[str]:
-    """Create the pipe for a copy, and return the arguments of the shim; empty ones if there is no copy."""
-    if copy.path is None:
-        return ["", "", ""]
+def _make_pipe(pipe: Path) -> str:
+    """Create a pipe, and return its path."""
     pipe.unlink(missing_ok=True)
     os.mkfifo(pipe, OWNER_ONLY_FILE)
     share_pipe(pipe)
-    return [str(copy.path), str(pipe), "replace" if copy.replace else ""]
+    return str(pipe)
 
 
 def read_claim(path: Path) -> Claim | None:

@@ -54,10 +54,12 @@ from .forms import (
     apply_corrections as apply_corrections,
 )
 from .hardware import (
+    Crossing as Crossing,
     Efficiency as Efficiency,
     GpuSpec as GpuSpec,
     Machines as Machines,
     build_machines as build_machines,
+    spread_evenly as spread_evenly,
 )
 from .linear_attention import LinearAttention as LinearAttention
 from .measurement import (

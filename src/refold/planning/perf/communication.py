@@ -1,5 +1,6 @@
 """Communication time: ring collectives over the slowest link that a group of GPUs crosses.
 
+A ring leaves each node, and each domain of a level such as racks, once; the nodes of a domain share its links outside.
 Ranks are in the common order: tensor-parallel ranks are adjacent, then context-parallel and data-parallel ranks, and
 pipeline stages are furthest apart. A group is `members` ranks that are `stride` apart.
 """
@@ -13,7 +14,7 @@ import numpy as np
 
 from refold.planning.perf.columns import FULL, Column, PlanColumns
 from refold.planning.perf.compute import BACKWARD_ATTENTION, attention_seconds, imbalance
-from refold.planning.perf.hardware import Machines
+from refold.planning.perf.hardware import Crossing, Machines
 from refold.planning.perf.training_setup import TrainingSetup
 
 TENSOR_COLLECTIVES = 2.0
@@ -21,25 +22,54 @@ TENSOR_COLLECTIVES = 2.0
 sequence parallelism each is a reduce-scatter and an all-gather, which transfer as many bytes."""
 
 
+class DomainLayout(NamedTuple):
+    """Placement of a group in the domains of a level that the job crosses, such as racks.
+
+    Number of domains, how many such groups share the links of a domain, the bytes per second out of the smallest
+    domain, its GPUs, and the mean number of GPUs in a domain.
+    """
+
+    domains: Column
+    sharing: Column
+    rate: float
+    smallest: int
+    gpus: float
+
+
 class GroupLayout(NamedTuple):
     """Placement of a group: members per node, number of nodes, and how many such groups share a node's network.
 
-    Where links connect the GPUs of several nodes, these count as one node.
+    Where links connect the GPUs of several nodes, these count as one node. `levels`: in domains further outside.
     """
 
     on_node: Column
     nodes: Column
     sharing: Column
+    levels: tuple[DomainLayout, ...] = ()
 
 
 def group_layout(machines: Machines, members: Column, stride: Column) -> GroupLayout:
     """Return the layout of a group. A block of ranks lies within nodes if every node holds a whole number of blocks."""
-    common = gcd(*machines.domains)
-    blocks = common / (stride * members)
-    inside = blocks == np.floor(blocks)
+    inside = _lie_within(machines.domains, members, stride)
     per_node = machines.gpus / len(machines.domains)
     on_node = np.where(inside, members, np.clip(per_node / stride, 1.0, members))
-    return GroupLayout(on_node, np.maximum(1.0, members / on_node), np.minimum(stride, per_node))
+    levels = tuple(_domain_layout(machines, level, members, stride) for level in machines.crossings)
+    return GroupLayout(on_node, np.maximum(1.0, members / on_node), np.minimum(stride, per_node), levels)
+
+
+def _lie_within(domains: tuple[int, ...], members: Column, stride: Column) -> Column:
+    blocks = gcd(*domains) / (stride * members)
+    return np.asarray(blocks == np.floor(blocks))
+
+
+def _domain_layout(machines: Machines, level: Crossing, members: Column, stride: Column) -> DomainLayout:
+    """Return the layout of a group on a level: some groups cross it unless all lie within domains."""
+    gpus, smallest = machines.gpus / len(level.gpus_in_domain), min(level.gpus_in_domain)
+    crossed = np.maximum(2.0, members / np.clip(gpus / stride, 1.0, members))
+    domains = np.where(_lie_within(level.gpus_in_domain, members, stride), 1.0, crossed)
+    nodes = smallest * machines.nodes / machines.gpus
+    rate = level.network.gigabytes_per_second * 1e9 * nodes * machines.gpu.efficiency.network
+    return DomainLayout(domains, np.minimum(stride, gpus), rate, smallest, gpus)
 
 
 def link_rate(machines: Machines) -> float:
@@ -69,7 +99,29 @@ def pass_seconds(machines: Machines, payload: Column, layout: GroupLayout, inter
     """Return the seconds of a reduce-scatter or an all-gather of `payload` bytes in a group with a known layout."""
     inside = payload * (1 - 1 / layout.on_node) / link_rate(machines)
     across = payload * (1 - 1 / layout.nodes) * layout.sharing * inter_node_factor / node_rate(machines)
-    return np.maximum(inside, across) + _latency(machines, layout)
+    slowest = np.maximum(np.maximum(inside, across), payload * inter_node_factor * ring_crossing(layout))
+    return slowest + _latency(machines, layout)
+
+
+def ring_crossing(layout: GroupLayout) -> Column:
+    """Return the seconds for each byte of a ring collective between domains of the slowest level that is crossed."""
+    seconds = [(1 - 1 / level.domains) * level.sharing / level.rate for level in layout.levels]
+    return np.asarray(np.max(seconds, axis=0, initial=0.0))
+
+
+def exchange_crossing(setup: TrainingSetup, layout: GroupLayout) -> Column:
+    """Return the same for each byte that a GPU sends to experts."""
+    model, seconds = setup.model, []
+    for level in layout.levels:
+        others = _others(level.domains, model.experts_per_token, model.groups_per_token or np.inf)
+        seconds.append(others * level.gpus / level.rate)
+    return np.asarray(np.max(seconds, axis=0, initial=0.0))
+
+
+def stage_crossing(layout: GroupLayout) -> Column:
+    """Return the same for each byte that a GPU sends to the next pipeline stage."""
+    seconds = [np.where(level.domains > 1, level.smallest / level.rate, 0.0) for level in layout.levels]
+    return np.asarray(np.max(seconds, axis=0, initial=0.0))
 
 
 def _latency(machines: Machines, layout: GroupLayout) -> Column:
@@ -148,7 +200,8 @@ def exchange_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     inside = sent * _others(plans.expert, model.experts_per_token, np.inf) / link_rate(machines)
     nodes = _others(layout.nodes, model.experts_per_token, model.groups_per_token or np.inf)
     across = sent * nodes * (machines.gpus / len(machines.domains)) / node_rate(machines)
-    return np.maximum(inside, across) + _latency(machines, layout)
+    slowest = np.maximum(np.maximum(inside, across), sent * exchange_crossing(setup, layout))
+    return slowest + _latency(machines, layout)
 
 
 def _others(places: Column, experts: int, limit: float) -> Column:
@@ -165,6 +218,7 @@ def stage_seconds(setup: TrainingSetup, plans: PlanColumns) -> Column:
     payload = setup.micro_tokens(plans) * setup.model.hidden * setup.engine.value_bytes / plans.tensor
     card = node_rate(machines) / min(machines.domains)
     seconds = payload / np.where(layout.nodes > 1, card, link_rate(machines))
+    seconds = np.maximum(seconds, payload * stage_crossing(layout))
     return np.where(plans.pipeline > 1, 2 * plans.interleave * seconds, 0.0)
 
 

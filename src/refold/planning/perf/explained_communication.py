@@ -10,6 +10,7 @@ import numpy as np
 
 from refold.model import Plan
 from refold.planning.perf import communication, compute, memory_model
+from refold.planning.perf.columns import Column
 from refold.planning.perf.training_setup import TrainingSetup
 
 _FUNCTIONS = {"max": max, "min": min, "ceil": ceil, "log2": log2}
@@ -86,7 +87,7 @@ def add_communication(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
         lines.formula("tensor_comm", "0", "s", "an opaque model has no tensor parallelism")
     else:
         lines.formula("tensor_bytes", "tokens * hidden_width * value_bytes", "B", "bytes per collective")
-        passes = _collective_formula("tensor", across=f" * {engine.tensor_inter_node_traffic}")
+        passes = _collective_formula(setup, "tensor", across=f" * {engine.tensor_inter_node_traffic}")
         exposed = f"{2 * engine.tensor_factor:g} * (1 - {engine.overlap_tensor} * (1 - 1 / tensor))"
         lines.formula("tensor_comm", f"{exposed} * collectives * {passes}", "s", "tensor parallelism, per layer")
     if plan.context > 1 and not model.opaque:
@@ -99,15 +100,17 @@ def add_communication(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
         lines.formula("expert_comm", "0", "s", "experts are not divided among GPUs")
     copies = plan.data * plan.context
     stages, stride = np.full(1, float(plan.pipeline)), np.full(1, float(copies * plan.tensor))
-    spans_nodes = communication.group_layout(machines, stages, stride).nodes[0] > 1
-    rate = "(node_rate / smallest_node)" if spans_nodes else "link_rate"
+    layout = communication.group_layout(machines, stages, stride)
+    rate = "(node_rate / smallest_node)" if layout.nodes[0] > 1 else "link_rate"
+    _add_crossing(lines, setup, "stage", communication.stage_crossing(layout))
     lines.given("GPUs of the smallest node", smallest_node=min(machines.domains))
     if plan.pipeline == 1:
         lines.formula("stage_transfer", "0", "s", "no pipeline")
     else:
         lines.formula(
             "stage_transfer",
-            f"2 * chunks * tokens * hidden_width * value_bytes / tensor / {rate}",
+            "2 * chunks * tokens * hidden_width * value_bytes / tensor"
+            + (f" * max(1 / {rate}, stage_crossing)" if machines.crossings else f" / {rate}"),
             "s",
             "transfers between stages, forward and backward",
         )
@@ -124,7 +127,7 @@ def _add_context(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula(
         "context_bytes", "2 * key_width * value_bytes * tokens * context", "B", "keys and values of a sequence"
     )
-    lines.formula("context_once", _collective_formula("context"), "s", "one exchange of keys and values")
+    lines.formula("context_once", _collective_formula(setup, "context"), "s", "one exchange of keys and values")
     lines.given("share of attention that overlaps with it", overlap_context=setup.engine.overlap_context)
     lines.formula("context_hidden", "overlap_context * (1 - 1 / context) * attention", "s", "that overlaps")
     lines.given("forward passes, repeated ones included", forward_passes=1 if plan.recompute == "none" else 2)
@@ -158,9 +161,12 @@ def _add_expert_exchange(lines: Lines, setup: TrainingSetup, plan: Plan) -> None
         "",
         "other nodes to which a token is sent, on average",
     )
+    layout = communication.group_layout(setup.machines, np.full(1, float(plan.expert)), np.full(1, float(plan.tensor)))
+    _add_crossing(lines, setup, "exchange", communication.exchange_crossing(setup, layout))
+    crossing = ", sent * exchange_crossing" if setup.machines.crossings else ""
     lines.formula(
         "exchange",
-        "max(sent * other_gpus / link_rate, sent * other_nodes * per_node / node_rate) + expert_latency",
+        f"max(sent * other_gpus / link_rate, sent * other_nodes * per_node / node_rate{crossing}) + expert_latency",
         "s",
         "one exchange of tokens",
     )
@@ -197,13 +203,22 @@ def _add_group(lines: Lines, setup: TrainingSetup, kind: str, members: int, stri
     latency = machines.inside.latency_microseconds * log2(lines.values[f"{kind}_on_node"])
     latency += machines.network.latency_microseconds * log2(lines.values[f"{kind}_nodes"])
     lines.given("latency of one collective", "s", **{f"{kind}_latency": latency * 1e-6})
+    layout = communication.group_layout(machines, np.full(1, float(members)), np.full(1, float(stride)))
+    _add_crossing(lines, setup, kind, communication.ring_crossing(layout))
 
 
-def _collective_formula(kind: str, payload: str = "", across: str = "") -> str:
+def _add_crossing(lines: Lines, setup: TrainingSetup, kind: str, seconds: Column) -> None:
+    if setup.machines.crossings:
+        meaning = "time for each byte between the domains of the slowest level that is crossed"
+        lines.given(meaning, "s/B", **{f"{kind}_crossing": float(seconds[0])})
+
+
+def _collective_formula(setup: TrainingSetup, kind: str, payload: str = "", across: str = "") -> str:
     payload = payload or f"{kind}_bytes"
+    crossing = f", {payload} * {kind}_crossing{across}" if setup.machines.crossings else ""
     return (
         f"(max({payload} * (1 - 1 / {kind}_on_node) / link_rate, "
-        f"{payload} * (1 - 1 / {kind}_nodes) * {kind}_sharing{across} / node_rate) + {kind}_latency)"
+        f"{payload} * (1 - 1 / {kind}_nodes) * {kind}_sharing{across} / node_rate{crossing}) + {kind}_latency)"
     )
 
 
@@ -233,14 +248,14 @@ def _add_collectives(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     lines.formula("gradient_bytes", f"{exchanged} * {common}", "B", "gradients to exchange")
     lines.formula("weight_bytes", f"{gathered} * {common}", "B", "weights to gather with ZeRO")
     reduce_scatter, all_gather = (
-        _collective_formula("data", payload) for payload in ("gradient_bytes", "weight_bytes")
+        _collective_formula(setup, "data", payload) for payload in ("gradient_bytes", "weight_bytes")
     )
     if has_experts:
         _add_group(lines, setup, "copies", shards // plan.expert, plan.tensor * plan.expert)
         lines.formula("expert_gradients", f"{exchanged} * routed", "B", "gradients of experts")
         lines.formula("expert_weights", f"{gathered} * routed", "B", "weights of experts to gather with ZeRO")
-        reduce_scatter += f" + {_collective_formula('copies', 'expert_gradients')}"
-        all_gather += f" + {_collective_formula('copies', 'expert_weights')}"
+        reduce_scatter += f" + {_collective_formula(setup, 'copies', 'expert_gradients')}"
+        all_gather += f" + {_collective_formula(setup, 'copies', 'expert_weights')}"
     lines.formula("reduce_scatter", reduce_scatter, "s", "one reduce-scatter")
     lines.formula("all_gather", all_gather, "s", "one all-gather")
     full_exchange = plan.zero <= (0 if engine.scatters_gradients else 1)
@@ -248,7 +263,9 @@ def _add_collectives(lines: Lines, setup: TrainingSetup, plan: Plan) -> None:
     if plan.replicate > 1:
         _add_group(lines, setup, "replicate", plan.replicate, plan.tensor * shards)
         lines.formula("replicate_bytes", f"{exchanged} * parameters / {shards}", "B", "gradients of a shard")
-        lines.formula("sum_of_groups", f"2 * {_collective_formula('replicate')}", "s", "all-reduce between groups")
+        lines.formula(
+            "sum_of_groups", f"2 * {_collective_formula(setup, 'replicate')}", "s", "all-reduce between groups"
+        )
         exchange += " + sum_of_groups"
     lines.formula("grad_exchange", exchange, "s", f"gradient exchange with ZeRO-{plan.zero}")
 

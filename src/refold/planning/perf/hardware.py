@@ -101,11 +101,23 @@ DEFAULT_MARGIN = 0.06
 """Share of GPU memory that plans leave free: the allocator loses it to fragmentation."""
 
 
+class Crossing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A level of the cluster, such as racks, of which a job uses several domains.
+
+    `gpus_in_domain`: its GPUs in each of them. `network`: the bandwidth of each node to nodes of other domains.
+    """
+
+    gpus_in_domain: tuple[int, ...]
+    network: Link
+
+
 class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The machines of a job: GPUs of one type on each node, links, CPUs and host memory.
 
     `network` is the bandwidth out of one node (all its network cards together). CPUs and memory are totals of the job,
     evenly spread; 0 CPUs: the default per GPU, 0 memory: unlimited. `margin`: share of GPU memory to be left free.
+    `link_domains`: GPUs in each domain that `inside` connects; empty: as few domains as possible, by the GPU type.
+    `crossings`: the levels that the job crosses, innermost first; `network` connects the nodes below them.
     """
 
     gpu: GpuSpec
@@ -115,6 +127,8 @@ class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     cpus: float = 0.0
     memory_gib: float = 0.0
     margin: float = DEFAULT_MARGIN
+    link_domains: tuple[int, ...] = ()
+    crossings: tuple[Crossing, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin < 1:
@@ -143,12 +157,14 @@ class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
     def domains(self) -> tuple[int, ...]:
         """GPUs in each domain that `inside` connects: those of a node, or of several nodes (NVL72).
 
-        Nodes are spread evenly over as few domains as possible.
+        Nodes are spread evenly over as few domains as possible, unless `link_domains` says otherwise.
         """
+        if self.link_domains:
+            return self.link_domains
         nodes_each = max(1, self.gpu.link_domain // max(self.gpus_on_node))
         if nodes_each == 1:
             return self.gpus_on_node
-        ends = list(accumulate(_spread_evenly(self.nodes, ceil(self.nodes / nodes_each))))
+        ends = list(accumulate(spread_evenly(self.nodes, ceil(self.nodes / nodes_each))))
         return tuple(sum(self.gpus_on_node[start:end]) for start, end in pairwise([0, *ends]))
 
 
@@ -158,7 +174,7 @@ def build_machines(gpu: GpuSpec, gpus: int, *, nodes: int = 0, cpus: float = 0.0
         raise BadValue(f"{gpus} GPUs, expected at least 1")
     if not 0 <= nodes <= gpus:
         raise BadValue(f"{gpus} GPUs cannot be spread over {nodes} nodes")
-    layout = _fill_nodes(gpus, gpu.gpus_per_node) if not nodes else _spread_evenly(gpus, nodes)
+    layout = _fill_nodes(gpus, gpu.gpus_per_node) if not nodes else spread_evenly(gpus, nodes)
     network = Link("network", gpu.node_network_gigabytes_per_second)
     return Machines(gpu, layout, gpu.link, network, cpus, memory_gib)
 
@@ -169,7 +185,7 @@ def _fill_nodes(gpus: int, per_node: int) -> tuple[int, ...]:
     return (per_node,) * full + ((rest,) if rest else ())
 
 
-def _spread_evenly(gpus: int, nodes: int) -> tuple[int, ...]:
+def spread_evenly(gpus: int, nodes: int) -> tuple[int, ...]:
     """Return the GPUs of each node (or the nodes of each domain), as even as possible."""
     fewer, more = divmod(gpus, nodes)
     return (fewer + 1,) * more + (fewer,) * (nodes - more)

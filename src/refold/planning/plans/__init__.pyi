@@ -1,4 +1,5 @@
-from .cluster_machines import Layout as Layout
+from .cluster_machines import Layout as Layout, Spread as Spread, spread_of as spread_of
+from .crossings import Crossings as Crossings
 from .curves import (
     MIN_SPEEDUP as MIN_SPEEDUP,
     Curve as Curve,

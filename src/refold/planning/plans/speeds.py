@@ -30,7 +30,7 @@ from refold.planning.perf import (
     plans_to_columns,
     refit_if_needed,
 )
-from refold.planning.plans.cluster_machines import MIB_PER_GIB, ClusterMachines, Layout
+from refold.planning.plans.cluster_machines import MIB_PER_GIB, ClusterMachines, Layout, Spread
 from refold.planning.plans.launch_targets import LAUNCH_TARGETS, launch_problem
 from refold.planning.plans.measured_steps import MeasuredSteps, StepTable
 from refold.planning.plans.search import best_of_families, best_plan, best_plans, simple_plans
@@ -179,13 +179,14 @@ class Speeds:
         scaled = msgspec.structs.replace(plan, data=replicas, accumulation=accumulation)
         return self.with_plan(job, gpu_type, layout, cpus, scaled)
 
-    def with_plan(self, job: Job, gpu_type: str, layout: Layout, cpus: float, plan: Plan) -> Speed:
+    def with_plan(self, job: Job, gpu_type: str, layout: Layout, cpus: float, plan: Plan, spread: Spread = ()) -> Speed:
         """Return the speed with a given plan, even if it is estimated not to fit: the user has chosen it.
 
-        A GPU type on which the speed is unknown is modelled as the first one on which it is known.
+        `spread`: how the layout is spread over the domains of the cluster; (): over as few as possible. A GPU
+        type on which the speed is unknown is modelled as the first one on which it is known.
         """
         kind = workload_kind(job)
-        key = (kind, gpu_type, layout, cpus, plan)
+        key = (kind, gpu_type, layout, cpus, plan, spread)
         cached = self._cache.get(key)
         if cached is None:
             types = self.types_for(job)
@@ -193,7 +194,7 @@ class Speeds:
             if table := self._table(kind, known_type):
                 cached = Speed(1 / table.step_seconds(plan), plan)
             else:
-                cached = self._corrected(kind, known_type, layout, cpus, plan)
+                cached = self._corrected(kind, known_type, layout, cpus, plan, spread)
             self._cache[key] = cached
         return cached
 
@@ -255,8 +256,10 @@ class Speeds:
             return None
         return self._measured.find(kind.workload, gpu_type, kind.batch)
 
-    def _setup(self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float) -> TrainingSetup:
-        setup = self._setup_beforehand(kind, gpu_type, layout, cpus)
+    def _setup(
+        self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float, spread: Spread = ()
+    ) -> TrainingSetup:
+        setup = self._setup_beforehand(kind, gpu_type, layout, cpus, spread)
         fitted = self._online_fit(kind, gpu_type) if self._learned else None
         return apply_corrections(setup, _rounded(fitted.values)) if fitted else setup
 
@@ -272,9 +275,11 @@ class Speeds:
             self._checked_fits[key] = fitted
         return self._checked_fits[key]
 
-    def _setup_beforehand(self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float) -> TrainingSetup:
+    def _setup_beforehand(
+        self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float, spread: Spread = ()
+    ) -> TrainingSetup:
         """Return a setup without what was measured meanwhile."""
-        model, machines = self._model(kind), self._machines.get(gpu_type, layout, cpus)
+        model, machines = self._model(kind), self._machines.get(gpu_type, layout, cpus, spread)
         assert model is not None
         fit = self._fits.get((model.name, machines.gpu.name))
         assumed = LAUNCH_TARGETS[kind.engine].estimated_as if kind.engine else GENERAL_ENGINE
@@ -331,9 +336,11 @@ class Speeds:
         speeds = [self._corrected(kind, gpu_type, layout, cpus, plan) for plan in dict.fromkeys(plans)]
         return max(speeds, key=lambda speed: speed.steps_per_second, default=None)
 
-    def _corrected(self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float, plan: Plan) -> Speed:
+    def _corrected(
+        self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float, plan: Plan, spread: Spread = ()
+    ) -> Speed:
         """Return the speed with a plan as measured, else as modelled and corrected."""
-        modelled = self._estimate(self._setup(kind, gpu_type, layout, cpus), plan)
+        modelled = self._estimate(self._setup(kind, gpu_type, layout, cpus, spread), plan)
         if not self._learned:
             return modelled
         measured = self._learned.get(MeasuredShape(*kind[:3], gpu_type, layout, plan))

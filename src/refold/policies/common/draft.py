@@ -91,6 +91,13 @@ class Draft:
             self._allocations[job_id] = None
             self.changed[job_id] = why
 
+    def withdraw(self, job_id: str) -> None:
+        """Undo that a waiting job was placed."""
+        held = self._allocations.pop(job_id)
+        if held is not None:
+            self.free.release(held.placement)
+        del self.changed[job_id]
+
     def place(self, job_id: str, placer: Placer, demand: Demand, plan: Plan | None, why: str = "") -> bool:
         """Place a job that has no allocation; return whether it fits."""
         if demand.gpu_milli == WHOLE and demand.instances * demand.gpus > self.free.whole_gpus:
@@ -141,7 +148,7 @@ class Draft:
     def _take(self, placement: Placement, *, even_if_closed: bool) -> bool:
         closed = self._closed
         if even_if_closed:
-            self.open_nodes()
+            self.open_nodes(closed)
         is_free = self.free.take(placement) is None
         if even_if_closed:
             self.close_nodes(closed)
@@ -154,11 +161,12 @@ class Draft:
             self.free.set_node_up(node, up=False)
         self._closed |= added
 
-    def open_nodes(self) -> None:
-        """Open all nodes that were closed."""
-        for node in self._closed:
+    def open_nodes(self, nodes: Iterable[int]) -> None:
+        """Open nodes that were closed."""
+        opened = self._closed.intersection(nodes)
+        for node in opened:
             self.free.set_node_up(node, up=True)
-        self._closed = frozenset()
+        self._closed -= opened
 
     def snapshot(self) -> DraftSnapshot:
         """Return the state for `restore`."""

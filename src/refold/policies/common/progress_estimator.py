@@ -13,7 +13,7 @@ from typing import get_args
 from refold.core import View
 from refold.errors import BadValue
 from refold.model import WHOLE, Allocation, ChangeWay, Demand, Job, Run, Seconds
-from refold.planning.plans import Knowledge, Speeds
+from refold.planning.plans import Crossings, Knowledge, Speeds
 from refold.policies.common.durations import ExpectedService
 
 MIN_REMAINING_STEPS = 0.5
@@ -49,6 +49,7 @@ class ProgressEstimator:
         if restart_seconds < 0:
             raise BadValue(f"restart_seconds is {restart_seconds}, expected seconds ≥ 0")
         self.speeds = Speeds(view.cluster, knowledge)
+        self.crossings = Crossings(self.speeds)
         self.restart_seconds = restart_seconds
         self._trust_steps = trust_steps
         self._expected_service = expected_service
@@ -77,12 +78,14 @@ class ProgressEstimator:
         self._knows_work.pop(job_id, None)
 
     def _compute_speed(self, job: Job, allocation: Allocation) -> float:
+        slowdown = self.crossings.slowdown(job, allocation)
         if not self.speeds.can_model(job):
-            return 1.0
+            return 1.0 / slowdown
         gpu_type = self.speeds.cluster.nodes[allocation.placement[0].node].gpu_type
         plan = allocation.plan or self.speeds.own_plan(job)
         cpus = allocation.cpu_milli / WHOLE
-        return self.speeds.with_plan(job, gpu_type, allocation.gpus_on_node, cpus, plan).steps_per_second
+        modelled = self.speeds.with_plan(job, gpu_type, allocation.gpus_on_node, cpus, plan)
+        return modelled.steps_per_second / slowdown
 
     def remaining_work(self, view: View, job: Job) -> float:
         """Return the remaining work in steps; in seconds for a job with unknown speed."""

@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 
 import cython
 
-from refold.model import Demand, Job, Reason, Shortage, Start, Wait
+from refold.model import Demand, DomainWait, Job, Reason, Shortage, Start, Wait
 from refold.placement import Placer
 
 if not cython.compiled:
@@ -52,6 +52,11 @@ class Reasons:
         """Note that jobs of users that have used less of their share have started before the job."""
         if self._is_new(job, Reason.FAIR_SHARE):
             self._waits.append(Wait(job.id, Reason.FAIR_SHARE, ahead=ahead))
+
+    def note_topology(self, job: Job, domains: DomainWait) -> None:
+        """Note that the job would be slower across the domains that have room now."""
+        if self._is_new(job, Reason.TOPOLOGY):
+            self._waits.append(Wait(job.id, Reason.TOPOLOGY, domains=domains))
 
     def note_releasing(self, job: Job) -> None:
         """Note that runs are stopping to release the resources for the job."""

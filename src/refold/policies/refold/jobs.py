@@ -14,6 +14,7 @@ from refold.core import TenantUser, View
 from refold.errors import BadValue
 from refold.model import Allocation, Seconds
 from refold.placement import Floats, Ints
+from refold.planning.plans import Spread
 from refold.policies.common import Option, Options
 from refold.policies.refold.arrivals import ArrivalSummary
 from refold.policies.refold.kernels import DelayColumns, DelayRules, Weighed, weigh_jobs
@@ -293,6 +294,14 @@ class RoundJobs:
     def speed(self, job_id: str, held: Allocation) -> float:
         """Return the steps per second of a job with an allocation."""
         return self._estimator.speed(self.by_id[job_id], held)
+
+    def slowdown(self, job_id: str, held: Allocation) -> float:
+        """Return the step time of a job with an allocation, divided by that on as few domains as possible."""
+        return self._estimator.crossings.slowdown(self.by_id[job_id], held)
+
+    def packed(self, held: Allocation) -> Spread:
+        """Return the spread of an allocation if it were on as few domains as possible."""
+        return self._estimator.crossings.packed(held)
 
     def requested_speed(self, job_id: str) -> float | None:
         """Return the steps per second of what a job requested; None if its speed is unknown."""

@@ -50,6 +50,7 @@ from refold.policies.common import (
     has_external_changes,
 )
 from refold.policies.refold.arrivals import Arrivals
+from refold.policies.refold.domains import DomainWaits
 from refold.policies.refold.growth import Growth
 from refold.policies.refold.jobs import RefoldSettings, RoundJobs
 from refold.policies.refold.reservation import NodeReservation
@@ -151,6 +152,8 @@ class Refold:
         self._sources: JobSources | None = None
         self._reservation: NodeReservation | None = None
         """The nodes that are reserved for the first overdue job that cannot start."""
+        self._domains: DomainWaits | None = None
+        """The jobs that wait for domains; None on a cluster without levels."""
         self._draft: Draft | None = None
         """That of the last round."""
         self._overtaken: dict[str, int] = {}
@@ -178,8 +181,11 @@ class Refold:
         """Return a draft of all allocations after a round, and set the time of the next one."""
         jobs = RoundJobs(view, sources, self._settings, self._arrivals.summary(view.now))
         draft = self._draft = Draft(view, self._placer, self._draft)
+        if self._domains is not None:
+            self._domains.begin_round(jobs)
         if self._goal == "time":
-            starter = Starter(jobs, draft, self._placer, self._settings.max_preemptors, self._reservation)
+            max_preemptors = self._settings.max_preemptors
+            starter = Starter(jobs, draft, self._placer, max_preemptors, self._reservation, self._domains)
             starter.place_waiting()
             wake_at = Growth(jobs, draft, self._placer).grow()
         else:
@@ -191,6 +197,8 @@ class Refold:
         self._wake_at = min(wake_at, view.next_preemptible_at())
         if starter.is_review_useful():
             self._wake_at = min(self._wake_at, view.now + REVIEW_SECONDS)
+        if self._domains is not None:
+            self._wake_at = min(self._wake_at, self._domains.wake_at())
         return draft
 
     def _observe(self, view: View) -> JobSources:
@@ -203,6 +211,7 @@ class Refold:
             options = OptionCache(estimator.speeds)
             guarantees = GuaranteeRules(estimator, options, SAFETY_FACTOR)
             self._sources = JobSources(estimator, options, guarantees, service, self._fair_share)
+            self._domains = DomainWaits(view.cluster) if view.cluster.levels else None
         self._placer.observe(view)
         self._sources.expected_service.observe(view)
         self._sources.observe(view)
@@ -231,7 +240,11 @@ class Refold:
         for job_id, ahead in self._overtaken.items():
             if job_id in view.waiting and job_id not in placed:
                 self._reasons.note_fair_share(view.waiting[job_id], ahead)
-        explained = {*self._overtaken, *self._note_reserved(view, placed)}
+        held_back = self._domains.waits if self._domains is not None else {}
+        for job_id, wait in held_back.items():
+            if job_id in view.waiting and job_id not in placed:
+                self._reasons.note_topology(view.waiting[job_id], wait)
+        explained = {*self._overtaken, *held_back, *self._note_reserved(view, placed)}
         waits = self._reasons.collect_all(view, decision.starts, self._transition.pending, behind=explained)
         wake_at = max(self._wake_at, view.now + OVERDUE_WAKE_SECONDS) if self._wake_at < inf else None
         if self._transition.is_stalled(view, decision):

@@ -11,6 +11,7 @@ import numpy as np
 
 from refold.placement import Ints, Placer
 from refold.policies.common import Draft, Options, Sharing
+from refold.policies.refold.domains import DomainWaits
 from refold.policies.refold.jobs import RoundJobs
 from refold.policies.refold.preemption import Preemptor
 from refold.policies.refold.reservation import END_QUANTILE, NodeReservation, reserve_nodes
@@ -27,10 +28,11 @@ class Starter:
         placer: Placer,
         max_preemptors: int,
         reservation: NodeReservation | None = None,
+        domains: DomainWaits | None = None,
     ) -> None:
         """`max_preemptors`: number of jobs that may preempt others, apart from guaranteed jobs.
 
-        `reservation`: that of the last round.
+        `reservation`: that of the last round. `domains`: the jobs that wait for domains; None on a cluster without.
         """
         self._jobs, self._draft, self._placer = jobs, draft, placer
         self._preemptor = Preemptor(jobs, draft, placer)
@@ -40,7 +42,7 @@ class Starter:
         self._hopeless: set[Options] = set()
         """Sets of shapes for which a job of unknown length cannot preempt enough, nor can those after it."""
         self._unplaceable_on_reserved: set[Options] = set()
-        self._last_reservation = reservation
+        self._last_reservation, self._domains = reservation, domains
         self.reservation: NodeReservation | None = None
         self.queue: list[str] = []
         """The waiting jobs in the order in which they were tried."""
@@ -52,13 +54,17 @@ class Starter:
         self.queue = jobs.table.ids[waiting].tolist()
         for position in self._positions_to_try(waiting):
             job_id = self.queue[position]
-            if self._start(job_id, jobs.delay_per_gpu_second(len(waiting) - position - 1)):
+            rate = jobs.delay_per_gpu_second(len(waiting) - position - 1)
+            if self._start(job_id, rate) and not self._waits_for_domains(job_id, rate):
                 continue
             self._preemptor.gpus_ahead += jobs.options_of(job_id).fewest_gpus
             if self.reservation is None and jobs.is_overdue(job_id):
                 self._reserve_for(job_id)
         if jobs.with_range:
             self._share()
+
+    def _waits_for_domains(self, job_id: str, rate: float) -> bool:
+        return self._domains is not None and self._domains.hold_back(self._jobs, self._draft, job_id, rate)
 
     def _share(self) -> None:
         """Place jobs without GPUs by shrinking runs that hold more than they requested."""
@@ -186,7 +192,7 @@ class Starter:
             return False
         if jobs.remaining_time_quantile(job_id, END_QUANTILE) > left:
             return False
-        self._draft.open_nodes()
+        self._draft.open_nodes(reservation.nodes)
         fastest_first = sorted(options, key=lambda option: -option.speed)
         placed = self._draft.place_first(job_id, self._placer, fastest_first)
         self._draft.close_nodes(reservation.nodes)

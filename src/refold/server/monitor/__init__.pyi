@@ -1,5 +1,10 @@
 from .gpu_poller import GpuPoller as GpuPoller
 from .gpu_use import GpuUseWatch as GpuUseWatch
+from .job_use import (
+    USE_POLL_SECONDS as USE_POLL_SECONDS,
+    JobUseHistory as JobUseHistory,
+    SampleSeries as SampleSeries,
+)
 from .machine import (
     SLOT as SLOT,
     Layout as Layout,

@@ -128,6 +128,15 @@ class GpuPoller:
             if position is not None and index in self._readings
         }
 
+    def utilisation_of_jobs(self) -> dict[str, float]:
+        """Return the mean utilisation of the GPUs of each running job, in percent, if it is measured."""
+        readings, result = self._utilisation(), {}
+        for run in self._run_gpus():
+            values = [value for gpu in run.gpus if (value := readings.get(gpu)) is not None]
+            if values:
+                result[run.job] = sum(values) / len(values)
+        return result
+
     def _run_gpus(self) -> list[RunGpus]:
         return [
             RunGpus(

@@ -20,6 +20,7 @@ from .run_files import (
     new_mark as new_mark,
 )
 from .safe_files import (
+    FOR_ALL as FOR_ALL,
     OWNER_ONLY_FILE as OWNER_ONLY_FILE,
     OWNER_ONLY_FOLDER as OWNER_ONLY_FOLDER,
     RETRY_SECONDS as RETRY_SECONDS,

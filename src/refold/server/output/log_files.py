@@ -1,8 +1,12 @@
 """Logs of runs: rotated between two files of bounded size, and readable from any offset.
 
-A process appends to its log. When the log reaches half of the limit, its last part is copied to a second file and the
-log is truncated in place (copytruncate); output written at that very moment may be lost. Offsets count all bytes ever
-written, so they are unaffected by rotation: a third file stores how many bytes were removed from the log.
+When a log reaches half of the limit, it replaces a second file, and a new one is begun. Where a process writes to its
+log itself (Slurm), the last part is copied and the log is truncated in place (copytruncate); output written at that
+very moment may be lost. Offsets count all bytes ever written, so they are unaffected by rotation: a third file stores
+how many bytes were removed from the log.
+
+Another process may rotate a log while it is read here (the local engine's log keeper): it renames the log, then the
+third file, and creates the new log. Reads are repeated until the log was the same file before and after.
 """
 
 from __future__ import annotations
@@ -10,10 +14,11 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import IO
+from time import sleep
+from typing import IO, TypeVar
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -40,8 +45,14 @@ MAX_OFFSET_DIGITS = 18
 NOT_EXECUTABLE = 0o666
 """What a rotated file takes over of the mode of its log: a job may have put a program with set-user-id in its place."""
 
+MAX_READS = 20
+RETRY_PAUSE: Seconds = 0.005
+"""Between reads of a log that is rotated."""
+
 MAX_CHECK_INTERVAL: Seconds = 1.0
 MIN_CHECK_INTERVAL: Seconds = 0.05
+
+Result = TypeVar("Result")
 
 _locks: WeakValueDictionary[Path, threading.RLock] = WeakValueDictionary()
 _locks_lock = threading.Lock()
@@ -72,23 +83,17 @@ class LogChunk(msgspec.Struct, frozen=True):
 
 def read_log(path: Path, offset: int, limit: int = CHUNK_BYTES) -> LogChunk:
     """Read from an offset, or from the oldest stored byte if that is later. Does not split a UTF-8 character."""
-    with _lock_of(path):
-        removed, older = _removed_bytes(path), _sibling(path, "1")
-        oldest = max(0, removed - regular_size(older))
-        begin = max(offset, oldest)
-        data = _read_bytes(older, begin - oldest, limit) if begin < removed else b""
-        data += _read_bytes(path, begin + len(data) - removed, limit - len(data))
+    begin, data = _while_unrotated(path, lambda: _read_bytes(path, offset, limit))
     complete = _complete_characters(data) if len(data) < limit else _complete_characters(data) or data
     return LogChunk(complete, begin, begin + len(complete))
 
 
 def read_log_at(path: Path, offset: int, limit: int) -> tuple[LogChunk, bool] | None:
     """Read from an offset (negative: from the end), and whether the end was reached. None if there is no log."""
-    if not is_regular(path):
+    if not is_regular(path) and not is_regular(_sibling(path, "1")):
         return None
-    with _lock_of(path):
-        chunk = read_log(path, offset if offset >= 0 else max(0, log_size(path) + offset), limit)
-        return chunk, chunk.next >= log_size(path)
+    chunk = read_log(path, offset if offset >= 0 else max(0, log_size(path) + offset), limit)
+    return chunk, chunk.next >= log_size(path)
 
 
 def tail_log(path: Path, lines: int = 10) -> LogChunk:
@@ -101,11 +106,34 @@ def tail_log(path: Path, lines: int = 10) -> LogChunk:
 
 def log_size(path: Path) -> int:
     """Return the number of bytes ever written."""
+    return _while_unrotated(path, lambda: _removed_bytes(path) + regular_size(path))
+
+
+def _while_unrotated(path: Path, read: Callable[[], Result]) -> Result:
+    """Read the three files of a log together. What decides is the inode: a kept file is not another one's."""
+    for attempt in range(MAX_READS):
+        with _lock_of(path), suppress(OSError), open_regular(path) as log:
+            found = read()
+            if os.path.samestat(os.fstat(log.fileno()), path.lstat()):
+                return found
+        if not is_regular(_sibling(path, "1")):
+            break  # it was never rotated
+        if attempt:
+            sleep(RETRY_PAUSE)
     with _lock_of(path):
-        return _removed_bytes(path) + regular_size(path)
+        return read()
 
 
-def _read_bytes(path: Path, begin: int, limit: int) -> bytes:
+def _read_bytes(path: Path, offset: int, limit: int) -> tuple[int, bytes]:
+    """Return the offset of the first byte, and the bytes."""
+    removed, older = _removed_bytes(path), _sibling(path, "1")
+    oldest = max(0, removed - regular_size(older))
+    begin = max(offset, oldest)
+    data = _read_file(older, begin - oldest, limit) if begin < removed else b""
+    return begin, data + _read_file(path, begin + len(data) - removed, limit - len(data))
+
+
+def _read_file(path: Path, begin: int, limit: int) -> bytes:
     try:
         with open_regular(path) as file:
             file.seek(begin)

@@ -24,8 +24,8 @@ SHARED_FILE = 0o644
 SHORTAGE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT)
 """Errors of a machine short of file descriptors, processes, memory or disk space: not the job's fault."""
 
-PIPE_FOR_ALL = 0o666
-"""Mode of pipes in a job's folder, which is private. The job's user may be another one."""
+FOR_ALL = 0o666
+"""Mode of pipes and logs in a job's folder, which is private. The job's user may be another one."""
 
 RETRY_SECONDS: Seconds = 0.1
 
@@ -102,7 +102,7 @@ def share_pipe(path: Path) -> None:
         info = os.fstat(pipe)
         if not stat.S_ISFIFO(info.st_mode) or info.st_uid != os.geteuid():
             raise OSError(errno.EINVAL, "not a pipe of this user", str(path))
-        os.fchmod(pipe, PIPE_FOR_ALL)
+        os.fchmod(pipe, FOR_ALL)
     finally:
         os.close(pipe)
 

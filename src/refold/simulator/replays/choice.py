@@ -63,6 +63,8 @@ def find_replay(experiment: Experiment) -> Replay | None:
 def _runs_as_recorded(experiment: Experiment) -> bool:
     """Whether jobs are equal, admitted at once, run for the recorded time as requested, and none is lost."""
     charge, cluster = experiment.conditions.charge, experiment.cluster
+    if cluster.levels:
+        return False
     if charge is not None and (type(charge) is not RecordedSpeeds or not charge.is_of(cluster)):
         return False
     costs = replace(experiment.conditions.costs, stop=0.0, restart=0.0)  # nothing is stopped

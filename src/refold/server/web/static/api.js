@@ -77,6 +77,7 @@ export class DaemonSource {
   jobs(query, signal) { return this.get("jobs", query, signal); }
   timeline({ seconds }, signal) { return this.get("timeline", { seconds }, signal); }
   why(job, signal) { return this.get(`jobs/${encodeURIComponent(job)}/why`, {}, signal); }
+  async jobUse(job, signal) { return (await this.get(`jobs/${encodeURIComponent(job)}/use`, {}, signal)).samples; }
   logs(job, query, signal) { return this.get(`jobs/${encodeURIComponent(job)}/logs`, query, signal); }
 
   /** @returns {Promise<any>} */

@@ -146,6 +146,12 @@ export class RecordedSource {
     };
   }
 
+  /** What the job reported until now. */
+  async jobUse(id) {
+    const reports = (this._jobs.get(id)?.progress ?? []).filter(([at]) => at <= this.at);
+    return reports.map(([at, , loss = null, samples = null]) => ({ at, loss, samples_per_second: samples, cpus: null, memory_mib: null, utilisation: null }));
+  }
+
   _gpuSeconds(job) {
     return (job.runs ?? []).reduce((sum, run) => sum + run.gpus * Math.max(0, Math.min(run.end ?? this.at, this.at) - run.start), 0);
   }

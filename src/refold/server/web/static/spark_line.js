@@ -1,38 +1,41 @@
-/** A small line of the latest values, as SVG. */
+/** A small line of values over time, as SVG. */
 
 import { fill, h, svg } from "./dom.js";
-import { formatPrecise } from "./format.js";
+import { formatPrecise, formatDuration } from "./format.js";
 
 const [WIDTH, HEIGHT] = [240, 44];
-const MAX_VALUES = 400;
 
 export class SparkLine {
-  constructor(label, unit = "") {
+  /** @param {string} label @param {(value: number) => string} format */
+  constructor(label, format = formatPrecise) {
     this._label = label;
-    this._unit = unit;
-    this._values = [];
+    this._format = format;
     this._figure = h("span", { class: "figure" });
     this._drawing = h("div", { class: "spark-drawing" });
     this.element = h("div", { class: "spark", hidden: true }, h("span", { class: "stat-label", text: label }), this._figure, this._drawing);
   }
 
-  /** Add the present value; null: not known. `expected`: a value to compare with, drawn as a dashed line. */
-  add(value, expected = null) {
-    if (value === null || value === undefined) return;
-    this._expected = expected;
-    this._values = [...this._values, value].slice(-MAX_VALUES);
-    this.element.hidden = false;
-    this._figure.textContent = `${formatPrecise(value)}${this._unit}`;
-    if (this._values.length > 1) fill(this._drawing, this._line());
+  /** Show values at Unix times; null: not known. `expected`: a value to compare with, drawn as a dashed line. */
+  show(points, expected = null) {
+    const known = points.filter(([, value]) => value !== null && value !== undefined);
+    this.element.hidden = !known.length;
+    if (!known.length) return;
+    this._figure.textContent = this._format(known[known.length - 1][1]);
+    fill(this._drawing, known.length > 1 ? this._line(known, expected) : null);
   }
 
-  _line() {
-    const shown = this._expected ? [...this._values, this._expected] : this._values;
-    const [low, high] = [Math.min(...shown), Math.max(...shown)];
-    const y = (value) => (HEIGHT - 4 - ((value - low) / (high - low || 1)) * (HEIGHT - 8)).toFixed(1);
-    const step = WIDTH / (this._values.length - 1);
-    const points = this._values.map((value, index) => `${(index * step).toFixed(1)},${y(value)}`);
-    const expected = this._expected ? svg("line", { class: "expected", x1: 0, x2: WIDTH, y1: y(this._expected), y2: y(this._expected) }) : null;
-    return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${this._label}: ${formatPrecise(low)} – ${formatPrecise(high)}` }, expected, svg("polyline", { points: points.join(" ") }));
+  _line(points, expected) {
+    const values = points.map(([, value]) => value);
+    const [low, high] = [Math.min(...values), Math.max(...values)];
+    const [bottom, top] = [Math.min(low, expected ?? low), Math.max(high, expected ?? high)];
+    const [from, to] = [points[0][0], points[points.length - 1][0]];
+    const y = (value) => (HEIGHT - 4 - ((value - bottom) / (top - bottom || 1)) * (HEIGHT - 8)).toFixed(1);
+    const x = (at) => (((at - from) / (to - from || 1)) * WIDTH).toFixed(1);
+    const line = expected === null ? null : svg("line", { class: "expected", x1: 0, x2: WIDTH, y1: y(expected), y2: y(expected) });
+    const range = `${this._format(low)} – ${this._format(high)}, ${formatDuration(to - from)}`;
+    return h(
+      "div", {}, svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": `${this._label}: ${range}` }, line, svg("polyline", { points: points.map(([at, value]) => `${x(at)},${y(value)}`).join(" ") })),
+      h("span", { class: "sub", text: range }),
+    );
   }
 }

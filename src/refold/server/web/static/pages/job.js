@@ -22,10 +22,15 @@ export default class JobPage {
     this._launch = h("dl", { class: "facts launch" });
     this._history = h("div", {});
     this._log = source.hasOutput ? new LogView(source, argument) : null;
-    this._throughput = new SparkLine(labels.throughput, " /s");
-    this._loss = new SparkLine(labels.loss);
+    this._charts = {
+      samples_per_second: new SparkLine(labels.throughput, (value) => `${formatPrecise(value)} /s`),
+      loss: new SparkLine(labels.loss),
+      utilisation: new SparkLine(labels.gpuUse, (value) => formatPercent(value / 100)),
+      cpus: new SparkLine(labels.cpuUse, (value) => formatNumber(Math.round(10 * value) / 10)),
+      memory_mib: new SparkLine(labels.memoryUse, formatGib),
+    };
     const facts = card(labels.details);
-    facts.body.append(this._launch, this._facts, h("div", { class: "sparks" }, this._throughput.element, this._loss.element));
+    facts.body.append(this._launch, this._facts, h("div", { class: "sparks" }, ...Object.values(this._charts).map((chart) => chart.element)));
     const history = card(labels.history);
     history.body.append(this._history);
     this._problem = h("div", {});
@@ -43,14 +48,25 @@ export default class JobPage {
 
   async _load(signal) {
     try {
-      this._show(await this._source.why(this._id, signal));
+      const found = await this._source.why(this._id, signal);
+      this._show(found, await this._useOf(found.job, signal));
       fill(this._problem);
     } catch (error) {
       if (error.name !== "AbortError") fill(this._problem, errorBox(error, () => this._refresher.now()));
     }
   }
 
-  _show(found) {
+  /** What the job has used over time; nothing for callers who may not read it. */
+  async _useOf(job, signal) {
+    try {
+      return job.runs ? await this._source.jobUse(job.id, signal) : [];
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      return [];
+    }
+  }
+
+  _show(found, use) {
     const { job, events } = found;
     this._shownId = job.id;
     const now = this._source.now();
@@ -60,8 +76,9 @@ export default class JobPage {
     this._showFacts(found, now);
     fill(this._history, events.length ? historyList(events, now) : emptyNote(labels.noHistory));
     this._log?.update(job);
-    this._throughput.add(job.samples_per_second, found.predicted_samples_per_second);
-    this._loss.add(job.loss);
+    for (const [name, chart] of Object.entries(this._charts)) {
+      chart.show(use.map((sample) => [sample.at, sample[name]]), name === "samples_per_second" ? found.predicted_samples_per_second ?? null : null);
+    }
   }
 
   _showHead(job) {
@@ -136,7 +153,7 @@ export default class JobPage {
     const facts = [
       [labels.owner, [job.user, job.tenant].filter(Boolean).join(" · ")],
       [labels.requested, resourceText(job.demand)],
-      [labels.runsOn, job.placement?.length ? resourceText(`${formatNumber(job.gpus)} GPU: ${formatPlacement(job.placement, 12)}`) : ""],
+      [labels.runsOn, job.placement?.length ? resourceText(`${formatNumber(job.gpus)} ${job.gpus === 1 ? "GPU" : "GPUs"}: ${formatPlacement(job.placement, 12)}`) : ""],
       [labels.plan, job.plan],
       [labels.predictedThroughput, predicted ? predictedText(job.samples_per_second, predicted) : ""],
       [labels.jobClass, [job.job_class, job.priority ? labels.priority(job.priority) : ""].filter(Boolean).join(", ")],
@@ -146,7 +163,7 @@ export default class JobPage {
       [labels.started, job.started && startedText(job, first, now)],
       [labels.ended, job.ended && moment(job.ended, now)],
       [labels.runTime, job.started && formatDuration((job.ended ?? now) - job.started)],
-      [labels.gpuTime, held ? `${formatNumber(held / 3600)} ${labels.gpuHours}` : ""],
+      [labels.gpuTime, held ? labels.hours(formatPrecise(held / 3600)) : ""],
       [labels.cpuTime, job.cpu_seconds ? formatDuration(job.cpu_seconds) : ""],
       [labels.peakMemory, job.peak_memory_mib ? formatGib(job.peak_memory_mib) : ""],
       [labels.timeLimit, job.time_limit && formatDuration(job.time_limit)],
@@ -194,7 +211,7 @@ function historyList(events, now) {
     run = number || run;
     list.append(h(
       "li", { class: "history-event" }, h("time", { datetime: new Date(event.at * 1000).toISOString(), title: formatFull(event.at), text: formatMoment(event.at, now) }),
-      h("span", { class: `event event-${event.kind.replaceAll(" ", "-")}`, text: eventTexts[event.kind] ?? event.kind }), h("span", { class: "history-text", text: event.text ?? "" }),
+      h("span", { class: `event event-${event.kind.replaceAll(" ", "-")}`, text: eventTexts[event.kind] ?? event.kind }), h("span", { class: "history-text", text: resourceText(event.text ?? "") }),
     ));
   }
   return list;
