@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -33,6 +34,8 @@ SCRIPT = Path(__file__).with_name("train_gpt.py")
 HOSTS = 4
 NEVER = 1e6
 START_SECONDS = 300.0
+UNDER_WAY = 2.0
+"""Steps that are completed so many seconds after a failure do not end the pause."""
 
 
 @dataclass
@@ -58,14 +61,17 @@ class Course:
         return total / (HOSTS * (self.ended - self.began))
 
     def pauses(self) -> list[float]:
-        """Return how long it took after each failure until a step was made that had not been made before."""
-        found = []
-        for failure in self.failures:
-            reached = max((step for at, step in self.steps if at <= failure), default=0)
-            later = [at for at, step in self.steps if at > failure and step > reached]
-            if later:
-                found.append(min(later) - failure)
-        return found
+        """Return how long no new step was made after each failure: one that is under way may still be completed."""
+        times, reached = [self.began], 0
+        for at, step in self.steps:
+            if step > reached and at <= self.ended:
+                times.append(at)
+                reached = step
+        times.append(self.ended)
+        return [
+            max(end - begin for begin, end in pairwise(times) if end > failure and begin < failure + UNDER_WAY)
+            for failure in self.failures
+        ]
 
 
 class Trial:
@@ -191,7 +197,7 @@ def compare(minutes: float, mean: float, back: float, seed: int) -> list[Row]:
         text = f"{value:.1f} % ({course.progress()} steps, {100 * course.host_share():.0f} % of the hosts)"
         what = f"goodput, {course.name}"
         rows.append(Row(what, text, value) if goal is None else at_least(what, value, goal, text, "%"))
-        pauses[course.name] = median(course.pauses() or [float("nan")])
+        pauses[course.name] = median(course.pauses())
         rows.append(Row(f"lost per failure, {course.name}", f"{pauses[course.name]:.1f} s (median)"))
     ratio = pauses["Refold, shrinking"] / pauses["restart"]
     rows.append(at_most("time lost, shrinking against restart", ratio, 0.1, f"{ratio:.2f} ×"))
