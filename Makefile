@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE  # every process would compile all that it impo
 
 KERNELS := $(BIN)/python setup.py --quiet build_ext --inplace  # compiles those that have changed
 
-.PHONY: run compare kernels check test test-seeds test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web ci upgrade lint measures duplicates mutate demo docs man bench clean
+.PHONY: run compare kernels check test test-seeds test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web ci upgrade lint measures duplicates mutate demo demo-failures docs man bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -125,6 +125,9 @@ mutate: kernels  ## sample mutants of each folder and list those that no test no
 
 demo: $(VENV)/installed.test  ## train three jobs on four CPU slots, which shrink, grow and change plan; needs PyTorch
 	@$(BIN)/python examples/train/demo.py
+
+demo-failures: $(VENV)/installed.test  ## train on four hosts (network namespaces) that are killed and come back; needs PyTorch and root
+	@$(BIN)/python -m benchmarks.failures --demo
 
 docs: $(VENV)/installed.docs  ## build the documentation site in build/site; its pages open without a server
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

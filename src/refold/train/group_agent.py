@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from signal import SIGKILL
 from time import monotonic
@@ -91,6 +91,8 @@ class GroupAgent(Agent):
         self._alone_since = self._began = monotonic()
         self._processes_of: dict[int, StartRank] = {}
         self._is_stopped = False
+        self._era = 0
+        """Counts how often the ranks of this host were given up."""
 
     def run(self) -> int:
         """Run until the run has ended; return its exit status."""
@@ -105,8 +107,15 @@ class GroupAgent(Agent):
 
     def _step(self) -> None:
         events = list(self._processes.wait(POLL_SECONDS, self._link))
-        for peer, line in self._link.take_messages():
-            self._on_message(peer, line)
+        era = self._era
+        messages = list(self._received())
+        for peer, message in messages:  # all beats first: a long pause of this process is no silence of the others
+            if isinstance(message, AgentBeat):
+                self._on_beat(peer, message)
+        for peer, message in messages:
+            self._follow_view()
+            if not isinstance(message, AgentBeat) and message.reign == self._reign:
+                self._on_group_message(peer.instance, message)
         for peer in self._link.take_refused():
             self._membership.died(peer.instance, peer.incarnation)
         self._follow_view()
@@ -114,10 +123,12 @@ class GroupAgent(Agent):
             self._stop_requested = False
             self._on_stop()
         for event in events:
-            self._on_event(event)
+            if era == self._era:  # else it is about ranks that were killed since
+                self._on_event(event)
         if request := self._changes.poll():
             self._tell_leader(Requested(self._reign, request))
-        if self._group is not None:
+        if self._group is not None and self._view is not None:
+            self._do(self._group.hosts_changed(self._host_slots(self._view)))
             self._do(self._group.tick())
         for failed in self._copies.take_fetched():
             self._tell_copies(failed)
@@ -164,11 +175,11 @@ class GroupAgent(Agent):
             self._led_since = monotonic()
         self._beat()
         if membership.leads:
+            print_line(f"instances {', '.join(map(str, view.members))} are there, instance {me} leads")
             self._ledger.set_hosts(list(view.members))
-            if self._group is not None:
-                self._do(self._group.hosts_changed(self._host_slots(view)))
-                self._back_up()
         self._tell_copies()
+        if self._is_stopped:
+            self._on_stop()
 
     def _host_slots(self, view: GroupView) -> list[HostSlots]:
         return [
@@ -180,10 +191,12 @@ class GroupAgent(Agent):
     def _leave_reign(self) -> None:
         """Kill the ranks of this host, and wait for their ends."""
         self._group = None
+        self._era += 1
         for process in self._processes.running():
             self._processes.signal(process, SIGKILL)
         limit = monotonic() + 5.0
         while self._processes.running() and monotonic() < limit:
+            self._beat()
             for event in self._processes.wait(POLL_SECONDS):
                 if not isinstance(event, ProcessExited):
                     self._copies.note(event[1])
@@ -202,8 +215,9 @@ class GroupAgent(Agent):
         if view.reign == 1 and slots < self._wanted.plan.gpus:
             print_line(f"{self._wanted.plan} needs {self._wanted.plan.gpus} ranks, the hosts have {slots}")
         machine = GroupMachine(monotonic, lambda: self._ledger.to_load(self._host_slots(self._view or view)))
-        self._group = GroupSupervisor(self._wanted.plan, hosts, machine, view.reign, self._wanted.batch)
-        print_line(f"instance {self._settings.instance} leads {len(hosts)} hosts")
+        self._group = GroupSupervisor(
+            self._wanted.plan, hosts, machine, view.reign, self._wanted.batch, self._settings.hang_seconds
+        )
         self._do(self._group.start())
 
     def _check_limits(self) -> None:
@@ -234,20 +248,18 @@ class GroupAgent(Agent):
         else:
             self._link.send(instance, message)
 
-    def _on_message(self, peer: Peer, line: bytes) -> None:
-        try:
-            message: GroupMessage = msgspec.json.decode(line, type=GroupMessage)
-        except msgspec.DecodeError as error:
-            print_line(f"instance {peer.instance} sent a message that cannot be read: {error}")
-            return
-        if isinstance(message, AgentBeat):
-            self._membership.heard(message.beat, monotonic())
-            self._hosts[peer.instance] = message
-            self._addresses[peer.instance] = peer.address
-            self._link.know(message.peers)
-            self._follow_view()
-        elif self._view is not None and message.reign == self._view.reign:
-            self._on_group_message(peer.instance, message)
+    def _received(self) -> Iterator[tuple[Peer, GroupMessage]]:
+        for peer, line in self._link.take_messages():
+            try:
+                yield peer, msgspec.json.decode(line, type=GroupMessage)
+            except msgspec.DecodeError as error:
+                print_line(f"instance {peer.instance} sent a message that cannot be read: {error}")
+
+    def _on_beat(self, peer: Peer, message: AgentBeat) -> None:
+        self._membership.heard(message.beat, monotonic())
+        self._hosts[peer.instance] = message
+        self._addresses[peer.instance] = peer.address
+        self._link.know(message.peers)
 
     def _on_group_message(self, sender: int, message: GroupMessage) -> None:
         match message:

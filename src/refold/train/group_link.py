@@ -210,6 +210,8 @@ class GroupLink:
             connections = list(self._connections.values())
         for peer, connection in connections:
             self._drop(peer, connection)
+        self._wakeup.close()
+        self._waker.close()
 
     def _accept(self) -> None:
         while not self._closed.is_set():
@@ -279,7 +281,7 @@ class GroupLink:
         try:
             while line := reader.line():
                 self.inbox.put((peer, line))
-                with suppress(BlockingIOError):
+                with suppress(OSError):  # it is full, or closed
                     self._waker.send(b"\0")
         finally:
             self._drop(peer, connection)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from signal import SIGQUIT
 
 import msgspec
 
 from refold.model import ChangeAnswer, ChangeRequest, Plan, Seconds
 from refold.train.copies import CopyToLoad
-from refold.train.messages import Action, Answer, Change, CopyOrders, Log, Ready, Saved, ToSupervisor
+from refold.train.messages import Action, Answer, Change, CopyOrders, Log, Ready, Saved, SignalRank, ToSupervisor
 from refold.train.rank_table import ENTER_SECONDS, JOIN_SECONDS, Phase, RankProcess, Role, refusal
 from refold.train.run_settings import HostSlots, Shape
 from refold.train.supervisor import Supervisor
 
 GROWTH = -1
 """The number of requests that the supervisor makes itself, because hosts have joined."""
+
+STACKS_SECONDS: Seconds = 2.0
+"""How long ranks that hang have to print their stacks."""
 
 GENERATIONS_PER_REIGN = 1000
 """Generations are numbered from the reign of their leader times this number on, so that no number is used twice."""
@@ -42,15 +46,28 @@ class GroupSupervisor(Supervisor):
     All changes replace the ranks: the new ones load the newest complete copy.
     """
 
-    def __init__(self, plan: Plan, hosts: Sequence[HostSlots], machine: GroupMachine, reign: int, batch: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        hosts: Sequence[HostSlots],
+        machine: GroupMachine,
+        reign: int,
+        batch: int,
+        hang_seconds: Seconds | None = None,
+    ) -> None:
+        """`hang_seconds`: how long ranks that train may be silent before they are replaced (None: for ever)."""
         super().__init__(plan, None, machine)
         self._hosts = tuple(hosts)
         self._copies = machine
         self._asked = self._settled = plan
         self._batch = batch
         self._saved = -1
+        self._hang_seconds = hang_seconds
+        self._heard_at = machine.now()
+        self._stacks_until: Seconds | None = None
         self._generation = reign * GENERATIONS_PER_REIGN
-        self._has_trained = reign > 1
+        self._has_trained = reign > 1 and batch > 0
+        self._tried_to_grow = self._hosts
 
     @property
     def batch(self) -> int:
@@ -75,6 +92,7 @@ class GroupSupervisor(Supervisor):
         """Handle a message of a process."""
         if isinstance(message, Ready) and message.batch:
             self._batch = message.batch
+        self._heard_at = self._machine.now()
         if isinstance(message, Saved):
             self._saved = message.step
         actions = super().received(process, message)
@@ -92,9 +110,8 @@ class GroupSupervisor(Supervisor):
         return super().request(request)
 
     def hosts_changed(self, hosts: Sequence[HostSlots]) -> list[Action]:
-        """Go on with other hosts: without those that are lost, and with those that have joined."""
-        stay = {(host.instance, host.since) for host in hosts}
-        lost = {host.instance for host in self._hosts if (host.instance, host.since) not in stay}
+        """Go on with the hosts that there are now: without those that are lost, and with those that have joined."""
+        lost = {instance for instance, _ in _names_of(self._hosts) - _names_of(hosts)}
         self._hosts = tuple(hosts)
         ended = [self._ranks.remove(rank.process) for rank in self._ranks if rank.host in lost]
         roles = {rank.role for rank in ended if rank is not None}
@@ -117,7 +134,21 @@ class GroupSupervisor(Supervisor):
             self._log(f"ranks were not ready within {JOIN_SECONDS:g} s")
             self._restart_or_end(1)
             return self._take()
+        if self._phase is Phase.TRAINING and self._hang_seconds is not None:
+            self._watch(self._machine.now(), self._hang_seconds)
         return super().tick()
+
+    def _watch(self, now: Seconds, limit: Seconds) -> None:
+        """Replace ranks that hang; let them print their stacks before."""
+        if now - self._heard_at < limit:
+            self._stacks_until = None
+        elif self._stacks_until is None:
+            self._stacks_until = now + STACKS_SECONDS
+            self._log(f"no step for {limit:g} s; the stacks of all ranks follow")
+            self._actions += [SignalRank(rank.process, SIGQUIT) for rank in self._ranks]
+        elif now >= self._stacks_until:
+            self._stacks_until = None
+            self._restart_or_end(1)
 
     def _is_late(self) -> bool:
         return self._deadline is not None and self._machine.now() >= self._deadline
@@ -135,7 +166,9 @@ class GroupSupervisor(Supervisor):
         """Ask for a change if there is room for more of what was requested."""
         is_changing = self._requests.current or self._requests.next
         fitting = plan_for(self._asked, self._slots(), self._batch)
-        if self._phase is Phase.TRAINING and not is_changing and fitting.gpus > self._shape.plan.gpus:
+        has_room = fitting.gpus > self._shape.plan.gpus and _names_of(self._hosts) != _names_of(self._tried_to_grow)
+        if self._phase is Phase.TRAINING and not is_changing and has_room:
+            self._tried_to_grow = self._hosts
             self._log(f"growing to {fitting}")
             self._requests.add(ChangeRequest(GROWTH, fitting))
 
@@ -157,16 +190,19 @@ class GroupSupervisor(Supervisor):
         super()._abandon_change(why)
 
     def _with_copies(self, change: Change) -> Change:
-        copy = self._copies.newest_copy()
-        if copy is not None and copy.step < self._saved:
-            copy = None
+        copy = self._newest_copy()
         address, port = self.meeting()
         orders = CopyOrders(0 if copy is None else 1 - copy.slot, copy)
         return msgspec.structs.replace(change, address=address, port=port, resume=False, copies=orders)
 
     def _restart_point(self) -> str:
-        copy = self._copies.newest_copy()
+        copy = self._newest_copy()
         return "the last checkpoint" if copy is None else f"the copy of step {copy.step}"
+
+    def _newest_copy(self) -> CopyToLoad | None:
+        """Return the newest complete copy, unless the last checkpoint is newer."""
+        copy = self._copies.newest_copy()
+        return None if copy is None or copy.step < self._saved else copy
 
     def _take(self) -> list[Action]:
         return [_without_number(action) for action in super()._take()]
@@ -179,6 +215,10 @@ def _without_number(action: Action) -> Action:
             return Log(f"not grown: {error}" if error else f"grown to {plan}")
         case _:
             return action
+
+
+def _names_of(hosts: Sequence[HostSlots]) -> set[tuple[int, int]]:
+    return {(host.instance, host.since) for host in hosts}
 
 
 def _names(instances: set[int]) -> str:
@@ -195,7 +235,8 @@ def plan_for(asked: Plan, gpus: int, batch: int = 0) -> Plan:
         return asked
     replica = asked.gpus // asked.data
     if replica > gpus:
-        return Plan(data=_divisor(batch, gpus), zero=3)
+        data = _divisor(batch, gpus)
+        return Plan(data=data, zero=3 if data > 1 else 0)
     data = _divisor(batch, gpus // replica)
     micro_batches, rest = divmod(asked.accumulation * asked.data, data)
     if rest or (batch and batch % (data * micro_batches)):

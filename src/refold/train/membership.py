@@ -149,8 +149,9 @@ class Membership:
 
     def _propose(self) -> None:
         if self.view is None:
-            if not self.missing() and all(beat.view is None for beat in self._alive_beats()):
-                incarnations = {beat.instance: beat.incarnation for beat in [self.beat(), *self._alive_beats()]}
+            beats = self._alive_beats()
+            if not self.missing() and all(beat.view is None and self.instance in beat.hears for beat in beats):
+                incarnations = {beat.instance: beat.incarnation for beat in [self.beat(), *beats]}
                 self.view = self._view(1, incarnations)
             return
         view, beats = self.view, self._alive_beats()

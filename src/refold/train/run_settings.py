@@ -36,6 +36,7 @@ class RunSettings(msgspec.Struct, frozen=True):
     instance: int
     slots: int
     secret: str | None
+    hang_seconds: Seconds | None
 
     @property
     def forms_group(self) -> bool:
@@ -67,7 +68,7 @@ def read_settings(environment: Mapping[str, str], plan: Plan | None = None) -> R
         gang=AgentRanks(_integer(environment, "REFOLD_INSTANCE", default="0") * local, instances),
         address=environment.get("MASTER_ADDR", LOOPBACK_ADDRESS) if is_gang else LOOPBACK_ADDRESS,
         port=_integer(environment, "MASTER_PORT", at_least=1) if is_gang else None,
-        grace=_read_grace(environment),
+        grace=_read_seconds(environment, "REFOLD_GRACE", DEFAULT_GRACE) or 0.0,
         stop_signal=_read_signal(environment),
         devices=environment.get("CUDA_VISIBLE_DEVICES"),
         progress=Path(progress) if progress else None,
@@ -75,6 +76,7 @@ def read_settings(environment: Mapping[str, str], plan: Plan | None = None) -> R
         instance=_integer(environment, "REFOLD_INSTANCE", default="0"),
         slots=len(slots) or max(1, -(-plan.gpus // instances)),
         secret=secret,
+        hang_seconds=_read_seconds(environment, "REFOLD_HANG_SECONDS", None),
     )
 
 
@@ -96,12 +98,12 @@ def _integer(environment: Mapping[str, str], name: str, *, at_least: int = 0, de
     return int(text)
 
 
-def _read_grace(environment: Mapping[str, str]) -> Seconds:
-    text = environment.get("REFOLD_GRACE", str(DEFAULT_GRACE))
+def _read_seconds(environment: Mapping[str, str], name: str, default: Seconds | None) -> Seconds | None:
+    text = environment.get(name)
     try:
-        return float(text)
+        return default if text is None else float(text)
     except ValueError:
-        raise BadInput(f"REFOLD_GRACE is {text!r}, expected a number of seconds") from None
+        raise BadInput(f"{name} is {text!r}, expected a number of seconds") from None
 
 
 def _read_signal(environment: Mapping[str, str]) -> signal.Signals:

@@ -304,6 +304,8 @@ class Session:
         timer = PhaseTimer()
         with timer.phase("write"):
             self._copy(copies)
+            if not copies.fits:
+                self._save_if_possible(wait=True)
         self._checkpoints.finish(wait=True)
         self._leave(timer.seconds)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -77,6 +79,8 @@ def start(
     channel = connect()
     if channel is None:
         _become_agent_if_needed(os.environ)
+    else:
+        faulthandler.register(signal.SIGQUIT)  # sent to ranks that hang, whose stacks are then in the log
     reader = InputReader(model, inputs, with_labels=loss is None)
     options = TrainingOptions(
         batch=batch,

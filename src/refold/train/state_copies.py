@@ -53,7 +53,8 @@ class StateCopies:
         self._slot = change.copies.slot
         self._channel = channel
         self._memory = {0: SharedMemory(), 1: SharedMemory()}
-        self._fits = True
+        self.fits = True
+        """Whether the hosts have memory for the copies."""
 
     def write(self, state: TrainingState, facts: Facts) -> Seconds:
         """Write this rank's parts, unless there is not enough memory; return how long it took."""
@@ -146,13 +147,13 @@ class StateCopies:
             needed[host] += volume(region) * items[name]
         room = {table[0]: table[4] for table in tables}
         short = [host for host, size in needed.items() if room[host] < 2 * size * SPARE]
-        if short and self._fits and dist.get_rank() == 0:
+        if short and self.fits and dist.get_rank() == 0:
             size = needed[short[0]]
             log.warning(
                 "instance %d has no memory for a copy of the state (2 × %d bytes); none is kept", short[0], size
             )
-        self._fits = not short
-        return self._fits
+        self.fits = not short
+        return self.fits
 
 
 def _room(path: Path) -> int:

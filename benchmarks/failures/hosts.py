@@ -1,4 +1,4 @@
-"""Hosts for tests: network namespaces of this machine, with addresses of their own, joined by a bridge.
+"""Hosts for tests and benchmarks: network namespaces of this machine, with addresses of their own, joined by a bridge.
 
 They share no folder: each has its own for everything that its processes write. Shared memory is that of the machine,
 but files there are named by process.

@@ -1,0 +1,1 @@
+"""Training on hosts that fail."""

@@ -1,0 +1,214 @@
+"""The supervisor of a run on several hosts: facts in, actions out."""
+
+from __future__ import annotations
+
+from signal import SIGKILL, SIGQUIT
+
+import pytest
+
+from refold.model import ChangeAnswer, ChangeRequest, Plan
+from refold.train.copies import CopySource, CopyToLoad
+from refold.train.group_supervisor import GroupMachine, GroupSupervisor, plan_for
+from refold.train.messages import (
+    Action,
+    Announce,
+    Answer,
+    Change,
+    CopyOrders,
+    Entered,
+    Exit,
+    Left,
+    Log,
+    Progress,
+    Ready,
+    Saved,
+    Send,
+    SignalRank,
+    StartRank,
+)
+from refold.train.rank_table import ENTER_SECONDS
+from refold.train.run_settings import HostSlots
+
+
+def host(instance: int, since: int = 1, slots: int = 2) -> HostSlots:
+    return HostSlots(instance, since, slots, f"10.0.0.{instance}", 29500 + instance, 29400)
+
+
+TWO, THREE = [host(0), host(1)], [host(0), host(1), host(2)]
+COPY = CopyToLoad(1000, 40, 1, {0: CopySource("10.0.0.0", 29400, {})})
+
+
+class Facts:
+    """A clock, and the newest complete copy."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.copy: CopyToLoad | None = None
+
+    def machine(self) -> GroupMachine:
+        return GroupMachine(lambda: self.time, lambda: self.copy)
+
+
+def change(plan: Plan, generation: int, *, load: CopyToLoad | None = None, first: int = 0) -> Change:
+    orders = CopyOrders(0 if load is None else 1 - load.slot, load)
+    return Change(plan, plan.gpus, generation, "", False, f"10.0.0.{first}", 29500 + first, orders)
+
+
+def training(facts: Facts, plan: Plan, hosts: list[HostSlots]) -> GroupSupervisor:
+    """Return a supervisor whose ranks, processes 1 and so on, train."""
+    supervisor = GroupSupervisor(plan, hosts, facts.machine(), 1, 8)
+    supervisor.start()
+    ready(supervisor, range(1, plan.gpus + 1))
+    assert supervisor.received(1, Entered(1001, plan, 0, {})) == [Announce()]
+    return supervisor
+
+
+def ready(supervisor: GroupSupervisor, processes: range) -> list[Action]:
+    actions: list[Action] = []
+    for rank, process in enumerate(processes):
+        actions = supervisor.received(process, Ready(rank, 64, 8))
+    return actions
+
+
+def test_ranks_fill_the_hosts_in_order_and_meet_at_the_first_one() -> None:
+    supervisor = GroupSupervisor(Plan(data=3), TWO, Facts().machine(), 1, 0)
+    assert supervisor.start() == [
+        StartRank(1, 0, 3, None, 0, 0, 2),
+        StartRank(2, 1, 3, None, 0, 1, 2),
+        StartRank(3, 2, 3, None, 1, 0, 1),
+    ]
+    sent = change(Plan(data=3), 1001)
+    assert ready(supervisor, range(1, 4)) == [Send(1, sent), Send(2, sent), Send(3, sent)]
+
+
+def test_a_lost_host_is_followed_by_a_generation_on_the_others_with_the_newest_copy() -> None:
+    facts = Facts()
+    supervisor = training(facts, Plan(data=4, zero=3), TWO)
+    facts.copy = COPY
+    assert supervisor.hosts_changed([host(1)]) == [
+        Log("lost instance 0"),
+        Log("restarting with DP2 ZeRO-3 accumulate 2 from the copy of step 40"),
+        SignalRank(3, SIGKILL),
+        SignalRank(4, SIGKILL),
+    ]
+    assert supervisor.exited(3, -SIGKILL) == []
+    assert supervisor.exited(4, -SIGKILL) == [StartRank(5, 0, 2, None, 1, 0, 2), StartRank(6, 1, 2, None, 1, 1, 2)]
+    sent = change(Plan(data=2, zero=3, accumulation=2), 1002, load=COPY, first=1)
+    assert ready(supervisor, range(5, 7)) == [Send(5, sent), Send(6, sent)]
+
+
+def test_a_spare_host_takes_over_at_once() -> None:
+    supervisor = training(Facts(), Plan(data=4), THREE)
+    supervisor.hosts_changed([host(0), host(2)])
+    supervisor.exited(1, -SIGKILL)
+    starts = supervisor.exited(2, -SIGKILL)
+    assert [(start.rank, start.host) for start in starts if isinstance(start, StartRank)] == [
+        (0, 0),
+        (1, 0),
+        (2, 2),
+        (3, 2),
+    ]
+
+
+def test_a_failed_rank_restarts_all_and_a_checkpoint_that_is_newer_than_the_copy_is_loaded() -> None:
+    facts = Facts()
+    supervisor = training(facts, Plan(data=2), [host(0)])
+    facts.copy = COPY
+    supervisor.received(1, Saved(50))
+    assert supervisor.exited(2, -SIGKILL) == [
+        Log("rank 1 was killed by SIGKILL"),
+        Log("restarting with DP2 from the last checkpoint"),
+        SignalRank(1, SIGKILL),
+    ]
+    supervisor.exited(1, -SIGKILL)
+    assert ready(supervisor, range(3, 5))[0] == Send(3, change(Plan(data=2), 1002))
+
+
+def test_the_run_grows_when_a_host_comes_back() -> None:
+    facts = Facts()
+    supervisor = training(facts, Plan(data=4), TWO)
+    supervisor.hosts_changed([host(0)])
+    supervisor.exited(1, -SIGKILL)
+    supervisor.exited(2, -SIGKILL)
+    ready(supervisor, range(5, 7))
+    supervisor.received(5, Entered(1002, Plan(data=2, accumulation=2), 40, {}))
+    actions = supervisor.hosts_changed([host(0), host(1, since=3)])
+    assert actions[0] == Log("growing to DP4")
+    assert [action.process for action in actions if isinstance(action, StartRank)] == [7, 8, 9, 10]
+    actions = ready(supervisor, range(7, 11))
+    assert [action.process for action in actions if isinstance(action, Send)] == [5, 6], "the members write a copy"
+    facts.copy = COPY
+    for process in (5, 6):
+        supervisor.received(process, Left(process - 5, 44, False, {"write": 0.1}))
+    supervisor.exited(5, 0)
+    sent = change(Plan(data=4), 1003, load=COPY)
+    assert supervisor.exited(6, 0) == [Send(process, sent) for process in range(7, 11)]
+    assert supervisor.received(7, Entered(1003, Plan(data=4), 44, {})) == [Log("grown to DP4")]
+
+
+def test_a_host_that_is_lost_while_it_joins_leaves_the_others_as_they_were() -> None:
+    supervisor = training(Facts(), Plan(data=2), [host(0)])
+    supervisor.hosts_changed(TWO)
+    supervisor.request(ChangeRequest(7, Plan(data=4)))
+    actions = supervisor.hosts_changed([host(0)])
+    assert actions[:2] == [Log("lost instance 1"), Answer(ChangeAnswer(7, error="instance 1 was lost"))]
+    assert supervisor.exited(3, -SIGKILL) == []
+    assert supervisor.exited(4, -SIGKILL) == []
+
+
+def test_a_plan_for_which_there_are_too_few_hosts_is_refused() -> None:
+    supervisor = training(Facts(), Plan(data=2), [host(0)])
+    why = "DP4 needs 4 ranks, the hosts of the run have 2"
+    assert supervisor.request(ChangeRequest(7, Plan(data=4))) == [Answer(ChangeAnswer(7, error=why))]
+
+
+def test_a_generation_that_hangs_while_it_enters_is_replaced() -> None:
+    facts = Facts()
+    supervisor = GroupSupervisor(Plan(data=2), [host(0)], facts.machine(), 2, 8)
+    supervisor.start()
+    ready(supervisor, range(1, 3))
+    facts.time = ENTER_SECONDS
+    assert supervisor.tick()[-2:] == [SignalRank(1, SIGKILL), SignalRank(2, SIGKILL)]
+
+
+def test_ranks_that_hang_print_their_stacks_and_are_replaced() -> None:
+    facts = Facts()
+    supervisor = GroupSupervisor(Plan(data=2), [host(0)], facts.machine(), 1, 8, hang_seconds=60.0)
+    supervisor.start()
+    ready(supervisor, range(1, 3))
+    supervisor.received(1, Entered(1001, Plan(data=2), 0, {}))
+    facts.time = 50.0
+    supervisor.received(1, Progress(7, 0.5, 1.0))
+    facts.time = 109.0
+    assert supervisor.tick() == []
+    facts.time = 110.0
+    stacks = Log("no step for 60 s; the stacks of all ranks follow")
+    assert supervisor.tick() == [stacks, SignalRank(1, SIGQUIT), SignalRank(2, SIGQUIT)]
+    assert supervisor.tick() == []
+    facts.time = 112.0
+    restart = Log("restarting with DP2 from the last checkpoint")
+    assert supervisor.tick() == [restart, SignalRank(1, SIGKILL), SignalRank(2, SIGKILL)]
+
+
+def test_a_script_that_fails_by_itself_is_not_started_again() -> None:
+    supervisor = GroupSupervisor(Plan(data=2), [host(0)], Facts().machine(), 1, 0)
+    supervisor.start()
+    assert supervisor.exited(1, 3) == [Log("rank 0 has exited with status 3"), SignalRank(2, SIGKILL)]
+    assert supervisor.exited(2, -SIGKILL) == [Exit(3)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "batch", "expected"),
+    [
+        (Plan(data=4), 4, 8, Plan(data=4)),
+        (Plan(data=8, zero=3), 6, 8, Plan(data=4, zero=3, accumulation=2)),
+        (Plan(data=8), 7, 0, Plan(data=7)),
+        (Plan(data=2, tensor=2), 3, 8, Plan(data=1, tensor=2, accumulation=2)),
+        (Plan(data=2, zero=1, tensor=2), 2, 8, Plan(data=1, tensor=2, accumulation=2)),
+        (Plan(tensor=4), 3, 8, Plan(data=2, zero=3)),
+        (Plan(tensor=4), 1, 8, Plan()),
+        (Plan(data=4, replicate=2, zero=3), 3, 9, Plan(data=3, zero=3)),
+    ],
+)
+def test_the_plan_for_what_is_left(asked: Plan, gpus: int, batch: int, expected: Plan) -> None:
+    assert plan_for(asked, gpus, batch) == expected
