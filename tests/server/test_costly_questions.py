@@ -94,11 +94,11 @@ def test_a_question_of_a_client_that_has_left_is_given_up() -> None:
 
     async def ask() -> None:
         body = msgspec.json.encode(WhatIf([Submission("train", ["true"])]))
-        messages = iter([{"type": "http.request", "body": body}, {"type": "http.disconnect"}])
+        messages: list[dict[str, object]] = [{"type": "http.disconnect"}, {"type": "http.request", "body": body}]
 
         async def receive() -> dict[str, object]:
             await asyncio.sleep(0)
-            return next(messages)
+            return messages.pop()
 
         async def send(message: object) -> None:
             events.append(f"sent {message}")
