@@ -6,11 +6,13 @@ import asyncio
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
+from fake_service import OWNER as FAKE_OWNER, FakeService, make_app
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
-from refold.client.api import PlanQuestion, PolicyQuestion, Submission, WhatIf
+from refold.client.api import PlanQuestion, PolicyQuestion, Submission, WhatIf, WhatIfOutcome
 from refold.client.api.queries import Caller
 from refold.errors import TooManyRequests
 from refold.server import planner
@@ -75,3 +77,45 @@ def test_each_costly_call_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                     await call
 
     asyncio.run(main())
+
+
+def test_a_question_of_a_client_that_has_left_is_given_up() -> None:
+    """Otherwise it would count among those of its user until it has been answered."""
+    events: list[str] = []
+
+    class Slow(FakeService):
+        async def whatif(self, caller: Caller, question: WhatIf) -> WhatIfOutcome:
+            events.append("asked")
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                events.append("given up")
+            raise AssertionError
+
+    async def ask() -> None:
+        body = msgspec.json.encode(WhatIf([Submission("train", ["true"])]))
+        messages: list[dict[str, object]] = [{"type": "http.disconnect"}, {"type": "http.request", "body": body}]
+
+        async def receive() -> dict[str, object]:
+            await asyncio.sleep(0)
+            return messages.pop()
+
+        async def send(message: object) -> None:
+            events.append(f"sent {message}")
+
+        headers = {
+            "host": "127.0.0.1:7170",
+            "authorization": f"Bearer {FAKE_OWNER}",
+            "content-type": "application/json",
+        }
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/api/v1/whatif",
+            "query_string": b"",
+            "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+        }
+        await asyncio.wait_for(make_app(Slow())(scope, receive, send), 30)
+
+    asyncio.run(ask())
+    assert events == ["asked", "given up"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
+from real_daemon import RealDaemon
 
 from refold.core import PastJob
 from refold.errors import NotFound, TooManyRequests, Unavailable
@@ -23,7 +25,7 @@ class Past(StoreReader):
     def __init__(self, *past: PastJob) -> None:
         self._past = past
 
-    def past_jobs(self, limit: int) -> list[PastJob]:
+    def ran_jobs(self, limit: int) -> list[PastJob]:
         return list(self._past[-limit:])
 
 
@@ -80,3 +82,16 @@ def test_one_question_at_a_time_and_a_slow_one_is_ended(tmp_path: Path) -> None:
         assert isinstance(second, TooManyRequests)
 
     play(tmp_path, scene)
+
+
+def test_jobs_that_were_cancelled_while_they_ran_are_part_of_the_past(tmp_path: Path) -> None:
+    """They held GPUs for which others waited. A job that was cancelled before its start held none."""
+    with RealDaemon(tmp_path / "state", slots=1) as daemon, daemon.client() as client:
+        ran = client.submit(name="ran", command=["sleep", "1000"]).id
+        while client.job(ran).state != "running":
+            time.sleep(0.05)
+        never = client.submit(name="never", command=["true"]).id
+        for job in (never, ran):
+            client.cancel(job)
+            client.wait(job, timeout=30)
+        assert client.preemption_outlook().jobs == 1

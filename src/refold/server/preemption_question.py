@@ -35,7 +35,7 @@ class PreemptionAdviser:
 
     async def outlook(self) -> PreemptionOutlook:
         """Return how long the latest jobs would have waited if all, those that consent, or none could be preempted."""
-        past = await asyncio.to_thread(self._reader.past_jobs, MAX_OUTLOOK_JOBS)
+        past = await asyncio.to_thread(self._reader.ran_jobs, MAX_OUTLOOK_JOBS)
         if not past:
             raise NotFound("no job has ended yet: there is nothing to simulate")
         header = self._state.header

@@ -100,7 +100,7 @@ class Call(msgspec.Struct, frozen=True):
 
     `name` is the method of `Service` that implements it; path parameters (`{…}`), body and `query` are its
     arguments. `repeatable`: the call is idempotent, so a client may retry it. `may_be_missing`: there may be no answer
-    yet (404).
+    yet (404). `is_costly`: it is given up if the client leaves, and changes nothing.
     """
 
     name: str
@@ -115,6 +115,7 @@ class Call(msgspec.Struct, frozen=True):
     media: str = "application/json"
     repeatable: bool = True
     may_be_missing: bool = False
+    is_costly: bool = False
 
 
 Submissions = Annotated[list[Submission], Meta(min_length=1, max_length=MAX_SUBMISSIONS)]
@@ -178,19 +179,19 @@ class Service(Protocol):
     def submit_all(self, caller: Caller, submissions: Submissions) -> Awaitable[Jobs]:
         """Submit several jobs, all or none."""
 
-    @call("POST", "/preview", "reader")
+    @call("POST", "/preview", "reader", is_costly=True)
     def preview(self, caller: Caller, submission: Submission) -> Awaitable[Preview]:
         """Validate a submission and estimate its start, without submitting it."""
 
-    @call("POST", "/whatif", "reader")
+    @call("POST", "/whatif", "reader", is_costly=True)
     def whatif(self, caller: Caller, question: WhatIf) -> Awaitable[WhatIfOutcome]:
         """Estimate when variants of a job would start and end, and how they would delay others."""
 
-    @call("POST", "/whatif/policies", "reader")
+    @call("POST", "/whatif/policies", "reader", is_costly=True)
     def compare_policies(self, caller: Caller, question: PolicyQuestion) -> Awaitable[PolicyComparison]:
         """Simulate the present jobs under other policies."""
 
-    @call("GET", "/whatif/preemption", "reader", may_be_missing=True)
+    @call("GET", "/whatif/preemption", "reader", may_be_missing=True, is_costly=True)
     def preemption_outlook(self, caller: Caller) -> Awaitable[PreemptionOutlook]:
         """Simulate the latest jobs with all, some and none preemptible."""
 
@@ -198,7 +199,7 @@ class Service(Protocol):
     def catalogue(self, caller: Caller) -> Catalogue:
         """List models, GPUs, frameworks and policies for questions."""
 
-    @call("POST", "/plan", "reader")
+    @call("POST", "/plan", "reader", is_costly=True)
     def plan(self, caller: Caller, question: PlanQuestion) -> Awaitable[PlanAnswer]:
         """Find the best plans of a model on given GPUs."""
 

@@ -185,7 +185,7 @@ class Api:
                 )
             answer = getattr(self._service, call.name)(identity.caller, *arguments)
             if isinstance(answer, Awaitable):
-                answer = await answer
+                answer = await (asgi.unless_disconnected(request.receive, answer) if call.is_costly else answer)
             if isinstance(answer, AsyncGenerator):
                 return await asgi.send_stream(request, call.media, answer)
             return Reply(call.status, answer if call.media == JSON_LINES else msgspec.json.encode(answer), call.media)

@@ -7,13 +7,14 @@ import gzip
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from refold.client.api import HTTP_STATUS, MAX_BODY_BYTES, MAX_REQUEST_BYTES, Problem
 from refold.errors import BadField, RefoldError, TooLarge
 
+T = TypeVar("T")
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -222,6 +223,20 @@ async def _send_chunks(send: Send, media: str, chunks: AsyncGenerator[bytes, Non
             async with asyncio.timeout(LISTENER_TIMEOUT):
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
+
+
+async def unless_disconnected(receive: Receive, answer: Awaitable[T]) -> T:
+    """Return an answer. If the client disconnects before, cancel what makes it, and raise ConnectionResetError."""
+    work, disconnect = asyncio.ensure_future(answer), asyncio.create_task(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait((work, disconnect), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ConnectionResetError
+        return work.result()
+    finally:
+        for task in (work, disconnect):
+            task.cancel()
+        await asyncio.gather(work, disconnect, return_exceptions=True)
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

@@ -169,6 +169,25 @@ class StoreReader:
         (rows,) = self._query_slow((query, (limit,)))
         return [PastJob(_JOB.decode(job), run_time) for job, run_time in rows]
 
+    def ran_jobs(self, limit: int) -> list[PastJob]:
+        """Return those of the latest ended jobs that ran, in order of their end, also those that were cut short.
+
+        Of the latter, the time from their first start counts as run time: it is what others had to wait for.
+        """
+        query = (
+            "SELECT job, run_time, status FROM (SELECT job, run_time, status, ended FROM jobs"
+            " WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?) ORDER BY ended"
+        )
+        (rows,) = self._query_slow((query, (limit,)))
+        ran = []
+        for job, run_time, encoded in rows:
+            status = _STATUS.decode(encoded)
+            if run_time is not None:
+                ran.append(PastJob(_JOB.decode(job), run_time))
+            elif status.started is not None and status.ended is not None:
+                ran.append(PastJob(_JOB.decode(job), max(status.ended - status.started, 0.0)))
+        return ran
+
     def group_usage(self, job: Job, limit: int) -> list[GroupUsage]:
         """Return what the latest ended jobs with the name, tenant and user of a job have used."""
         query = (
