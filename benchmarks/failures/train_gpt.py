@@ -19,7 +19,7 @@ from synthetic_data import MarkovText, SlowData  # type: ignore[import-not-found
 
 import refold.train
 
-BATCH = 8
+BATCH = 12  # divisible by as many hosts as there are, with one fewer, and with two fewer
 LOAD_MILLISECONDS = 60.0
 STEPS = 10**6
 

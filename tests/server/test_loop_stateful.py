@@ -403,9 +403,10 @@ class LiveLoop(RuleBasedStateMachine):
         if not self.store.fails:
             self._check_all_jobs_are_known()
             self._check_drained_gpus_are_left()
-            self._check_start_estimates()
+            self.events.run_until_complete(self._check_start_estimates())
 
-    def _check_start_estimates(self) -> None:
+    async def _check_start_estimates(self) -> None:
+        """Check the estimates. In the loop: a query may begin to renew them."""
         for job_id in self.state.view.waiting:
             now, estimate = self.clock.time, self.forecasts.estimate(job_id)
             if estimate is not None and self.policy != "srtf":

@@ -16,7 +16,6 @@ from refold.model import ChangeAnswer, ChangeRequest, Plan, Seconds, parse_plan
 from refold.train.agent import Agent, request_path
 from refold.train.change_file import read_answer, write_request
 from refold.train.fork_server import Program
-from refold.train.group_agent import GroupAgent
 from refold.train.owned_files import folder_of, is_scheduled, running_agents
 from refold.train.run_settings import read_settings
 
@@ -75,8 +74,11 @@ def _train(options: argparse.Namespace) -> int:
         raise BadInput(f"there is no script {options.script!r}")
     program = Program(options.script, options.arguments, options.is_module)
     found = read_settings(os.environ, plan)
-    make = GroupAgent if found.forms_group else Agent
-    return make(program, found, os.environ).run()
+    if not found.forms_group:
+        return Agent(program, found, os.environ).run()
+    from refold.train.group_agent import GroupAgent  # with NumPy
+
+    return GroupAgent(program, found, os.environ).run()
 
 
 def _change(options: argparse.Namespace) -> int:

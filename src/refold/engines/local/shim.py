@@ -58,6 +58,7 @@ printf '   \\n' >"$2" || exit 97
 /bin/sh -c "${12}" "${12}" "${13}" "${14}" "${15}" "${16}" <"${11}" >/dev/null &
 trap : HUP INT TERM USR1 USR2
 exec >"${11}" 9>"${11}"
+command -p rm -f "${11}" 8>&- 9>&-
 _refold_copy() {
     [ -z "$3" ] || printf '' >"$1"
     (trap '' HUP INT TERM USR1 USR2; command -p tee -a "$1" <"$2" 2>&9 8>&- 9>&-) &
