@@ -272,3 +272,26 @@ def test_without_pidfds_processes_are_polled(tmp_path: Path, monkeypatch: pytest
     local.test_a_run_starts_and_finishes(tmp_path / "a")
     local.test_a_new_back_end_takes_over_a_run(tmp_path / "b")
     local.test_a_run_that_was_taken_over_can_be_stopped(tmp_path / "c")
+
+
+def test_long_environments_of_other_processes_are_not_read_to_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user may start many processes with environments of megabytes each."""
+    sizes: list[int] = []
+    read = os.read
+
+    def measured(descriptor: int, size: int) -> bytes:
+        found = read(descriptor, size)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(process, "MAX_FILE_BYTES", 2**17)
+    variables = {f"V{number}": "x" * 100_000 for number in range(8)}
+    command = ["sh", "-c", "echo started; exec sleep 1000"]
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"started\n"
+        monkeypatch.setattr(os, "read", measured)
+        assert process._read_variable(f"/proc/{child.pid}/environ", MARK_VARIABLE) == ""
+        monkeypatch.undo()
+        child.kill()
+    assert sum(sizes) == 2**17

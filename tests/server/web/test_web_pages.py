@@ -442,6 +442,7 @@ def test_markup_in_every_text_of_the_api_stays_text(path: str, page: Any, served
     page.get_by_text(HOSTILE).first.wait_for(state="attached")
     assert page.locator("#app img, #app [onerror]").count() == 0
     assert "hacked" not in page.title().replace(HOSTILE, "")
+    page.unroute_all(behavior="ignoreErrors")
 
 
 # Keyboard and colours
