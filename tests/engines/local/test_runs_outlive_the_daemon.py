@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from file_limits import no_free_file_descriptors
 
-from refold.core.events import RunFailed, RunFinished, RunStarted, RunStopped
+from refold.core.events import Event, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.engines.local import instance, process
 from refold.engines.local.backend import LocalBackend
 from refold.engines.local.process import ProcessInfo
@@ -199,6 +199,31 @@ def test_a_process_with_a_reused_pid_is_not_touched(
         assert await harness.ending("job") == RunFailed("job", 1, why, retry=boot == "another-boot")
         await harness.backend.stop_all_except([])
         assert local.is_alive(neighbour)
+
+    local.run_test(tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    ("boot", "status", "end"),
+    [
+        ("another-boot", 143, RunFailed("job", 1, "lost: the machine was restarted", retry=True)),
+        ("another-boot", 137, RunFailed("job", 1, "lost: the machine was restarted", retry=True)),
+        ("another-boot", 1, RunFailed("job", 1, "exit 1", exit_code=1)),
+        ("another-boot", 0, RunFinished("job", 1)),
+        (process.boot_id(), 143, RunFailed("job", 1, "killed by SIGTERM", exit_code=143)),
+    ],
+)
+def test_a_run_that_was_ended_by_the_shutdown_of_the_machine_is_lost(
+    tmp_path: Path, boot: str, status: int, end: Event
+) -> None:
+    """The daemon ends before; then everything gets SIGTERM, and the shim records that."""
+
+    async def test(harness: BackendHarness) -> None:
+        run_files(tmp_path).checkpoint_folder.mkdir(parents=True)
+        run_files(tmp_path).claim(0).write_text(claim_line(2**22 + 1, 1, boot))
+        run_files(tmp_path).exit(0).write_text(f"{status:<3}\n")
+        await harness.start("job", "exec sleep 1000")
+        assert await harness.ending("job") == end
 
     local.run_test(tmp_path, test)
 
