@@ -16,6 +16,7 @@ from refold.simulator.results import JobMeasures
 from refold.simulator.tuning import (
     OBJECTIVES,
     CountedJobs,
+    Doubt,
     Evaluated,
     Goal,
     HistoryPart,
@@ -241,6 +242,43 @@ def test_the_search_sees_no_job_of_the_report_part() -> None:
     first_report = next(number for number, part in enumerate(parts) if part.last > 100)
     assert all(part.last <= 100 for part in parts[:first_report])
     assert {part.measured for part in parts[first_report:]} == {100}
+
+
+def lucky_tuner(winning_parts: int) -> tuple[Tuner, list[PartRun]]:
+    """Settings x < 10 have a fifth of the delay on some of the eight parts, and a tenth more on the others."""
+    runs: list[PartRun] = []
+    split = split_history([number * HOUR for number in range(8 * JOBS)], 0.5)
+
+    def simulate(wanted: Sequence[PartRun]) -> list[JobMeasures]:
+        runs.extend(wanted)
+        return [measures(delay(run), run.part.last - run.part.measured) for run in wanted]
+
+    def delay(run: PartRun) -> float:
+        if run.settings.get("x", 10.0) >= 10.0:
+            return 100.0
+        return 20.0 if run.part in (*split.slices[:winning_parts], split.report) else 110.0
+
+    return Tuner(split, np.arange(8 * JOBS) * HOUR, np.ones(8 * JOBS), simulate), runs
+
+
+def test_settings_that_are_better_on_few_parts_of_the_tuning_jobs_are_not_trusted() -> None:
+    """The search ends after its first batch, and only the default settings are simulated on the later jobs."""
+    tuning, runs = lucky_tuner(3)
+    result = tuning.tune(TUNED, Goal(DELAY), TrialBudget(48))
+    assert (result.tried, result.report.chosen, result.report.is_recommended) == (16, None, False)
+    assert result.report.doubt == Doubt(wins=3, needed=6, parts=8)
+    assert [row.policy.kind for row in result.report.rows] == ["default"]
+    assert sum(run.part.last > 4 * JOBS for run in runs) == 1
+
+
+def test_settings_that_are_better_on_three_quarters_of_the_parts_are_trusted() -> None:
+    result = lucky_tuner(6)[0].tune(TUNED, Goal(DELAY), TrialBudget(48))
+    assert (result.tried, result.report.chosen, result.report.doubt) == (48, 1, None)
+
+
+def test_a_point_that_is_not_trusted_can_be_picked() -> None:
+    result = lucky_tuner(3)[0].tune(TUNED, Goal(DELAY, pick=1), TrialBudget(48))
+    assert (result.tried, result.report.chosen, result.report.is_recommended) == (16, 1, True)
 
 
 def test_a_point_can_be_picked_by_its_number() -> None:
