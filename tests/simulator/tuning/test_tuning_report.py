@@ -211,7 +211,7 @@ def test_a_gain_in_one_block_only_is_not_recommended() -> None:
 def tuner(delay_on_report: float) -> tuple[Tuner, list[PartRun]]:
     """Settings x < 10 halve the delays of the tuning part; on the report part they have the given delay."""
     runs: list[PartRun] = []
-    split = split_history([number * HOUR for number in range(JOBS)], 0.5)
+    split = split_history([number * HOUR for number in range(2 * JOBS)], 0.5)
 
     def simulate(wanted: Sequence[PartRun]) -> list[JobMeasures]:
         runs.extend(wanted)
@@ -222,7 +222,7 @@ def tuner(delay_on_report: float) -> tuple[Tuner, list[PartRun]]:
             found.append(measures(delay, run.part.last - run.part.measured))
         return found
 
-    return Tuner(split, np.arange(JOBS, dtype=np.float64) * HOUR, np.ones(JOBS), simulate), runs
+    return Tuner(split, np.arange(2 * JOBS) * HOUR, np.ones(2 * JOBS), simulate), runs
 
 
 TUNED = TunedPolicy("las", Space({"x": Range(1.0, 100.0)}, {}, lambda _: True), {"x": 10.0})
@@ -239,9 +239,9 @@ def test_the_search_sees_no_job_of_the_report_part() -> None:
     tuning, runs = tuner(50.0)
     tuning.tune(TUNED, Goal(DELAY), TrialBudget(16))
     parts = [run.part for run in runs]
-    first_report = next(number for number, part in enumerate(parts) if part.last > 100)
-    assert all(part.last <= 100 for part in parts[:first_report])
-    assert {part.measured for part in parts[first_report:]} == {100}
+    first_report = next(number for number, part in enumerate(parts) if part.last > JOBS)
+    assert all(part.last <= JOBS for part in parts[:first_report])
+    assert {part.measured for part in parts[first_report:]} == {JOBS}
 
 
 def lucky_tuner(winning_parts: int) -> tuple[Tuner, list[PartRun]]:

@@ -45,6 +45,8 @@ MAX_POINTS = 8
 MOST = 0.75
 """Share of the slices on which settings have to be better than the default ones: otherwise their lead is luck."""
 
+MIN_WINS = 3
+
 
 class SettingTrial(NamedTuple):
     """Settings to simulate on a slice, by number."""
@@ -71,7 +73,7 @@ class Evaluated:
     @property
     def needed(self) -> int:
         """Number of wins from which a lead is trusted."""
-        return max(2, ceil(MOST * self.slices))
+        return max(MIN_WINS, ceil(MOST * self.slices))
 
     @property
     def is_trusted(self) -> bool:
