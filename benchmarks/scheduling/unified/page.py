@@ -30,7 +30,7 @@ Restarts take 78 s. `philly-N`: 3,000 rigid jobs of Philly from number N on 40 �
 on 64 × 8 GPUs. Draw 0 is the trace as it is; in the others, each submission is moved by up to a minute.
 
 **Mode**: all jobs may be stopped at any time, whether they consent or not, except on `no-preemption-…`, where none may
-be. A daemon, by consent, is between: [what preemption brings](../measures.md#what-preemption-costs-and-brings).
+be. A daemon, by consent, is between: [what preemption brings](../measures.md#costs-and-benefits-of-preemption).
 
 Settings are tuned on other slices and draws (`--tuning`), but not everything was chosen without these: that starvation
 matters was seen on two of them (Philly from 50,000 and 56,000; [decision 37](../decisions/0037-without-preemption.md)).
