@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -241,6 +242,24 @@ def test_a_stop_before_the_command_starts_is_not_lost(tmp_path: Path) -> None:
     os.waitpid(shim.pid, 0)
     assert run_files(tmp_path).exit(0).read_text() == "143\n"
     assert not (tmp_path / "here").exists()
+
+
+def test_signals_while_a_shim_starts_leave_no_process(tmp_path: Path) -> None:
+    for number in range(30):
+        files = run_files(tmp_path, f"job-{number}")
+        files.checkpoint_folder.mkdir(parents=True)
+        files.record_end(RunStopped(f"job-{number}", 1))
+        shim = start_shim(files, 0, tmp_path, ("sleep", "1000"), os.environ)
+        deadline = time.monotonic() + 60
+        while read_claim(files.claim(0)) is None:
+            assert time.monotonic() < deadline
+        while not os.waitpid(shim.pid, os.WNOHANG)[0]:
+            os.killpg(shim.pid, signal.SIGTERM)
+            assert time.monotonic() < deadline
+        assert read_exit_status(files.exit(0)) == 143
+        while any(found.group == shim.pid and found.alive for found in process.list_processes("")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
 
 def test_runs_of_another_folder_are_not_killed(tmp_path: Path) -> None:
