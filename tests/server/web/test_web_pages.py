@@ -330,18 +330,18 @@ def test_the_present_queue_is_compared_under_other_policies(page: Any, served: F
     page.get_by_role("checkbox", name="easy").uncheck()
     page.get_by_role("checkbox", name="las").check()
     page.get_by_role("button", name="Simulate").click()
-    rows = page.get_by_role("region", name="The present queue under other policies").get_by_role("row")
-    rows.filter(has_text="present policy").get_by_text("10 min").wait_for()
+    rows = page.get_by_role("region", name="The current queue under other policies").get_by_role("row")
+    rows.filter(has_text="current policy").get_by_text("10 min").wait_for()
     assert rows.filter(has_text="las").get_by_text("−2 min").count() == 1  # 100 s less
     starts = page.get_by_role("region", name="Starts of waiting jobs")
     starts.get_by_role("link", name="tune-2").wait_for()
-    assert starts.get_by_role("columnheader").all_inner_texts() == ["Job", "backfill (present policy)", "las", "refold"]
+    assert starts.get_by_role("columnheader").all_inner_texts() == ["Job", "backfill (current policy)", "las", "refold"]
 
 
 def test_what_preemption_costs_and_brings_is_shown(page: Any, served: FakeServer) -> None:
     sign_in(page, served.address, READER, "whatif")
     page.get_by_role("button", name="Compare rules").click()
-    rows = page.get_by_role("region", name="What preemption costs and brings").get_by_role("row")
+    rows = page.get_by_role("region", name="Costs and benefits of preemption").get_by_role("row")
     rows.filter(has_text="those that consent (48)").get_by_text("50 min", exact=True).wait_for()
     assert rows.filter(has_text="all 120 jobs").get_by_text("8 h 20 min").count() == 1
     assert rows.filter(has_text="none").get_by_text("18 h").count() == 1
@@ -477,7 +477,7 @@ def test_the_map_speaks_if_it_has_the_focus_before_the_gpus_arrive(page: Any, se
 
 def test_colours_can_be_chosen_and_are_remembered(page: Any, served: FakeServer) -> None:
     sign_in(page, served.address, OWNER)
-    page.get_by_role("button", name="Colours: As the system").click()
+    page.get_by_role("button", name="Colours: Match system").click()
     page.get_by_role("button", name="Colours: Light").click()
     page.get_by_role("button", name="Colours: Dark").wait_for()
     page.reload()

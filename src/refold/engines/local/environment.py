@@ -18,7 +18,7 @@ from refold.model import WHOLE, ArrayTask, Job, MiB, Plan, Seconds, Share, expan
 from refold.planning.catalogue import known_model
 from refold.planning.plans import GANG_VARIABLES, LaunchRequest, Workers, gang_variables, launch_settings
 from refold.server import ExportedOf, SecretsOf
-from refold.server.output import RunFiles, StartRecord, open_regular
+from refold.server.output import RunFiles, StartRecord, open_regular, run_secret
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 
@@ -148,6 +148,7 @@ class RunEnvironment:
         exported = self._exported(job)
         shared = {
             **_without_identity(self._inherited if exported is None else exported),
+            **({"REFOLD_RUN_SECRET": run_secret(record.mark)} if len(placement) > 1 else {}),
             **dict(job.launch.environment),
             **self._secrets(job.id),
             **_run_variables(job, order, files, grace),

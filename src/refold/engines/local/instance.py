@@ -64,6 +64,11 @@ class Instance:
         """Whether the instance was started, by this daemon or an earlier one."""
         return is_regular(self._files.claim(self._number))
 
+    def forget(self) -> None:
+        """Let the instance be started again."""
+        for path in (self._files.exit(self._number), self._files.claim(self._number)):
+            path.unlink(missing_ok=True)
+
     async def wait(self) -> None:
         """Wait for the instance to end, and set `failure`, `exit_code` and `lost`."""
         status = CLAIM_FAILED if self._shim is None else await wait_for_exit(self._shim)
