@@ -100,6 +100,7 @@ from .run import (
     RunUsage as RunUsage,
     measured_shape as measured_shape,
     run_plan as run_plan,
+    spread_of as spread_of,
 )
 from .topology import TopologyRequest as TopologyRequest
 from .units import (
