@@ -1,6 +1,8 @@
 # The daemon as a container image (docs/install.md):
 #   docker build --build-arg COMMIT=$(git rev-parse --short HEAD) --tag refold .
 FROM python:3.12-slim-bookworm AS build
+# Debian keeps no earlier versions that could be pinned.
+# hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends gcc libc6-dev \
     && rm -rf /var/lib/apt/lists/*

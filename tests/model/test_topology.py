@@ -64,6 +64,10 @@ def test_levels_are_found_by_name() -> None:
             "a job has 6 instances, which cannot be divided into segments of 4",
         ),
         (
+            lambda: Demand(topology=TopologyRequest(segment=2)),
+            "a job has 1 instance, which cannot be divided into segments of 2",
+        ),
+        (
             lambda: Job("j", demand=Demand(2, topology=TopologyRequest("rack")), reshapable=True),
             "job 'j': it requires its instances in one rack, so it cannot be reshapable",
         ),

@@ -14,7 +14,7 @@ from refold.model.launch import DEFAULT_LAUNCH, Launch, LaunchEngine
 from refold.model.node_set import NodeSet
 from refold.model.plan import Plan
 from refold.model.topology import TopologyRequest
-from refold.model.units import WHOLE, MiB, Milli, Seconds
+from refold.model.units import WHOLE, MiB, Milli, Seconds, format_count
 
 JobClass = Literal["guaranteed", "best-effort"]
 MAX_INSTANCES = 2**20
@@ -55,8 +55,8 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
         if list(self.gpu_types) != sorted(set(self.gpu_types)):
             raise BadValue(f"gpu_types is {self.gpu_types}, expected each type once, in alphabetical order")
         if self.topology is not None and self.topology.segment and self.instances % self.topology.segment:
-            segments = f"segments of {self.topology.segment}"
-            raise BadValue(f"a job has {self.instances} instances, which cannot be divided into {segments}")
+            instances, segments = format_count(self.instances, "instance"), f"segments of {self.topology.segment}"
+            raise BadValue(f"a job has {instances}, which cannot be divided into {segments}")
 
     def accepts(self, index: int, node: Node) -> bool:
         """Whether an instance may be placed on a node of the cluster, if it has the resources."""

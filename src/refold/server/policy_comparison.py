@@ -1,4 +1,4 @@
-"""The present queue under other policies: simulated in a process of its own, which cannot delay the scheduler."""
+"""The current queue under other policies: simulated in a process of its own, which cannot delay the scheduler."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def simulate_policies(task: _Task) -> _SimulatedAnswer:
-    """Simulate the present policy and the others in the same futures, as many as fit into the time."""
+    """Simulate the current policy and the others in the same futures, as many as fit into the time."""
     header = task.header
     state = StateAt.from_entries(header.cluster, [task.state])
     choices: list[tuple[str, Mapping[str, Any]]] = [(header.policy, header.settings)]

@@ -111,7 +111,7 @@ class _Changes:
     ] = None
     reshape_every: Annotated[
         str | None,
-        typer.Option("--reshape-every", metavar="TIME", help="Least time between two such changes, such as 10m."),
+        typer.Option("--reshape-every", metavar="TIME", help="Minimum time between two such changes, such as 10m."),
     ] = None
 
 

@@ -39,10 +39,11 @@ MAX_STATUS_BYTES = 4
 LINKER_VARIABLE = re.compile(r"(LD|DYLD)_[A-Za-z0-9_]*|GLIBC_TUNABLES|GCONV_PATH", re.ASCII)
 
 # Stop signals go to the whole process group; the shell survives them to record the exit status of the command. In the
-# subshell the traps are back at their defaults; the log keeper ignores them from its start. The end of a run is
-# recorded in a file before it is signalled: a shim that starts too late to receive the signal finds the file. The
-# shell's stderr is redirected so that it does not print "Killed" to the log. Output is copied to files of the job by
-# `tee`, which survives stop signals too and ends when all processes have closed their output. These files are not
+# subshell the traps are back at their defaults. Before, signals are ignored, not trapped: one that interrupted the
+# opening of a pipe would end the shell, and the reader of the pipe would wait for ever. The end of a run is recorded in
+# a file before it is signalled: a shim that starts too late to receive the signal finds the file. The log keeper and
+# `tee` ignore stop signals too, and end when all processes have closed their output. The shell's stderr is redirected
+# so that it does not print "Killed" to the log. Output is copied to files of the job by `tee`. These files are not
 # bounded, as the log is (`log_keeper`). Space for the exit status is written before the command starts, so that it can
 # be recorded if the disk is full by then. Variables of the dynamic linker are exported last: the shell and `tee` must
 # not load what a job preloads.
@@ -56,15 +57,15 @@ printf '%s %s\\n' "$_refold_stat" "$_refold_boot" >"$1" || exit 97
 set +C
 printf '   \\n' >"$2" || exit 97
 /bin/sh -c "${12}" "${12}" "${13}" "${14}" "${15}" "${16}" <"${11}" >/dev/null &
-trap : HUP INT TERM USR1 USR2
 exec >"${11}" 9>"${11}"
 command -p rm -f "${11}" 8>&- 9>&-
 _refold_copy() {
     [ -z "$3" ] || printf '' >"$1"
-    (trap '' HUP INT TERM USR1 USR2; command -p tee -a "$1" <"$2" 2>&9 8>&- 9>&-) &
+    command -p tee -a "$1" <"$2" 2>&9 8>&- 9>&- &
 }
 if [ -n "$5" ]; then _refold_copy "$5" "$6" "$7"; exec 8>"$6"; command -p rm -f "$6"; fi
 if [ -n "$8" ]; then _refold_copy "$8" "$9" "${10}"; exec 7>"$9"; command -p rm -f "$9"; fi
+trap : HUP INT TERM USR1 USR2
 (
     exec 2>&9 9>&-
     [ ! -e "$3" ] || exit 143

@@ -10,7 +10,7 @@ export const texts = {
   navigation: "Pages",
   live: { live: "Live", connecting: "Connecting…", offline: "Offline, trying again…", recorded: "Recorded" },
   liveHelp: "Changes appear as they happen.",
-  theme: { label: "Colours", auto: "As the system", light: "Light", dark: "Dark" },
+  theme: { label: "Colours", auto: "Match system", light: "Light", dark: "Dark" },
   signOut: "Sign out",
   signedInAs: (user, role) => `${user || "Signed in"}, ${role}`,
   signIn: {
@@ -98,7 +98,7 @@ export const texts = {
     loading: "Loading…",
     changeAll: { hold: "Hold all", release: "Release all", cancel: "Cancel all" }, noneToChange: "No listed job can be changed this way.",
     changeTitle: { hold: (jobs) => `Hold ${jobs}?`, release: (jobs) => `Release ${jobs}?`, cancel: (jobs) => `Cancel ${jobs}?` },
-    changeText: (listed) => `All that pass the filters and may be changed by you, of ${listed} listed jobs.`, changed: (jobs) => `Changed: ${jobs}`,
+    changeText: (listed) => `All that pass the filters and may be changed by you, of ${listed} listed jobs.`, changed: { hold: (jobs) => `${jobs} held`, release: (jobs) => `${jobs} released`, cancel: (jobs) => `${jobs} cancelled` },
     stale: "late", predicted: (share) => `about ${share}, predicted`,
   },
   job: {
@@ -108,7 +108,7 @@ export const texts = {
     position: "Position in the queue", outcome: "How it ended", noProgress: "reports no progress",
     owner: "Owner", requested: "Requested", runsOn: "Runs on", domains: "Domains", plan: "Plan", jobClass: "Class", preemptible: "May be stopped or reshaped",
     priority: (value) => `priority ${value}`, yes: "Yes", no: "No", submitted: "Submitted", firstEstimate: "First start estimate",
-    started: "Started", ended: "Ended", runTime: "Since first start", gpuTime: "GPU time", hours: (hours) => `${hours} h`, cpuTime: "CPU time", peakMemory: "Peak memory of an instance", timeLimit: "Time limit",
+    started: "Started", ended: "Ended", runTime: "Since first start", gpuTime: "GPU time", cpuTime: "CPU time", peakMemory: "Peak memory of an instance", timeLimit: "Time limit",
     runs: "Runs", exitCode: "Exit status", array: "Array",
     asEstimated: "as estimated", later: (time) => `${time} later than estimated`, earlier: (time) => `${time} earlier than estimated`,
     again: "Submit again…", hold: "Hold", holdTitle: (job) => `Hold ${job}?`, holdText: "It stays in the queue and does not start until it is released.", held: (job) => `${job} is held`,
@@ -137,8 +137,8 @@ export const texts = {
     tenant: "Tenant", user: "User", users: "Users", use: "Use", inUse: "In use", quota: "Quota", noQuota: "none", borrowed: "Borrowed", limit: "Limit",
     withinQuota: "Within the quota", withoutQuota: "Tenant without a quota", noQuotas: (used, total) => `${used} of ${total} GPUs in use. No tenant has a quota.`, gpus: (count) => `${count} GPUs`, none: "There are no tenants.", noUsers: "Nobody has used GPUs yet.",
     summary: (used, total) => `${used} of ${total} GPUs in use. GPUs beyond the quota are borrowed: jobs of other tenants within their quota go first.`,
-    usersHelp: "Share of the GPU hours that each user has used, beside the share that is due. Hours count half as much after a week, unless the policy says otherwise.",
-    fairShare: "Used, and due", used: "Used", share: "Due", gpuHours: "GPU hours", weight: "Weight",
+    usersHelp: "GPU hours that each user has used, and the fair share. Hours count half after a week, unless the policy sets another half-life.",
+    fairShare: "Used and fair share", used: "Used", share: "Fair share", gpuHours: "GPU hours", weight: "Weight",
   },
   timeline: {
     title: "GPUs over time", hint: "Drag to zoom, click to open a job.", span: "Time span", spans: { 1: "1 h", 6: "6 h", 24: "24 h", 168: "7 d" }, whole: "Whole", reset: "Reset zoom",
@@ -165,7 +165,7 @@ export const texts = {
     notCopied: (names) => `Not copied: the environment variables ${names}.`,
   },
   policies: {
-    title: "The present queue under other policies", policies: "Policies", policy: "Policy", present: "present policy", ask: "Simulate",
+    title: "The current queue under other policies", policies: "Policies", policy: "Policy", present: "current policy", ask: "Simulate",
     help: "Up to four. The jobs that run and wait now are simulated to their end, in the same futures for each policy; nothing is changed.",
     simulating: "Simulating…", noneWaiting: "No job waits: there is nothing to compare.", wait: "Mean wait", meanWait: "From now to start", meanCompletion: "From now to end",
     earlier: "Start earlier", later: "Start later", same: "same", starts: "Starts of waiting jobs, by the largest shift",
@@ -173,7 +173,7 @@ export const texts = {
     guessed: "No job has ended yet, and some have neither an estimate nor a time limit: their run times are guessed.",
   },
   preemption: {
-    title: "What preemption costs and brings", ask: "Compare rules", simulating: "Simulating… this takes up to 45 s.",
+    title: "Costs and benefits of preemption", ask: "Compare rules", simulating: "Simulating… this takes up to 45 s.",
     help: "If all jobs, those that consent, or none could be stopped or reshaped for others: the latest jobs that have ended are simulated under each rule. Nothing is changed.",
     rule: "Jobs that may be preempted", wait: "Mean wait", mean: "Mean wait", longest: "Longest wait", preemptions: "Preemptions", overhead: "GPU-hours of overhead",
     always: (jobs) => `all ${jobs} jobs`, consent: (jobs) => `those that consent (${jobs})`, never: () => "none",

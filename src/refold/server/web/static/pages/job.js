@@ -164,7 +164,7 @@ export default class JobPage {
       [labels.started, job.started && startedText(job, first, now)],
       [labels.ended, job.ended && moment(job.ended, now)],
       [labels.runTime, job.started && formatDuration((job.ended ?? now) - job.started)],
-      [labels.gpuTime, held ? labels.hours(formatPrecise(held / 3600)) : ""],
+      [labels.gpuTime, held ? formatDuration(held) : ""],
       [labels.cpuTime, job.cpu_seconds ? formatDuration(job.cpu_seconds) : ""],
       [labels.peakMemory, job.peak_memory_mib ? formatGib(job.peak_memory_mib) : ""],
       [labels.timeLimit, job.time_limit && formatDuration(job.time_limit)],

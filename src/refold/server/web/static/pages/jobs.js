@@ -125,7 +125,7 @@ export default class JobsPage {
       work: async () => {
         let changed = 0;
         for (let first = 0; first < jobs.length; first += PAGE_JOBS) changed += (await this._source.post("changes", { body: { action, jobs: jobs.slice(first, first + PAGE_JOBS) } })).changed.length;
-        toast(labels.changed(plural(changed, "job")));
+        toast(labels.changed[action](plural(changed, "job")));
         this._refresher.now();
       },
     });
