@@ -14,4 +14,4 @@ cdef class SimulatedBackend:
     cdef void _start(self, object now, object order) except *
     cdef void _schedule_report(self, object now, object job, _SimulatedRun run) except *
 
-cdef bint _is_on_same_node(object placement, object allocation) except *
+cdef bint _has_same_nodes(object placement, object allocation) except *

@@ -201,7 +201,7 @@ class SimulatedBackend:
         run = self._runs.get(job_id)
         if run is None or run.number != number:
             return  # it has ended by itself and has reported so
-        if self._costs.live is not None and order.next is not None and _is_on_same_node(run.placement, order.next):
+        if self._costs.live is not None and order.next is not None and _has_same_nodes(run.placement, order.next):
             self._live_changes[job_id] = order.next
         self._withdraw_events(now, run)
         done = self._done.get(job_id, 0.0) + self._work_done(job_id, run, now)
@@ -240,6 +240,5 @@ class SimulatedBackend:
             self._agenda.withdraw(run.cost_event)
 
 
-def _is_on_same_node(placement: Placement, allocation: Allocation) -> bool:
-    nodes = {share.node for share in (*placement, *allocation.placement)}
-    return len(nodes) == 1 and len(placement) == len(allocation.placement) == 1
+def _has_same_nodes(placement: Placement, allocation: Allocation) -> bool:
+    return [share.node for share in placement] == [share.node for share in allocation.placement]
