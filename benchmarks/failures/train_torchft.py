@@ -7,6 +7,7 @@ LOSS' to `steps` in the folder.
 
 from __future__ import annotations
 
+import socket
 import sys
 import time
 from datetime import timedelta
@@ -19,13 +20,9 @@ import torch.distributed as dist
 from gpt import GPT, VOCABULARY, loss  # type: ignore[import-not-found]
 from options import SIZES  # type: ignore[import-not-found]
 from synthetic_data import MarkovText, SlowData  # type: ignore[import-not-found]
+from torch.nn.utils import parameters_to_vector
 from torch.utils.data import default_collate
-from torchft import (  # type: ignore[import-not-found]
-    DistributedDataParallel,
-    Manager,
-    Optimizer,
-    ProcessGroupGloo,
-)
+from torchft import Manager, Optimizer, ProcessGroupGloo  # type: ignore[import-not-found]
 
 BATCH = 12
 TIMEOUT = timedelta(seconds=5)
@@ -46,6 +43,18 @@ def load_state(state: dict[str, dict[str, object]]) -> None:
     adam.load_state_dict(state["adam"])
 
 
+def average_gradients() -> None:
+    """Average the gradients over the replicas. After an error, torchft's DistributedDataParallel 0.2.0 would fail."""
+    flat = parameters_to_vector(parameter.grad for parameter in model.parameters() if parameter.grad is not None)
+    manager.allreduce(flat).wait()
+    at = 0
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.copy_(flat[at : at + parameter.numel()].view_as(parameter))
+            at += parameter.numel()
+
+
+socket.gethostname = lambda: address  # where torchft serves the state; network namespaces have no name of their own
 store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
 manager = Manager(
     pg=ProcessGroupGloo(timeout=TIMEOUT),
@@ -61,7 +70,7 @@ manager = Manager(
     replica_id=folder.name,
     hostname=address,
 )
-replica, optimizer = DistributedDataParallel(manager, model), Optimizer(manager, adam)
+optimizer = Optimizer(manager, adam)
 with (folder / "steps").open("a", buffering=1) as file:
     while True:
         optimizer.zero_grad()  # begins a quorum
@@ -69,8 +78,9 @@ with (folder / "steps").open("a", buffering=1) as file:
         part = BATCH // replicas
         first = step * BATCH + (own or 0) * part
         batch = default_collate([data[index % len(data)] for index in range(first, first + part)])
-        value = loss(replica(batch["input_ids"]), batch)
+        value = loss(model(batch["input_ids"]), batch)
         value.backward()
+        average_gradients()
         optimizer.step()
         if own == 0 and manager.current_step() > step:
             file.write(f"{time.time():.3f} {manager.current_step()} {value.item():.15g}\n")

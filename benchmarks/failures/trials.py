@@ -63,8 +63,7 @@ class Trial:
         self._milliseconds = milliseconds
         if way.tool == "torchft":
             options = ["--min_replicas", "1", "--heartbeat_timeout_ms", "1000", "--join_timeout_ms", "1000"]
-            start = "from torchft._torchft import lighthouse_main; lighthouse_main()"
-            hosts.start_on_hub(sys.executable, "-c", start, "--bind", LIGHTHOUSE, *options)
+            hosts.start_on_hub(sys.executable, str(FOLDER / "lighthouse.py"), "--bind", LIGHTHOUSE, *options)
 
     def start(self, host: int) -> None:
         """Start what trains on a host."""
@@ -101,7 +100,9 @@ class Trial:
         return [float(line) for host in range(self._hosts.count) for line in self._lines(host, "copies")]
 
     def notices(self) -> int:
-        """Return how often the agents have said that they have noticed a failure."""
+        """Return how often agents of Refold have said that they have noticed a failure."""
+        if self._way.tool != "refold":
+            return 0
         return sum(len(NOTICED.findall(self._hosts.log(host))) for host in range(self._hosts.count))
 
     def _lines(self, host: int, name: str) -> list[str]:
