@@ -56,12 +56,14 @@ class StartTimes(NamedTuple):
     """Start times and run times of jobs (columns) in each future (rows); infinite if unknown.
 
     `latest`: when each job starts at the latest if all jobs use their time limits; infinite if some have none.
+    `until`: the last start that was simulated in each future; later ones are assumed.
     """
 
     job_ids: list[str]
     starts: Floats
     durations: Floats
     latest: Floats
+    until: Floats
 
     def of(self, column: int) -> JobTimes:
         """Return the times of one job."""
@@ -154,7 +156,8 @@ class StartSimulator:
             for ends, own in zip(remaining.tolist(), durations.tolist(), strict=True)
         ]
         latest = self._latest(waiting, running, steps, new_job)
-        return StartTimes([job.id for job in waiting], np.array(simulated), durations, np.array(latest))
+        starts, until = ([part for part, _ in simulated], [end for _, end in simulated])
+        return StartTimes([job.id for job in waiting], np.array(starts), durations, np.array(latest), np.array(until))
 
     def _latest(self, waiting: list[Job], running: list[str], steps: int, new_job: Job | None) -> list[Seconds]:
         """Return when the jobs start if all use their time limits."""
@@ -163,7 +166,7 @@ class StartSimulator:
         remaining = {one.job.id: self._run_times.until_limit(one) for one in started}
         if inf in remaining.values():
             return [inf] * len(waiting)
-        return self._starts(waiting, remaining, limits, steps, new_job)
+        return self._starts(waiting, remaining, limits, steps, new_job)[0]
 
     def _starts(
         self,
@@ -172,18 +175,19 @@ class StartSimulator:
         durations: list[Seconds],
         steps: int,
         new_job: Job | None,
-    ) -> list[Seconds]:
-        """Return the starts of the jobs in one future."""
+    ) -> tuple[list[Seconds], Seconds]:
+        """Return the starts of the jobs in one future, and the last of them that was simulated."""
         view = self._view
         run_time = remaining | {job.id: seconds for job, seconds in zip(waiting, durations, strict=True)}
         jobs = [*view.active.values(), *view.held.values(), *waiting]
         future = Future(self._copy(), self._now, jobs, run_time, self._charge)
         future.run([] if new_job is None else [new_job], [job.id for job in waiting], max_steps=steps)
         later = _Backlog(future, self._now)
-        return [
+        starts = [
             future.started[job.id] if job.id in future.started else later.add(job, seconds)
             for job, seconds in zip(waiting, durations, strict=True)
         ]
+        return starts, max(future.started.values(), default=self._now)
 
 
 class _Backlog:
