@@ -106,7 +106,7 @@ def estimate_end(view: View, job_id: str, run_times: RunTimes, now: Seconds) -> 
 
 
 def copies_of(policy: Policy, view: View) -> Callable[[], Scheduler]:
-    """Return a function that returns schedulers in the present state.
+    """Return a function that returns schedulers in the current state.
 
     Their policies end no runs by rule and do not learn; what they reject is dropped without a message.
     """
@@ -132,7 +132,7 @@ class StartSimulator:
         now: Seconds,
         visits: int = MAX_VISITS,
     ) -> None:
-        """`view`: the present state. `copy`: returns a copy of the scheduler, which may be changed."""
+        """`view`: the current state. `copy`: returns a copy of the scheduler, which may be changed."""
         self._view, self._copy, self._run_times, self._now = view, copy, run_times, now
         self._visits = visits
         self._charge = RecordedSpeeds(view.cluster)
