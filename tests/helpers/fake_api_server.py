@@ -338,7 +338,7 @@ class FakeApiServer:
 
 
 KINDS = (
-    *("pods", "nodes", "jobs", "events", "leases", "poddisruptionbudgets", "podgroups", "services"),
+    *("pods", "nodes", "jobs", "events", "leases", "poddisruptionbudgets", "podgroups", "services", "secrets"),
     *("jobsets", "trainjobs", "pytorchjobs", "topologies"),
 )
 

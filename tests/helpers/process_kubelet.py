@@ -8,7 +8,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -180,7 +181,7 @@ class ProcessKubelet:
                 self.logs.add(path, line)
 
     def _variables(self, pod: RunnablePod, container: Json) -> dict[str, str]:
-        found = environment(pod.spec, container, pod.metadata.annotations)
+        found = environment(pod.spec, container, pod.metadata.annotations, self._secret)
         for mount in container.get("volumeMounts", []) if self._volume is not None else []:
             prefix = f"{mount['mountPath']}/"
             found = {
@@ -225,6 +226,12 @@ class ProcessKubelet:
                 return
             time.sleep(POLL_SECONDS)
 
+    def _secret(self, name: str) -> dict[str, str]:
+        with suppress(ApiError):
+            found = self._api.get(f"/api/v1/namespaces/default/secrets/{name}", dict[str, Any])
+            return {key: b64decode(value).decode() for key, value in found["data"].items()}
+        return {}
+
     def _set_status(
         self, pod: RunnablePod, phase: str, exit_code: int | None = None, reason: str = "", message: str = ""
     ) -> None:
@@ -237,11 +244,22 @@ class ProcessKubelet:
         self._api.patch(f"{_path(pod)}/status", {"status": {"phase": phase, "containerStatuses": [container]}})
 
 
-def environment(spec: Json, container: Json, annotations: Mapping[str, str]) -> dict[str, str]:
+def no_secret(name: str) -> dict[str, str]:
+    """Return nothing: there is no such Secret."""
+    del name
+    return {}
+
+
+def environment(
+    spec: Json, container: Json, annotations: Mapping[str, str], secret: Callable[[str], dict[str, str]] = no_secret
+) -> dict[str, str]:
     """Return the environment of a container. There is no DNS: all pods of a Service are on this machine."""
     variables: dict[str, str] = {}
     for entry in container.get("env", []):
-        if "valueFrom" in entry:
+        if reference := entry.get("valueFrom", {}).get("secretKeyRef"):
+            if reference["key"] in (found := secret(reference["name"])):
+                variables[entry["name"]] = found[reference["key"]]
+        elif "valueFrom" in entry:
             match = _ANNOTATION.fullmatch(entry["valueFrom"]["fieldRef"]["fieldPath"])
             variables[entry["name"]] = annotations.get(match[1], "") if match else ""
         else:

@@ -25,7 +25,14 @@ class WatchSetup:
         self.files.folder.mkdir()
         self.reports: list[Event] = []
         self.notes: list[tuple[str, str]] = []
-        self.watch = OutputWatch(folder, self.reports.append, rules, self._note, max_match_seconds)
+        self.watch = OutputWatch(
+            folder,
+            self.reports.append,
+            rules,
+            self._note,
+            lambda job, slow: f" (instance {slow.instance} of {job})",
+            max_match_seconds=max_match_seconds,
+        )
 
     def _note(self, job: str, text: str) -> None:
         self.notes.append((job, text))
@@ -108,6 +115,17 @@ def test_progress_may_be_written_to_a_file_instead(setups: MakeSetup) -> None:
     assert run.steps() == []
     run.files.progress(0).write_text("9\n")
     assert run.steps() == [9]
+
+
+def test_a_slow_rank_is_noted_once_with_its_place(setups: MakeSetup) -> None:
+    setup = setups()
+    setup.follow(Launch())
+    for step in (1, 2, 3):
+        slow = r'{"instance":1,"local_rank":0,"what":"rank\u0020\u001b2 is slow"}'.replace(" is ", r"\u0020is\u0020")
+        setup.files.progress(0).write_text(f"{step} slow={slow}\n")
+        setup.watch.poll()
+    assert setup.notes == [("job", "rank 2 is slow (instance 1 of job)")]
+    assert setup.reports == [RunProgressed("job", 1, steps=step) for step in (1, 2, 3)]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -16,8 +16,10 @@ from refold.client.api import StartAccuracy
 from refold.client.api.questions import WhatIf
 from refold.client.api.submissions import Submission
 from refold.core.events import RunFinished, RunProgressed
-from refold.model import MINUTE
+from refold.model import MINUTE, StartEstimate
+from refold.server import start_forecasts
 from refold.server.forked_work import WorkHere, WorkOutcome
+from refold.simulator import EstimateMaker
 
 T = TypeVar("T")
 
@@ -96,6 +98,36 @@ def test_a_burst_of_short_jobs_is_estimated_as_soon_as_one_has_ended(tmp_path: P
         assert [cluster.wait_of(job) for job in jobs[6:]] == pytest.approx([8, 8, 16, 16], rel=0.2)
 
     play(tmp_path, policy, scene)
+
+
+def test_while_many_estimates_are_made_the_daemon_does_other_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_forecasts, "ESTIMATES_AT_ONCE", 2)
+
+    async def scene(cluster: Cluster) -> None:
+        jobs = await submit_many(cluster, 10)
+        turn, made_in = 0, list[int]()
+
+        async def count_turns() -> None:
+            nonlocal turn
+            while True:
+                turn += 1
+                await asyncio.sleep(0)
+
+        class Maker(EstimateMaker):
+            def estimates(self, *arguments: Any) -> dict[str, StartEstimate]:
+                made_in.append(turn)
+                return super().estimates(*arguments)
+
+        cluster.forecasts._maker = Maker()
+        counting = asyncio.create_task(count_turns())
+        await cluster.run_for(8.0, *jobs[:2])
+        counting.cancel()
+        assert len(set(made_in)) == len(made_in) >= 3
+        assert None not in [cluster.wait_of(job) for job in jobs[4:]]
+
+    play(tmp_path, "fifo", scene)
 
 
 @pytest.mark.parametrize("policy", TWO_POLICIES)

@@ -84,8 +84,8 @@ def test_loss_and_speed_are_written_with_the_steps(tmp_path: Path) -> None:
     path = tmp_path / "progress"
     Reporter(path).report(120, loss=2.3125, samples_per_second=88.125)
     assert path.read_text() == "120 loss=2.3125 samples_per_second=88.125\n"
-    Reporter(path).report(121, plan='{"data":2}')
-    assert path.read_text() == '121 plan={"data":2}\n'
+    Reporter(path).report(121, more={"plan": '{"data":2}', "slow": '{"what":"so slow"}'})
+    assert path.read_text() == '121 plan={"data":2} slow={"what":"so\\u0020slow"}\n'
     Reporter(path).report(121)
     assert path.read_text() == "121\n"
 

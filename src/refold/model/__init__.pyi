@@ -92,12 +92,14 @@ from .plan import (
     parse_plan_fields as parse_plan_fields,
 )
 from .run import (
+    NOT_REJOINED as NOT_REJOINED,
     ChangeAnswer as ChangeAnswer,
     ChangeRequest as ChangeRequest,
     ChangeWay as ChangeWay,
     MeasuredShape as MeasuredShape,
     Run as Run,
     RunUsage as RunUsage,
+    SlowPlace as SlowPlace,
     measured_shape as measured_shape,
     run_plan as run_plan,
 )

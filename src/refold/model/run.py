@@ -73,6 +73,13 @@ ChangeWay = Literal["live", "warm", "cold"]
 """How a plan was changed: processes stayed, new processes with state in memory, or restarted from a checkpoint."""
 
 
+NOT_REJOINED = 75
+"""Exit status of an agent that was started again, and that the agents of the other instances do not let join.
+
+They go on without it, or have ended.
+"""
+
+
 class ChangeRequest(msgspec.Struct, frozen=True):
     """Train with another plan, as run `run`.
 
@@ -104,3 +111,11 @@ class ChangeAnswer(msgspec.Struct, frozen=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if (self.plan is None) is not bool(self.error):
             raise ValueError("an answer has either a plan or an error")
+
+
+class SlowPlace(msgspec.Struct, frozen=True):
+    """A rank that holds up the others (`what` says how), on the `local_rank`-th GPU of an instance."""
+
+    instance: int
+    local_rank: int
+    what: str

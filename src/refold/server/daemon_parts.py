@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from refold.core import Header, Policy, Scheduler
-from refold.model import MINUTE, Seconds
+from refold.model import MINUTE, Seconds, SlowPlace
 from refold.server.backend import is_up_to_date
 from refold.server.clock import Anchor, WallClock
 from refold.server.config import Config
@@ -104,7 +104,7 @@ class DaemonParts:
         self._messages = JobMessages(
             state, self._writer, self._store, self._notifier, config.notify.waiting_long_after, self._logs
         )
-        self._output = OutputWatch(self._logs, inbox.report, config.watch.output, self._add_note)
+        self._output = OutputWatch(self._logs, inbox.report, config.watch.output, self._add_note, self._place_of)
         self._gpu_use = GpuUseWatch(self._layout, config, GpuLocks())
         self.gpus = GpuPoller(state, inbox, self._machine, self._layout, config.watch, self._messages, self._gpu_use)
         self._use = JobUseHistory(state, self._engine.job_use, self.gpus.utilisation_of_jobs)
@@ -227,6 +227,16 @@ class DaemonParts:
         self._notifier.close()
         self._gpu_use.close()
         self._machine.close()
+
+    def _place_of(self, job_id: str, place: SlowPlace) -> str:
+        """Return node and GPU of a rank. Thread-safe."""
+        run = self.state.view.runs.get(job_id)
+        shares = run.allocation.placement if run is not None else ()
+        if not 0 <= place.instance < len(shares):
+            return ""
+        share = shares[place.instance]
+        gpu = f", GPU {share.gpus[place.local_rank]}" if 0 <= place.local_rank < len(share.gpus) else ""
+        return f" ({self.state.view.cluster.nodes[share.node].name}{gpu})"
 
     def _add_note(self, job_id: str, text: str) -> None:
         """Add a note to a job's events. Thread-safe."""

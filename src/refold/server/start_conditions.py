@@ -5,6 +5,7 @@ A job is held until they are met. They are derived from the jobs alone, so a res
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from heapq import heappop, heappush
@@ -163,11 +164,11 @@ class DependencyGraph:
         self._unmet: dict[str, set[Dependency]] = {}
         self._dependents: dict[Dependency, set[str]] = {}
         self._active_tasks: dict[str, set[str]] = {}
-        self._by_owner: dict[_Owner, dict[str, None]] = {}
+        self._by_owner: dict[_Owner, OrderedDict[str, None]] = {}  # a dict would search its first key again and again
 
     def add(self, job: Job) -> list[Dependency]:
         """Add a new job, and return its dependencies on other jobs."""
-        self._by_owner.setdefault(_owner(job), {})[job.id] = None
+        self._by_owner.setdefault(_owner(job), OrderedDict())[job.id] = None
         if job.launch.array is not None:
             self._active_tasks.setdefault(job.launch.array.array, set()).add(job.id)
         dependencies = [dependency for dependency in map(parse_dependency, job.launch.after) if dependency.job]

@@ -69,11 +69,9 @@ class StartTimes(NamedTuple):
         """Return the times of one job."""
         return JobTimes(self.job_ids[column], sorted(self.starts[:, column].tolist()), float(self.latest[column]))
 
-    def end_estimates(self) -> dict[str, StartEstimate]:
-        """Return when all jobs end whose end is known."""
-        ends = zip(self.job_ids, np.sort(self.starts + self.durations, axis=0).T.tolist(), strict=True)
-        found = [JobTimes(job_id, times).estimate() for job_id, times in ends]
-        return {estimate.job: estimate for estimate in found if estimate is not None}
+    def end_of(self, column: int) -> JobTimes:
+        """Return when one job ends."""
+        return JobTimes(self.job_ids[column], sorted((self.starts[:, column] + self.durations[:, column]).tolist()))
 
 
 class JobTimes(NamedTuple):

@@ -16,10 +16,11 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
 from msgspec.structs import replace
 
 from refold.core import Event, Order, RunFailed, RunFinished, RunStarted, RunStopped, StartRun, StopRun
-from refold.model import Allocation, Demand, Job, RunUsage, Share
+from refold.model import NOT_REJOINED, Allocation, Demand, Job, RunUsage, Share
 from refold.server import Backend, Report
 
 T = TypeVar("T")
@@ -32,6 +33,8 @@ LONG_GRACE = 600.0
 
 SHORT_GRACE = 0.3
 """Grace period of tests that wait for it to expire."""
+
+MIN_SECRET_CHARS = 32
 
 Ending = RunFinished | RunFailed | RunStopped
 
@@ -340,6 +343,48 @@ class BackendContract:
             assert "5" in ending.why
             assert not self.is_alive(int(await harness.content("pid-0")))
             assert not self.is_alive(int(await harness.content("pid-2")))
+
+        self.run_test(tmp_path, check)
+
+    def test_a_gang_shares_a_secret_that_other_runs_do_not_know(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            for run in (1, 2):
+                shell = f"echo $REFOLD_RUN_SECRET >secret-{run}-$REFOLD_INSTANCE"
+                await harness.start("job", shell, run=run, instances=2)
+                await harness.ending("job", run=run)
+            first, same, second = [await harness.content(f"secret-{name}") for name in ("1-0", "1-1", "2-0")]
+            assert first == same != second
+            assert len(first) >= MIN_SECRET_CHARS
+
+        self.run_test(tmp_path, check)
+
+    def test_agents_of_a_gang_go_on_without_an_instance_that_was_killed(self, tmp_path: Path) -> None:
+        """An agent that is started again may find that the others have finished meanwhile."""
+
+        async def check(harness: BackendHarness) -> None:
+            await harness.start(
+                "job",
+                '[ -n "$REFOLD_CHANGE" ] || { echo >no-agents; exit 0; }\n'
+                "[ $REFOLD_INSTANCE = 1 ] || : >$REFOLD_CHANGE.agent\n"
+                f"[ ! -e lost ] || exit {NOT_REJOINED}\n"
+                "if [ $REFOLD_INSTANCE = 0 ]; then while [ ! -e lost ]; do sleep 0.02; done; exit 0; fi\n"
+                "while [ ! -e $REFOLD_CHANGE.agent ]; do sleep 0.02; done; : >lost; kill -9 $$",
+                instances=2,
+            )
+            assert await harness.ending("job") == RunFinished("job", 1)
+            if (harness.folder / "no-agents").exists():
+                pytest.skip("does not apply: the back end does not know of agents")
+
+        self.run_test(tmp_path, check)
+
+    def test_a_gang_whose_agents_fail_one_after_the_other_fails(self, tmp_path: Path) -> None:
+        async def check(harness: BackendHarness) -> None:
+            await harness.start(
+                "job", ": >${REFOLD_CHANGE:-unknown}.agent; sleep 0.$REFOLD_INSTANCE; exit 4", instances=2
+            )
+            ending = await harness.ending("job")
+            assert isinstance(ending, RunFailed)
+            assert "4" in ending.why
 
         self.run_test(tmp_path, check)
 

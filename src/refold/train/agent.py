@@ -103,9 +103,11 @@ class Agent:
                     self._changes.announce()
                 case Answer(answer):
                     self._changes.answer(answer)
-                case Report(steps, loss, speed, plan):
+                case Report(steps, loss, speed, plan, slow):
                     if self._reporter:
-                        self._reporter.report(steps, loss, speed, msgspec.json.encode(plan).decode() if plan else "")
+                        words = {"plan": plan, "slow": slow}
+                        texts = {name: msgspec.json.encode(value).decode() for name, value in words.items() if value}
+                        self._reporter.report(steps, loss, speed, texts)
                 case Log(text):
                     print_line(text)
                 case Exit(status):

@@ -39,7 +39,14 @@ class ChangeFile:
 
     def announce(self) -> None:
         """Let the back end know that requests are answered."""
-        self._write(self._path.with_name(f"{self._path.name}.agent"), b"")
+        self._write(self._announcement(), b"")
+
+    def was_announced(self) -> bool:
+        """Whether an agent of the run has announced that, on this host or another one that shares the folder."""
+        return self._announcement().exists()
+
+    def _announcement(self) -> Path:
+        return self._path.with_name(f"{self._path.name}.agent")
 
     def answer(self, answer: ChangeAnswer) -> None:
         """Answer a request."""
@@ -68,8 +75,7 @@ def read_answer(path: Path, run: int) -> ChangeAnswer | None:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file that never exists in part, and that others cannot read."""
-    temporary = path.with_name(f"{path.name}.new")
-    temporary.unlink(missing_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.urandom(4).hex()}.new")  # agents of several hosts may write
     with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(content)
     temporary.replace(path)

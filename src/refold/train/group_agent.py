@@ -11,7 +11,7 @@ from typing import assert_never
 
 import msgspec
 
-from refold.model import Seconds
+from refold.model import NOT_REJOINED, Seconds
 from refold.train.agent import POLL_SECONDS, Agent, free_port, print_line
 from refold.train.copy_ledger import CopyLedger
 from refold.train.fork_server import ProcessExited, Program
@@ -91,6 +91,7 @@ class GroupAgent(Agent):
         self._alone_since = self._began = monotonic()
         self._processes_of: dict[int, StartRank] = {}
         self._is_stopped = False
+        self._rejoins = self._changes.was_announced()
         self._era = 0
         """Counts how often the ranks of this host were given up."""
 
@@ -225,12 +226,13 @@ class GroupAgent(Agent):
         self._lead()
         if self._view is None:
             first = self._membership.view is None
-            limit, since = (GATHER_SECONDS, self._began) if first else (REJOIN_SECONDS, self._alone_since)
+            limit = GATHER_SECONDS if first and not self._rejoins else REJOIN_SECONDS
+            since = self._began if first else self._alone_since
             if now - since > limit or self._is_stopped:
                 missing = ", ".join(map(str, self._membership.missing()))
                 if not self._is_stopped:
                     print_line(f"instances {missing} have not connected within {limit:g} s")
-                self._status = STOPPED if self._is_stopped else 1
+                self._status = STOPPED if self._is_stopped else NOT_REJOINED if self._rejoins else 1
 
     def _on_stop(self) -> None:
         self._is_stopped = True

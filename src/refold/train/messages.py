@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from refold.model import ChangeAnswer, Plan, Seconds
+from refold.model import ChangeAnswer, Plan, Seconds, SlowPlace
 from refold.train.copies import CopyToLoad, TensorRegions
+from refold.train.slow_ranks import RankTimes
 
 
 class CopyOrders(msgspec.Struct, frozen=True):
@@ -121,7 +122,7 @@ class Finished(msgspec.Struct, frozen=True, tag=True):
     step: int
 
 
-ToSupervisor = Ready | Entered | NotEntered | Progress | Saved | Left | Finished
+ToSupervisor = Ready | Entered | NotEntered | Progress | Saved | Left | Finished | RankTimes
 
 
 class Copying(msgspec.Struct, frozen=True, tag=True):
@@ -188,13 +189,14 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
 class Report(msgspec.Struct, frozen=True, tag=True):
     """Report the progress of the training: finished steps, and the loss and speed of the last ones if known.
 
-    `plan`: the plan in use, if it is not the requested one.
+    `plan`: the plan in use, if it is not the requested one. `slow`: the rank that holds up the others, if there is one.
     """
 
     steps: int
     loss: float | None = None
     samples_per_second: float | None = None
     plan: Plan | None = None
+    slow: SlowPlace | None = None
 
 
 class Log(msgspec.Struct, frozen=True, tag=True):

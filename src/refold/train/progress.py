@@ -18,10 +18,15 @@ import atexit
 import os
 import signal
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from time import monotonic
+from types import MappingProxyType
+
+SPACE_IN_JSON = "\\u0020"
+NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 WRITE_INTERVAL_SECONDS = 1.0
 """Minimum time between two writes, so that fast training loops do not wait for the disk."""
@@ -39,15 +44,19 @@ class Reporter:
         self._process = os.getpid()
 
     def report(
-        self, steps: int, loss: float | None = None, samples_per_second: float | None = None, plan: str = ""
+        self,
+        steps: int,
+        loss: float | None = None,
+        samples_per_second: float | None = None,
+        more: Mapping[str, str] = NOTHING_MORE,
     ) -> None:
         """Report the number of finished steps, and the loss and speed of the last ones.
 
-        `plan`: the plan in use, as JSON without spaces, if it is not the one that the scheduler has chosen.
+        `more`: compact JSON by name. `plan`: the plan in use, if it is not that of the scheduler; `slow`: a slow rank.
         """
         measures = {"loss": loss, "samples_per_second": samples_per_second}
         given = [f"{name}={value:.6g}" for name, value in measures.items() if value is not None]
-        given += [f"plan={plan}"] * bool(plan)
+        given += [f"{name}={text.replace(' ', SPACE_IN_JSON)}" for name, text in more.items()]
         with self._lock:
             self._text = " ".join([f"{steps}", *given])
             if self._timer is not None and self._process == os.getpid():

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple
 
-from refold.model import ChangeAnswer, ChangeRequest, ChangeWay, Seconds
-from refold.train.messages import Action, Answer, Entered, Send, SignalRank, StartRank, ToRank
+from refold.model import ChangeAnswer, ChangeRequest, ChangeWay, Seconds, SlowPlace
+from refold.train.messages import Action, Answer, Entered, Log, Send, SignalRank, StartRank, ToRank
 from refold.train.run_settings import AgentRanks, Shape
+from refold.train.slow_ranks import RankTimes, SlowRanks
 
 
 class Role(Enum):
@@ -36,6 +37,7 @@ class RankProcess:
     role: Role
     ready: bool = False
     host: int = 0
+    local_rank: int = 0
 
 
 class RankTable:
@@ -46,15 +48,31 @@ class RankTable:
         self._gang = gang
         self._ranks: dict[int, RankProcess] = {}
         self._last_process = 0
+        self._times = SlowRanks()
+        self.slow: SlowPlace | None = None
+        """The rank that holds up the others, if there is one."""
 
     def start(self, local_ranks: Iterable[int], shape: Shape, role: Role) -> None:
         """Start processes."""
+        self._times, self.slow = SlowRanks(), None
         for local in local_ranks:
             self._last_process += 1
             process, rank = self._last_process, self._gang.first_rank + local
             place = shape.place_of(local)
-            self._ranks[process] = RankProcess(process, rank, shape.device_of(local), role, host=place.host)
+            on_host = place.local_rank if shape.hosts else local
+            self._ranks[process] = RankProcess(process, rank, shape.device_of(local), role, False, place.host, on_host)
             self._actions.append(StartRank(process, rank, shape.plan.gpus, shape.visible_devices(), *place))
+
+    def note_times(self, times: RankTimes, ranks: int) -> None:
+        """Note what a rank has measured; find the rank that has been slower than the others for a while."""
+        if not self._times.is_complete_with(times, ranks):
+            return
+        before, found = self.slow, self._times.slowest()
+        rank = next((rank for rank in self if found and rank.rank == found.rank), None)
+        self.slow = SlowPlace(rank.host, rank.local_rank, str(found)) if rank else None
+        if self.slow is not None and before is None:
+            place = f"(instance {self.slow.instance}, local rank {self.slow.local_rank})"
+            self._actions.append(Log(f"{self.slow.what} {place}"))
 
     def send(self, ranks: Iterable[RankProcess], message: ToRank) -> None:
         """Send a message to processes."""

@@ -12,6 +12,7 @@ from refold.train import progress
 from refold.train.channel import RankChannel
 from refold.train.messages import Change, Entered, Finished, Left, NotEntered, Progress, Saved, ToAgent
 from refold.train.process_group import own_rank
+from refold.train.slow_ranks import RankTimes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +33,10 @@ class Reports:
         """Measure the speed from this step on."""
         self._reported_at, self._reported_step = monotonic(), step
 
-    def progressed(self, step: int, loss: Tensor) -> None:
-        """Report progress from time to time."""
+    def progressed(self, step: int, loss: Tensor, times: RankTimes | None = None) -> None:
+        """Report progress from time to time, and what this rank has measured of its own work."""
+        if times is not None and self._channel is not None:
+            self._channel.send(times)
         seconds = monotonic() - self._reported_at
         if seconds < REPORT_EVERY or dist.get_rank():
             return

@@ -36,6 +36,7 @@ from refold.train.reshaper import PhaseTimer, ReadState, Reshaper
 from refold.train.samples import SampleOrder
 from refold.train.session_checkpoints import SessionCheckpoints
 from refold.train.state_copies import StateCopies
+from refold.train.step_clock import StepClock
 from refold.train.training_state import Facts, TrainingState
 
 log = logging.getLogger("refold.train")
@@ -114,7 +115,7 @@ class Session:
             while self._follow(self._boundary.ask(self.steps_done)) is not BoundaryRequest.NOTHING:
                 pass  # ranks that have joined ask at their first step, so the others do as well
             self._has_batch = True
-            yield self._batches.read(self.steps_done, self._reshaper.model.layout)
+            yield self._clock.read(self._batches, self.steps_done, self._reshaper.model.layout)
             if self._has_batch:
                 raise BadInput("call session.step(batch) once for every batch of the session")
         self._checkpoints.finish(wait=True)
@@ -136,7 +137,7 @@ class Session:
             self._options.scheduler.step()
         self.steps_done += 1
         self._has_batch = False
-        self._reports.progressed(self.steps_done, loss)
+        self._reports.progressed(self.steps_done, loss, self._clock.end_step())
         return loss
 
     @property
@@ -339,15 +340,15 @@ class Session:
     def _prepare(self) -> None:
         """Prepare for steps in the present shape."""
         options, model = self._options, self._reshaper.model
+        self._clock = StepClock(self.rank, self.plan, model.layout.device)
         self._training_step = TrainingStep(model, self.plan, self._loss, options.inputs, self._context())
         self._reducer.begin(self.plan)
         self._boundary.reset(self.steps_done)
         self._reports.begin(self.steps_done)
 
     def _context(self) -> Callable[[], AbstractContextManager[Any]]:
-        if self._options.autocast is None:
-            return nullcontext
-        return partial(torch.autocast, self._reshaper.model.layout.device.type, self._options.autocast)
+        device, autocast = self._reshaper.model.layout.device.type, self._options.autocast
+        return self._clock.timed(nullcontext if autocast is None else partial(torch.autocast, device, autocast))
 
     # State.
 

@@ -26,13 +26,16 @@ from refold.train.losses import Batch, InputReader, Loss, model_loss
 from refold.train.messages import Change, Ready
 from refold.train.pipeline_stages import PipelineRule
 from refold.train.reshaper import Reshaper
-from refold.train.run_settings import CHANGE_VARIABLE, read_plan
+from refold.train.run_settings import CHANGE_VARIABLE, SECRET_VARIABLE, read_plan
 from refold.train.session import SAVE_EVERY, LearningRateScheduler, Session, TrainingOptions
 from refold.train.tensor_rules import Split
 from refold.train.training_state import TrainingState
 
 MAX_TRIED_PARAMETERS = 10**8
 """Up to this size, pipeline stages are compared with the whole model at the start: two forward passes of a sample."""
+
+_OF_INSTANCES = (("RANK", "REFOLD_INSTANCE"), ("WORLD_SIZE", "REFOLD_INSTANCES"))
+"""Variables that are equal in an instance of a run, and differ in ranks that a launcher has started there."""
 
 NEXT_TOKEN_LOSSES = (None, "ForCausalLM")
 """Losses of models of Hugging Face that predict the next token; theirs if nothing else is said."""
@@ -133,13 +136,18 @@ def _wait_for_first_change(channel: RankChannel, state: TrainingState, batch: in
 def _become_agent_if_needed(environment: Mapping[str, str]) -> None:
     """Replace this process by an agent if the plan needs more ranks than were started.
 
-    Also if the plan may change: only the ranks of an agent can change live.
+    Also if the plan may change, or instances may be lost: only the ranks of an agent can follow.
     """
     if "TORCHELASTIC_RUN_ID" in environment:
         return
     may_change = "RANK" not in environment and CHANGE_VARIABLE in environment  # whether or not it has a plan yet
+    is_instance = all(environment.get(name) == environment.get(own) for name, own in _OF_INSTANCES)
     plan = read_plan(environment) or Plan()
-    if may_change or plan.gpus > int(environment.get("WORLD_SIZE", "1")):
+    if (
+        may_change
+        or (is_instance and environment.get(SECRET_VARIABLE))
+        or plan.gpus > int(environment.get("WORLD_SIZE", "1"))
+    ):
         arguments = sys.orig_argv[1:]
         options = arguments[: len(arguments) - len(sys.argv[1:]) - (2 if _is_module() else 1)]
         os.execv(sys.executable, [sys.executable, *options, "-m", "refold.train", *arguments[len(options) :]])

@@ -55,6 +55,7 @@ from refold.train.rank_table import (
     refusal,
 )
 from refold.train.run_settings import SINGLE, AgentRanks, Shape, make_shape, shape_after
+from refold.train.slow_ranks import RankTimes
 
 
 class Supervisor:
@@ -102,7 +103,9 @@ class Supervisor:
                 self._on_not_entered(message)
             case Progress(step, loss, speed):
                 self._limit.reached(step)
-                self._actions.append(Report(step, loss, speed, self._replaced_by))
+                self._actions.append(Report(step, loss, speed, self._replaced_by, self._ranks.slow))
+            case RankTimes():
+                self._ranks.note_times(message, self._shape.plan.gpus)
             case Saved(step):
                 self._limit.reached(step)
             case Left():
@@ -346,8 +349,7 @@ class Supervisor:
         plan = self._target.plan
         self._generation += 1
         change = Change(plan, plan.gpus, self._generation, state, resume)
-        if not resume:
-            change = self._with_copies(change)
+        change = change if resume else self._with_copies(change)
         self._phase = Phase.ENTERING
         self._deadline = self._machine.now() + ENTER_SECONDS if resume else None
         if resume and self._replaces_all:
@@ -394,6 +396,5 @@ class Supervisor:
         self._actions.append(Log(text))
 
     def _take(self) -> list[Action]:
-        actions = list(self._actions)
-        self._actions.clear()
+        actions, self._actions[:] = self._actions[:], []
         return actions

@@ -14,7 +14,14 @@ from refold.core import StartRun
 from refold.engines.kubernetes.engine import KubernetesEngine
 from refold.engines.kubernetes.gangs import DaemonIdentity
 from refold.engines.kubernetes.nodes import map_nodes
-from refold.engines.kubernetes.own_jobs import PodSettings, binding_annotations, manifest, pod_shares, service_manifest
+from refold.engines.kubernetes.own_jobs import (
+    PodSettings,
+    binding_annotations,
+    manifest,
+    pod_shares,
+    secret_manifest,
+    service_manifest,
+)
 from refold.errors import BadInput
 from refold.model import Allocation, Demand, Job, Launch, NodeSet, Plan, Share
 from refold.train.run_settings import read_settings
@@ -64,6 +71,22 @@ def test_pods_of_a_gang_find_the_first_by_its_name() -> None:
     address = next(entry["value"] for entry in template["containers"][0]["env"] if entry["name"] == "MASTER_ADDR")
     assert address == f"{body['metadata']['name']}-0.refold-0123abcd"
     assert template["subdomain"] == "refold-0123abcd" == service_manifest(SETTINGS)["metadata"]["name"]
+
+
+def test_the_secret_of_a_gang_is_not_in_its_job() -> None:
+    body, run = manifest(Job("llm"), 2, Allocation(TWO_NODES), SETTINGS), ("llm", 2)
+    made = secret_manifest(run, SETTINGS, "uid-of-the-job")
+    assert made["metadata"]["name"] == body["metadata"]["name"]
+    assert made["metadata"]["ownerReferences"][0]["uid"] == "uid-of-the-job"
+    secret = made["stringData"]["secret"]
+    assert secret not in str(body)
+    assert secret != secret_manifest(("llm", 3), SETTINGS, "")["stringData"]["secret"]
+    spec = body["spec"]["template"]["spec"]
+    found = environment(spec, spec["containers"][0], {}, lambda name: {"secret": f"that of {name}"})
+    assert found["REFOLD_RUN_SECRET"] == f"that of {body['metadata']['name']}"
+    assert "REFOLD_RUN_SECRET" not in variables(Job("llm"), Allocation(TWO_NODES)), "without the Secret"
+    own = Launch(environment=(("REFOLD_RUN_SECRET", ""),))
+    assert variables(Job("llm", launch=own), Allocation(TWO_NODES))["REFOLD_RUN_SECRET"] == ""
 
 
 def test_pods_of_a_gang_have_the_variables_of_torchrun() -> None:

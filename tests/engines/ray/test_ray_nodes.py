@@ -55,6 +55,15 @@ def test_gpu_types_are_those_of_ray() -> None:
     assert node.gpu_type == "H100"
 
 
+def test_labels_of_nodes_are_levels() -> None:
+    labels = {"1": {"zone": "z0", "rack": "r0"}, "2": {"zone": "z0", "rack": "r1"}, "3": {"zone": "z1"}}
+    nodes = read_nodes([{**entry(name, f"host{name}"), "Labels": own} for name, own in labels.items()])
+    found = map_nodes(nodes, levels=("zone", "row", "rack")).cluster
+    assert found.level_names == ("zone", "rack")
+    assert [node.domains for node in found.nodes] == [("z0", "r0"), ("z0", "r1"), ("z1", "node/host3")]
+    assert map_nodes(nodes).cluster.levels == ()
+
+
 def test_a_cluster_without_gpus_is_rejected() -> None:
     with pytest.raises(BadValue, match="no nodes with GPUs"):
         map_nodes(read_nodes([entry("1", "a", 0.0)]))

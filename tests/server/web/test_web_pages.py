@@ -12,6 +12,7 @@ from fake_service import MEMBER, OTHER, OWNER, READER, FakeServer, FakeService, 
 from msgspec.structs import replace
 from web_browser import sign_in
 
+from refold.client.api import V1
 from refold.client.api.submissions import Submission
 from refold.client.client import Client
 
@@ -404,6 +405,44 @@ def test_markup_in_names_messages_events_and_output_stays_text(page: Any, served
     page.get_by_role("region", name="Starts of waiting jobs").get_by_role("link", name=HOSTILE).wait_for()
     assert page.locator("#app img").count() == 0
     assert "hacked" not in page.title().replace(HOSTILE, "")
+
+
+KEPT = ("state", "kind", "role", "job_class", "ending", "command")
+"""What is not free text in the API's answers, or has to fit a form."""
+
+
+def with_hostile_texts(value: Any) -> Any:
+    """Return an answer of the API with markup in the place of every text."""
+    if isinstance(value, str):
+        return HOSTILE
+    if isinstance(value, list):
+        return [with_hostile_texts(item) for item in value]
+    if isinstance(value, dict):
+        return {key: item if key in KEPT else with_hostile_texts(item) for key, item in value.items()}
+    return value
+
+
+@pytest.mark.parametrize(
+    "path", ["", "jobs", "jobs/train-1", "jobs/no-such-job", "timeline", "nodes", "tenants", "whatif", "submit"]
+)
+def test_markup_in_every_text_of_the_api_stays_text(path: str, page: Any, served: FakeServer) -> None:
+    """Names of tenants, GPUs, nodes and racks, reasons, errors, output: whatever a page shows of an answer."""
+
+    def poison(route: Any) -> None:
+        if "/events" in route.request.url or "/session" in route.request.url:
+            route.continue_()
+            return
+        answer = route.fetch()
+        route.fulfill(response=answer, json=with_hostile_texts(answer.json()))
+
+    sign_in(page, served.address, OWNER)
+    page.route(f"**{V1}/**", poison)
+    page.evaluate("at => { location.hash = '#/' + at }", path)
+    page.reload()
+    page.get_by_text(HOSTILE).first.wait_for(state="attached")
+    assert page.locator("#app img, #app [onerror]").count() == 0
+    assert "hacked" not in page.title().replace(HOSTILE, "")
+    page.unroute_all(behavior="ignoreErrors")
 
 
 # Keyboard and colours

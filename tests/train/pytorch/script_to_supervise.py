@@ -1,10 +1,12 @@
 """A training script for the agent. Arguments: a folder, the number of steps, the seconds between checkpoints, and
 `own-loop` for a loop that reads its batches itself.
 
-It appends 'STEP LOSS PLAN' to `losses` in the folder.
+It appends 'STEP LOSS PLAN' to `losses` in the folder. Rank $SLOW_RANK takes a long time to load a sample.
 """
 
+import os
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -16,13 +18,20 @@ from refold.train import start
 
 BATCH = 8
 
+
+class SlowWords(RepeatedWords):
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        time.sleep(0.02)
+        return super().__getitem__(index)
+
+
 folder, steps = Path(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(1)
 torch.set_default_dtype(torch.float64)
 torch.manual_seed(0)
 model = SmallGpt()
 has_own_loop = "own-loop" in sys.argv
-samples = RepeatedWords()
+samples = SlowWords() if os.environ.get("SLOW_RANK") == os.environ.get("RANK", "none") else RepeatedWords()
 session = start(
     model,
     torch.optim.AdamW(model.parameters(), lr=1e-2),

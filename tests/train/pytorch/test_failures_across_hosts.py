@@ -185,6 +185,17 @@ def test_ranks_that_hang_are_replaced_and_their_stacks_are_in_the_log(
 
 
 @pytest.mark.parametrize("hosts", [2], indirect=True)
+def test_a_rank_that_holds_up_the_other_is_found(hosts: Hosts) -> None:
+    Training(hosts, "dp2", steps=10**6, more={"SLOW_RANK": "1", "REFOLD_PRELOAD": "torch"})
+    text = "(instance 1, local rank 0)"
+    wait_until(lambda: text in hosts.log(0), WAIT)
+    assert "rank 1 is slow: loading a batch takes" in hosts.log(0)
+    wait_until(lambda: '"what":"rank' in (hosts.own_folder(1) / "progress").read_text(), WAIT)
+    os.kill(hosts.agent(0), signal.SIGTERM)
+    assert set(hosts.finish(60).values()) == {0}
+
+
+@pytest.mark.parametrize("hosts", [2], indirect=True)
 def test_a_run_on_several_hosts_stops(hosts: Hosts) -> None:
     training = Training(hosts, "dp2", steps=10**6)
     training.wait_for_more(5)

@@ -22,6 +22,7 @@ from refold.cli.inputs import (
     PreferredLevel,
     RequiredLevel,
     Segment,
+    Switches,
     parse_job_class,
     parse_launch_engine,
 )
@@ -83,6 +84,7 @@ class _Request:
     required_level: RequiredLevel = None
     preferred_level: PreferredLevel = None
     segment: Segment = None
+    switches: Switches = None
     tenant: TenantOption = None
     job_class: ClassName = None
     priority: Annotated[
@@ -288,6 +290,7 @@ def _options(
         gpu_types=request.gpu_type,
         levels=(request.required_level, request.preferred_level),
         segment=request.segment,
+        switches=request.switches,
         memory=request.memory,
         time_limit=training.time,
         estimate=training.estimate,

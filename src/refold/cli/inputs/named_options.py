@@ -70,6 +70,11 @@ Segment = Annotated[
     typer.Option("--segment", metavar="N[:LEVEL]", help="Place every N instances in one domain (default: innermost)."),
 ]
 
+Switches = Annotated[
+    str | None,
+    typer.Option("--switches", metavar="N[@TIME]", help="Wait for N innermost domains, for so long (default: 5m)."),
+]
+
 
 def parse_launch_engine(text: str) -> LaunchEngine:
     """Parse the name of a training framework that can be told a plan; torchrun starts PyTorch's own, FSDP."""

@@ -40,8 +40,9 @@ class JobStatus(msgspec.Struct, frozen=True):
     waiting job ends, if it is not stopped or reshaped. `cpu_seconds`: of all its ended runs; `peak_memory_mib`: the
     most memory of one of their instances, without what is cached of files; null: not measured. `requested_cpus` and
     `requested_memory_mib`: for each instance, 0 if not requested; `auto` says how they were chosen for the job.
-    `command`, `folder` and `variables`, the names of environment variables that the submission sets: only for callers
-    who may read the job. In lists of jobs, long commands are cut.
+    `domains`: by level of the cluster, the domains in which it runs. `command`, `folder` and `variables`, the names
+    of environment variables that the submission sets: only for callers who may read the job. In lists of jobs, long
+    commands are cut.
     """
 
     id: str
@@ -84,6 +85,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     command: list[str] = []
     folder: str = ""
     variables: list[str] = []
+    domains: dict[str, list[str]] = {}
 
 
 class Jobs(msgspec.Struct, frozen=True):
@@ -173,6 +175,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     `free_gpus` does not count GPUs that are drained or down. `rack`: its rack, if it has one, whose power is
     `rack_watts` by the GPUs and CPUs that jobs hold, at most `rack_limit_watts`; null if the power is not known.
     `limits`: whether the CPUs and the memory that jobs request are `enforced` or `counted`; empty: not known.
+    `domains`: the name of its domain at each level of the cluster, outermost first.
     """
 
     name: str
@@ -187,6 +190,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     rack_watts: float | None = None
     rack_limit_watts: float | None = None
     limits: str = ""
+    domains: dict[str, str] = {}
 
 
 AlertKind = Literal["storage", "policy", "node down", "gpu down", "run flagged", "late start", "infeasible"]

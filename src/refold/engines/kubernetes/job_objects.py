@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Collection
 
 import msgspec
 
 from refold.core import StartRun
-from refold.engines.kubernetes.api_server import CONFLICT, NOT_FOUND, ApiError, Calls, ObjectList
+from refold.engines.kubernetes.api_server import CONFLICT, FORBIDDEN, NOT_FOUND, ApiError, Calls, ObjectList
 from refold.engines.kubernetes.gangs import (
     BINDING_ANNOTATION,
     JOB_ANNOTATION,
@@ -19,12 +20,21 @@ from refold.engines.kubernetes.gangs import (
 )
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.objects import BatchJob
-from refold.engines.kubernetes.own_jobs import SUBMITTED_LABEL, PodSettings, manifest, object_name, service_manifest
+from refold.engines.kubernetes.own_jobs import (
+    SUBMITTED_LABEL,
+    PodSettings,
+    manifest,
+    object_name,
+    secret_manifest,
+    service_manifest,
+)
 from refold.errors import BadInput
 from refold.model import Job, Seconds
 
 DELETE_AFTER: Seconds = 90.0
 """How long the Job of a stopped run is kept. A later daemon deletes Jobs of which the journal knows nothing."""
+
+log = logging.getLogger("refold")
 
 
 class OwnJobs(msgspec.Struct, frozen=True):
@@ -63,6 +73,8 @@ class OwnJobObjects:
             created = await self._calls.repeat(self._calls.api.get, path, BatchJob)
             if self._run_of(created) != (job.id, order.run):
                 raise BadInput(f"somebody else has a Job with the name {created.metadata.name}") from None
+        if len(order.allocation.placement) > 1:
+            await self._create_secret((job.id, order.run), created.metadata.uid)
         return GangName("Job", self._own.namespace, created.metadata.name, created.metadata.uid)
 
     def delete_later(self, gang: GangName) -> None:
@@ -105,6 +117,17 @@ class OwnJobObjects:
             if error.status != CONFLICT:
                 raise
         self._has_service = True
+
+    async def _create_secret(self, run: RunKey, owner: str) -> None:
+        """Create the Secret of a run, unless it exists. Without it, the run ends with the first failure of a rank."""
+        path = f"/api/v1/namespaces/{self._own.namespace}/secrets"
+        try:
+            await self._calls.repeat(self._calls.api.create, path, secret_manifest(run, self._settings, owner))
+        except ApiError as error:
+            if error.status == FORBIDDEN:
+                log.warning("run %d of %s does not survive failures of ranks: %s", run[1], run[0], error)
+            elif error.status != CONFLICT:
+                raise
 
     async def _delete_with_pods(self, job: BatchJob) -> None:
         gang = GangName("Job", job.metadata.namespace, job.metadata.name, job.metadata.uid)

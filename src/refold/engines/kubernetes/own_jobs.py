@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from hashlib import sha256
 from math import ceil
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from refold.engines.kubernetes.gangs import (
     RUN_ANNOTATION,
     SCHEDULER_NAME,
     DaemonIdentity,
+    RunKey,
 )
 from refold.engines.kubernetes.nodes import PodConstraints
 from refold.engines.kubernetes.objects import Pod, PodSpec
@@ -33,6 +35,8 @@ SUBMITTED_LABEL = "refold.dev/submitted"
 INSTANCES_ANNOTATION = "refold.dev/instances"
 PLAN_ANNOTATION = "refold.dev/plan"
 GPUS_ANNOTATION = "refold.dev/gpus"
+
+SECRET_VARIABLE, SECRET_KEY = "REFOLD_RUN_SECRET", "secret"
 
 _CONSTRAINTS = {resource: PodConstraints([PodSpec()], resource) for resource in ("", GPU_RESOURCE)}
 
@@ -101,6 +105,18 @@ def service_manifest(settings: PodSettings) -> dict[str, Any]:
     }
 
 
+def secret_manifest(run: RunKey, settings: PodSettings, owner: str) -> dict[str, Any]:
+    """Return the Secret by which the agents of a run recognise each other. It is deleted with the Job (uid `owner`)."""
+    name = object_name(settings.daemon, *run)
+    reference = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": owner}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": name, "labels": {SUBMITTED_LABEL: settings.daemon}, "ownerReferences": [reference]},
+        "stringData": {SECRET_KEY: settings.identity.sign(settings.namespace, "", run, SECRET_KEY)},
+    }
+
+
 def manifest(job: Job, run: int, allocation: Allocation, settings: PodSettings) -> dict[str, Any]:
     """Return the Job object of a run. Its pods are bound like those of any other gang."""
     labels = {SUBMITTED_LABEL: settings.daemon}
@@ -158,6 +174,7 @@ def _container(
         *({"name": name, "value": _escape(value)} for name, value in given.items() if name not in variables),
         {"name": "REFOLD_INSTANCE", "valueFrom": instance},
         *({"name": name, "value": value} for name, value in variables.items()),
+        *_secret_variable(job, run, allocation, settings, given),
     ]
     folder = {"workingDir": job.launch.folder} if job.launch.folder else {}
     mounts = {"volumeMounts": [{"name": "refold", "mountPath": VOLUME_PATH}]} if settings.volume_claim else {}
@@ -170,6 +187,16 @@ def _container(
         **folder,
         **mounts,
     }
+
+
+def _secret_variable(
+    job: Job, run: int, allocation: Allocation, settings: PodSettings, given: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return the variable with the secret of a gang. Without the right to create Secrets there is none."""
+    if len(allocation.placement) == 1 or SECRET_VARIABLE in given:
+        return []
+    reference = {"name": object_name(settings.daemon, job.id, run), "key": SECRET_KEY, "optional": True}
+    return [{"name": SECRET_VARIABLE, "valueFrom": {"secretKeyRef": reference}}]
 
 
 def _escape(text: str) -> str:

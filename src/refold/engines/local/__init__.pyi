@@ -15,6 +15,7 @@ from .environment import (
     no_secrets as no_secrets,
 )
 from .helper_processes import HelperLost as HelperLost
+from .live_change import has_agent as has_agent
 from .process import (
     Process as Process,
     identify_process as identify_process,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import socket
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from refold.engines.local.live_change import (
     withdraw_request,
 )
 from refold.engines.local.process import ProcessInfo
+from refold.engines.local.process_host import OutputCopy
 from refold.engines.local.process_tree import ProcessTree
 from refold.engines.local.run_groups import InstanceUsage, limits_of, out_of_memory_text, total_usage
 from refold.engines.local.shim import output_copies
@@ -42,6 +44,14 @@ from refold.server.output import (
 
 KILLED = 128 + signal.SIGKILL
 """Exit code of a process that was killed, as a shell reports it."""
+
+RESTART_SECONDS: Seconds = 5.0
+"""Pause before an instance is started again without which the others go on."""
+
+MAX_RESTARTS = 3
+"""How often each instance of a run is started again."""
+
+log = logging.getLogger("refold")
 
 
 class Gang:
@@ -66,6 +76,7 @@ class Gang:
         self.instances = len(order.allocation.placement)
         self.next_allocation: Allocation | None = None
         self._stop_requested = asyncio.Event()
+        self._has_ended = asyncio.Event()
         self._change_requested: asyncio.Future[Allocation] = asyncio.get_running_loop().create_future()
         self._order = order
         self._tree = tree
@@ -108,7 +119,10 @@ class Gang:
         if self._is_taken_over and self._instances:
             with suppress(OSError):  # a process may have more memory than its new limit
                 self._tree.host.groups.limit(self._instances[0].place)
-        exits = {asyncio.create_task(instance.wait()) for instance in self._instances}
+        exits = {
+            asyncio.create_task(instance.wait() if end else self._follow(number, environment))
+            for number, instance in enumerate(self._instances)
+        }
         try:
             if end is None:
                 if start_failure is None:
@@ -118,6 +132,7 @@ class Gang:
                     if self._is_change_possible() and (next_record := await self._change(environment, exits)):
                         return self._hand_over(next_record)
                 end = self._record_end(start_failure or self._end(await self._tree.usage()))
+            self._has_ended.set()
             await self._tree.end(self._grace, self._first_signal())
             await asyncio.gather(*exits)
             end = self._with_usage(end, await self._tree.usage())
@@ -134,9 +149,7 @@ class Gang:
         program = self.job.command[0]
         try:
             self._tree.host.prepare(self.job.user, *self.files.place)
-            record = self.files.record_start(StartRecord(self._tree.mark, *_find_ports(self.instances)))
-            self._tree.mark = record.mark
-            environments = environment.build(self.job, self._order, self.files, record, self._grace)
+            environments = self._environments(environment)
             copies = [output_copies(self.job, self.run, self._folder, number) for number in range(self.instances)]
             problem = await self._tree.host.find_start_problem(
                 self.job.user, program, self._folder, environments[0], sum(copies, ())
@@ -152,6 +165,40 @@ class Gang:
             shortage = isinstance(error, ResourceShortage) or getattr(error, "errno", None) in SHORTAGE_ERRNOS
             return self._start_failure(problem, retry=shortage)
         return None
+
+    def _environments(self, environment: RunEnvironment) -> list[dict[str, str]]:
+        record = self.files.record_start(StartRecord(self._tree.mark, *_find_ports(self.instances)))
+        self._tree.mark = record.mark
+        return environment.build(self.job, self._order, self.files, record, self._grace)
+
+    async def _follow(self, number: int, environment: RunEnvironment) -> None:
+        """Wait for the end of an instance. If the others go on without it, start it again after a while."""
+        for _ in range(MAX_RESTARTS):
+            await self._instances[number].wait()
+            if not (self._instances[number].failure and self._goes_on()):
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._has_ended.wait(), RESTART_SECONDS)
+            if self._has_ended.is_set() or not any(each.failure is None for each in self._instances):
+                return
+            try:
+                self._start_again(number, environment)
+            except Exception as error:  # as in `_start`; the others go on
+                log.warning("instance %d of %s cannot be started again: %s", number, self.job.id, error)
+                return
+        await self._instances[number].wait()
+
+    def _start_again(self, number: int, environment: RunEnvironment) -> None:
+        instance, variables = self._instance(number), self._environments(environment)[number]
+        copies = output_copies(self.job, self.run, self._folder, number)
+        kept = [OutputCopy(copy.stream, copy.path) for copy in copies]
+        instance.forget()
+        instance.start(self.job, self._folder, variables, kept, self._max_output)
+        self._instances[number] = instance
+
+    def _goes_on(self) -> bool:
+        """Whether agents of other instances go on without those that have failed (see docs/failures.md)."""
+        return self.instances > 1 and has_agent(self.files) and any(not each.failure for each in self._instances)
 
     def _instance(self, number: int) -> Instance:
         return Instance(self.files, number, self._tree, limits_of(self._order.allocation.placement[number]))
@@ -252,7 +299,7 @@ class Gang:
         failed = self._first_failed()
         if failed is not None and not self._change_requested.done():
             return self._failure(failed, usage)
-        if all(instance.failure == "" for instance in self._instances):
+        if failed is None and all(instance.failure is not None for instance in self._instances):
             return RunFinished(self.job.id, self.run)
         return RunStopped(self.job.id, self.run)
 
@@ -274,7 +321,9 @@ class Gang:
         return self._record_end(replace(end, usage=total_usage(usage)))
 
     def _first_failed(self) -> Instance | None:
-        return next((instance for instance in self._instances if instance.failure), None)
+        """Return the instance whose failure ends the run."""
+        failed = next((instance for instance in self._instances if instance.failure), None)
+        return None if failed is not None and self._goes_on() else failed
 
     def _failure_text(self, failed: Instance, text: str) -> str:
         prefix = f"instance {self._instances.index(failed)}: " if self.instances > 1 else ""

@@ -18,7 +18,7 @@ from zlib import crc32
 import msgspec
 
 from refold.core import RunFailed, RunFinished, RunStarted, RunStopped
-from refold.engines.local import describe_exit
+from refold.engines.local import describe_exit, has_agent
 from refold.engines.ray.guard import InstanceSpec
 from refold.engines.ray.rank_actor import ALL_OUTPUT, RankActor
 from refold.model import Seconds
@@ -182,7 +182,7 @@ class RayGang:
     def _end(self) -> RunEnd:
         if self._failure is not None:
             return self._failure
-        if not self._was_stopped and all(code == 0 for code in self._codes):
+        if not self._was_stopped and all(self._is_over) and 0 in self._codes:
             return RunFinished(*self._files.key)
         return RunStopped(*self._files.key)
 
@@ -257,20 +257,19 @@ class RayGang:
             offset = await asyncio.to_thread(self._files.copied, index)
             try:
                 answer = self._actors[index].poll.remote(offset, POLL_WAIT)
-                ended, code, problem, begin, output = await asyncio.wrap_future(answer.future())
+                (ended, code, problem, begin, output), lost = await asyncio.wrap_future(answer.future()), False
             except self._ray.exceptions.ActorUnavailableError:
                 await asyncio.sleep(POLL_WAIT)
                 continue
             except self._ray.exceptions.RayError as error:
                 problem = f"its node or actor was lost: {_first_line(error)}"
-                ended, code, begin, output = True, None, offset, b""
-                self._fail(index, problem, lost=True)
+                ended, code, begin, output, lost = True, None, offset, b"", True
             if output:
                 await asyncio.to_thread(self._copy, index, begin, output)
             if ended:
                 self._codes[index], self._is_over[index] = code, True
                 if code != 0:
-                    self._fail(index, problem or describe_exit(code or 0), code=code)
+                    self._fail(index, problem or describe_exit(code or 0), code=code, lost=lost)
 
     def _copy(self, index: int, begin: int, output: bytes) -> None:
         with suppress(OSError):
@@ -278,8 +277,14 @@ class RayGang:
             self._files.note_copied(index, begin + len(output))
 
     def _fail(self, index: int, why: str, *, code: int | None = None, lost: bool = False) -> None:
-        """Take note of the first failure. Instances that end because they were told to have not failed."""
-        if self._failure is None and not self._stopping.is_set():
+        """Take note of the first failure. Instances that end because they were told to have not failed.
+
+        Agents of other instances go on without this one (see docs/failures.md).
+        """
+        others = any(code == 0 or not is_over for code, is_over in zip(self._codes, self._is_over, strict=True))
+        if others and self._size > 1 and has_agent(self._files.common):
+            log.warning("run %d of %s goes on without instance %d: %s", *reversed(self._files.key), index, why)
+        elif self._failure is None and not self._stopping.is_set():
             prefix = f"instance {index}: " if self._size > 1 else ""
             self._failure = self._failed(prefix + why, code, lost)
 

@@ -39,12 +39,15 @@ STOPPED = 143
 # A stop is recorded before it is signalled: an agent that starts too late for the signal finds the file. Slurm decides
 # which GPUs of a node a job gets: they are divided among its instances. `wait -n` may miss a signal that arrives just
 # before it, hence the `sleep`. The first instance that fails decides how the run ends, not those that are ended then. A
-# zombie keeps its process group alive, hence `ps`. An agent that is alone writes the status of a success at once: a
+# zombie keeps its process group alive, hence `ps`. An instance that was killed is started again if the others go on
+# without it (see docs/failures.md). An agent that is alone writes the status of a success at once: a
 # controller that has forgotten its job kills it.
 AGENT = """\
 refold_agent() {
-    local run=$1 stop=$2 grace=$3 code=0 tick= left next=0 mine gpus=() pids=() entry node instance count pid
+    local run=$1 stop=$2 grace=$3 code=0 tick= left next=0 again=0
+    local gpus=() pids=() own=() mine=() entry node instance count pid index total
     shift 3
+    total=$#
     trap 'order=stop' URG TERM
     trap 'order=kill' USR2
     trap : HUP INT USR1
@@ -54,12 +57,24 @@ refold_agent() {
     for entry in "$@"; do
         IFS=: read -r instance count node <<<"$entry"
         [ "$node" = "$SLURMD_NODENAME" ] || continue
-        mine=$(IFS=,; echo "${gpus[*]:next:count}")
+        own+=("$instance") mine+=("$(IFS=,; echo "${gpus[*]:next:count}")")
         next=$((next + count))
-        [ -z "${ROCR_VISIBLE_DEVICES+set}" ] || ROCR_VISIBLE_DEVICES=$mine
-        CUDA_VISIBLE_DEVICES=$mine setsid bash "$run.$instance.sh" </dev/null >>"$run.$instance.log" 2>&1 &
-        pids+=($!)
     done
+    refold_begin() {
+        [ -z "${ROCR_VISIBLE_DEVICES+set}" ] || ROCR_VISIBLE_DEVICES=${mine[$1]}
+        CUDA_VISIBLE_DEVICES=${mine[$1]} setsid bash "$run.${own[$1]}.sh" </dev/null >>"$run.${own[$1]}.log" 2>&1 &
+        pids[$1]=$!
+    }
+    refold_go_on() {
+        [ "$total" -gt 1 ] && [ -e "$run.0.change.agent" ] && [ -z "$order" ] || return 1
+        kill -KILL -- "-${pids[$1]}"
+        if [ "$2" = 75 ]; then unset "pids[$1]"; return 0; fi
+        [ "$2" -gt 128 ] && [ "$again" -lt 3 ] || return 1
+        again=$((again + 1))
+        rm -f "$run.${own[$1]}.exit" "$run.${own[$1]}.claim"
+        refold_begin "$1"
+    }
+    for index in "${!own[@]}"; do refold_begin "$index"; done
     refold_signal() { for pid in "${pids[@]}"; do kill -s "$1" -- "-$pid"; done 2>/dev/null; }
     refold_left() {
         for pid in "${pids[@]}"; do
@@ -69,8 +84,9 @@ refold_agent() {
     }
     while [ -z "$order" ]; do
         left=0
-        for pid in "${pids[@]}"; do
-            if kill -0 "$pid" 2>/dev/null; then left=1; else wait "$pid" || { code=$?; break 2; }; fi
+        for index in "${!pids[@]}"; do
+            if kill -0 "${pids[$index]}" 2>/dev/null; then left=1; continue; fi
+            wait "${pids[$index]}" || { code=$?; refold_go_on "$index" "$code" || break 2; code=0 left=1; }
         done
         [ "$left" = 1 ] || break
         [ ! -s "$run.slurm.failed" ] || order=failed

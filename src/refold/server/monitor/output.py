@@ -16,7 +16,7 @@ import msgspec
 from refold.client.jobspec import Pattern
 from refold.core import RunProgressed, StartRun
 from refold.errors import BadValue
-from refold.model import MAX_AMOUNT, Job, Plan, Seconds
+from refold.model import MAX_AMOUNT, Job, Plan, Seconds, SlowPlace
 from refold.server import LiveState, LoopStep, Report, Subscriber
 from refold.server.config import OutputAction, OutputRule
 from refold.server.output import ResourceShortage, RunFiles, log_size, read_log, read_regular
@@ -28,11 +28,24 @@ MAX_BYTES_PER_POLL = 256 * 2**10
 MAX_LINE_CHARS = 4096
 MAX_NUMBER_CHARS = 64
 MAX_PROGRESS_CHARS = 512
+MAX_SLOW_RANKS = 16
+"""So many slow ranks of a run are reported at most."""
+
 MAX_MATCH_SECONDS: Seconds = 1.0
 """A pattern that takes longer on the output of one poll is disabled for the run."""
 
 NoteCallback = Callable[[str, str], None]
 """Receives a job id and a note about the job."""
+
+
+PlaceOf = Callable[[str, SlowPlace], str]
+"""Returns where a rank of a job runs, as the end of a sentence."""
+
+
+def say_nothing(job: str, place: SlowPlace) -> str:
+    """Return nothing."""
+    del job, place
+    return ""
 
 
 def ignore_note(job: str, text: str) -> None:
@@ -48,12 +61,14 @@ class OutputWatch:
         report: Report,
         rules: Sequence[OutputRule] = (),
         note: NoteCallback = ignore_note,
+        place_of: PlaceOf = say_nothing,
         max_match_seconds: Seconds = MAX_MATCH_SECONDS,
     ) -> None:
         self._out = out
         self._report = report
         self._rules = tuple(rules)
         self._note = note
+        self._place_of = place_of
         self._followed: dict[tuple[str, int], _FollowedRun] = {}
         self._max_match_seconds = max_match_seconds
         self._lock = threading.Lock()
@@ -76,8 +91,12 @@ class OutputWatch:
         for followed in list(self._followed.values()):
             with self._lock:
                 progressed = self._read_new(followed)
+                slow = followed.slow_if_new()
             if progressed is not None:
                 self._report(progressed)
+            if slow is not None:
+                what = "".join(character for character in slow.what if character.isprintable())
+                self._note(followed.job.id, f"{what}{self._place_of(followed.job.id, slow)}")
 
     def read_to_end(self, job_id: str, run: int) -> RunProgressed | None:
         """Read the output of a run that has ended; return its progress if it was not reported yet."""
@@ -207,6 +226,8 @@ class _FollowedRun:
         self._steps: int | None = None
         self._reported: int | None = None
         self._measures: dict[str, Any] = {}
+        self._slow: SlowPlace | None = None
+        self._slow_places: set[tuple[int, int]] = set()
 
     def new_texts(self, to_end: bool) -> list[str]:
         """Return the new complete lines of each instance, with the last incomplete one if `to_end`."""
@@ -244,10 +265,20 @@ class _FollowedRun:
             steps = _parse_steps(number) if all("=" in measure for measure in measures) else None
             if steps is not None and (self._steps is None or steps > self._steps):
                 self._steps, self._measures = steps, _parse_measures(measures)
+                self._slow = self._measures.pop("slow", None)
         if self._steps == self._reported:
             return None
         self._reported = self._steps
         return RunProgressed(self.job.id, self.run, steps=self._steps, **self._measures)
+
+    def slow_if_new(self) -> SlowPlace | None:
+        """Return the rank that holds up the others according to the progress file, once for each rank."""
+        slow, self._slow = self._slow, None
+        place = (slow.instance, slow.local_rank) if slow is not None else None
+        if place is None or place in self._slow_places or len(self._slow_places) == MAX_SLOW_RANKS:
+            return None
+        self._slow_places.add(place)
+        return slow
 
 
 def _read_start(path: Path) -> str:
@@ -255,6 +286,9 @@ def _read_start(path: Path) -> str:
         return read_regular(path, MAX_PROGRESS_CHARS).decode("ascii", "replace")
     except (OSError, ResourceShortage):
         return ""
+
+
+_JSON_MEASURES: dict[str, type] = {"plan": Plan, "slow": SlowPlace}
 
 
 def _parse_measures(words: Sequence[str]) -> dict[str, Any]:
@@ -265,9 +299,9 @@ def _parse_measures(words: Sequence[str]) -> dict[str, Any]:
     measures: dict[str, Any] = {}
     for word in words:
         name, _, text = word.partition("=")
-        if name == "plan":
+        if name in _JSON_MEASURES:
             with suppress(msgspec.MsgspecError):
-                measures[name] = msgspec.json.decode(text, type=Plan)
+                measures[name] = msgspec.json.decode(text, type=_JSON_MEASURES[name])
             continue
         with suppress(ValueError):
             value = float(text)

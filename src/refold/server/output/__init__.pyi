@@ -18,6 +18,7 @@ from .run_files import (
     log_path as log_path,
     mark_prefix as mark_prefix,
     new_mark as new_mark,
+    run_secret as run_secret,
 )
 from .safe_files import (
     FOR_ALL as FOR_ALL,

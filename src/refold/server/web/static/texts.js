@@ -76,6 +76,7 @@ export const texts = {
     summary: (used, total, nodes) => `Map of ${total} GPUs on ${nodes}: ${used} in use.`,
     gpu: (node, index) => `${node}, GPU ${index}`,
     usedBy: (who) => `used by ${who}`,
+    domain: (level, name) => `${level} ${name}`,
     rack: (name) => `Rack ${name}`,
   },
   jobs: {
@@ -104,7 +105,7 @@ export const texts = {
     measuredShare: (share) => `measured: ${share} of it`, loss: "Loss", gpuUse: "GPU utilisation", cpuUse: "CPUs in use", memoryUse: "Memory", noHistory: "No events are kept.",
     run: (number) => `Run ${number}`,
     position: "Position in the queue", outcome: "How it ended", noProgress: "reports no progress",
-    owner: "Owner", requested: "Requested", runsOn: "Runs on", plan: "Plan", jobClass: "Class", preemptible: "May be stopped or reshaped",
+    owner: "Owner", requested: "Requested", runsOn: "Runs on", domains: "Domains", plan: "Plan", jobClass: "Class", preemptible: "May be stopped or reshaped",
     priority: (value) => `priority ${value}`, yes: "Yes", no: "No", submitted: "Submitted", firstEstimate: "First start estimate",
     started: "Started", ended: "Ended", runTime: "Since first start", gpuTime: "GPU time", cpuTime: "CPU time", peakMemory: "Peak memory of an instance", timeLimit: "Time limit",
     runs: "Runs", exitCode: "Exit status", array: "Array",
