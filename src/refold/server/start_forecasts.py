@@ -304,7 +304,8 @@ def _job_forecast(job: Job, times: StartTimes, without: StartTimes) -> JobForeca
     others = [column for column, job_id in enumerate(times.job_ids) if job_id != job.id]
     with np.errstate(invalid="ignore"):  # a start that is not known is infinite
         delays = times.starts[:, others] - without.starts
-    known = np.isfinite(delays)
+    simulated = (times.starts[:, others] <= times.until[:, None]) & (without.starts <= without.until[:, None])
+    known = simulated & np.isfinite(delays)
     counts = known.sum(axis=0)
     means = np.where(known, delays, 0.0).sum(axis=0)[counts > 0] / counts[counts > 0]
     own = times.job_ids.index(job.id)

@@ -90,7 +90,6 @@ export const texts = {
     search: "Search jobs",
     searchHint: "Name or id",
     tenant: "Tenant", user: "User", all: "All",
-    total: (count) => `${count} ${count === 1 ? "job" : "jobs"}`,
     unknownEnd: "not known",
     step: (done, steps) => `${done} of ${steps}`,
     steps: (done, steps) => `step ${done} of ${steps}`,
@@ -98,7 +97,7 @@ export const texts = {
     loading: "Loading…",
     changeAll: { hold: "Hold all", release: "Release all", cancel: "Cancel all" }, noneToChange: "No listed job can be changed this way.",
     changeTitle: { hold: (jobs) => `Hold ${jobs}?`, release: (jobs) => `Release ${jobs}?`, cancel: (jobs) => `Cancel ${jobs}?` },
-    changeText: (listed) => `All that pass the filters and may be changed by you, of ${listed} listed jobs.`, changed: { hold: (jobs) => `${jobs} held`, release: (jobs) => `${jobs} released`, cancel: (jobs) => `${jobs} cancelled` },
+    changeText: (listed) => `Of ${listed} that match the filters, all that you may change.`, changed: { hold: (jobs) => `${jobs} held`, release: (jobs) => `${jobs} released`, cancel: (jobs) => `${jobs} cancelled` },
     stale: "late", predicted: (share) => `about ${share}, predicted`,
   },
   job: {
