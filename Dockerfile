@@ -10,9 +10,10 @@ WORKDIR /source
 COPY . .
 ARG COMMIT=""
 RUN python -m venv /opt/refold \
-    && python -c "from tools.install import locked_requirements; print(locked_requirements(['report', 'serve']))" > /tmp/locked.txt \
+    && python -c "from tools.install import locked_requirements; print(locked_requirements(['refold', 'report', 'serve']))" > /tmp/locked.txt \
     && /opt/refold/bin/pip install --no-cache-dir --no-deps --require-hashes --requirement /tmp/locked.txt \
-    && REFOLD_COMMIT="$COMMIT" /opt/refold/bin/pip install --no-cache-dir --no-deps .
+    && REFOLD_COMMIT="$COMMIT" /opt/refold/bin/pip install --no-cache-dir --no-deps . \
+    && /opt/refold/bin/refold simulate demo --limit 50
 
 FROM python:3.12-slim-bookworm
 RUN useradd --uid 1000 --create-home refold && install --directory --owner refold --mode 700 /state

@@ -8,7 +8,7 @@ docs/results/table4.md and its chart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
@@ -214,7 +214,7 @@ def further_tables(found: Mapping[Scenario, Summary], policies: Sequence[str], r
     return "\n".join([*parts, *(tables(found, restart, policies, testbed.TRACES) for restart in restarts[1:])])
 
 
-def tables(found: Mapping[Scenario, Summary], restart: float, policies: Sequence[str], traces: Sequence[str]) -> str:
+def tables(found: Mapping[Scenario, Summary], restart: float, policies: Sequence[str], traces: Iterable[str]) -> str:
     """Return the section of one restart cost, with a table for each trace."""
     parts = [f"## Restarts of {restart:g} s\n"]
     for trace in traces:

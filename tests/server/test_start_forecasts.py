@@ -277,6 +277,20 @@ def test_whatif_compares_variants_and_the_delay_of_waiting_jobs(tmp_path: Path, 
     play(tmp_path, policy, scene)
 
 
+def test_whatif_compares_only_starts_that_both_futures_have_reached(tmp_path: Path) -> None:
+    """Nobody knows when the long run ends; under `refold`, futures use up their decisions at different times."""
+
+    async def scene(cluster: Cluster) -> None:
+        await submit_many(cluster, 1, "over")
+        await cluster.run_all(6.0)
+        await submit_many(cluster, 1, "long")
+        await submit_many(cluster, 1, "behind", gpus=2)
+        outcome = await cluster.service.whatif(OWNER, WhatIf([Submission(name="small", command=["true"], gpus=0)]))
+        assert outcome.variants[0].mean_delay_of_others == pytest.approx(0.0, abs=60.0)
+
+    play(tmp_path, "refold", scene)
+
+
 def test_whatif_on_a_cold_start_says_that_the_start_is_not_known(tmp_path: Path) -> None:
     async def scene(cluster: Cluster) -> None:
         await submit_many(cluster, 2)

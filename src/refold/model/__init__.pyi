@@ -96,6 +96,7 @@ from .run import (
     ChangeAnswer as ChangeAnswer,
     ChangeRequest as ChangeRequest,
     ChangeWay as ChangeWay,
+    InstanceGpus as InstanceGpus,
     MeasuredShape as MeasuredShape,
     Run as Run,
     RunUsage as RunUsage,

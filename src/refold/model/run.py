@@ -94,17 +94,26 @@ They go on without it, or have ended.
 """
 
 
-class ChangeRequest(msgspec.Struct, frozen=True):
+class InstanceGpus(msgspec.Struct, frozen=True):
+    """How many ranks an instance of several may have, and its CUDA_VISIBLE_DEVICES (None: there are no GPUs)."""
+
+    slots: int
+    devices: str | None = None
+
+
+class ChangeRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Train with another plan, as run `run`.
 
     `devices`: the new value of CUDA_VISIBLE_DEVICES; None: there are no GPUs, or they stay the same. `way`: a live
-    change keeps processes where it can, a warm one replaces all of them.
+    change keeps processes where it can, a warm one replaces all of them. `instances`: what each of several instances
+    has from then on; empty: the same as before.
     """
 
     run: int
     plan: Plan
     devices: str | None = None
     way: Literal["live", "warm"] = "live"
+    instances: tuple[InstanceGpus, ...] = ()
 
 
 class ChangeAnswer(msgspec.Struct, frozen=True, omit_defaults=True):

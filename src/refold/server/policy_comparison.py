@@ -78,7 +78,7 @@ class PolicyComparer:
         self._process = SimulationProcess(__name__, _SimulatedAnswer, limit)
 
     async def compare(self, question: PolicyQuestion) -> PolicyComparison:
-        """Return when the present jobs would start and end under each policy, the configured one first."""
+        """Return when the current jobs would start and end under each policy, the configured one first."""
         known = comparable_policies()
         for name in question.policies:
             if name not in known:

@@ -219,7 +219,9 @@ class StartForecasts(Subscriber):
                 log.warning("there are no start estimates: the policy %s cannot be copied", self._state.header.policy)
                 self._cost = inf
                 return
-            self._times, self._columns = times, {job_id: column for column, job_id in enumerate(times.job_ids)}
+            is_known = bool(np.isfinite(times.starts).any())
+            self._times = times if is_known else None
+            self._columns = {job_id: column for column, job_id in enumerate(times.job_ids) if is_known}
             self._estimates = await self._make_estimates(times)
             for job_id, estimate in self._estimates.items():
                 self._first.setdefault(job_id, estimate)
@@ -302,7 +304,8 @@ def _job_forecast(job: Job, times: StartTimes, without: StartTimes) -> JobForeca
     others = [column for column, job_id in enumerate(times.job_ids) if job_id != job.id]
     with np.errstate(invalid="ignore"):  # a start that is not known is infinite
         delays = times.starts[:, others] - without.starts
-    known = np.isfinite(delays)
+    simulated = (times.starts[:, others] <= times.until[:, None]) & (without.starts <= without.until[:, None])
+    known = simulated & np.isfinite(delays)
     counts = known.sum(axis=0)
     means = np.where(known, delays, 0.0).sum(axis=0)[counts > 0] / counts[counts > 0]
     own = times.job_ids.index(job.id)

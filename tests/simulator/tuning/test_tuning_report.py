@@ -222,7 +222,7 @@ def tuner(delay_on_report: float) -> tuple[Tuner, list[PartRun]]:
             found.append(measures(delay, run.part.last - run.part.measured))
         return found
 
-    return Tuner(split, np.arange(2 * JOBS) * HOUR, np.ones(2 * JOBS), simulate), runs
+    return Tuner(split, np.arange(2 * JOBS, dtype=np.float64) * HOUR, np.ones(2 * JOBS), simulate), runs
 
 
 TUNED = TunedPolicy("las", Space({"x": Range(1.0, 100.0)}, {}, lambda _: True), {"x": 10.0})
@@ -258,7 +258,7 @@ def lucky_tuner(winning_parts: int) -> tuple[Tuner, list[PartRun]]:
             return 100.0
         return 20.0 if run.part in (*split.slices[:winning_parts], split.report) else 110.0
 
-    return Tuner(split, np.arange(8 * JOBS) * HOUR, np.ones(8 * JOBS), simulate), runs
+    return Tuner(split, np.arange(8 * JOBS, dtype=np.float64) * HOUR, np.ones(8 * JOBS), simulate), runs
 
 
 def test_settings_that_are_better_on_few_parts_of_the_tuning_jobs_are_not_trusted() -> None:

@@ -189,7 +189,7 @@ class Service(Protocol):
 
     @call("POST", "/whatif/policies", "reader", is_costly=True)
     def compare_policies(self, caller: Caller, question: PolicyQuestion) -> Awaitable[PolicyComparison]:
-        """Simulate the present jobs under other policies."""
+        """Simulate the current jobs under other policies."""
 
     @call("GET", "/whatif/preemption", "reader", may_be_missing=True, is_costly=True)
     def preemption_outlook(self, caller: Caller) -> Awaitable[PreemptionOutlook]:
