@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 from collections.abc import Callable
 from statistics import mean, median
@@ -125,6 +126,7 @@ def main() -> int:
     if why := why_not():
         print(f"benchmarks.failures: {why}")
         return 3
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts are removed then, too
     if options.demo:
         return demo()
     tables: dict[str, Callable[[], list[Row]]] = {"live": live_change}
