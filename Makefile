@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python tools/install.py
 RUN_TESTS := $(BIN)/python tools/run_tests.py --junitxml build/tests
-NO_ENGINE := not (torch or kubernetes or slurm or ray or browser or installed)
+NO_ENGINE := not (torch or kubernetes or slurm or ray or browser or machine or installed)
 
 # The first of these that is new enough; `make run PYTHON=/path/to/python` takes another.
 PYTHON ?= $(shell for python in python3.14 python3.13 python3.12 python3.11 python3 python; do \
@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE  # every process would compile all that it impo
 
 KERNELS := $(BIN)/python setup.py --quiet build_ext --inplace  # compiles those that have changed
 
-.PHONY: run compare kernels check test test-seeds test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web ci upgrade lint measures duplicates mutate demo demo-failures docs man bench clean
+.PHONY: run compare kernels check test test-seeds test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web test-machine ci upgrade lint measures duplicates mutate demo demo-failures docs man bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -98,6 +98,13 @@ test-web: $(VENV)/installed.test  ## test the web UI in a real browser, which is
 		$(RUN_TESTS)/test-web.xml --durations 10 -m browser tests/server/web tests/simulator/results; \
 	else \
 		echo "browser: none; the web UI is not tested in one"; fi
+
+test-machine: kernels  ## test the systemd unit with cgroups of version 2 in a virtual machine, which is built if allowed; 15 minutes
+	@if found=$$($(BIN)/python tools/build_machine.py); then \
+		echo "machine: $$found"; \
+		$(RUN_TESTS)/test-machine.xml -m machine tests/end_to_end; \
+	else \
+		echo "machine: none; not tested in a booted machine"; fi
 
 ci:  ## make test and the suites of all engines, and a table of their times, tests, and skipped tests with reasons
 	@$(PYTHON) tools/ci.py

@@ -52,7 +52,7 @@ of Helios Venus as `sacct` prints them, on 135 nodes of 8 GPUs, on which none of
 slots and the policy `refold`; its time is that of its process until a job that was submitted to it has ended. Its
 memory is measured after 21 jobs; one that has estimated when waiting jobs start has loaded SciPy, too, and needs more.
 
-`refold compare` simulates `refold` up to three times, for the table of what preemption costs and brings, which
+`refold compare` simulates `refold` up to three times, for the table of the costs and benefits of preemption, which
 `--preemption never` leaves out.
 """
 

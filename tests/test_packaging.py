@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from tools.check_release import package_version, problem
+from tools.install import locked_requirements
 from tools.man_page import render
 
 from refold import __version__
@@ -66,6 +68,16 @@ def instructions() -> list[tuple[str, str]]:
     """Return the instructions of the Dockerfile and their arguments."""
     lines = re.sub(r"^#.*\n", "", read("Dockerfile"), flags=re.MULTILINE).replace("\\\n", " ").splitlines()
     return [(line.split(" ", 1)[0], line.split(" ", 1)[1].strip()) for line in lines if line.strip()]
+
+
+def test_the_image_has_everything_that_the_daemon_imports() -> None:
+    [installed] = [text for name, text in instructions() if name == "RUN" and "locked_requirements" in text]
+    [names] = re.findall(r"locked_requirements\((\[.*?\])\)", installed)
+    packages = set(
+        re.findall(r"^([a-z0-9-]+)==", locked_requirements(json.loads(names.replace("'", '"'))), re.MULTILINE)
+    )
+    assert packages >= {"lazy-loader", "msgspec", "numpy", "scipy", "typer", "rich", "pyyaml", "uvicorn", "jinja2"}
+    assert "refold simulate" in installed  # what does not run is no image
 
 
 def test_the_image_is_small_not_root_and_checked() -> None:

@@ -45,7 +45,7 @@ RUNS = "backfill.csv"
 
 
 def page(found: Results, workloads: Sequence[Workload]) -> str:
-    """Return the Markdown page for docs/results."""
+    """Return the Markdown page."""
     parts = [
         INTRODUCTION.format(restart=COSTS.restart, slices=_slices()),
         "## Goals\n",
@@ -74,7 +74,8 @@ policies that do: backfill (`easy`, `conservative`) and `sjf`. Durations are
 - *limits*: user time limits, 1 to 10 times the true duration (log-uniform, seeded), rounded up to five minutes. The
   traces have no limits, so they are drawn from the true durations: no limit is too short, and limits distinguish long
   jobs from short ones;
-- *predicted*: by the predictor, from the jobs that have ended before ([accuracy](prediction.md)), without limits;
+- *predicted*: by the predictor, from the jobs that have ended before ([accuracy](../prediction/prediction.md)), without
+  limits;
 - *known*: the true durations, which only an oracle has.
 
 Policies have their default settings except as named. *Shortest* is `easy` with the queue ordered by estimated duration;

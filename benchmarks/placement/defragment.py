@@ -1,7 +1,7 @@
 """Effect of defragmentation: `python -m benchmarks.placement.defragment [--write]`.
 
 The same jobs with and without `defragment`, with each policy that supports it: waiting of wide jobs and of all jobs,
-number of moved runs, and the GPU-hours lost by moves. `--write` updates the table in docs/policies/defragment.md.
+number of moved runs, and the GPU-hours lost by moves. `--write` writes benchmarks/placement/defragment.md.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import mean, stdev
 from textwrap import fill
 from typing import NamedTuple
 
-from benchmarks.measure import REPOSITORY
 from benchmarks.table import markdown
 from refold.core import Entry, Journals, RunFinished, StartRun
 from refold.model import DAY, HOUR, MINUTE, WHOLE, Cluster, Demand, Job, Node, format_duration, mib_from_gib
@@ -42,8 +42,7 @@ WIDE_GPUS = 4
 COSTS = Costs(stop=8.0, restart=70.0)
 """Together the 78 seconds that policies assume for a restart."""
 
-PAGE = REPOSITORY / "docs" / "policies" / "defragment.md"
-HEADING = "## Measured"
+PAGE = Path(__file__).with_name("defragment.md")
 
 CLUSTER = Cluster(tuple(Node(f"n{n}", 8, "A100", 96_000, mib_from_gib(768)) for n in range(16)), name="16x8")
 
@@ -181,22 +180,23 @@ def table() -> str:
 
 
 def write_page(results: str) -> None:
-    """Replace the last section of the page, from its heading to the end."""
-    before = PAGE.read_text().partition(HEADING)[0]
-    text = f"""`python -m benchmarks.placement.defragment --write`. Synthetic workload: {SHAPE.jobs:,} jobs on \
+    """Write the page."""
+    text = f"""[What it does](../../docs/policies/defragment.md). `python -m benchmarks.placement.defragment --write`. \
+Synthetic workload: {SHAPE.jobs:,} jobs on \
 {len(CLUSTER.nodes)} nodes with 8 GPUs each; 70 % of the jobs have one GPU or less (a quarter, a half), 20 % are wide \
 ({WIDE_GPUS} GPUs or more, up to two instances of 8); durations are log-normal. Means over {SEEDS} seeds, with 95 % \
 intervals of paired differences. `demo` is the workload of {len(shipped()[0]):,} jobs that ships with the package, \
 simulated once. Placement is best-fit. A stop costs {COSTS.stop:.0f} s and a later start {COSTS.restart:.0f} s; \
 GPU-hours lost are these times × the GPUs of the moved runs, also as a share of all work. A run that is moved twice \
 counts as two moves."""
-    PAGE.write_text(f"{before}{HEADING}\n\n{fill(text, 120, break_on_hyphens=False)}\n\n{results}\n")
+    page = f"# Waits with and without defragmentation\n\n{fill(text, 120, break_on_hyphens=False)}\n\n{results}\n"
+    PAGE.write_text(page, encoding="utf-8")
 
 
 def main() -> None:
-    """Print the table; update the page with --write."""
+    """Print the table; write the page with --write."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.placement.defragment", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="update docs/policies/defragment.md")
+    parser.add_argument("--write", action="store_true", help="write benchmarks/placement/defragment.md")
     options = parser.parse_args()
     results = table()
     print(results)

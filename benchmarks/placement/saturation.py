@@ -2,7 +2,8 @@
 
 FGD's published experiment on openb: pods arrive in random order until they request 130 % of the GPUs; no pod leaves; a
 pod that does not fit is rejected. *One by one*: each pod is placed on arrival. *Windows*: pods arrive in batches of
-100, or all at once, and a rule sees the whole batch before placing it. `--write` writes docs/results/placement.md.
+100, or all at once, and a rule sees the whole batch before placing it. `--write` writes the pages full_cluster.md and
+saturation.md.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from benchmarks.peers.fgd_published import FgdAsPublished
 from benchmarks.placement import upper_bounds, workloads
 from benchmarks.placement.confidence import Interval, interval, paired
 from benchmarks.placement.result_cache import cached_results
-from benchmarks.result_page import FOLDER, measurement_parser, publish
+from benchmarks.result_page import measurement_parser, publish
 from benchmarks.table import markdown
 from refold.model import WHOLE, Cluster, Demand, Job, Placement
 from refold.placement import RULES, FreeResources, Placer
 
-PAGE = FOLDER / "placement.md"
+PAGE = Path(__file__).with_name("full_cluster.md")
 FURTHER_TABLES = Path(__file__).with_name("saturation.md")
 FURTHER_HEADING = """# Placement at saturation: further tables
 
-Generated, with the method of [the page](../../docs/results/placement.md), by
+Generated, with the method of [the page](full_cluster.md), by
 `python -m benchmarks.placement.saturation --write`.
 
 """
@@ -273,7 +274,7 @@ GPU capacity that is then allocated, in percent: mean of {seeds} seeds ± half o
 t). Differences are between results for the same seeds. `fgd` and `genetic` observe all pods of the variant before the
 first arrives, as in the authors' experiment.
 
-Upper bounds ([benchmarks/placement/upper_bounds.py](../../benchmarks/placement/upper_bounds.py)): *one machine* treats
+Upper bounds ([benchmarks/placement/upper_bounds.py](upper_bounds.py)): *one machine* treats
 all nodes as one; *GPUs as bins* is the best selection of pods for the GPUs, ignoring CPUs, memory, types and nodes;
 *first rejection* is the maximum allocation, with GPUs as bins, at the time when a pod must be rejected for the first
 time. The first two may reject any pod; the rules accept every pod that fits, so for them the third is the best possible
@@ -291,9 +292,9 @@ python -m benchmarks.placement.saturation --write
 ```
 
 See also: [at 100 %, in windows of 100, and without nodes that have no
-GPUs](../../benchmarks/placement/saturation.md); small windows compared with
-[PyGAD](../../benchmarks/placement/window.md) and with the [optimum](../../benchmarks/placement/optimum.md),
-[speed](../../benchmarks/placement/speed.md), [over a day](../../benchmarks/placement/day.md).
+GPUs](saturation.md); small windows compared with
+[PyGAD](window.md) and with the [optimum](optimum.md),
+[speed](speed.md), [over a day](day.md).
 """
 
 

@@ -2,7 +2,7 @@
 
 Philly, Helios Venus, PAI and openb, replayed causally, with the predictor, simple methods, and gradient-boosted trees
 (scikit-learn). The trees take half an hour on one core; their predictions are cached under build/. `--write` writes
-docs/results/prediction.md.
+benchmarks/prediction/prediction.md.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
-from benchmarks.result_page import FOLDER, page_parser, publish
+from benchmarks.result_page import page_parser, publish
 from benchmarks.workloads import TRACES
 from refold.model import HOUR, Job
 from refold.predict import (
@@ -34,7 +35,7 @@ from refold.predict import (
 )
 from refold.simulator.traces import read_trace
 
-PAGE = FOLDER / "prediction.md"
+PAGE = Path(__file__).with_name("prediction.md")
 FILES = {
     "Philly": "jobs_philly.csv.gz",
     "Helios Venus": "jobs_helios_venus.csv.gz",
@@ -132,7 +133,7 @@ def _loss(method: str, part: str, durations: Floats, predicted: Floats, levels: 
 
 
 def page(results: Sequence[Result]) -> str:
-    """Return the Markdown page for docs/results."""
+    """Return the Markdown page."""
     parts = [INTRODUCTION, _goals(results)]
     for result in results:
         parts += [f"## {result.name}, {result.jobs:,} jobs\n", _losses_table(result), _predictor_table(result)]
@@ -226,7 +227,7 @@ def print_progress(text: str) -> None:
 
 def main() -> None:
     """Print the page; write it with --write."""
-    parser = page_parser("benchmarks.prediction", __doc__, "docs/results/prediction.md")
+    parser = page_parser("benchmarks.prediction", __doc__, "benchmarks/prediction/prediction.md")
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("traces", nargs="*", choices=[*FILES, []], metavar="TRACE", help=", ".join(FILES))
     options = parser.parse_args()

@@ -112,7 +112,7 @@ def _cells(one: Score | None) -> str:
 INTRODUCTION = """# Run-time predictions for new users and new kinds of jobs
 
 `python -m benchmarks.prediction.sparse --write`: pinball loss of log10 seconds at submission, and the share of jobs
-within their 80 % interval, as in [prediction.md](../../docs/results/prediction.md), by the number of a job among those
+within their 80 % interval, as in [prediction.md](prediction.md), by the number of a job among those
 of the same kind (tenant, user, name, workload and demand) and of the same owner. The traces at hand name no users:
 owners are the virtual clusters of Philly and the task types of PAI. In the *generated* trace, run times have a factor
 for the tenant, one for the user and one for the model, so that something can be learned about new users from others.

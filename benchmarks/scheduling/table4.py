@@ -8,7 +8,7 @@ docs/results/table4.md and its chart.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
@@ -25,13 +25,12 @@ from refold.model import HOUR
 PAGE = FOLDER / "table4.md"
 CHART = "table4.svg"
 FURTHER_TABLES = Path(__file__).with_name("table4.md")
-"""The tables of the other restart cost."""
+"""The trace with the best plans, results by model, other draws, charged first starts, and the other restart cost."""
 
-FURTHER_HEADING = """# Table 4 with the restart cost of Rubick's simulator
+FURTHER_HEADING = """# Further tables of the reproduction of Rubick's evaluation
 
 Generated, with the method of [the page](../../docs/results/table4.md), by
 `python -m benchmarks.scheduling.table4 --write`.
-
 """
 RESTARTS = (78.0, 260.0)
 COMPARED = ("rubick", "rubick-e", "rubick-r", "rubick-n", "sia", "synergy", "antman", "refold")
@@ -40,6 +39,9 @@ DRAWN = ("refold", "rubick", "srtf", "las", "sia", "tiresias", "fifo-skip")
 """Policies for which further draws and the cost of first starts are simulated."""
 
 DRAWS = 5
+SHOWN = ("random-plan", "multi-tenant")
+"""Traces of the page; the others are among the further tables."""
+
 TITLES = {"random-plan": "Base", "best-plan": "BP", "multi-tenant": "MT"}
 """Names of the traces in the paper."""
 
@@ -115,8 +117,9 @@ refold compare rubick/random-plan.csv --cluster rubick/cluster.yaml \\
 
 ## Goals
 
-For `refold` on the random-plan trace, with 78 s per restart, all in one run; and on the multi-tenant trace. The tables
-for restarts of 260 s are in [benchmarks/scheduling/table4.md](../../benchmarks/scheduling/table4.md).
+For `refold` on the random-plan trace, with 78 s per restart, all in one run; and on the multi-tenant trace.
+[Further tables](../../benchmarks/scheduling/table4.md): the trace whose jobs request their best plans, results by
+model, other draws of the trace, first starts that take time, and restarts of 260 s.
 """
 
 METHOD = """## Method
@@ -166,8 +169,8 @@ Mean completion time in hours, and the median in seconds, of the jobs of each mo
 """
 FIRST_STARTS = """## First starts charged
 
-The tables above follow the artifact: the first start of a job is free. Here, on the random-plan trace, it takes as long
-as a restart. Policies do not know that.
+As in the artifact, the first start of a job is free in the other tables. Here, on the random-plan trace, it takes as
+long as a restart. Policies do not know that.
 """
 FURTHER_DRAWS = """## Other draws
 
@@ -198,16 +201,23 @@ def page(found: Mapping[Scenario, Summary], policies: Sequence[str], restarts: S
     refold = {trace: found.get(key("refold", trace, 78.0)) for trace in testbed.TRACES}
     rows = goals(refold["random-plan"], refold["multi-tenant"])
     parts.append(as_markdown(rows) + "\n" if rows else "`refold` was not among the policies.\n")
-    parts.append(tables(found, restarts[0], policies))
+    parts.append(tables(found, restarts[0], policies, SHOWN))
+    return "\n".join([*parts, METHOD])
+
+
+def further_tables(found: Mapping[Scenario, Summary], policies: Sequence[str], restarts: Sequence[float]) -> str:
+    """Return the page of further tables."""
     drawn = [policy for policy in DRAWN if policy in policies]
-    parts += [by_model(found, drawn, restarts[0]), first_starts(found, drawn, restarts)]
-    return "\n".join([*parts, further_draws(found, drawn, restarts[0]), METHOD])
+    parts = [FURTHER_HEADING, by_model(found, drawn, restarts[0]), first_starts(found, drawn, restarts)]
+    parts.append(further_draws(found, drawn, restarts[0]))
+    parts.append(tables(found, restarts[0], policies, [trace for trace in testbed.TRACES if trace not in SHOWN]))
+    return "\n".join([*parts, *(tables(found, restart, policies, testbed.TRACES) for restart in restarts[1:])])
 
 
-def tables(found: Mapping[Scenario, Summary], restart: float, policies: Sequence[str]) -> str:
+def tables(found: Mapping[Scenario, Summary], restart: float, policies: Sequence[str], traces: Iterable[str]) -> str:
     """Return the section of one restart cost, with a table for each trace."""
     parts = [f"## Restarts of {restart:g} s\n"]
-    for trace in testbed.TRACES:
+    for trace in traces:
         parts.append(f"### {trace} ({TITLES[trace]} in the paper), {restart:g} s\n")
         parts.append(table(found, trace, restart, policies) + "\n")
     return "\n".join(parts)
@@ -402,9 +412,9 @@ def main() -> None:
     found = summarise_all(scenarios)
     charts = {CHART: chart(found, policies, RESTARTS[0]).svg()} if options.write else {}
     publish(options, PAGE, page(found, policies, restarts), charts=charts)
-    further = "\n".join(tables(found, restart, policies) for restart in restarts[1:])
+    further = further_tables(found, policies, restarts)
     if options.write:
-        FURTHER_TABLES.write_text(FURTHER_HEADING + further, encoding="utf-8")
+        FURTHER_TABLES.write_text(further, encoding="utf-8")
     else:
         print(further)
 

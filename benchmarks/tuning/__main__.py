@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.measure import REPOSITORY
-from benchmarks.result_page import FOLDER, measurement_parser, publish
+from benchmarks.result_page import measurement_parser, publish
 from benchmarks.tuning.histories import HISTORIES, tuned_policy, tuner_of
 from benchmarks.tuning.page import GainRow, SearchRow, render
 from benchmarks.tuning.searches import HALVING, RANDOM, TPE, has_optuna, run_search
@@ -14,7 +15,7 @@ from benchmarks.workloads import missing
 from refold.policies import POLICIES
 from refold.simulator.tuning import OBJECTIVES, Goal, ReportPolicy, TrialBudget
 
-PAGE = FOLDER / "tuning.md"
+PAGE = Path(__file__).with_name("tuning.md")
 STUDIES = REPOSITORY / "build" / "tuning"
 """Results are kept here: a run that was stopped continues."""
 

@@ -273,7 +273,7 @@ def test_a_narrow_screen_hides_columns_with_the_same_value_in_all_rows(
         (("cancel", "--user", "eve", "--yes"), "nothing to cancel"),
         (("drain", "there"), "unknown node 'there'"),
         (("history", "--state", "faild"), "unknown state 'faild'; did you mean 'failed'?"),
-        (("history", "--since", "soon"), "'soon' is not a duration"),
+        (("history", "--since", "soon"), "--since: 'soon' is not a duration"),
         (("token", "new", "x", "--role", "onwer"), "unknown role 'onwer'; did you mean 'owner'?"),
         (("token", "new", "owner"), "token 'owner' already exists"),
         (("events", "--job", "trane-1"), "unknown job 'trane-1'"),

@@ -1,4 +1,4 @@
-"""The owner is asked, or told, what preemption costs and brings."""
+"""The owner is asked, or told, the costs and benefits of preemption."""
 
 from __future__ import annotations
 

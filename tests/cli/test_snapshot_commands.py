@@ -223,7 +223,7 @@ def test_a_report_shows_what_preemption_costs_and_brings(
 ) -> None:
     outlook = json_of("report", ended(), "-o", str(tmp_path / "out"))["preemption"]
     assert (outlook["policy"], outlook["jobs"], outlook["never"]["mean_wait"]) == ("refold", 1, 0.0)
-    assert "What preemption costs and brings" in (tmp_path / "out" / "report.html").read_text()
+    assert "Costs and benefits of preemption" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_jobs_under_a_policy_with_settings_of_another_version_are_reported(

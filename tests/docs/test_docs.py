@@ -237,6 +237,15 @@ def test_the_worked_example_is_that_of_the_files(folder: Path, monkeypatch: pyte
     assert Path("drawn.svg").read_text() == shown.read_text(), f"{shown.name} is outdated: {OUTDATED}"
 
 
+def test_the_picture_of_a_cluster_with_levels_is_up_to_date(folder: Path) -> None:
+    shown = ROOT / "docs" / "images" / "topology.svg"
+    command = [sys.executable, str(ROOT / "tools" / "topology_picture.py"), "drawn.svg"]
+    subprocess.run(command, check=True, timeout=60)
+    if REFRESH in os.environ:
+        shutil.copy("drawn.svg", shown)
+    assert Path("drawn.svg").read_text() == shown.read_text(), f"{shown.name} is outdated: {OUTDATED}"
+
+
 @pytest.mark.parametrize(
     "page", ["docs/journal.md", "docs/jobs.md", "docs/predict.md", "docs/python.md", "docs/traces.md", "README.md"]
 )
@@ -273,7 +282,10 @@ def test_the_policies_in_policies_md_pass_the_contract_suite(tmp_path: Path, num
 
 
 def test_links_between_pages_resolve() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")]
+    pages = [
+        *ROOT.glob("*.md"),
+        *(page for folder in ("docs", "benchmarks", "examples") for page in (ROOT / folder).rglob("*.md")),
+    ]
     for page in sorted(pages):
         for link in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in link:

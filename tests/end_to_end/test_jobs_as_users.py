@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from cgroup_tests import require
-from other_users import ANN, BEN, as_user, needs_root, public_folder
+from other_users import ANN, BEN, as_user, needs_root, public_folder, with_readable_interpreter
 from real_daemon import kill_runs, wait_until
 from shared_daemon import SharedDaemon
+from terminal import Terminal
 
 import refold
 from refold.client import Client
 from refold.engines.local.process import read_process
-from refold.errors import BadInput, Conflict
+from refold.errors import BadInput, Conflict, Forbidden
 
 pytestmark = needs_root
 
@@ -106,6 +109,42 @@ def test_a_job_that_claims_a_process_of_another_user_for_its_next_run_cannot_end
     finally:
         outsider.kill()
         outsider.wait()
+
+
+def connect(path: str) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
+
+
+def test_a_shell_has_the_rights_of_its_user_whose_terminal_nobody_else_reaches(
+    daemon: SharedDaemon, tmp_path: Path
+) -> None:
+    shell = [sys.executable, "-m", "refold", "shell", "--", "sh", "-i"]
+    of_ann = ["setpriv", f"--reuid={ANN}", f"--regid={ANN}", "--clear-groups", *shell]
+    environment = {
+        "PATH": os.environ["PATH"],
+        "PYTHONPATH": str(Path(refold.__file__).parent.parent),
+        "REFOLD_ADDRESS": f"unix:{daemon.socket}",
+        "HOME": "/",
+        "PS1": "ready> ",
+        "TERM": "xterm",
+    }
+    with Terminal(with_readable_interpreter(of_ann, tmp_path / "of-ann"), environment) as terminal:
+        terminal.expect("ready> ")
+        terminal.type("id -u; cat /proc/self/status | grep CapEff\n")
+        terminal.expect(f"{ANN}\r\n")
+        terminal.expect("CapEff:\t0000000000000000")
+        (job,) = daemon.owner.queue()
+        assert (job.user, job.name) == (str(ANN), "shell")
+        listener = next(word for word in daemon.owner.job(job.id).command if word.endswith("/terminal"))
+        with pytest.raises(PermissionError):
+            as_user(BEN, connect, listener)
+        for action in (lambda client: list(client.logs(job.id)), lambda client: client.cancel(job.id)):
+            with pytest.raises(Forbidden):
+                as_user(BEN, lambda action=action: action(Client(f"unix:{daemon.socket}")))
+        terminal.type("exit 3\n")
+        assert terminal.wait() == 3
+    assert not Path(listener).exists()
 
 
 def test_runs_continue_without_daemon_and_helper_and_are_adopted(daemon: SharedDaemon) -> None:

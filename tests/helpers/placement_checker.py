@@ -45,7 +45,7 @@ class PlacementChecker:
         self._address, self._token = address, token
         self._lock = threading.Lock()
         self._nodes: dict[str, list[Object]] = {}
-        """The states of each node, the present one last."""
+        """The states of each node, the current one last."""
         self._pods: dict[str, Object] = {}
         self._stopped = False
         self._context = ssl._create_unverified_context()

@@ -90,7 +90,8 @@ class SlurmServers:
     """A cluster of `nodes` nodes n0, n1, … with `gpus` GPUs, `cpus` CPUs and `memory_mib` each.
 
     `shards`: in how many parts each GPU can be allocated; 0: whole GPUs only.
-    `partitions`: lines of slurm.conf; by default one partition with all nodes. `settings`: further lines.
+    `partitions`: lines of slurm.conf; by default one partition with all nodes. `settings`: further lines. `topology`:
+    the text of topology.conf.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class SlurmServers:
         scheduler: str = "bf_interval=1,batch_sched_delay=0,sched_min_interval=20000",
         partitions: Iterable[str] = (),
         settings: Mapping[str, str] | None = None,
+        topology: str = "",
     ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="refold-slurm-"))
         self.folder.chmod(0o755)
@@ -136,6 +138,8 @@ class SlurmServers:
         ]
         lines += partitions or [f"PartitionName=gpu Nodes=n[0-{nodes - 1}] Default=YES MaxTime=INFINITE State=UP"]
         self.conf.write_text(text + "\n".join(lines) + "\n")
+        if topology:
+            (self.folder / "topology.conf").write_text(topology)
 
     def start(self, seconds: float = READY_SECONDS) -> None:
         """Start all servers; return when all nodes are idle, which they must be within some time."""

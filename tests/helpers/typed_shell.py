@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
+from kept_pictures import keep_terminal
 from terminal import Terminal
 
 PROMPT = re.compile(r"<<(\d+)>> ")
@@ -51,7 +53,29 @@ class Shell(Terminal):
         }
         start = f"cd {shlex.quote(str(home))}; stty -echo; PS1='<<$?>> ' exec bash --norc --noprofile --noediting"
         super().__init__(["/bin/bash", "-c", start], environment, rows=60, columns=columns)
+        self._columns, self._typed = columns, list[tuple[int, str]]()
+        """Where in the output commands were typed."""
         self._read_until_prompt()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the shell; keep a picture of what it has shown."""
+        super().__exit__(kind, error, trace)
+        keep_terminal(PROMPT.sub("$ ", "".join(self._shown())), self._columns)
+
+    def _shown(self) -> Iterator[str]:
+        """Yield the output, with the commands in it: the terminal does not echo them."""
+        begin = 0
+        for end, command in self._typed:
+            yield f"{self.output[begin:end]}{command}"
+            begin = end
+        yield self.output[begin:]
+
+    def type(self, text: str) -> None:
+        """Type text."""
+        self._typed.append((len(self.output), text))
+        super().type(text)
 
     def run(self, command: str) -> Result:
         """Run a command to its end."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from fake_service import MEMBER, OWNER, READER, FakeService, known_tokens, serve
@@ -41,7 +41,11 @@ TENANTS = {
 NAMES = ("resnet", "llama-7b", "whisper", "bert-large", "diffusion", "policy-net", "eval", "sweep", "gpt-2", "vit-l")
 PLANS = ("dp8", "dp4 tp2", "tp4 zero1", "dp2 pp2 tp2", "")
 GPUS_PER_NODE = 8
-NODES_PER_RACK = 8
+NODES_PER_RACK, NODES_PER_BLOCK = 8, 32
+
+
+def _rack(index: int) -> str:
+    return f"r{index // NODES_PER_RACK + 1}"
 
 
 class DemoService(FakeService):
@@ -58,7 +62,8 @@ class DemoService(FakeService):
                 GPUS_PER_NODE,
                 "H100",
                 0.0,
-                rack=f"r{index // NODES_PER_RACK + 1}" if gpus > 64 else "",
+                rack=_rack(index) if gpus > 64 else "",
+                domains={"block": f"b{index // NODES_PER_BLOCK + 1}", "rack": _rack(index)} if gpus > 64 else {},
             )
             for index in range(max(1, gpus // GPUS_PER_NODE))
         ]
@@ -107,6 +112,16 @@ class DemoService(FakeService):
                 [Event(number, self.now - 300 + 25 * number, kind, job.id, 1, text.get(kind, ""), job.tenant)]
             )
 
+    def _domains_of(self, nodes: Collection[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for node in self.cluster_nodes:
+            if node.name in nodes:
+                path: list[str] = []
+                for level, name in node.domains.items():
+                    path.append(name)
+                    found.setdefault(level, []).append("/".join(path))
+        return {level: list(dict.fromkeys(names)) for level, names in found.items()}
+
     def _start_job(self, places: list[tuple[str, int]]) -> None:
         status, chance = self._new_job(float(len(places))), self.random
         begun = self.now - chance.expovariate(1 / 9000)
@@ -124,6 +139,7 @@ class DemoService(FakeService):
             message="",
             plan=chance.choice(PLANS),
             placement=[NodeGpus(node, gpus) for node, gpus in by_node.items()],
+            domains=self._domains_of(by_node),
             steps=steps,
             steps_done=round((steps or 0) * (self.now - begun) / (end - begun)),
             loss=round(chance.uniform(0.4, 3.0), 3) if steps else None,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from journals import start, step, submitted
 
-from refold.core import Entry, Journal, RunFinished
+from refold.core import Entry, JobHeld, JobReleased, Journal, RunFinished
 from refold.errors import BadJournal
 from refold.journal import History, PackedHistoryJournal
 from refold.model import Cluster, StartEstimate
@@ -66,6 +66,16 @@ def test_a_packed_history_equals_one_of_records(policy: str, seed: int, every: i
     assert_columns_equal(packed.runs, plain.runs)
     assert (packed.tenants, packed.until, packed.node_changes) == (plain.tenants, plain.until, plain.node_changes)
     assert measure(packed) == measure(plain)
+
+
+@pytest.mark.parametrize("every", [1, 2, 10**6])
+def test_holds_are_kept_until_the_end_of_the_history(every: int) -> None:
+    entries = [step(0, submitted(make_job("a")), submitted(make_job("b")), JobHeld("b"))]
+    entries += [step(1, JobHeld("a")), step(2, JobReleased("a"), start("a")), step(3, RunFinished("a", 1)), step(4)]
+    packed, plain = pack(make_cluster(2), entries, every), History.from_entries(make_cluster(2), entries)
+    assert_columns_equal(packed.holds, plain.holds)
+    rows = zip(plain.holds.job.tolist(), plain.holds.at.tolist(), plain.holds.held.tolist(), strict=True)
+    assert list(rows) == [(1, 0.0, 1), (0, 1.0, 1), (0, 2.0, 0)]
 
 
 def test_of_the_start_estimates_before_the_first_start_the_first_and_last_are_kept() -> None:

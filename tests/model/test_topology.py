@@ -56,9 +56,16 @@ def test_levels_are_found_by_name() -> None:
         ),
         (lambda: TopologyRequest(segment=-1), "segment is -1, expected instances ≥ 1"),
         (lambda: TopologyRequest(segment_level="rack"), "segment_level is 'rack', but no segment is given"),
+        (lambda: TopologyRequest(segment=2, most=2), "most is 2, expected 1 for a job with segments"),
+        (lambda: TopologyRequest(most=-1), "most is -1, expected domains ≥ 1"),
+        (lambda: TopologyRequest(wait=60.0), "wait is 60.0, expected seconds ≥ 0 for a job with a required level"),
         (
             lambda: Demand(6, topology=TopologyRequest(segment=4)),
             "a job has 6 instances, which cannot be divided into segments of 4",
+        ),
+        (
+            lambda: Demand(topology=TopologyRequest(segment=2)),
+            "a job has 1 instance, which cannot be divided into segments of 2",
         ),
         (
             lambda: Job("j", demand=Demand(2, topology=TopologyRequest("rack")), reshapable=True),
@@ -76,6 +83,13 @@ def test_a_request_is_formatted_for_users() -> None:
     request = TopologyRequest("block", "rack", 4, "rack")
     assert str(request) == "in one block, preferably in one rack, in segments of 4 in one rack each"
     assert request.levels == ("block", "rack", "rack")
+    assert str(TopologyRequest("rack", most=2)) == "in at most 2 racks"
+    assert str(TopologyRequest(most=1)) == "in one domain"
+
+
+def test_after_a_limited_wait_a_required_level_is_preferred() -> None:
+    assert TopologyRequest("rack", most=2, wait=60.0).relaxed() == TopologyRequest(preferred="rack")
+    assert TopologyRequest("block", "rack", wait=60.0).relaxed() == TopologyRequest(preferred="rack")
 
 
 @pytest.mark.parametrize(
@@ -84,6 +98,10 @@ def test_a_request_is_formatted_for_users() -> None:
         (TopologyRequest("rack"), [0, 1], True),
         (TopologyRequest("rack"), [0, 2], False),
         (TopologyRequest("block"), [0, 2], True),
+        (TopologyRequest(most=1), [0, 2], False),
+        (TopologyRequest(most=2), [0, 2, 1], True),
+        (TopologyRequest(most=2), [0, 2, 3], False),
+        (TopologyRequest("block", most=2), [0, 2, 3], True),
         (TopologyRequest(preferred="rack"), [0, 3], True),
         (TopologyRequest(segment=2), [0, 1, 2, 2], True),
         (TopologyRequest(segment=2), [0, 2, 1, 2], False),

@@ -35,7 +35,8 @@ names = st.sampled_from(["", *LEVELS])
 def gangs(draw: st.DrawFn) -> Demand:
     segment = draw(st.integers(0, 3))
     instances = draw(st.integers(1, 2)) * segment or draw(st.integers(1, 6))
-    request = TopologyRequest(draw(names), draw(names), segment, draw(names) if segment else "")
+    most = draw(st.integers(0, 1 if segment else 3))
+    request = TopologyRequest(draw(names), draw(names), segment, draw(names) if segment else "", most)
     allowed = draw(st.none() | st.sets(st.integers(0, NODES - 1), min_size=4).map(NodeSet.of))
     return Demand(
         instances, draw(st.integers(1, 2)), draw(st.sampled_from([500, 1000])), allowed_nodes=allowed, topology=request

@@ -133,8 +133,8 @@ def test_watch_rules_become_a_policy_setting() -> None:
         (
             "\ntenant: {}",
             "line 2: unknown field 'tenant'; did you mean 'tenants'?"
-            " (known: cluster, http, kubernetes, limits, notify, policy, power, prediction, preemption, serve, slurm,"
-            " tenants, topology, users, watch)",
+            " (known: cluster, http, kubernetes, limits, notify, policy, power, prediction, preemption, ray, serve,"
+            " slurm, tenants, topology, users, watch)",
         ),
         (
             "tenants:\n  a:\n    quota: 3",

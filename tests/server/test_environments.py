@@ -12,7 +12,7 @@ from loop_setups import UnreliableBackend
 from manual_daemon import ManualDaemon
 
 from refold.client.api import Caller, JobEnvironment, NewEnvironment, Submission
-from refold.errors import BadInput, BadValue, Forbidden, NotFound
+from refold.errors import BadInput, BadValue, Forbidden, NotFound, TooManyRequests
 from refold.server import environments as module
 from refold.server.environments import Environments
 
@@ -44,6 +44,21 @@ def test_equal_environments_of_a_user_are_stored_once(tmp_path: Path) -> None:
         others = [await store(daemon, BOB), await store(daemon, OTHER_ANA), await store(daemon, FOO="2")]
         assert first == again
         assert len({first, *others}) == 4
+
+    run_with_daemon(tmp_path, work)
+
+
+def test_a_user_cannot_fill_the_disk_with_environments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_RECENT_BYTES", 3_000)
+
+    async def work(daemon: ManualDaemon) -> None:
+        first = await store(daemon, VALUE="x" * 2_000)
+        with pytest.raises(TooManyRequests, match="user 'ana' has stored 1 environment within an hour"):
+            await store(daemon, VALUE="y" * 2_000)
+        assert await store(daemon, VALUE="x" * 2_000) == first
+        await store(daemon, BOB, VALUE="y" * 2_000)
+        await daemon.service._environments.sweep()
+        await store(daemon, VALUE="y" * 2_000)
 
     run_with_daemon(tmp_path, work)
 

@@ -60,6 +60,20 @@ def test_a_copy_that_waits_forever_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
     assert asyncio.run(ForkedWork().run(threading.Event().wait)).result is None
 
 
+def test_the_daemon_does_not_wait_until_a_copy_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, that takes long: the copy has a low priority."""
+    waitpid, threads = os.waitpid, list[threading.Thread]()
+
+    def noted(pid: int, options: int) -> tuple[int, int]:
+        threads.append(threading.current_thread())
+        return waitpid(pid, options)
+
+    monkeypatch.setattr(os, "waitpid", noted)
+    assert asyncio.run(ForkedWork().run(lambda: 1)).result == 1
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
 DAEMON = """
 import asyncio, os, threading
 from pathlib import Path

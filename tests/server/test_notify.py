@@ -26,6 +26,7 @@ from refold.server.notify.notifier import (
     Notifier,
     RateLimiter,
     _Outbox,
+    send_with_apprise,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -45,6 +46,7 @@ class WebhookServer:
         webhook = self
         self.received: list[dict[str, Any]] = []
         self.status = 200
+        self.location = ""
         self.answered = threading.Semaphore(0)
 
         class Handler(BaseHTTPRequestHandler):
@@ -52,8 +54,15 @@ class WebhookServer:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 webhook.received.append(body)
                 self.send_response(webhook.status)
+                if webhook.location:
+                    self.send_header("Location", webhook.location)
                 self.end_headers()
                 webhook.answered.release()
+
+            def do_GET(self) -> None:
+                webhook.received.append({})
+                self.send_response(200)
+                self.end_headers()
 
             def log_message(self, *_: object) -> None: ...
 
@@ -92,6 +101,17 @@ def test_a_rejected_message_is_retried_later(webhook: WebhookServer) -> None:
     assert webhook.answered.acquire(timeout=TIMEOUT_SECONDS)
     notifier.close(TIMEOUT_SECONDS)
     assert (len(webhook.received), notifier.counts) == (1, Counts())
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_target_cannot_redirect_the_daemon_to_another_host(status: int, webhook: WebhookServer) -> None:
+    inside = WebhookServer()
+    try:
+        webhook.status, webhook.location = status, f"http://{inside.address.partition('://')[2]}"
+        assert not send_with_apprise(webhook.address, message())
+    finally:
+        inside.close()
+    assert (len(webhook.received), inside.received) == (1, [])
 
 
 def test_recipients_of_a_message() -> None:

@@ -1,4 +1,4 @@
-"""The present queue under other policies."""
+"""The current queue under other policies."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -16,8 +16,10 @@ from refold.client.api import StartAccuracy
 from refold.client.api.questions import WhatIf
 from refold.client.api.submissions import Submission
 from refold.core.events import RunFinished, RunProgressed
-from refold.model import MINUTE
+from refold.model import MINUTE, StartEstimate
+from refold.server import start_forecasts
 from refold.server.forked_work import WorkHere, WorkOutcome
+from refold.simulator import EstimateMaker
 
 T = TypeVar("T")
 
@@ -96,6 +98,36 @@ def test_a_burst_of_short_jobs_is_estimated_as_soon_as_one_has_ended(tmp_path: P
         assert [cluster.wait_of(job) for job in jobs[6:]] == pytest.approx([8, 8, 16, 16], rel=0.2)
 
     play(tmp_path, policy, scene)
+
+
+def test_while_many_estimates_are_made_the_daemon_does_other_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_forecasts, "ESTIMATES_AT_ONCE", 2)
+
+    async def scene(cluster: Cluster) -> None:
+        jobs = await submit_many(cluster, 10)
+        turn, made_in = 0, list[int]()
+
+        async def count_turns() -> None:
+            nonlocal turn
+            while True:
+                turn += 1
+                await asyncio.sleep(0)
+
+        class Maker(EstimateMaker):
+            def estimates(self, *arguments: Any) -> dict[str, StartEstimate]:
+                made_in.append(turn)
+                return super().estimates(*arguments)
+
+        cluster.forecasts._maker = Maker()
+        counting = asyncio.create_task(count_turns())
+        await cluster.run_for(8.0, *jobs[:2])
+        counting.cancel()
+        assert len(set(made_in)) == len(made_in) >= 3
+        assert None not in [cluster.wait_of(job) for job in jobs[4:]]
+
+    play(tmp_path, "fifo", scene)
 
 
 @pytest.mark.parametrize("policy", TWO_POLICIES)
@@ -243,6 +275,20 @@ def test_whatif_compares_variants_and_the_delay_of_waiting_jobs(tmp_path: Path, 
         assert list(cluster.state.view.waiting) == ["short-3", "short-4"]
 
     play(tmp_path, policy, scene)
+
+
+def test_whatif_compares_only_starts_that_both_futures_have_reached(tmp_path: Path) -> None:
+    """Nobody knows when the long run ends; under `refold`, futures use up their decisions at different times."""
+
+    async def scene(cluster: Cluster) -> None:
+        await submit_many(cluster, 1, "over")
+        await cluster.run_all(6.0)
+        await submit_many(cluster, 1, "long")
+        await submit_many(cluster, 1, "behind", gpus=2)
+        outcome = await cluster.service.whatif(OWNER, WhatIf([Submission(name="small", command=["true"], gpus=0)]))
+        assert outcome.variants[0].mean_delay_of_others == pytest.approx(0.0, abs=60.0)
+
+    play(tmp_path, "refold", scene)
 
 
 def test_whatif_on_a_cold_start_says_that_the_start_is_not_known(tmp_path: Path) -> None:

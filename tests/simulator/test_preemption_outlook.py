@@ -1,4 +1,4 @@
-"""What preemption costs and brings is simulated for all jobs, those that consent, and none."""
+"""Costs and benefits of preemption is simulated for all jobs, those that consent, and none."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A table with one row for each target: value (mean of draws), spread, target, best other policy, met or missed; then all
 policies on each workload, which are not on the page. The exit status is 1 if a target is missed. `--write` adds the
 figures to those in docs/results/unified.json, where they replace earlier ones of the same workload and policy, and
-writes docs/results/unified.md.
+writes docs/results/unified.md and targets.md beside this file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.accuracy.tables import data_folder
 from benchmarks.result_page import FOLDER, measurement_parser, publish
-from benchmarks.scheduling.unified.page import all_policies, as_plain, page, target_results
+from benchmarks.scheduling.unified.page import all_policies, as_plain, page, target_results, targets_page
 from benchmarks.scheduling.unified.runs import Results, merge, plan_runs, read_results, run_all, write_results
 from benchmarks.scheduling.unified.workload import Workload
 from benchmarks.scheduling.unified.workloads import workloads
@@ -26,6 +26,7 @@ from refold.errors import RefoldError
 from refold.simulator.registry import make_policy
 
 PAGE, FIGURES = FOLDER / "unified.md", FOLDER / "unified.json"
+TARGETS = Path(__file__).with_name("targets.md")
 QUICK_DRAWS = 2
 
 
@@ -100,6 +101,7 @@ def main() -> None:
     save(results)
     if options.write:
         chosen, results = list(workloads().values()), merge(earlier, results)
+    publish(options, TARGETS, targets_page(chosen, results))
     publish(options, PAGE, page(chosen, results), as_plain(chosen, results))
     if not options.write:
         print(all_policies(chosen, results))

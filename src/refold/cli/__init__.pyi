@@ -75,6 +75,7 @@ from .options import (
     WatchOption as WatchOption,
     make_folder as make_folder,
     parse_duration_option as parse_duration_option,
+    parse_optional_duration as parse_optional_duration,
     parse_settings as parse_settings,
     require_option as require_option,
     write_atomically as write_atomically,

@@ -9,9 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli.options import WatchOption, complete_formats, require_option
+from refold.cli.options import (
+    WatchOption,
+    complete_formats,
+    parse_duration_option,
+    parse_optional_duration,
+    require_option,
+)
 from refold.cli.views import progress
-from refold.model import parse_duration
 
 if TYPE_CHECKING:
     from refold.model import Cluster
@@ -125,12 +130,9 @@ class OverheadOptions:
         """Parse the overheads."""
         from refold.simulator import Costs
 
-        start = parse_duration("0" if self.start_cost is None else self.start_cost)
-        return Costs(
-            start=start,
-            stop=parse_duration("0" if self.stop_cost is None else self.stop_cost),
-            restart=start if self.restart_cost is None else parse_duration(self.restart_cost),
-        )
+        seconds = {option: parse_duration_option(option, text or "0") for option, text in self.given().items()}
+        restart = "--start-cost" if self.restart_cost is None else "--restart-cost"
+        return Costs(start=seconds["--start-cost"], stop=seconds["--stop-cost"], restart=seconds[restart])
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,14 +179,14 @@ class CostOptions(OverheadOptions):
         """Parse the overheads and intervals."""
         from msgspec.structs import replace
 
-        checkpoint_every = None if self.checkpoint_every is None else parse_duration(self.checkpoint_every)
-        report_every = None if self.report_every is None else parse_duration(self.report_every)
+        checkpoint_every = parse_optional_duration("--checkpoint-every", self.checkpoint_every)
+        report_every = parse_optional_duration("--report-every", self.report_every)
         if self.report_speeds and report_every is None:
             require_option("--report-every", {"--report-speeds": True}, "speeds are part of progress reports")
         overheads = OverheadOptions.parse(self)
         return replace(
             overheads,
-            live=None if self.live_cost is None else parse_duration(self.live_cost),
+            live=parse_optional_duration("--live-cost", self.live_cost),
             checkpoint_every=checkpoint_every,
             report_every=report_every,
             report_speeds=self.report_speeds,

@@ -60,6 +60,11 @@ def complete_formats(incomplete: str) -> list[str]:
     return [name for name in FORMATS if name.startswith(incomplete)]
 
 
+def parse_optional_duration(option: str, text: str | None) -> Seconds | None:
+    """Parse the value of an option that is a duration, if it is given."""
+    return None if text is None else parse_duration_option(option, text)
+
+
 def parse_duration_option(option: str, text: str) -> Seconds:
     """Parse the value of an option that is a duration."""
     try:
@@ -185,7 +190,7 @@ HistorySourceOption = Annotated[
 ]
 Since = Annotated[
     str | None,
-    typer.Option("--since", metavar="TIME", help="With --from slurm: read the jobs of this last time (default: 30d)."),
+    typer.Option("--since", metavar="TIME", help="With --from slurm: how far back to read jobs (default: 30d)."),
 ]
 
 WatchOption = Annotated[

@@ -1,4 +1,4 @@
-"""Ask the owner of a cluster, on a terminal, whether jobs may be preempted, with what that costs and brings."""
+"""Ask the owner of a cluster, on a terminal, whether jobs may be preempted, with its costs and benefits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RULES: tuple[tuple[Preemption, str], ...] = (
 
 
 def choose_preemption(outlook: PreemptionOutlook | None = None) -> Preemption | None:
-    """Print what preemption costs and brings, and ask on a terminal which rule applies; None: nobody was asked.
+    """Print the costs and benefits of preemption, and ask on a terminal which rule applies; None: nobody was asked.
 
     `outlook`: from the owner's own jobs; by default from the demo workload.
     """

@@ -137,7 +137,7 @@ class Client:
         return self._call(WhatIfOutcome, "whatif", body=WhatIf(list(variants), seed))
 
     def compare_policies(self, policies: Sequence[str], futures: int = 10, seed: int = 0) -> PolicyComparison:
-        """Return when the present jobs would start and end under other policies."""
+        """Return when the current jobs would start and end under other policies."""
         return self._call(PolicyComparison, "compare_policies", body=PolicyQuestion(list(policies), futures, seed))
 
     def preemption_outlook(self) -> PreemptionOutlook:

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+from math import inf
+
 import cython
 from msgspec.structs import replace
 
 from refold.core.limits import TenantAdmission
-from refold.model import Cluster, Decision, Job, MiB, NodeSet, Reason, StartEstimate, Wait
+from refold.model import Cluster, Decision, Job, MiB, NodeSet, Reason, Seconds, StartEstimate, Wait
 
 if not cython.compiled:
     from refold.core.changes import Changes
@@ -27,8 +29,27 @@ class JobQueue:
         self.reasons: dict[str, Wait] = {}
         self.start_estimates: dict[str, StartEstimate] = {}
         self.limits = TenantAdmission(cluster)
+        self._relaxed_at: dict[str, Seconds] = {}
+        """When jobs without a run do not wait for their required domains any more."""
         self._free = free
         self._changes = changes
+
+    def submit(self, job: Job, now: Seconds) -> None:
+        """Queue a new job. One that waits for domains only for some time is changed after that."""
+        self.add(self._timed(job, now))
+
+    def next_change(self) -> Seconds:
+        """Return when `relax` changes a job the next time; infinity: never."""
+        return min(self._relaxed_at.values(), default=inf)
+
+    def relax(self, now: Seconds) -> None:
+        """Change the jobs that do not wait for their required domains any more."""
+        due = [job_id for job_id, ends in self._relaxed_at.items() if ends <= now]
+        for job_id in due:
+            del self._relaxed_at[job_id]
+            job = self.find(job_id)
+            if job is not None:
+                self._replace(job, _relaxed(job))
 
     def add(self, job: Job) -> None:
         """Queue a new job, unless it is infeasible, or its tenant has reached its limit."""
@@ -37,8 +58,9 @@ class JobQueue:
         else:
             self.infeasible[job.id] = job
 
-    def requeue(self, job: Job) -> None:
+    def requeue(self, job: Job, now: Seconds) -> None:
         """Queue a job again whose run has ended, unless it is infeasible now, or to be held."""
+        job = self._timed(job, now)
         if job.id in self.hold_pending:
             self.hold_pending.discard(job.id)
             self._set_aside(job, Reason.HELD)
@@ -107,7 +129,12 @@ class JobQueue:
         job = self.find(job_id)
         if job is None or job.demand.allowed_nodes == nodes:
             return False
-        changed = replace(job, demand=replace(job.demand, allowed_nodes=nodes))
+        self._replace(job, replace(job, demand=replace(job.demand, allowed_nodes=nodes)))
+        return True
+
+    def _replace(self, job: Job, changed: Job) -> None:
+        """Replace a job without a run."""
+        job_id = job.id
         if job_id in self.held:
             self.held[job_id] = changed
         elif job_id in self.infeasible:
@@ -122,7 +149,6 @@ class JobQueue:
             self._note_removed(job)
             self.infeasible[job_id] = changed
             self._release_usage(changed)
-        return True
 
     def remove(self, job_id: str) -> Job | None:
         """Remove and return a job without a run; None if there is none."""
@@ -143,6 +169,17 @@ class JobQueue:
     def reject(self, decision: Decision) -> None:
         """Report the jobs that a rejected decision would have started as queued again, so that the policy notices."""
         self._changes.requeued += [self.waiting[start.job] for start in decision.starts if start.job in self.waiting]
+
+    def _timed(self, job: Job, now: Seconds) -> Job:
+        """Return a job as it is now if it waits for domains only for some time, or as it is afterwards."""
+        request = job.demand.topology
+        if request is None or request.wait is None:
+            return job
+        required = replace(job.demand, topology=replace(request, wait=None))
+        if now < job.submitted + request.wait and self._free.fits_when_empty(required):
+            self._relaxed_at[job.id] = job.submitted + request.wait
+            return job
+        return _relaxed(job)
 
     def _enqueue(self, job: Job) -> None:
         """Queue a job, or set it aside if its tenant has reached its limit."""
@@ -182,3 +219,9 @@ class JobQueue:
                 unseen.remove(job)
                 return
         self._changes.removed.append(job.id)
+
+
+def _relaxed(job: Job) -> Job:
+    """Return a job that prefers the domains that it required."""
+    request = job.demand.topology
+    return job if request is None else replace(job, demand=replace(job.demand, topology=request.relaxed()))

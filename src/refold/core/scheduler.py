@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 from typing import Protocol
 
 import cython
@@ -90,6 +91,7 @@ class Scheduler:
             consequence = state.apply(event)
             if consequence is not None:
                 orders.append(consequence)
+        state.queue.relax(now)
 
         # 2. Call the policy, which sees the changes of all steps since it was last called.
         if decide_at is not None:
@@ -122,12 +124,19 @@ class Scheduler:
                 tuple(orders),
                 decision.waits,
                 decision.start_estimates,
-                decision.wake_at,
+                self._wake_at(decision),
                 rejection,
                 decision.flags,
                 decision.ends,
             )
         )
+
+    def _wake_at(self, decision: Decision) -> Seconds | None:
+        """Return the time of the next step if nothing happens until then: when the policy or the queue needs one."""
+        change = self._state.queue.next_change()
+        if change == inf or (decision.wake_at is not None and decision.wake_at <= change):
+            return decision.wake_at
+        return change
 
     def _write(self, entry: Entry) -> Entry:
         self._journal.write(entry)

@@ -162,7 +162,7 @@ class State:
             self.late["JobSubmitted"] += 1
             return
         self.running.progress[job.id] = JobProgress()
-        self.queue.add(job)
+        self.queue.submit(job, self.now)
 
     def _hold(self, event: JobHeld) -> Order | None:
         run = self.running.runs.get(event.job)
@@ -201,7 +201,7 @@ class State:
         if event.job in self.running.cancelled:
             self._end_active_job(event.job)
         elif reshape is None or event.job in self.queue.hold_pending or not self._take(reshape.allocation):
-            self.queue.requeue(self.running.jobs.pop(event.job))
+            self.queue.requeue(self.running.jobs.pop(event.job), self.now)
         else:
             job = self.running.jobs[event.job]
             return self.running.begin(job, reshape.allocation, self.now, reshape.profiling)
@@ -215,7 +215,7 @@ class State:
         self.running.end(event.job, self.now)
         if event.retry and event.job not in self.running.cancelled:
             self.running.note_saved(event, self.now)
-            self.queue.requeue(self.running.jobs.pop(event.job))
+            self.queue.requeue(self.running.jobs.pop(event.job), self.now)
         else:
             self._end_active_job(event.job)
 

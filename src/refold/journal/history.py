@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
 from math import nan
@@ -125,9 +125,27 @@ class StartEstimateColumns:
         return len(self.job)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HoldColumns:
+    """One row per change, in the order of time: from `at` on, a job is held (1) or not (0)."""
+
+    job: Ints
+    at: Floats
+    held: Ints
+
+    def __len__(self) -> int:
+        return len(self.job)
+
+
+def hold_columns(changes: Sequence[tuple[int, Seconds, bool]] = ()) -> HoldColumns:
+    """Return the columns of these changes."""
+    job, at, held = zip(*changes, strict=True) if changes else ((), (), ())
+    return HoldColumns(make_ints(job), _floats(at), make_ints(held))
+
+
 @dataclass(frozen=True, eq=False)
 class History:
-    """Jobs, runs, node changes and start estimates from the first entry of a journal to the last, at `until`."""
+    """Jobs, runs, holds, node changes and start estimates from the first entry of a journal to the last, at `until`."""
 
     cluster: Cluster
     jobs: JobColumns
@@ -136,6 +154,7 @@ class History:
     node_changes: Sequence[NodeChange]
     until: Seconds
     start_estimates: StartEstimateColumns
+    holds: HoldColumns = field(default_factory=hold_columns)
 
     @staticmethod
     def from_entries(cluster: Cluster, entries: Iterable[Entry]) -> History:
@@ -198,6 +217,7 @@ class HistoryJournal(JobHistories):
             _start_estimate_columns(
                 [(index[id(record)], made_at, estimate) for record, made_at, estimate in self.start_estimates]
             ),
+            hold_columns([(index[id(record)], at, held) for record, at, held in self.holds]),
         )
 
 

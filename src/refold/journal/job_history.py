@@ -71,7 +71,7 @@ class JobHistories(JobLog):
         self._changes, self._step = changes, -1  # what is not kept needs no step numbers
         self.write(entry)
         self._changes = None
-        for kept in (self.jobs, self.runs, self.jobs_of_runs, self.node_changes, self.start_estimates):
+        for kept in (self.jobs, self.runs, self.jobs_of_runs, self.node_changes, self.holds, self.start_estimates):
             kept.clear()
         return changes
 
@@ -213,7 +213,7 @@ class JobHistories(JobLog):
             return  # it runs again already, or the end of this hold would release it
         held = Reason.HELD if run else reason
         if record.hold is not held:
-            record.hold = held
+            self._set_hold(record, held)
             if self._changes is not None:
                 self._changes.append(Held(record, reason, run))
         if run:
@@ -222,7 +222,7 @@ class JobHistories(JobLog):
     def _release(self, event: JobReleased) -> None:
         record = self.records.get(event.job)
         if record is not None and record.hold is not None:
-            record.hold = None
+            self._set_hold(record, None)
             if self._changes is not None:
                 self._changes.append(Released(record, record.run))
 
@@ -248,7 +248,7 @@ class JobHistories(JobLog):
         record = self.records.get(event.job)
         if record is not None and record.state == "waiting" and not self._is_infeasible(record):
             run = RunRecord(event.run, event.allocation, event.since, self._step, record.saved, self.now)
-            record.hold = None
+            self._set_hold(record, None)
             self._begin_run(record, run)
 
     def _progress(self, event: RunProgressed) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from refold.core import Entry, RunFinished, RunStarted, StopRun
 from refold.journal.changes import Change, Flagged, JobEnded, NodeChange, Placed, RunBegan, RunEnded, StopOrdered
 from refold.journal.records import Ending, JobRecord, RecordState, RunRecord
-from refold.model import Flag, Seconds, StartEstimate
+from refold.model import Flag, Reason, Seconds, StartEstimate
 
 
 class JobLog:
@@ -23,6 +23,8 @@ class JobLog:
         self.runs: list[RunRecord] = []
         self.jobs_of_runs: list[JobRecord] = []
         self.node_changes: list[NodeChange] = []
+        self.holds: list[tuple[JobRecord, Seconds, bool]] = []
+        """Since when jobs are held, and since when they are not."""
         self.start_estimates: list[tuple[JobRecord, Seconds, StartEstimate]] = []
         self.now: Seconds = 0.0
         self._step = 0
@@ -36,6 +38,11 @@ class JobLog:
         if record is None or (run := record.last) is None or run.number != number or run.end is not None:
             return None
         return record, run
+
+    def _set_hold(self, record: JobRecord, reason: Reason | None) -> None:
+        if (record.hold is None) is not (reason is None):
+            self.holds.append((record, self.now, reason is not None))
+        record.hold = reason
 
     def _flag(self, record: JobRecord, flag: Flag) -> None:
         record.warning = flag.why

@@ -13,6 +13,7 @@ from refold.core import Entry
 from refold.journal.history import (
     TIME_TOLERANCE_SECONDS,
     History,
+    HoldColumns,
     JobColumns,
     RunColumns,
     StartEstimateColumns,
@@ -48,6 +49,7 @@ class PackedHistoryJournal(JobHistories):
         self._kinds, self._allocations = DistinctValues(Job), DistinctValues(Allocation)
         self._ids = bytearray()
         self._tenant_codes: dict[str, int] = {}
+        self._hold_table = _Table(**_kinds_of(HoldColumns))
         self._estimates: dict[int, _JobEstimates] = {}
         self._estimate_table = _Table(**_kinds_of(StartEstimateColumns))
 
@@ -74,6 +76,7 @@ class PackedHistoryJournal(JobHistories):
             self.node_changes,
             self.now,
             self._start_estimate_columns(),
+            HoldColumns(**self._hold_table.columns()),
         )
 
     def _pack(self, *, all_rows: bool) -> None:
@@ -81,6 +84,8 @@ class PackedHistoryJournal(JobHistories):
         rows = self._place_jobs()
         row_of = {id(record): row for record, row in zip(self.jobs, rows, strict=True)}
         self._note_estimates(row_of)
+        self._hold_table.append([(row_of[id(record)], at, held) for record, at, held in self.holds])
+        self.holds.clear()
         self._pack_runs(row_of, all_rows)
         is_open = [not all_rows and record.ended is None for record in self.jobs]
         packed_rows, packed = _select(rows, is_open, False), _select(self.jobs, is_open, False)

@@ -103,6 +103,7 @@ from .run import (
     SlowPlace as SlowPlace,
     measured_shape as measured_shape,
     run_plan as run_plan,
+    spread_of as spread_of,
 )
 from .topology import TopologyRequest as TopologyRequest
 from .units import (

@@ -211,6 +211,17 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
             nodes.append(replace(node, domains=path, rack=path[racks[0]] if racks else node.rack))
         return replace(self, nodes=tuple(nodes), levels=tuple(levels))
 
+    def with_levels_of_labels(self, labels: Sequence[str], of_nodes: Sequence[Mapping[str, str]]) -> Cluster:
+        """Return the cluster with the levels that these labels of its nodes name.
+
+        A label that no node with GPUs has is left out. A node without a label is a domain by itself.
+        """
+        with_gpus = [own for node, own in zip(self.nodes, of_nodes, strict=True) if node.gpus]
+        known = [label for label in labels if any(own.get(label) for own in with_gpus)]
+        return self.with_levels(
+            [Level(label) for label in known], [[own.get(label, "") for label in known] for own in of_nodes]
+        )
+
     @cached_property
     def level_names(self) -> tuple[str, ...]:
         """The names of the levels, outermost first."""

@@ -111,7 +111,7 @@ def _limits(job: Job) -> list[str]:
     ]
 
 
-# What preemption costs and brings: how long jobs would have waited if all, some or none of them could be preempted.
+# Costs and benefits of preemption: how long jobs would have waited if all, some or none of them could be preempted.
 
 
 class PreemptionOutcome(msgspec.Struct, frozen=True):

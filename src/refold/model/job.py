@@ -14,7 +14,7 @@ from refold.model.launch import DEFAULT_LAUNCH, Launch, LaunchEngine
 from refold.model.node_set import NodeSet
 from refold.model.plan import Plan
 from refold.model.topology import TopologyRequest
-from refold.model.units import WHOLE, MiB, Milli, Seconds
+from refold.model.units import WHOLE, MiB, Milli, Seconds, format_count
 
 JobClass = Literal["guaranteed", "best-effort"]
 MAX_INSTANCES = 2**20
@@ -55,8 +55,8 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
         if list(self.gpu_types) != sorted(set(self.gpu_types)):
             raise BadValue(f"gpu_types is {self.gpu_types}, expected each type once, in alphabetical order")
         if self.topology is not None and self.topology.segment and self.instances % self.topology.segment:
-            segments = f"segments of {self.topology.segment}"
-            raise BadValue(f"a job has {self.instances} instances, which cannot be divided into {segments}")
+            instances, segments = format_count(self.instances, "instance"), f"segments of {self.topology.segment}"
+            raise BadValue(f"a job has {instances}, which cannot be divided into {segments}")
 
     def accepts(self, index: int, node: Node) -> bool:
         """Whether an instance may be placed on a node of the cluster, if it has the resources."""
@@ -72,11 +72,12 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
         named = [name for name in (request.required, request.segment_level) if name]
         if not cluster.levels or any(name not in cluster.level_names for name in named):
             return False
-        if request.required and not _in_one_domain(nodes, cluster, cluster.level(request.required)):
+        most = request.most or (1 if request.required else len(nodes))
+        if _count_domains(nodes, cluster, cluster.level(request.required)) > most:
             return False
         level, size = cluster.level(request.segment_level), request.segment or len(nodes)
         segments = [nodes[first : first + size] for first in range(0, len(nodes), size)]
-        return not request.segment or all(_in_one_domain(segment, cluster, level) for segment in segments)
+        return not request.segment or all(_count_domains(segment, cluster, level) <= 1 for segment in segments)
 
     def usable_types(self, cluster: Cluster) -> tuple[str, ...]:
         """Return the GPU types that it accepts, as far as its allowed nodes have them; () for all types."""
@@ -109,8 +110,8 @@ class Demand(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_u
         return times + _count_text(self.gpu_milli / WHOLE if self.gpu_milli < WHOLE else self.gpus, "GPU")
 
 
-def _in_one_domain(nodes: Sequence[int], cluster: Cluster, level: int) -> bool:
-    return len({cluster.domain(node, level) for node in nodes}) <= 1
+def _count_domains(nodes: Sequence[int], cluster: Cluster, level: int) -> int:
+    return len({cluster.domain(node, level) for node in nodes})
 
 
 class ChangeLimit(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from refold.model.arrays import view
 from refold.placement.layout import (
     FIRST_NODE,
     LAST_NODE,
+    MOST,
     NO_SUCH_LEVEL,
     ON_ALL_NODES,
     PART,
@@ -18,6 +19,7 @@ from refold.placement.layout import (
     REQUIRED,
     SEGMENT,
     SEGMENT_LEVEL,
+    UNLIMITED,
     Ints,
     Words,
 )
@@ -90,7 +92,8 @@ def encode_request(demand: Demand, cluster: Cluster) -> Ints:
     if cluster.levels or (request is not None and request.is_binding):
         request = request or TopologyRequest()
         row[SEGMENT] = request.segment or 1
-        row[REQUIRED] = _level_number(request.required, cluster) if request.required else 0
+        row[REQUIRED] = _level_number(request.required, cluster) if request.required or request.most else 0
+        row[MOST] = request.most or 1
         row[SEGMENT_LEVEL] = _level_number(request.segment_level, cluster)
         preferred = request.preferred if request.preferred in cluster.level_names else ""
         row[PREFERRED] = _level_number(preferred, cluster)
@@ -122,6 +125,26 @@ def segment_size(allowed: AllowedRows, need: Need) -> int:
     if not has_request(allowed, need) or allowed.requests[row, REQUIRED] > allowed.requests[row, SEGMENT_LEVEL]:
         return 1
     return allowed.requests[row, SEGMENT]
+
+
+def room_of_largest(allowed: AllowedRows, level: int, number: int) -> int:
+    """Return how much fits into so many domains of a level, those with the most room."""
+    total, found, above = 0, 0, UNLIMITED
+    if number >= allowed.number[level]:
+        for domain in range(allowed.number[level]):
+            total += allowed.counts[level, domain]
+        return total
+    while found < number and above > 0:
+        most, same = 0, 0
+        for domain in range(allowed.number[level]):
+            room = allowed.counts[level, domain]
+            if most < room < above:
+                most, same = room, 1
+            elif room == most:
+                same += 1
+        total += most * min(same, number - found)
+        found, above = found + same, most
+    return total
 
 
 def allow_part(allowed: AllowedRows, row: int, level: int, domain: int) -> None:

@@ -16,6 +16,7 @@ from refold.model.arrays import view
 from refold.placement.layout import (
     CPU_TOTAL,
     MEMORY_TOTAL,
+    MOST,
     NO_SUCH_LEVEL,
     ON_ALL_NODES,
     PARENT,
@@ -26,7 +27,7 @@ from refold.placement.layout import (
 )
 
 if not cython.compiled:
-    from refold.placement.allowed import AllowedRows, has_request, segment_size
+    from refold.placement.allowed import AllowedRows, has_request, room_of_largest, segment_size
     from refold.placement.kernels import (
         EncodedDemand,
         FreeArrays,
@@ -62,9 +63,8 @@ def limit_by_domains(free: FreeArrays, demand: EncodedDemand, fitting: int) -> i
     if required == NO_SUCH_LEVEL:
         return 0
     count_room(free, allowed, need)
-    most, level = 0, max(required - 1, 0)
-    for domain in range(allowed.number[level]):
-        most = max(most, allowed.counts[level, domain]) if required else most + allowed.counts[level, domain]
+    level = max(required - 1, 0)
+    most = room_of_largest(allowed, level, allowed.requests[need.allowed, MOST] if required else allowed.number[0])
     segment = segment_size(allowed, need) if level < allowed.requests[need.allowed, SEGMENT_LEVEL] else 1
     return min(most * segment, need.instances)
 
@@ -72,18 +72,18 @@ def limit_by_domains(free: FreeArrays, demand: EncodedDemand, fitting: int) -> i
 def count_room(free: FreeArrays, allowed: AllowedRows, need: Need) -> None:
     """Count how many instances fit into each domain; from the segment level outwards, how many segments."""
     low, innermost = candidate_row(need), allowed.number.shape[0] - 1
-    for level in range(innermost + 1):
-        for domain in range(allowed.number[level]):
-            allowed.counts[level, domain] = 0
-    if low > max_gpus_per_node(free):
-        return
-    if _only_whole_gpus_matter(free, allowed, need):
-        for whole in range(low, max_gpus_per_node(free) + 1):
+    if low <= max_gpus_per_node(free) and _only_whole_gpus_matter(free, allowed, need):
+        for domain in range(allowed.number[innermost]):
+            allowed.counts[innermost, domain] = free.room[low, domain]
+        for whole in range(low + 1, max_gpus_per_node(free) + 1):
             here = min(need.instances, whole // need.gpus)
             for domain in range(allowed.number[innermost]):
                 allowed.counts[innermost, domain] += free.room[whole, domain] * here
     else:
-        _count_by_node(free, allowed, need, low)
+        for domain in range(allowed.number[innermost]):
+            allowed.counts[innermost, domain] = 0
+        if low <= max_gpus_per_node(free):
+            _count_by_node(free, allowed, need, low)
     _count_outwards(allowed, need)
 
 
@@ -113,6 +113,9 @@ def _count_by_node(free: FreeArrays, allowed: AllowedRows, need: Need, low: int)
 def _count_outwards(allowed: AllowedRows, need: Need) -> None:
     """Sum up the instances of inner domains, in segments from the segment level outwards."""
     segment = segment_size(allowed, need)
+    for level in range(allowed.number.shape[0] - 1):
+        for domain in range(allowed.number[level]):
+            allowed.counts[level, domain] = 0
     for level in range(allowed.number.shape[0] - 1, -1, -1):
         if segment > 1 and level + 1 == allowed.requests[need.allowed, SEGMENT_LEVEL]:
             for domain in range(allowed.number[level]):
@@ -138,14 +141,12 @@ def choose_domains(free: FreeArrays, allowed: AllowedRows, need: Need, parts: Pa
             _divide(allowed, need, level, domain, need.instances, parts)
             return True
         if level == required:
-            return False
+            break
         level -= 1
-    total = 0
-    for domain in range(allowed.number[0]):
-        total += allowed.counts[0, domain]
-    if total < _wanted(allowed, need, 0, need.instances):
+    outer, most = max(level, 0), allowed.requests[need.allowed, MOST] if level >= 0 else allowed.number[0]
+    if room_of_largest(allowed, outer, most) < _wanted(allowed, need, outer, need.instances):
         return False
-    _divide(allowed, need, -1, -1, need.instances, parts)
+    _divide(allowed, need, outer - 1, -1, need.instances, parts)
     return True
 
 

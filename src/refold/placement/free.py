@@ -265,9 +265,13 @@ class FreeResources:
     def fits_when_empty(self, demand: Demand) -> bool:
         """Whether all instances fit at once on the empty cluster with every node and GPU up.
 
-        Instances are identical and nodes independent, so filling the nodes one after the other is exact.
+        Instances are identical and nodes independent, so filling the nodes one after the other is exact. A required
+        level that is waited for only for some time does not count.
         """
         result = self._fits_when_empty.get(demand)
+        if result is None and demand.topology is not None and demand.topology.wait is not None:
+            result = self.fits_when_empty(replace(demand, topology=demand.topology.relaxed()))
+            self._fits_when_empty[demand] = result
         if result is None:
             result = _fits_in_empty_cluster(self.cluster, demand)
             if result and demand.topology is not None:

@@ -66,11 +66,11 @@ DEMAND_ENTRIES = len(Need._fields)
 CPU_HASH, MEMORY_HASH, GPU_HASH = 0x2545F4914F6CDD1D, 0xD851F42D4C957F2D, 0xB69DEA0F31A53F85
 SIGNATURE_BITS = (1 << 63) - 1
 
-# Columns of `requests`: levels by number, 1 for the outermost and 0 for none, instances per segment, and 1 if instances
-# may be placed on all nodes. A row whose segment is 0 requests nothing, and its instances are placed without regard to
-# domains.
-REQUIRED, PREFERRED, SEGMENT_LEVEL, SEGMENT, ON_ALL_NODES = range(5)
-REQUEST_COLUMNS = 5
+# Columns of `requests`: levels by number, 1 for the outermost and 0 for none, instances per segment, the most domains
+# of the required level, and 1 if instances may be placed on all nodes. A row whose segment is 0 requests nothing, and
+# its instances are placed without regard to domains.
+REQUIRED, PREFERRED, SEGMENT_LEVEL, SEGMENT, MOST, ON_ALL_NODES = range(6)
+REQUEST_COLUMNS = 6
 NO_SUCH_LEVEL = -1
 
 PART = 1

@@ -1,6 +1,6 @@
 cimport cython
 from libc.math cimport nextafter
-from refold.placement.allowed cimport has_request, segment_size
+from refold.placement.allowed cimport has_request, room_of_largest, segment_size
 from refold.placement.heap cimport pop, push
 from refold.placement.intervals cimport (
     FreeIntervals,
@@ -13,12 +13,16 @@ from refold.placement.intervals cimport (
 from refold.placement.kernels cimport need_at
 
 cdef double inf
-cdef long long FIRST_NODE, LAST_NODE, REQUIRED, SEGMENT_LEVEL, SPAN, HALF
+cdef long long FIRST_NODE, LAST_NODE, MOST, REQUIRED, SEGMENT_LEVEL, SPAN, HALF
 
 cpdef double earliest_start(
     FreeIntervals intervals, long long[:, ::1] demands, double duration, double after, double before
 ) noexcept nogil
 cdef long long _required_level(FreeIntervals intervals) noexcept nogil
+cdef long long _most(FreeIntervals intervals) noexcept nogil
+@cython.locals(most=cython.longlong)
+cdef long long _fit_together(FreeIntervals intervals, long long fitting) noexcept nogil
+@cython.locals(column=cython.longlong)
 cdef long long _group(FreeIntervals intervals, long long node, long long segment) noexcept nogil
 cdef long long _start_count(FreeIntervals intervals) noexcept nogil
 cdef long long _count(FreeIntervals intervals, long long group, long long change, long long segment) noexcept nogil

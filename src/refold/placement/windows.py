@@ -1,7 +1,7 @@
 """When instances fit into the intervals of a timetable, and for how long. Compiled; see `timetable`.
 
 The instances of a gang are counted on all nodes together, or, if it requests that, by domain: in each domain of the
-required level on its own, and in whole segments.
+required level on its own, or in as many of these as it accepts, and in whole segments.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from math import inf
 
 import cython
 
-from refold.placement.layout import FIRST_NODE, LAST_NODE, REQUIRED, SEGMENT_LEVEL, Ints
+from refold.placement.layout import FIRST_NODE, LAST_NODE, MOST, REQUIRED, SEGMENT_LEVEL, Ints
 
 if not cython.compiled:
     from math import nextafter
 
-    from refold.placement.allowed import has_request, segment_size
+    from refold.placement.allowed import has_request, room_of_largest, segment_size
     from refold.placement.heap import pop, push
     from refold.placement.intervals import (
         FreeIntervals,
@@ -54,17 +54,38 @@ def earliest_start(intervals: FreeIntervals, demands: Ints, duration: float, aft
 
 
 def _required_level(intervals: FreeIntervals) -> int:
-    """Return the level of which one domain is required; -1: none, -2: it does not exist."""
-    if not has_request(intervals.allowed, intervals.need):
+    """Return the level of which one domain is required; -1: none, or several are accepted, -2: it does not exist."""
+    if not has_request(intervals.allowed, intervals.need) or _most(intervals) > 1:
         return -1
     return intervals.allowed.requests[intervals.need.allowed, REQUIRED] - 1
 
 
+def _most(intervals: FreeIntervals) -> int:
+    """Return how many domains of the required level are accepted."""
+    if not has_request(intervals.allowed, intervals.need):
+        return 1
+    if intervals.allowed.requests[intervals.need.allowed, REQUIRED] == 0:
+        return 1
+    return intervals.allowed.requests[intervals.need.allowed, MOST]
+
+
+def _fit_together(intervals: FreeIntervals, fitting: int) -> int:
+    """Return how many fit as requested, if so many do in all groups: in as many groups as are accepted."""
+    most = _most(intervals)
+    if most == 1:
+        return fitting
+    level = intervals.allowed.requests[intervals.need.allowed, REQUIRED] - 1
+    for group in range(intervals.allowed.number[level]):
+        intervals.allowed.counts[level, group] = intervals.fitting[group]
+    return room_of_largest(intervals.allowed, level, most)
+
+
 def _group(intervals: FreeIntervals, node: int, segment: int) -> int:
-    """Return the group of nodes in which the segments on a node are: its domain at their level."""
-    if segment == 1:
+    """Return the group of nodes that are counted together: the domain at the level of segments, or of several."""
+    column = REQUIRED if _most(intervals) > 1 else SEGMENT_LEVEL
+    if segment == 1 and column == SEGMENT_LEVEL:
         return 0
-    level = intervals.allowed.requests[intervals.need.allowed, SEGMENT_LEVEL] - 1
+    level = intervals.allowed.requests[intervals.need.allowed, column] - 1
     return intervals.allowed.domain_of[level, node]
 
 
@@ -114,7 +135,11 @@ def _earliest_start_of_gang(
         fitting += _count(intervals, group, _room_at(intervals, node, after, duration), segment)
         changes = _push_changes(intervals, node, duration, after, before, group, changes)
     wanted = intervals.need.instances // segment
-    return after if fitting >= wanted else _first_time_with_all(intervals, changes, fitting, segment)
+    return (
+        after
+        if _fit_together(intervals, fitting) >= wanted
+        else _first_time_with_all(intervals, changes, fitting, segment)
+    )
 
 
 def _room_at(intervals: FreeIntervals, node: int, start: float, duration: float) -> int:
@@ -165,7 +190,7 @@ def _first_time_with_all(intervals: FreeIntervals, changes: int, fitting: int, s
             else:
                 intervals.losses[losses] = change
                 losses += 1
-        if fitting >= wanted:
+        if _fit_together(intervals, fitting) >= wanted:
             return time
         for index in range(losses):
             change = intervals.losses[index]
@@ -211,7 +236,7 @@ def _longest_free_duration_of_gang(intervals: FreeIntervals, now: float, level: 
                 changes += 1
             fitting_before = fitting_now
             interval += 1
-    if fitting < intervals.need.instances // segment:
+    if _fit_together(intervals, fitting) < intervals.need.instances // segment:
         return 0.0
     return _time_with_all(intervals, changes, fitting, segment) - now
 
@@ -223,6 +248,6 @@ def _time_with_all(intervals: FreeIntervals, changes: int, fitting: int, segment
         change = pop(intervals.times, intervals.changes, changes)
         fitting += _count(intervals, change // SPAN, change % SPAN - HALF, segment)
         changes -= 1
-        if fitting < intervals.need.instances // segment:
+        if _fit_together(intervals, fitting) < intervals.need.instances // segment:
             return time
     return inf

@@ -242,8 +242,9 @@ class Admission:
             return
         for name in request.levels:
             cluster.level(name)
-        if request.segment and not cluster.levels:
-            raise BadInput("segments need a cluster with levels, such as racks; this one has none")
+        if not cluster.levels and (request.segment or (request.most and request.wait is None)):
+            what = "segments need" if request.segment else "a number of domains needs"
+            raise BadInput(f"{what} a cluster with levels, such as racks; this one has none")
 
     def _resolve_gpu_types(self, submission: Submission) -> list[str]:
         """Return the GPU types of this cluster that match the requested ones: 'a100' matches every A100."""

@@ -9,8 +9,8 @@ from time import time
 import msgspec
 
 from refold.client.api import Caller, JobEnvironment, NewEnvironment, StoredEnvironment, Submission
-from refold.errors import BadInput, NotFound
-from refold.model import HOUR, Job, Seconds
+from refold.errors import BadInput, NotFound, TooManyRequests
+from refold.model import HOUR, Job, Seconds, format_count
 from refold.server.live_state import LiveState
 from refold.server.store import Store
 from refold.server.writer import Writer
@@ -20,6 +20,9 @@ ENVIRONMENT_SWEEP_SECONDS: Seconds = HOUR
 KEEP_UNUSED_SECONDS: Seconds = HOUR
 """How long an environment is kept for submissions that follow."""
 
+MAX_RECENT_BYTES = 256 * 2**20
+"""What a user may store between two sweeps: it is on disk for an hour even if no job needs it."""
+
 
 class Environments:
     """Stores and finds environments. They are not journalled, and only the job's user sees their values."""
@@ -28,11 +31,20 @@ class Environments:
         self._state = state
         self._writer = writer
         self._store = store
+        self._recent: dict[tuple[str, str], dict[str, int]] = {}
+        """Sizes of the environments that each user has stored since the last sweep."""
 
     async def create(self, caller: Caller, environment: NewEnvironment) -> StoredEnvironment:
         """Store an environment for later submissions of the same user; return its id."""
         content = msgspec.json.encode([caller.tenant, caller.user, sorted(environment.variables.items())])
         environment_id = hashlib.sha256(content).hexdigest()
+        recent = self._recent.setdefault((caller.tenant, caller.user), {})
+        if environment_id not in recent and sum(recent.values()) + len(content) > MAX_RECENT_BYTES:
+            raise TooManyRequests(
+                f"user {caller.user!r} has stored {format_count(len(recent), 'environment')} within an hour, at most"
+                f" {MAX_RECENT_BYTES >> 20} MiB are allowed: submit later, or export fewer variables (--export)"
+            )
+        recent[environment_id] = len(content)
         now = time()
         await self._writer.write(
             lambda: self._store.write_environment(environment_id, caller.user, environment.variables, now)
@@ -73,6 +85,7 @@ class Environments:
 
     async def sweep(self) -> None:
         """Remove environments that no active job inherits, some time after they were last stored."""
+        self._recent.clear()
         used = {record.job.launch.exported for record in self._state.job_table.records.values()}
         before = time() - KEEP_UNUSED_SECONDS
         await self._writer.write(lambda: self._store.remove_environments(used, before))

@@ -78,7 +78,7 @@ class ForkedWork:
             os.close(reader)
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)  # it has ended, unless this task was cancelled
-            os.waitpid(pid, 0)
+            await asyncio.to_thread(os.waitpid, pid, 0)  # with its low priority, it may take a while to end
         if not output:
             return WorkOutcome(None, LIMIT_SECONDS)
         outcome: WorkOutcome[T] = pickle.loads(output)

@@ -51,7 +51,7 @@ def open_tcp_listener(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise BadInput(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another port with --port"
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another with --host or --port"
         ) from None
     return listener
 

@@ -1,4 +1,4 @@
-"""The present queue under other policies: simulated in a process of its own, which cannot delay the scheduler."""
+"""The current queue under other policies: simulated in a process of its own, which cannot delay the scheduler."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class PolicyComparer:
         self._process = SimulationProcess(__name__, _SimulatedAnswer, limit)
 
     async def compare(self, question: PolicyQuestion) -> PolicyComparison:
-        """Return when the present jobs would start and end under each policy, the configured one first."""
+        """Return when the current jobs would start and end under each policy, the configured one first."""
         known = comparable_policies()
         for name in question.policies:
             if name not in known:
@@ -144,7 +144,7 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def simulate_policies(task: _Task) -> _SimulatedAnswer:
-    """Simulate the present policy and the others in the same futures, as many as fit into the time."""
+    """Simulate the current policy and the others in the same futures, as many as fit into the time."""
     header = task.header
     state = StateAt.from_entries(header.cluster, [task.state])
     choices: list[tuple[str, Mapping[str, Any]]] = [(header.policy, header.settings)]

@@ -1,4 +1,4 @@
-"""What preemption costs and brings, simulated on the jobs that the daemon has run, in a process of its own."""
+"""Costs and benefits of preemption, simulated on the jobs that the daemon has run, in a process of its own."""
 
 from __future__ import annotations
 

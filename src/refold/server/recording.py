@@ -37,6 +37,7 @@ class RecordedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     gpus: int
     gpu_type: str = ""
     rack: str = ""
+    domains: dict[str, str] = {}
 
 
 class RecordedTenant(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -272,7 +273,16 @@ class _RecordingReader:
             since,
             until,
             self._entries,
-            [RecordedNode(node.name, node.gpus, node.gpu_type, node.rack) for node in cluster.nodes],
+            [
+                RecordedNode(
+                    node.name,
+                    node.gpus,
+                    node.gpu_type,
+                    node.rack,
+                    dict(zip(cluster.level_names, node.domains, strict=True)),
+                )
+                for node in cluster.nodes
+            ],
             [RecordedTenant(tenant.name, tenant.quota_gpus, tenant.limit_gpus) for tenant in cluster.tenants],
             [_finish(notes) for notes in self._jobs],
             self._node_changes,

@@ -203,7 +203,7 @@ class SchedulerService:
             return await self._previewer.compare(caller, question)
 
     async def compare_policies(self, caller: Caller, question: PolicyQuestion) -> PolicyComparison:
-        """Return when the present jobs would start and end under other policies."""
+        """Return when the current jobs would start and end under other policies."""
         with self._costly.admit(caller):
             return await self._policies.compare(question)
 

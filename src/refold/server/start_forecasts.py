@@ -48,6 +48,9 @@ IDLE_FACTOR = 10
 MAX_END_AGE_SECONDS: Seconds = 10.0
 """End estimates of running jobs are made again after this time."""
 
+ESTIMATES_AT_ONCE = 100
+"""Number of estimates between which the daemon does other work: making one takes about 20 µs."""
+
 MAX_END_ESTIMATES = 4096
 MAX_KEPT_ESTIMATES = 10_000
 """Number of jobs that have started whose first estimate is kept."""
@@ -100,7 +103,9 @@ class StartForecasts(Subscriber):
         for ended in past:
             self._run_times.learn(ended.job, ended.run_time, 0.0)
         self._estimates: dict[str, StartEstimate] = {}
-        self._planned_ends: dict[str, StartEstimate] = {}
+        self._times: StartTimes | None = None
+        self._columns: dict[str, int] = {}
+        """Those of jobs in `_times`."""
         self._made_at, self._made_entry, self._cost = -inf, -1, 0.0
         self._renewal: asyncio.Task[None] | None = None
         self._first: dict[str, StartEstimate] = {}
@@ -163,7 +168,8 @@ class StartForecasts(Subscriber):
         """Return when a running or waiting job ends if it is not stopped or reshaped; None: it is not known."""
         run = self._state.view.runs.get(job_id)
         if run is None and job_id in self._state.view.waiting:
-            return self._planned_ends.get(job_id)
+            column = self._columns.get(job_id)
+            return None if self._times is None or column is None else self._times.end_of(column).estimate()
         if run is None or run.stopping:
             return None
         now, key = self._state.now(), (job_id, run.number)
@@ -213,12 +219,24 @@ class StartForecasts(Subscriber):
                 log.warning("there are no start estimates: the policy %s cannot be copied", self._state.header.policy)
                 self._cost = inf
                 return
-            self._estimates = self._maker.estimates(self._state.view, times, self._made_at)
-            self._planned_ends = times.end_estimates()
+            is_known = bool(np.isfinite(times.starts).any())
+            self._times = times if is_known else None
+            self._columns = {job_id: column for column, job_id in enumerate(times.job_ids) if is_known}
+            self._estimates = await self._make_estimates(times)
             for job_id, estimate in self._estimates.items():
                 self._first.setdefault(job_id, estimate)
         finally:
             self._renewal = None
+
+    async def _make_estimates(self, times: StartTimes) -> dict[str, StartEstimate]:
+        """Make the estimates of all waiting jobs. If there are many, other work is done meanwhile."""
+        made: dict[str, StartEstimate] = {}
+        for begin in range(0, len(times.job_ids), ESTIMATES_AT_ONCE):
+            if begin:
+                await asyncio.sleep(0)
+            columns = range(begin, min(begin + ESTIMATES_AT_ONCE, len(times.job_ids)))
+            made |= self._maker.estimates(self._state.view, times, self._made_at, columns)
+        return {job_id: estimate for job_id, estimate in made.items() if job_id in self._state.view.waiting}
 
     async def _run(self, work: Callable[[], T]) -> WorkOutcome[T]:
         await asyncio.to_thread(import_module, "scipy.special")  # takes long to load; the copy needs it
@@ -286,13 +304,14 @@ def _job_forecast(job: Job, times: StartTimes, without: StartTimes) -> JobForeca
     others = [column for column, job_id in enumerate(times.job_ids) if job_id != job.id]
     with np.errstate(invalid="ignore"):  # a start that is not known is infinite
         delays = times.starts[:, others] - without.starts
-    known = np.isfinite(delays)
+    simulated = (times.starts[:, others] <= times.until[:, None]) & (without.starts <= without.until[:, None])
+    known = simulated & np.isfinite(delays)
     counts = known.sum(axis=0)
     means = np.where(known, delays, 0.0).sum(axis=0)[counts > 0] / counts[counts > 0]
     own = times.job_ids.index(job.id)
     return JobForecast(
         times.of(own).estimate(),
-        times.end_estimates().get(job.id),
+        times.end_of(own).estimate(),
         float(means.mean()) if len(means) else 0.0,
         int((means > TIME_TOLERANCE_SECONDS).sum()),
     )

@@ -141,6 +141,7 @@ class JobStates:
             started=_optional_time(record.first_started, self._wall_time),
             runs=record.runs,
             placement=[] if run is None else wire_placement(run.allocation, view.cluster),
+            domains={} if run is None else wire_domains(run.allocation, view.cluster),
             reason=(STARTING if note else "") if wait is None else wait.reason.value,
             message=note or record.why if wait is None else self._texts.of(job, wait),
             start_estimate=None if estimate is None else wire_estimate(estimate, self._wall_time),
@@ -244,6 +245,15 @@ def wire_placement(allocation: Allocation, cluster: Cluster) -> list[NodeGpus]:
     ]
 
 
+def wire_domains(allocation: Allocation, cluster: Cluster) -> dict[str, list[str]]:
+    """Return the domains of an allocation by level, named with those around them."""
+    paths = [cluster.nodes[node].domains for node in sorted(allocation.nodes)]
+    return {
+        name: list(dict.fromkeys("/".join(path[: level + 1]) for path in paths))
+        for level, name in enumerate(cluster.level_names)
+    }
+
+
 def node_statuses(view: View, limits: str = "") -> list[NodeStatus]:
     """Return the status of every node. `limits`: whether CPUs and memory that jobs request are enforced there."""
     jobs: dict[int, list[str]] = {}
@@ -269,6 +279,7 @@ def node_statuses(view: View, limits: str = "") -> list[NodeStatus]:
             racks.get(node.rack, UNKNOWN_POWER)[0],
             racks.get(node.rack, UNKNOWN_POWER)[1],
             limits,
+            dict(zip(view.cluster.level_names, node.domains, strict=True)),
         )
         for index, node in enumerate(view.cluster.nodes)
     ]

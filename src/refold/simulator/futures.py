@@ -62,7 +62,7 @@ def continue_with_own_policy(
 def continue_with_new_policy(
     state: StateAt, cluster: Cluster, entries: Callable[[], Iterable[Entry]], policy: Callable[[], Policy]
 ) -> Callable[[], Scheduler]:
-    """Return a factory of schedulers in the given state, with another policy, to which all present jobs are new."""
+    """Return a factory of schedulers in the given state, with another policy, to which all current jobs are new."""
 
     def make_replayed() -> Scheduler:
         successor = _Successor(policy())
@@ -165,8 +165,8 @@ def simulate_futures(
 ) -> Futures:
     """Simulate several futures; return the starts of the jobs `job_ids` (default: all waiting jobs) and `new_jobs`.
 
-    `new_jobs` are submitted now; their ends are returned too, and those of the present jobs `ends_of`. One of the new
-    jobs that has `work` runs for exactly that time; if `estimates_hold`, so do present jobs that have not run for
+    `new_jobs` are submitted now; their ends are returned too, and those of the current jobs `ends_of`. One of the new
+    jobs that has `work` runs for exactly that time; if `estimates_hold`, so do current jobs that have not run for
     longer: in the state of a live cluster, it is what users estimate. The run times drawn for a seed do not depend on
     `job_ids` and `new_jobs`. With `arrivals`, more jobs arrive, as they did in the past. `advance` is called after each
     future; if `should_stop` returns True then, it was the last.
@@ -248,7 +248,7 @@ class _DrawnSpeeds:
 
 
 class Future:
-    """One simulated future of a scheduler: its policy continues by itself, from a copy of the present state."""
+    """One simulated future of a scheduler: its policy continues by itself, from a copy of the current state."""
 
     def __init__(
         self,

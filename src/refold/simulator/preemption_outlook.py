@@ -1,4 +1,4 @@
-"""Simulate what preemption costs and brings, on the jobs of a history."""
+"""Simulate the costs and benefits of preemption, on the jobs of a history."""
 
 from __future__ import annotations
 

@@ -49,10 +49,16 @@ class EstimateMaker:
         self._bounds.forget(job_id)
         self._latest.pop(job_id, None)
 
-    def estimates(self, view: View, times: StartTimes, now: Seconds) -> dict[str, StartEstimate]:
-        """Return the estimates of all waiting jobs whose start is known, and remember them."""
+    def estimates(
+        self, view: View, times: StartTimes, now: Seconds, columns: range | None = None
+    ) -> dict[str, StartEstimate]:
+        """Return the estimates of all waiting jobs whose start is known, and remember them.
+
+        `columns`: of these jobs only.
+        """
         made = {}
-        for column, job_id in enumerate(times.job_ids):
+        for column in range(len(times.job_ids)) if columns is None else columns:
+            job_id = times.job_ids[column]
             job = view.waiting.get(job_id)
             estimate = None if job is None else self.estimate(view, job, times.of(column), now)
             if estimate is not None:

@@ -56,22 +56,22 @@ class StartTimes(NamedTuple):
     """Start times and run times of jobs (columns) in each future (rows); infinite if unknown.
 
     `latest`: when each job starts at the latest if all jobs use their time limits; infinite if some have none.
+    `until`: the last start that was simulated in each future; later ones are assumed.
     """
 
     job_ids: list[str]
     starts: Floats
     durations: Floats
     latest: Floats
+    until: Floats
 
     def of(self, column: int) -> JobTimes:
         """Return the times of one job."""
         return JobTimes(self.job_ids[column], sorted(self.starts[:, column].tolist()), float(self.latest[column]))
 
-    def end_estimates(self) -> dict[str, StartEstimate]:
-        """Return when all jobs end whose end is known."""
-        ends = zip(self.job_ids, np.sort(self.starts + self.durations, axis=0).T.tolist(), strict=True)
-        found = [JobTimes(job_id, times).estimate() for job_id, times in ends]
-        return {estimate.job: estimate for estimate in found if estimate is not None}
+    def end_of(self, column: int) -> JobTimes:
+        """Return when one job ends."""
+        return JobTimes(self.job_ids[column], sorted((self.starts[:, column] + self.durations[:, column]).tolist()))
 
 
 class JobTimes(NamedTuple):
@@ -104,7 +104,7 @@ def estimate_end(view: View, job_id: str, run_times: RunTimes, now: Seconds) -> 
 
 
 def copies_of(policy: Policy, view: View) -> Callable[[], Scheduler]:
-    """Return a function that returns schedulers in the present state.
+    """Return a function that returns schedulers in the current state.
 
     Their policies end no runs by rule and do not learn; what they reject is dropped without a message.
     """
@@ -130,7 +130,7 @@ class StartSimulator:
         now: Seconds,
         visits: int = MAX_VISITS,
     ) -> None:
-        """`view`: the present state. `copy`: returns a copy of the scheduler, which may be changed."""
+        """`view`: the current state. `copy`: returns a copy of the scheduler, which may be changed."""
         self._view, self._copy, self._run_times, self._now = view, copy, run_times, now
         self._visits = visits
         self._charge = RecordedSpeeds(view.cluster)
@@ -154,7 +154,8 @@ class StartSimulator:
             for ends, own in zip(remaining.tolist(), durations.tolist(), strict=True)
         ]
         latest = self._latest(waiting, running, steps, new_job)
-        return StartTimes([job.id for job in waiting], np.array(simulated), durations, np.array(latest))
+        starts, until = ([part for part, _ in simulated], [end for _, end in simulated])
+        return StartTimes([job.id for job in waiting], np.array(starts), durations, np.array(latest), np.array(until))
 
     def _latest(self, waiting: list[Job], running: list[str], steps: int, new_job: Job | None) -> list[Seconds]:
         """Return when the jobs start if all use their time limits."""
@@ -163,7 +164,7 @@ class StartSimulator:
         remaining = {one.job.id: self._run_times.until_limit(one) for one in started}
         if inf in remaining.values():
             return [inf] * len(waiting)
-        return self._starts(waiting, remaining, limits, steps, new_job)
+        return self._starts(waiting, remaining, limits, steps, new_job)[0]
 
     def _starts(
         self,
@@ -172,18 +173,19 @@ class StartSimulator:
         durations: list[Seconds],
         steps: int,
         new_job: Job | None,
-    ) -> list[Seconds]:
-        """Return the starts of the jobs in one future."""
+    ) -> tuple[list[Seconds], Seconds]:
+        """Return the starts of the jobs in one future, and the last of them that was simulated."""
         view = self._view
         run_time = remaining | {job.id: seconds for job, seconds in zip(waiting, durations, strict=True)}
         jobs = [*view.active.values(), *view.held.values(), *waiting]
         future = Future(self._copy(), self._now, jobs, run_time, self._charge)
         future.run([] if new_job is None else [new_job], [job.id for job in waiting], max_steps=steps)
         later = _Backlog(future, self._now)
-        return [
+        starts = [
             future.started[job.id] if job.id in future.started else later.add(job, seconds)
             for job, seconds in zip(waiting, durations, strict=True)
         ]
+        return starts, max(future.started.values(), default=self._now)
 
 
 class _Backlog:

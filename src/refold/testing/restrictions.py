@@ -20,8 +20,9 @@ def in_racks(cluster: Cluster) -> Cluster:
 
 
 def in_domains(job: Job, number: int, cluster: Cluster) -> Job:
-    """Let a gang require one rack, or segments of two instances, if it fits into the empty cluster so."""
-    request = TopologyRequest("rack") if number % 2 or job.demand.instances % 2 else TopologyRequest(segment=2)
+    """Let a gang require one rack, two for some time, or segments of two, if it fits into the empty cluster so."""
+    requests = [TopologyRequest("rack"), TopologyRequest(most=2, wait=600.0), TopologyRequest(segment=2)]
+    request = requests[number % (2 if job.demand.instances % 2 else 3)]
     demand = msgspec.structs.replace(job.demand, topology=request)
     is_limited = job.demand.instances > 1 and FreeResources(cluster).fits_when_empty(demand)
     return msgspec.structs.replace(job, demand=demand, reshapable=False) if is_limited else job

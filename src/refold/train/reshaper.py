@@ -64,7 +64,7 @@ class Reshaper:
         """Prepare a move to so many ranks in the background. Call it on all ranks."""
         if has_same_layout(plan, self.plan):
             return self.state.prepare(plan)
-        stays = ranks == dist.get_world_size()  # else, process groups can be formed only after the present one is left
+        stays = ranks == dist.get_world_size()  # else, process groups can be formed only after the current one is left
         return self.state.prepare(plan, shared, partial(self._make_layout, plan) if stays else None)
 
     def begin(self, plan: Plan, rendezvous: Rendezvous, checkpoints: Checkpoints | None) -> Facts | None:

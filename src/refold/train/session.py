@@ -217,7 +217,7 @@ class Session:
         memory (`StateNotMoved`), the error says why, and nothing has changed.
         """
         if self._has_batch:
-            raise BadInput("change the plan after session.step(batch): the batch was read for the present plan")
+            raise BadInput("change the plan after session.step(batch): the batch was read for the current plan")
         plan = with_micro_batches(plan, self._options.batch)
         self._reshaper.check(plan)
         if plan.gpus != dist.get_world_size():
@@ -325,7 +325,7 @@ class Session:
         return plan, min(plan.gpus, change.ranks), why
 
     def _move(self, plan: Plan, rendezvous: Rendezvous, shared: Path) -> None:
-        """Move to another shape; raise `StateNotMoved` if the present one is kept."""
+        """Move to another shape; raise `StateNotMoved` if the current one is kept."""
         self._training_step = None  # it holds on to the model
         finish_checkpoint = partial(self._checkpoints.finish, wait=True)
         try:

@@ -607,4 +607,7 @@ def test_the_jobs_in_the_documentation_are_valid() -> None:
 def test_the_domains_of_a_gang_are_requested_by_level() -> None:
     text = "name: j\nrun: x\nnum_nodes: 8\ntopology: {required: block, segment: 4, segment_level: rack}"
     assert read(text).submissions[0].topology == TopologyRequest("block", segment=4, segment_level="rack")
+    text = "name: j\nrun: x\nnum_nodes: 8\ntopology: {most: 2, wait: 10m}"
+    assert read(text).submissions[0].topology == TopologyRequest(most=2, wait=600.0)
+    assert "topology.wait" in error_of("run: x\nnum_nodes: 8\ntopology: {required: rack, wait: soon}")
     assert "topology.segment" in error_of("run: x\nnum_nodes: 8\ntopology: {segment: many}")

@@ -258,6 +258,20 @@ def test_a_segment_is_the_instances_of_so_many_nodes(command: str, instances: in
     assert (read_job.instances, read_job.topology) == (instances, TopologyRequest(segment=segment))
 
 
+@pytest.mark.parametrize(
+    ("option", "most", "wait"),
+    [("1", 1, 300.0), ("2@10", 2, 600.0), ("1@1:00:00", 1, 3600.0), ("1@UNLIMITED", 1, None)],
+)
+def test_a_number_of_switches_is_waited_for(option: str, most: int, wait: float | None) -> None:
+    [read_job] = read(f"--nodes=4 --switches={option}").submissions
+    assert read_job.topology == TopologyRequest(most=most, wait=wait)
+
+
+@pytest.mark.parametrize("option", ["0", "x", "1@", "1@x", "@5"])
+def test_switches_are_a_number_and_a_time(option: str) -> None:
+    assert "expected switches and how long to wait for them" in error_of(f"--nodes=4 --switches={option}")
+
+
 def test_segments_divide_the_nodes() -> None:
     problem = "a job has 6 instances, which cannot be divided into segments of 4"
     assert problem in error_of("--nodes=6 --segment=4")
@@ -289,10 +303,6 @@ SITE = "the daemon submits all jobs alike: set it in the section `slurm` of refo
         ("--nodelist=n1", "--nodelist is ignored: the scheduler chooses the nodes"),
         ("--constraint=ib", f"--constraint is ignored: {SITE}"),
         ("--reservation=maint", f"--reservation is ignored: {SITE}"),
-        (
-            "--switches=1@60",
-            "--switches is ignored: gangs are placed in as few domains as possible, and do not wait for fewer",
-        ),
         ("--gpus-per-socket=2", "--gpus-per-socket is ignored: it is not supported"),
         (
             "--kill-on-invalid-dep=no",

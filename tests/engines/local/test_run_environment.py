@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from other_users import ANN, needs_root
 
 from refold.core.events import Event, RunFinished, RunStarted
 from refold.core.orders import StartRun
@@ -251,6 +253,27 @@ def start_mps(folder: Path, pid: int | None = None) -> None:
 def test_an_mps_daemon_that_has_ended_is_not_used(tmp_path: Path) -> None:
     start_mps(tmp_path, pid=2**22 + 1)
     assert not Devices({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, None, (), True).has_mps()
+
+
+def test_a_pipe_that_another_user_puts_in_the_place_of_the_mps_daemon_does_not_block(tmp_path: Path) -> None:
+    pipe = tmp_path / "nvidia-cuda-mps-control.pid"
+    os.mkfifo(pipe)
+    unblocking = threading.Timer(5.0, lambda: os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+    unblocking.start()
+    try:
+        assert not Devices({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, None, (), True).has_mps()
+        assert unblocking.is_alive()
+    finally:
+        unblocking.cancel()
+
+
+@needs_root
+def test_an_mps_daemon_that_another_user_claims_is_not_used(tmp_path: Path) -> None:
+    start_mps(tmp_path)
+    devices = Devices({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)}, None, (), True)
+    assert devices.has_mps()
+    os.chown(tmp_path / "nvidia-cuda-mps-control.pid", ANN, ANN)
+    assert not devices.has_mps()
 
 
 def test_shares_of_a_gpu_are_enforced_if_mps_is_running(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from file_limits import no_free_file_descriptors
 
-from refold.core.events import RunFailed, RunFinished, RunStarted, RunStopped
+from refold.core.events import Event, RunFailed, RunFinished, RunStarted, RunStopped
 from refold.engines.local import instance, process
 from refold.engines.local.backend import LocalBackend
 from refold.engines.local.process import ProcessInfo
@@ -203,6 +203,31 @@ def test_a_process_with_a_reused_pid_is_not_touched(
     local.run_test(tmp_path, test)
 
 
+@pytest.mark.parametrize(
+    ("boot", "status", "end"),
+    [
+        ("another-boot", 143, RunFailed("job", 1, "lost: the machine was restarted", retry=True)),
+        ("another-boot", 137, RunFailed("job", 1, "lost: the machine was restarted", retry=True)),
+        ("another-boot", 1, RunFailed("job", 1, "exit 1", exit_code=1)),
+        ("another-boot", 0, RunFinished("job", 1)),
+        (process.boot_id(), 143, RunFailed("job", 1, "killed by SIGTERM", exit_code=143)),
+    ],
+)
+def test_a_run_that_was_ended_by_the_shutdown_of_the_machine_is_lost(
+    tmp_path: Path, boot: str, status: int, end: Event
+) -> None:
+    """The daemon ends before; then everything gets SIGTERM, and the shim records that."""
+
+    async def test(harness: BackendHarness) -> None:
+        run_files(tmp_path).checkpoint_folder.mkdir(parents=True)
+        run_files(tmp_path).claim(0).write_text(claim_line(2**22 + 1, 1, boot))
+        run_files(tmp_path).exit(0).write_text(f"{status:<3}\n")
+        await harness.start("job", "exec sleep 1000")
+        assert await harness.ending("job") == end
+
+    local.run_test(tmp_path, test)
+
+
 @pytest.mark.parametrize("claim", ["", "4711", "nonsense\n", "1 (sh) S 1\n", "\0\n"])
 def test_an_unreadable_claim_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claim: str) -> None:
     monkeypatch.setattr(instance, "CLAIM_TIMEOUT", 0.1)
@@ -291,3 +316,26 @@ def test_without_pidfds_processes_are_polled(tmp_path: Path, monkeypatch: pytest
     local.test_a_run_starts_and_finishes(tmp_path / "a")
     local.test_a_new_back_end_takes_over_a_run(tmp_path / "b")
     local.test_a_run_that_was_taken_over_can_be_stopped(tmp_path / "c")
+
+
+def test_long_environments_of_other_processes_are_not_read_to_their_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any user may start many processes with environments of megabytes each."""
+    sizes: list[int] = []
+    read = os.read
+
+    def measured(descriptor: int, size: int) -> bytes:
+        found = read(descriptor, size)
+        sizes.append(len(found))
+        return found
+
+    monkeypatch.setattr(process, "MAX_FILE_BYTES", 2**17)
+    variables = {f"V{number}": "x" * 100_000 for number in range(8)}
+    command = ["sh", "-c", "echo started; exec sleep 1000"]
+    with subprocess.Popen(command, env=variables, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"started\n"
+        monkeypatch.setattr(os, "read", measured)
+        assert process._read_variable(f"/proc/{child.pid}/environ", MARK_VARIABLE) == ""
+        monkeypatch.undo()
+        child.kill()
+    assert sum(sizes) == 2**17

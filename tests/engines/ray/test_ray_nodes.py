@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray_cluster import RayCluster
 
 from refold.core import Event, NodeLost, NodeReturned, NodeUsed, Scheduler
 from refold.engines.ray.backend import own_ray, resources_of
@@ -53,6 +54,25 @@ def test_nodes_of_one_machine_have_different_names() -> None:
 def test_gpu_types_are_those_of_ray() -> None:
     (node,) = read_nodes([entry("1", "a", other="accelerator_type:H100")])
     assert node.gpu_type == "H100"
+
+
+def test_labels_of_nodes_are_levels() -> None:
+    labels = {"1": {"zone": "z0", "rack": "r0"}, "2": {"zone": "z0", "rack": "r1"}, "3": {"zone": "z1"}}
+    nodes = read_nodes([{**entry(name, f"host{name}"), "Labels": own} for name, own in labels.items()])
+    found = map_nodes(nodes, levels=("zone", "row", "rack")).cluster
+    assert found.level_names == ("zone", "rack")
+    assert [node.domains for node in found.nodes] == [("z0", "r0"), ("z0", "r1"), ("z1", "node/host3")]
+    assert map_nodes(nodes).cluster.levels == ()
+
+
+def test_ray_reports_the_labels_of_its_nodes(connection: RayCluster) -> None:
+    node = connection.add_node(labels={"rack": "r7"})
+    try:
+        found = map_nodes(read_nodes(connection.ray.nodes()), levels=("rack",)).cluster
+    finally:
+        connection.kill_node(node)
+    assert found.level_names == ("rack",)
+    assert [node.domains for node in found.nodes].count(("r7",)) == 1
 
 
 def test_a_cluster_without_gpus_is_rejected() -> None:

@@ -12,7 +12,7 @@ import slurm_servers
 from engine_tests import mark_users
 from slurm_servers import SlurmServers, missing_programs
 
-SLURM_FIXTURES = ("need_programs", "slurm", "slurm_with_accounting", "slurm_with_preemption")
+SLURM_FIXTURES = ("need_programs", "slurm", "slurm_with_accounting", "slurm_with_preemption", "slurm_with_racks")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -78,6 +78,27 @@ def slurm_with_preemption() -> Iterator[SlurmServers]:
     ]
     settings = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
     found = SlurmServers(nodes=1, partitions=partitions, settings=settings)
+    try:
+        found.start()
+        yield found
+    finally:
+        found.stop()
+
+
+RACKS = {
+    "tree": "SwitchName=s0 Nodes=n[0-1]\nSwitchName=s1 Nodes=n[2-3]\nSwitchName=core Switches=s[0-1]\n",
+    "block": "BlockName=s0 Nodes=n[0-1]\nBlockName=s1 Nodes=n[2-3]\nBlockSizes=2\n",
+}
+
+
+@pytest.fixture(scope="session", params=RACKS)
+def slurm_with_racks(request: pytest.FixtureRequest) -> Iterator[SlurmServers]:
+    """Two racks of two nodes with two GPUs: leaf switches of a tree, or blocks."""
+    need(*slurm_servers.PROGRAMS)
+    if not any(Path("/usr").glob(f"lib*/**/slurm*/topology_{request.param}.so")):
+        pytest.skip(f"needs a Slurm with topology/{request.param}")
+    settings = {"TopologyPlugin": f"topology/{request.param}"}
+    found = SlurmServers(4, 2, 8, settings=settings, topology=RACKS[request.param])
     try:
         found.start()
         yield found

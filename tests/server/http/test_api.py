@@ -209,6 +209,14 @@ WRONG_BODIES = {
     b'{"name": "a", "command": []}': ("command: expected array of length >= 1", "command"),
     b'{"name": "a", "command": [""]}': ("command is empty, expected a program and its arguments", ""),
     b'{"name": "a", "command": [" ", "x"]}': ("command is empty, expected a program and its arguments", ""),
+    b'{"name": "a", "command": ["x"], "plan": ' + b'{"a": ' * 100_000: (
+        "unknown field 'plan.a'; did you mean 'plan'?",
+        "plan.a",
+    ),
+    b'{"name": "a", "command": ["x"], "priority": ' + b"9" * 100_000 + b"}": (
+        "priority: integer value out of range",
+        "priority",
+    ),
     b'{"name": "a b", "command": ["x"]}': ("name is 'a b', expected letters, digits, '.', '_' and '-'", ""),
 }
 
@@ -217,6 +225,15 @@ WRONG_BODIES = {
 def test_an_invalid_body_is_rejected_with_its_field(body: bytes) -> None:
     answer = request(make_app(), "POST", "/api/v1/jobs", body)
     assert (answer.status, answer.problem) == (422, Problem(*WRONG_BODIES[body]))
+
+
+@pytest.mark.parametrize("inner", [b"[", b'{"a": '])
+def test_a_body_that_is_decoded_a_second_time_cannot_exhaust_the_stack(inner: bytes) -> None:
+    """For integers that are written as 2.0, Python's own decoder is used, whatever follows."""
+    body = b'{"instances": 2.0, "name": "a", "command": ["x"], "environment": ' + inner * 100_000
+    answer = request(make_app(), "POST", "/api/v1/jobs", body)
+    assert answer.status == 422
+    assert answer.problem.error.startswith("the body is not JSON: maximum recursion depth exceeded")
 
 
 def test_an_invalid_field_of_one_of_several_submissions_is_located() -> None:

@@ -10,7 +10,7 @@ import pytest
 from api_requests import Answer, request
 from fake_service import MEMBER, OWNER, READER, FakeService, make_app
 
-from refold.client.api.wire import SessionStatus, SignInLink
+from refold.client.api.access import SessionStatus, SignInLink
 from refold.errors import Unauthenticated
 from refold.server.http.app import Api
 from refold.server.http.sessions import (
@@ -121,6 +121,23 @@ def test_the_csrf_token_of_another_session_does_not_help() -> None:
     cookie, _ = sign_in(app)
     _, other = sign_in(app)
     assert post(app, HOLD, headers=[("cookie", cookie), ("x-csrf-token", other.csrf_token)]).status == 403
+
+
+def test_a_cookie_is_found_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is unquoted: the standard library does that in quadratic time, before anybody is authenticated."""
+
+    def unquote(text: str) -> str:
+        raise AssertionError(text)
+
+    monkeypatch.setattr("http.cookies._unquote", unquote)
+    app = make_app()
+    cookie, _ = sign_in(app)
+    name, _, _ = cookie.partition("=")
+    quoted = 'a="' + "\\1" * 1000 + '"'
+    for others in (f"{quoted}; {cookie}", f"{cookie};b", f"b; {name}=; {cookie}", f"=;;{cookie};{name}x=1"):
+        assert get(app, "/api/v1/info", others).status == 200
+    for wrong in (f'{name}="' + "\\1" * 1000 + '"', f"{name}=", f"{name}", quoted, ";"):
+        assert get(app, "/api/v1/info", wrong).status == 401
 
 
 def test_a_request_of_another_origin_is_rejected_even_with_the_cookie() -> None:

@@ -12,6 +12,7 @@ from fake_service import MEMBER, OTHER, OWNER, READER, FakeServer, FakeService, 
 from msgspec.structs import replace
 from web_browser import sign_in
 
+from refold.client.api import V1
 from refold.client.api.submissions import Submission
 from refold.client.client import Client
 
@@ -329,18 +330,18 @@ def test_the_present_queue_is_compared_under_other_policies(page: Any, served: F
     page.get_by_role("checkbox", name="easy").uncheck()
     page.get_by_role("checkbox", name="las").check()
     page.get_by_role("button", name="Simulate").click()
-    rows = page.get_by_role("region", name="The present queue under other policies").get_by_role("row")
-    rows.filter(has_text="present policy").get_by_text("10 min").wait_for()
+    rows = page.get_by_role("region", name="The current queue under other policies").get_by_role("row")
+    rows.filter(has_text="current policy").get_by_text("10 min").wait_for()
     assert rows.filter(has_text="las").get_by_text("−2 min").count() == 1  # 100 s less
     starts = page.get_by_role("region", name="Starts of waiting jobs")
     starts.get_by_role("link", name="tune-2").wait_for()
-    assert starts.get_by_role("columnheader").all_inner_texts() == ["Job", "backfill (present policy)", "las", "refold"]
+    assert starts.get_by_role("columnheader").all_inner_texts() == ["Job", "backfill (current policy)", "las", "refold"]
 
 
 def test_what_preemption_costs_and_brings_is_shown(page: Any, served: FakeServer) -> None:
     sign_in(page, served.address, READER, "whatif")
     page.get_by_role("button", name="Compare rules").click()
-    rows = page.get_by_role("region", name="What preemption costs and brings").get_by_role("row")
+    rows = page.get_by_role("region", name="Costs and benefits of preemption").get_by_role("row")
     rows.filter(has_text="those that consent (48)").get_by_text("50 min", exact=True).wait_for()
     assert rows.filter(has_text="all 120 jobs").get_by_text("8 h 20 min").count() == 1
     assert rows.filter(has_text="none").get_by_text("18 h").count() == 1
@@ -406,6 +407,44 @@ def test_markup_in_names_messages_events_and_output_stays_text(page: Any, served
     assert "hacked" not in page.title().replace(HOSTILE, "")
 
 
+KEPT = ("state", "kind", "role", "job_class", "ending", "command")
+"""What is not free text in the API's answers, or has to fit a form."""
+
+
+def with_hostile_texts(value: Any) -> Any:
+    """Return an answer of the API with markup in the place of every text."""
+    if isinstance(value, str):
+        return HOSTILE
+    if isinstance(value, list):
+        return [with_hostile_texts(item) for item in value]
+    if isinstance(value, dict):
+        return {key: item if key in KEPT else with_hostile_texts(item) for key, item in value.items()}
+    return value
+
+
+@pytest.mark.parametrize(
+    "path", ["", "jobs", "jobs/train-1", "jobs/no-such-job", "timeline", "nodes", "tenants", "whatif", "submit"]
+)
+def test_markup_in_every_text_of_the_api_stays_text(path: str, page: Any, served: FakeServer) -> None:
+    """Names of tenants, GPUs, nodes and racks, reasons, errors, output: whatever a page shows of an answer."""
+
+    def poison(route: Any) -> None:
+        if "/events" in route.request.url or "/session" in route.request.url:
+            route.continue_()
+            return
+        answer = route.fetch()
+        route.fulfill(response=answer, json=with_hostile_texts(answer.json()))
+
+    sign_in(page, served.address, OWNER)
+    page.route(f"**{V1}/**", poison)
+    page.evaluate("at => { location.hash = '#/' + at }", path)
+    page.reload()
+    page.get_by_text(HOSTILE).first.wait_for(state="attached")
+    assert page.locator("#app img, #app [onerror]").count() == 0
+    assert "hacked" not in page.title().replace(HOSTILE, "")
+    page.unroute_all(behavior="ignoreErrors")
+
+
 # Keyboard and colours
 
 
@@ -438,7 +477,7 @@ def test_the_map_speaks_if_it_has_the_focus_before_the_gpus_arrive(page: Any, se
 
 def test_colours_can_be_chosen_and_are_remembered(page: Any, served: FakeServer) -> None:
     sign_in(page, served.address, OWNER)
-    page.get_by_role("button", name="Colours: As the system").click()
+    page.get_by_role("button", name="Colours: Match system").click()
     page.get_by_role("button", name="Colours: Light").click()
     page.get_by_role("button", name="Colours: Dark").wait_for()
     page.reload()

@@ -13,15 +13,18 @@ from refold.core.events import (
     GpuLost,
     GpuReturned,
     JobCancelled,
+    JobHeld,
+    JobReleased,
     NodeLost,
     NodeReturned,
+    RunFailed,
     RunFinished,
     RunStarted,
     RunStopped,
 )
 from refold.core.orders import StartRun, StopRun
 from refold.journal.history import History
-from refold.model import Allocation, Cluster, Demand, Job, Plan, Share, Tenant
+from refold.model import Allocation, Cluster, Demand, Job, Plan, Reason, Share, Tenant
 from refold.planning.plans.relative_speed import Minimums, ModelledSpeedSource, SpeedSource
 from refold.planning.plans.speeds import Speeds
 from refold.policies.queueing.fifo import FifoSkip
@@ -363,6 +366,24 @@ def test_a_preempted_job_waits_again() -> None:
         speed_source=ConstantSpeed(1.0),
     )
     assert [(one.kind, one.since, one.until) for one in found.violations] == [("waiting", 160, 300)]
+
+
+def test_a_job_that_is_held_does_not_wait_for_gpus() -> None:
+    """It failed and backs off until 500, and a user holds it from 600 to 900."""
+    found = check_guarantees(
+        make_quota_cluster(8),
+        step(0, submitted(make_job("a", gpus=4)), start("a", gpus=(0, 1, 2, 3))),
+        step(50, RunFailed("a", 1, retry=True), JobHeld("a", Reason.BACKOFF)),
+        step(500, JobReleased("a")),
+        step(600, JobHeld("a", Reason.HELD)),
+        step(900, JobReleased("a")),
+        step(1100, start("a", 2, gpus=(0, 1, 2, 3))),
+        step(1200, RunFinished("a", 2)),
+        speed_source=ConstantSpeed(1.0),
+        grace=60.0,
+    )
+    assert [(one.since, one.until) for one in found.waits] == [(500.0, 600.0), (900.0, 1100.0)]
+    assert [(one.since, one.until) for one in found.violations] == [(560.0, 600.0), (960.0, 1100.0)]
 
 
 # --- quotas ----------------------------------------------------------------------------------------------

@@ -11,7 +11,13 @@ from benchmarks.scheduling.unified import targets
 from benchmarks.scheduling.unified.estimates import measure_estimates
 from benchmarks.scheduling.unified.figures import measure_run
 from benchmarks.scheduling.unified.mixtures import with_tenants, with_users
-from benchmarks.scheduling.unified.page import all_policies, page, simple_table, target_results, target_table
+from benchmarks.scheduling.unified.page import (
+    all_policies,
+    simple_table,
+    target_results,
+    target_table,
+    targets_page,
+)
 from benchmarks.scheduling.unified.runs import merge, plan_runs, read_results, write_results
 from benchmarks.scheduling.unified.slices import SLICE_JOBS, SLICES
 from benchmarks.scheduling.unified.targets import MEASURES, Figures, Target
@@ -162,10 +168,10 @@ def test_results_of_earlier_runs_are_joined(tmp_path: Path) -> None:
     }
 
 
-def test_the_page_names_workloads_that_were_not_measured() -> None:
+def test_the_page_of_targets_names_workloads_that_were_not_measured() -> None:
     chosen = [Workload(name, no_setup, 2, ("refold",), (Target("delay", at_most=1),)) for name in ("one", "other")]
 
-    text = page(chosen, {"one": {"refold": delays(0.1)}})
+    text = targets_page(chosen, {"one": {"refold": delays(0.1)}})
 
     assert "Not measured here: `other`." in text
     assert "### one, draws: 1" not in text

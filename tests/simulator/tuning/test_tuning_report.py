@@ -16,6 +16,7 @@ from refold.simulator.results import JobMeasures
 from refold.simulator.tuning import (
     OBJECTIVES,
     CountedJobs,
+    Doubt,
     Evaluated,
     Goal,
     HistoryPart,
@@ -210,7 +211,7 @@ def test_a_gain_in_one_block_only_is_not_recommended() -> None:
 def tuner(delay_on_report: float) -> tuple[Tuner, list[PartRun]]:
     """Settings x < 10 halve the delays of the tuning part; on the report part they have the given delay."""
     runs: list[PartRun] = []
-    split = split_history([number * HOUR for number in range(JOBS)], 0.5)
+    split = split_history([number * HOUR for number in range(2 * JOBS)], 0.5)
 
     def simulate(wanted: Sequence[PartRun]) -> list[JobMeasures]:
         runs.extend(wanted)
@@ -221,7 +222,7 @@ def tuner(delay_on_report: float) -> tuple[Tuner, list[PartRun]]:
             found.append(measures(delay, run.part.last - run.part.measured))
         return found
 
-    return Tuner(split, np.arange(JOBS, dtype=np.float64) * HOUR, np.ones(JOBS), simulate), runs
+    return Tuner(split, np.arange(2 * JOBS, dtype=np.float64) * HOUR, np.ones(2 * JOBS), simulate), runs
 
 
 TUNED = TunedPolicy("las", Space({"x": Range(1.0, 100.0)}, {}, lambda _: True), {"x": 10.0})
@@ -238,9 +239,46 @@ def test_the_search_sees_no_job_of_the_report_part() -> None:
     tuning, runs = tuner(50.0)
     tuning.tune(TUNED, Goal(DELAY), TrialBudget(16))
     parts = [run.part for run in runs]
-    first_report = next(number for number, part in enumerate(parts) if part.last > 100)
-    assert all(part.last <= 100 for part in parts[:first_report])
-    assert {part.measured for part in parts[first_report:]} == {100}
+    first_report = next(number for number, part in enumerate(parts) if part.last > JOBS)
+    assert all(part.last <= JOBS for part in parts[:first_report])
+    assert {part.measured for part in parts[first_report:]} == {JOBS}
+
+
+def lucky_tuner(winning_parts: int) -> tuple[Tuner, list[PartRun]]:
+    """Settings x < 10 have a fifth of the delay on some of the eight parts, and a tenth more on the others."""
+    runs: list[PartRun] = []
+    split = split_history([number * HOUR for number in range(8 * JOBS)], 0.5)
+
+    def simulate(wanted: Sequence[PartRun]) -> list[JobMeasures]:
+        runs.extend(wanted)
+        return [measures(delay(run), run.part.last - run.part.measured) for run in wanted]
+
+    def delay(run: PartRun) -> float:
+        if run.settings.get("x", 10.0) >= 10.0:
+            return 100.0
+        return 20.0 if run.part in (*split.slices[:winning_parts], split.report) else 110.0
+
+    return Tuner(split, np.arange(8 * JOBS, dtype=np.float64) * HOUR, np.ones(8 * JOBS), simulate), runs
+
+
+def test_settings_that_are_better_on_few_parts_of_the_tuning_jobs_are_not_trusted() -> None:
+    """The search ends after its first batch, and only the default settings are simulated on the later jobs."""
+    tuning, runs = lucky_tuner(3)
+    result = tuning.tune(TUNED, Goal(DELAY), TrialBudget(48))
+    assert (result.tried, result.report.chosen, result.report.is_recommended) == (16, None, False)
+    assert result.report.doubt == Doubt(wins=3, needed=6, parts=8)
+    assert [row.policy.kind for row in result.report.rows] == ["default"]
+    assert sum(run.part.last > 4 * JOBS for run in runs) == 1
+
+
+def test_settings_that_are_better_on_three_quarters_of_the_parts_are_trusted() -> None:
+    result = lucky_tuner(6)[0].tune(TUNED, Goal(DELAY), TrialBudget(48))
+    assert (result.tried, result.report.chosen, result.report.doubt) == (48, 1, None)
+
+
+def test_a_point_that_is_not_trusted_can_be_picked() -> None:
+    result = lucky_tuner(3)[0].tune(TUNED, Goal(DELAY, pick=1), TrialBudget(48))
+    assert (result.tried, result.report.chosen, result.report.is_recommended) == (16, 1, True)
 
 
 def test_a_point_can_be_picked_by_its_number() -> None:

@@ -57,7 +57,7 @@ def restore(
 ) -> None:
     """Restore the daemon's store from a backup. The daemon must not be running.
 
-    The present file is kept under another name. Jobs that were submitted after the backup are forgotten; those of them
+    The current file is kept under another name. Jobs that were submitted after the backup are forgotten; those of them
     that still run are stopped when the daemon starts.
 
     Example: refold restore --state /var/lib/refold

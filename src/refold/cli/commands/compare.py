@@ -130,7 +130,7 @@ def compare(
     Every policy is simulated with the same jobs and cluster. Without arguments, the default policies are compared on
     the demo trace. With --from slurm, the jobs of the last weeks are read from Slurm's accounting.
 
-    With `refold` among the policies, it is simulated up to three times, to show what preemption costs and brings;
+    With `refold` among the policies, it is simulated up to three times, to show the costs and benefits of preemption;
     --preemption never leaves that out.
 
     Examples: refold compare jobs.csv --cluster 16x8:A100 --policies fifo,las,las/fgd,./mine.py ·
@@ -173,7 +173,7 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class _Results:
-    """The run of each policy, and what preemption costs and brings under one of them."""
+    """The run of each policy, and the costs and benefits of preemption under one of them."""
 
     policies: list[SelectedPolicy]
     runs: list[ReportRun]
@@ -208,7 +208,7 @@ def _simulate_outlook(
     output: _OutputOptions,
     simulated: list[tuple[Workload, list[ReportRun]]],
 ) -> PreemptionOutlook | None:
-    """Return what preemption costs and brings under the daemon's default policy, if it is compared."""
+    """Return the costs and benefits of preemption under the daemon's default policy, if it is compared."""
     from refold.simulator import DEFAULT_POLICY, compute_outlook
 
     names = [choice.policy for choice in selected]

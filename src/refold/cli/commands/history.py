@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from refold.cli import TenantFilter, UserFilter, format_job_gpus, list_jobs, make_client
+from refold.cli import TenantFilter, UserFilter, format_job_gpus, list_jobs, make_client, parse_optional_duration
 from refold.cli.commands.logs import ENDED_STATES
 from refold.cli.views import (
     AsJson,
@@ -21,7 +21,6 @@ from refold.cli.views import (
     print_tables,
 )
 from refold.errors import UnknownName
-from refold.model import parse_duration
 
 if TYPE_CHECKING:
     from refold.client import Client
@@ -62,7 +61,7 @@ def history(
     """
     if state is not None and state not in ENDED_STATES:
         raise UnknownName("state", state, ENDED_STATES)
-    window = None if since is None else parse_duration(since)
+    window = parse_optional_duration("--since", since)
     client = make_client()
     now = client.info().now
     states = None if state is None else [cast("JobState", state)]

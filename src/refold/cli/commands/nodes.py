@@ -26,11 +26,16 @@ def nodes(as_json: AsJson = False) -> None:
         Column("state", _format_state, style=lambda node: "" if _format_state(node) == "up" else "yellow"),
         Column("free GPUs", lambda node: f"{node.free_gpus:g} of {node.gpus}", number=True),
         Column("GPU type", lambda node: node.gpu_type, whole=True),
+        *([Column("domain", _domain, whole=True)] if any(node.domains.keys() - {"rack"} for node in found) else []),
         *([Column("rack", format_rack, whole=True)] if any(node.rack for node in found) else []),
         *(limits if any(node.limits for node in found) else []),
         Column("jobs", lambda node: ", ".join(node.jobs)),
     ]
     print_tables(Table("", columns, found))
+
+
+def _domain(node: NodeStatus) -> str:
+    return "/".join(node.domains.values())
 
 
 def _format_state(node: NodeStatus) -> str:

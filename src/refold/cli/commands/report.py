@@ -34,7 +34,7 @@ def report(
 
     Reads the daemon's journal, or a file; with --from slurm, what Slurm did with the jobs of the last weeks.
 
-    The latest 1,000 jobs are simulated, to show what preemption costs and brings.
+    The latest 1,000 jobs are simulated, to show the costs and benefits of preemption.
 
     Examples: refold report · refold report out/journal.jsonl -o report · refold report --from slurm --since 14d
     """
@@ -115,7 +115,7 @@ def _simulate_outlook(recorded: _Recorded) -> PreemptionOutlook | None:
         try:
             return simulate_outlook(recorded.name, recorded.jobs, cluster, header.policy, header.settings)
         except RefoldError as error:
-            recorded.notes.append(f"what preemption costs and brings is not simulated: {error}")
+            recorded.notes.append(f"the costs and benefits of preemption is not simulated: {error}")
             return None
 
 

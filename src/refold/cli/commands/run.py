@@ -11,10 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli import PlacementName, PolicyName, Settings, WatchOption, make_folder, parse_settings
+from refold.cli import (
+    PlacementName,
+    PolicyName,
+    Settings,
+    WatchOption,
+    make_folder,
+    parse_duration_option,
+    parse_settings,
+)
 from refold.cli.views import AsJson, Column, Table, print_json, print_line, print_notes, print_tables, printable
 from refold.errors import BadDecision, BadFile, BadInput
-from refold.model import WHOLE, format_duration, parse_duration
+from refold.model import WHOLE, format_duration
 
 if TYPE_CHECKING:
     from refold.core import Header, Policy
@@ -59,7 +67,7 @@ def run(
     from refold.core import Header
     from refold.engines.local import local_cluster
 
-    (jobs_read, notes), grace_seconds = read_jobs(jobs), parse_duration(grace)
+    (jobs_read, notes), grace_seconds = read_jobs(jobs), parse_duration_option("--grace", grace)
     print_notes(notes)
     choice = parse_policy(policy, parse_settings(settings, placement, watch=watch))
     _check_watch(choice.settings)

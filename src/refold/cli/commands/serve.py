@@ -303,7 +303,7 @@ def init(
     """Write a commented refold.yaml: cluster, tenants, policy, monitoring and notifications.
 
     The file contains the default settings. Edit it, then start the daemon with `refold serve`. On a terminal, this
-    command asks whether jobs may be preempted, with what that costs and brings.
+    command asks whether jobs may be preempted, with its costs and benefits.
 
     Example: refold init
     """

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 def show(
     journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="Journal file, plain or .gz.")],
     port: Annotated[
-        int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="Port of 127.0.0.1 (default: a free one).")
+        int,
+        typer.Option(
+            "--port",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Port of 127.0.0.1 (default: a free one).",
+            show_default=False,
+        ),
     ] = 0,
     no_browser: Annotated[
         bool, typer.Option("--no-browser", help="Print the link instead of opening a browser.")

@@ -117,7 +117,7 @@ class _SearchOptions:
             metavar="SHARE",
             min=0.05,
             max=0.95,
-            help="Share of the jobs, the last ones, on which to report; settings are chosen on the others.",
+            help="Share of the jobs, the latest, to report on; settings are chosen on the earlier ones.",
         ),
     ] = 0.4
     baselines: Annotated[

@@ -73,7 +73,7 @@ def _is_journal(word: str) -> bool:
 
 
 def _print_from_daemon(job: str, as_json: bool) -> None:
-    from refold.model import Consent
+    from refold.model import Consent, format_count
 
     found = make_client().why(job)
     if as_json:
@@ -86,7 +86,8 @@ def _print_from_daemon(job: str, as_json: bool) -> None:
     if status.state in LIVE_STATES:
         waiting = [f"start estimate: {_format_estimate(status.start_estimate)}"] if status.state == "waiting" else []
         consent = f"preemptible: {Consent(status.preemptible, status.consent)}"
-        after = [f"{status.state} {now}".rstrip(), *waiting, consent]
+        domains = [f"{format_count(len(names), level)}: {', '.join(names)}" for level, names in status.domains.items()]
+        after = [f"{status.state} {now}".rstrip(), *domains, *waiting, consent]
     after += status.auto
     if status.cpu_seconds is not None:
         peak = format_peak(status.peak_memory_mib)

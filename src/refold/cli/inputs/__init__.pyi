@@ -38,6 +38,7 @@ from .named_options import (
     PreferredLevel as PreferredLevel,
     RequiredLevel as RequiredLevel,
     Segment as Segment,
+    Switches as Switches,
     parse_job_class as parse_job_class,
     parse_launch_engine as parse_launch_engine,
     read_or_trace_model as read_or_trace_model,

@@ -28,7 +28,7 @@ NOW = "now"
 class JournalState:
     """The state at a time of a journal. `clock_offset`: seconds to add to journal times to get displayed times.
 
-    `is_live`: it is the present state of the daemon.
+    `is_live`: it is the current state of the daemon.
     """
 
     path: Path

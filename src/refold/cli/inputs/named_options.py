@@ -57,17 +57,22 @@ InstanceCount = Annotated[
 
 RequiredLevel = Annotated[
     str | None,
-    typer.Option("--required-level", metavar="LEVEL", help="Place all instances in one domain of it, such as a rack."),
+    typer.Option("--required-level", metavar="LEVEL", help="Place all instances in one domain of this level."),
 ]
 
 PreferredLevel = Annotated[
     str | None,
-    typer.Option("--preferred-level", metavar="LEVEL", help="Place them in one such domain if they fit there."),
+    typer.Option("--preferred-level", metavar="LEVEL", help="Place all instances in one domain of it if they fit."),
 ]
 
 Segment = Annotated[
     str | None,
-    typer.Option("--segment", metavar="N[:LEVEL]", help="Place each N instances in one domain (default: innermost)."),
+    typer.Option("--segment", metavar="N[:LEVEL]", help="Place every N instances in one domain (default: innermost)."),
+]
+
+Switches = Annotated[
+    str | None,
+    typer.Option("--switches", metavar="N[@TIME]", help="Wait for N innermost domains, for so long (default: 5m)."),
 ]
 
 

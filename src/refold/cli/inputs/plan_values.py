@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from refold.errors import BadInput
-from refold.model import parse_duration
 
 if TYPE_CHECKING:
     from refold.model import Link, Plan
@@ -124,11 +123,12 @@ class TrainingCostOptions:
 
     def parse(self, setup: TrainingSetup) -> tuple[Training | None, list[str]]:
         """Return the training that was asked about, if any, and a note on what was assumed."""
+        from refold.cli import parse_optional_duration
         from refold.planning.perf import Training, default_tokens
 
         if self.tokens is None and self.price is None and self.mtbf is None:
             return None, []
-        seconds = 0.0 if self.mtbf is None else parse_duration(self.mtbf)
+        seconds = parse_optional_duration("--mtbf", self.mtbf) or 0.0
         if self.mtbf is not None and not seconds > 0:
             raise BadInput(f"--mtbf is {self.mtbf!r}, expected a duration > 0 such as 3h")
         tokens = default_tokens(setup) if self.tokens is None else _parse_tokens(self.tokens)

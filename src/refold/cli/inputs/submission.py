@@ -29,6 +29,7 @@ class SubmitOptions:
     gpu_types: str | None = None
     levels: tuple[str | None, str | None] = (None, None)
     segment: str | None = None
+    switches: str | None = None
     memory: str | None = None
     time_limit: str | None = None
     estimate: str | None = None
@@ -139,8 +140,22 @@ def _parse_topology(given: Submission, options: SubmitOptions) -> TopologyReques
         if not size.isdecimal() or not int(size):
             raise BadInput(f"--segment {options.segment}: expected instances and a level, such as 16 or 16:rack")
         fields |= {"segment": int(size), "segment_level": level}
+    if options.switches is not None:
+        fields |= _parse_switches(options.switches)
     changed = {name: value for name, value in fields.items() if value is not None}
     return msgspec.structs.replace(given.topology or TopologyRequest(), **changed) if changed else None
+
+
+def _parse_switches(text: str) -> dict[str, Any]:
+    from refold.client.jobspec import parse_switches
+
+    try:
+        most, wait = parse_switches(text, parse_duration)
+    except ValueError:
+        raise BadInput(
+            f"--switches {text}: expected domains and how long to wait for them, such as 1 or 1@10m"
+        ) from None
+    return {"most": most, "wait": wait}
 
 
 def _parse_plan(text: str, gpus: int) -> str | Plan:

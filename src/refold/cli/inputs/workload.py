@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from refold.cli.inputs.charges import AS_RECORDED, Charging
 from refold.errors import BadInput
-from refold.model import Seconds, format_count, parse_duration
+from refold.model import Seconds, format_count
 
 if TYPE_CHECKING:
     from refold.cli import FaultOptions, NeverEndingOptions, PreemptionMode
@@ -68,11 +68,13 @@ def with_faults(workload: Workload, options: FaultOptions) -> Workload:
     """Return the workload with random node faults and repairs, up to an upper bound of its duration."""
     from dataclasses import replace
 
+    from refold.cli import parse_duration_option
     from refold.simulator import random_faults
 
     if options.faults is None:
         return workload
-    between, repair = parse_duration(options.faults), parse_duration(options.repair or "1h")
+    between = parse_duration_option("--faults", options.faults)
+    repair = parse_duration_option("--repair", options.repair or "1h")
     until, seed = _max_duration(workload), options.fault_seed or 0
     if (expected := len(workload.cluster.nodes) * until / max(between + repair, 1e-9)) > MAX_FAULTS:
         raise BadInput(f"--faults {options.faults} would cause {expected:,.0f} faults, expected at most {MAX_FAULTS:,}")

@@ -57,6 +57,8 @@ def _cluster_for(trace: str, cluster: str | None) -> str:
         return DEMO
     if not trace or not Path(trace).exists():
         raise BadFile(trace or "''", "no such file")
+    if Path(trace).is_dir():
+        raise BadFile(trace, "is a folder, expected a trace file")
     raise BadInput(
         f"no cluster given for {trace}: use --cluster with a file (YAML, or a CSV list of nodes) "
         "or shorthand such as 135x8 for 135 nodes of 8 GPUs"

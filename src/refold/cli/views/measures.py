@@ -248,10 +248,10 @@ def comparison_table(
 
 
 def outlook_table(outlook: PreemptionOutlook) -> Table:
-    """Return the table of what preemption costs and brings."""
+    """Return the table of the costs and benefits of preemption."""
     from refold.simulator.results import outlook_table as compared
 
-    title = f"What preemption costs and brings: {plural(outlook.jobs, 'job')} under {outlook.policy}"
+    title = f"Costs and benefits of preemption: {plural(outlook.jobs, 'job')} under {outlook.policy}"
     after = [
         "`preemption` in refold.yaml decides. Stopped jobs are assumed to continue where they were stopped: jobs "
         "without checkpoints would lose their work."

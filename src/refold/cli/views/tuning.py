@@ -93,6 +93,12 @@ def _setting_column(name: str) -> Column[ReportRow]:
 
 def describe_verdict(report: TuningReport) -> str:
     """Say in a sentence whether the chosen settings are recommended, and why."""
+    if doubt := report.doubt:
+        return (
+            "No recommendation: not enough jobs. The best settings are better than the default ones on "
+            f"{doubt.wins} of {plural(doubt.parts, 'part')} of the tuning jobs, expected {doubt.needed}. "
+            "Use a longer history."
+        )
     if report.chosen is None:
         return "No recommendation: no settings were better than the default ones on the tuning part."
     failed = [gain for gain in report.gains if gain.required and gain.relation != "better"]

@@ -72,7 +72,7 @@ class WhatIfOutcome(msgspec.Struct, frozen=True):
 
 
 class PolicyQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Policies under which the present jobs are to be simulated, beside that of the daemon. `seed`: of the futures."""
+    """Policies under which the current jobs are to be simulated, beside that of the daemon. `seed`: of the futures."""
 
     policies: Annotated[list[Name], Meta(min_length=1, max_length=MAX_COMPARED_POLICIES)]
     futures: Annotated[int, Meta(ge=1, le=40)] = 10
@@ -80,7 +80,7 @@ class PolicyQuestion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class PolicyForecast(msgspec.Struct, frozen=True):
-    """The present jobs under a policy, if no more are submitted: means of the simulated futures.
+    """The current jobs under a policy, if no more are submitted: means of the simulated futures.
 
     `mean_wait`: from now to the starts of the waiting jobs that start under every policy; `mean_completion`: from now
     to the ends of the jobs that end under every policy. `earlier`, `later`: waiting jobs whose starts differ from those
@@ -103,7 +103,7 @@ class JobStarts(msgspec.Struct, frozen=True):
 
 
 class PolicyComparison(msgspec.Struct, frozen=True):
-    """The present jobs under several policies, of which the first is the daemon's. `starts`: by the largest shifts.
+    """The current jobs under several policies, of which the first is the daemon's. `starts`: by the largest shifts.
 
     `jobs`: that run or wait now; `compared`: of those `waiting`, the ones that start under every policy.
     `knows_run_times`: a job has ended, or all jobs have an estimate or a time limit; otherwise, run times are guessed.

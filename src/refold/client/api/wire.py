@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from refold.client.api.submissions import MAX_CHANGED_JOBS, MAX_NAME_CHARS, JobState, PlainName, Role, check_name
+from refold.client.api.submissions import MAX_CHANGED_JOBS, MAX_NAME_CHARS, JobState
 
 
 class TimeEstimate(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -40,8 +40,9 @@ class JobStatus(msgspec.Struct, frozen=True):
     waiting job ends, if it is not stopped or reshaped. `cpu_seconds`: of all its ended runs; `peak_memory_mib`: the
     most memory of one of their instances, without what is cached of files; null: not measured. `requested_cpus` and
     `requested_memory_mib`: for each instance, 0 if not requested; `auto` says how they were chosen for the job.
-    `command`, `folder` and `variables`, the names of environment variables that the submission sets: only for callers
-    who may read the job. In lists of jobs, long commands are cut.
+    `domains`: by level of the cluster, the domains in which it runs. `command`, `folder` and `variables`, the names
+    of environment variables that the submission sets: only for callers who may read the job. In lists of jobs, long
+    commands are cut.
     """
 
     id: str
@@ -84,6 +85,7 @@ class JobStatus(msgspec.Struct, frozen=True):
     command: list[str] = []
     folder: str = ""
     variables: list[str] = []
+    domains: dict[str, list[str]] = {}
 
 
 class Jobs(msgspec.Struct, frozen=True):
@@ -173,6 +175,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     `free_gpus` does not count GPUs that are drained or down. `rack`: its rack, if it has one, whose power is
     `rack_watts` by the GPUs and CPUs that jobs hold, at most `rack_limit_watts`; null if the power is not known.
     `limits`: whether the CPUs and the memory that jobs request are `enforced` or `counted`; empty: not known.
+    `domains`: the name of its domain at each level of the cluster, outermost first.
     """
 
     name: str
@@ -187,6 +190,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     rack_watts: float | None = None
     rack_limit_watts: float | None = None
     limits: str = ""
+    domains: dict[str, str] = {}
 
 
 AlertKind = Literal["storage", "policy", "node down", "gpu down", "run flagged", "late start", "infeasible"]
@@ -263,61 +267,6 @@ class Timeline(msgspec.Struct, frozen=True):
     runs: list[TimelineRun]
     busy: list[tuple[float, float]]
     complete: bool = True
-
-
-class TokenStatus(msgspec.Struct, frozen=True):
-    """An access token, without its secret."""
-
-    name: str
-    role: Role
-    tenant: str
-    user: str
-    created: float
-
-
-class NewToken(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request to create an access token."""
-
-    name: PlainName
-    role: Role = "member"
-    tenant: PlainName = "default"
-    user: Annotated[str, Meta(max_length=MAX_NAME_CHARS)] = ""
-
-    def __post_init__(self) -> None:
-        check_name("name", self.name)
-        check_name("tenant", self.tenant)
-
-
-class CreatedToken(msgspec.Struct, frozen=True):
-    """A new access token with its text, which is returned only once."""
-
-    token: str
-    name: str
-
-
-class SignIn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request to sign in to the web UI: with a `token`, or the `code` of a one-time link."""
-
-    token: Annotated[str, Meta(max_length=256)] = ""
-    code: Annotated[str, Meta(max_length=256)] = ""
-
-
-class SignInLink(msgspec.Struct, frozen=True):
-    """A link that signs in to the web UI once, until it expires."""
-
-    url: str
-    expires: float
-
-
-class SessionStatus(msgspec.Struct, frozen=True):
-    """Who is signed in to the web UI. `csrf_token`: the header `X-CSRF-Token` of requests that change something."""
-
-    signed_in: bool = False
-    role: str = ""
-    tenant: str = ""
-    user: str = ""
-    own_jobs_only: bool = False
-    csrf_token: str = ""
 
 
 class StartAccuracy(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from .patterns import (
 from .quantities import (
     parse_cpus as parse_cpus,
     parse_gib as parse_gib,
+    parse_switches as parse_switches,
 )
 from .reader import (
     array_jobs as array_jobs,

@@ -32,7 +32,7 @@ from refold.model import (
     parse_dependencies,
     parse_duration,
 )
-from refold.model.documents import Part, ReadBy
+from refold.model.documents import Part, ReadBy, convert
 
 EXPECTED_COMMAND = "a command: a shell command line, or a list of arguments"
 EXPECTED_CPUS = "CPUs per node, such as 4 or 4+, or auto"
@@ -91,6 +91,10 @@ def _read_positive_duration(part: Part) -> Seconds:
     return part.positive_duration(maximum=MAX_TIME_SECONDS)
 
 
+def _read_topology(part: Part) -> TopologyRequest:
+    return TopologyRequest(**msgspec.structs.asdict(convert(part, TopologyFields)))
+
+
 def read_begin(part: Part) -> Seconds:
     """Read a begin time, in seconds from now."""
     try:
@@ -138,6 +142,12 @@ OutputPattern = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT_CHARS)]
 Dependencies = Annotated[list[str], ReadBy(read_dependencies)]
 Patterns = Annotated[list[str], ReadBy(lambda part: _read_texts(part, MAX_PATTERN_CHARS))]
 Addresses = Annotated[list[str], ReadBy(lambda part: _read_texts(part, MAX_TEXT_CHARS))]
+
+
+class TopologyFields(TopologyRequest, frozen=True):
+    """The fields of a request, with a duration."""
+
+    wait: JobDuration | None = None
 
 
 class RequestedResources(msgspec.Struct, frozen=True):
@@ -192,7 +202,7 @@ class JobFields(msgspec.Struct, frozen=True):
     gpus_per_node: Annotated[int, Meta(ge=0, le=MAX_JOB_GPUS, description="a whole number ≥ 0")] | None = None
     resources: RequestedResources = RequestedResources()
     elastic: Annotated[Elastic, Meta(description="min and max, such as {min: 2, max: 8}")] | None = None
-    topology: Annotated[TopologyRequest, Meta(description="such as {required: rack}")] | None = None
+    topology: Annotated[TopologyRequest, ReadBy(_read_topology)] | None = None
     plan: Annotated[PlanChoice, ReadBy(read_plan_choice)] = "off"
     workload: Annotated[str, Meta(min_length=1, max_length=256)] = ""
     batch: Tally = 0

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from decimal import Decimal
 
+from refold.client.api import MAX_JOB_GPUS
 from refold.errors import BadValue
 from refold.model import DAY, HOUR, MINUTE, Seconds
 
 EXPECTED_SLURM_TIME = "a time such as 90 (minutes), 90:00, 1:30:00, 1-12 or 1-12:30:00"
 EXPECTED_SLURM_MEMORY = "memory such as 4000 (MiB), 512M or 32G"
 EXPECTED_QUANTITY = "a quantity such as 500m, 2, 512Mi or 32Gi"
+
+SWITCH_WAIT: Seconds = 300.0
+"""How long jobs wait for their number of switches if they do not say: the default of Slurm's max_switch_wait."""
 
 _MAX_CHARS = 40
 _PLUS = re.compile(r"(\d+(?:\.\d+)?)(\+?)", re.ASCII)
@@ -58,6 +63,14 @@ def parse_slurm_seconds(text: str) -> Seconds | None:
         parts = [float(match["days"]), *(float(part) for part in match["of_day"].split(":"))]
         units = [DAY, HOUR, MINUTE, 1.0]
     return sum(part * unit for part, unit in zip(parts, units, strict=False)) or None
+
+
+def parse_switches(text: str, parse_seconds: Callable[[str], Seconds | None]) -> tuple[int, Seconds | None]:
+    """Parse Slurm's N[@TIME]: the most switches, and how long to wait for them; None: for ever."""
+    number, at, wait = text.partition("@")
+    if not number.isdecimal() or not 1 <= int(number) <= MAX_JOB_GPUS:
+        raise BadValue(f"{text[:_MAX_CHARS]!r} is not a number of switches")
+    return int(number), parse_seconds(wait) if at else SWITCH_WAIT
 
 
 def parse_quantity(text: str) -> float:

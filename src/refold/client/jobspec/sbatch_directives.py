@@ -147,7 +147,6 @@ UNSUPPORTED_OPTIONS = {
     "refold.yaml",
     "exclusive": "request all GPUs of the node instead: other jobs may get what is left of its CPUs and memory",
     **dict.fromkeys(("constraint", "prefer", "cluster-constraint", "licenses", "reservation"), _SITE),
-    "switches": "gangs are placed in as few domains as possible, and do not wait for fewer",
     "gpu-bind": "each process sees the GPUs of its instance",
     "open-mode": "the first run replaces the output file, later ones append",
     **dict.fromkeys(("mail-type", "mail-user"), _MAIL),

@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from refold.client.api import MAX_JOB_GPUS
 from refold.client.jobspec.builder import SpecBuilder
 from refold.client.jobspec.gpu_requests import GpuRequest, parse_gpu_request
-from refold.client.jobspec.quantities import EXPECTED_SLURM_MEMORY, parse_slurm_gib
+from refold.client.jobspec.quantities import (
+    EXPECTED_SLURM_MEMORY,
+    parse_slurm_gib,
+    parse_slurm_seconds,
+    parse_switches,
+)
 from refold.model import TopologyRequest
 from refold.model.documents import Part
 
 SIZE_OPTIONS = (
     *("nodes", "ntasks", "ntasks-per-node", "gpus", "gpus-per-node", "gpus-per-task", "gres"),
-    *("cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu", "segment"),
+    *("cpus-per-task", "cpus-per-gpu", "mem", "mem-per-cpu", "mem-per-gpu", "segment", "switches"),
 )
 EXPECTED_GPUS = "GPUs such as 4 or a100:4"
 EXPECTED_GRES = "GPUs such as gpu:4 or gpu:a100:4"
@@ -57,6 +62,8 @@ def put_tasks(builder: SpecBuilder, options: Options, one_task_each: bool) -> No
     if "segment" in options:
         segment = options["segment"].integer("a number of nodes", 1, MAX_JOB_GPUS) * tasks.instances // tasks.nodes
         builder.put("topology", TopologyRequest(segment=segment), options["segment"])
+    elif "switches" in options:
+        builder.put("topology", _switches(options["switches"]), options["switches"])
     nodes = str(tasks.nodes)
     builder.add_variables({"SLURM_JOB_NUM_NODES": nodes, "SLURM_NNODES": nodes}, builder.root)
     if one_task_each:
@@ -65,6 +72,14 @@ def put_tasks(builder: SpecBuilder, options: Options, one_task_each: bool) -> No
         )
     elif tasks.instances > 1 or tasks.per_node > 1:
         builder.note(builder.root, "the script does not call srun: it runs once on every node, not only on the first")
+
+
+def _switches(part: Part) -> TopologyRequest:
+    try:
+        most, wait = parse_switches(part.written, parse_slurm_seconds)
+    except ValueError:
+        raise part.unexpected("switches and how long to wait for them, such as 1 or 1@10:00") from None
+    return TopologyRequest(most=most, wait=wait)
 
 
 def _tasks(builder: SpecBuilder, options: Options, one_task_each: bool) -> SlurmTasks:

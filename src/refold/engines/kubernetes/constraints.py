@@ -135,7 +135,7 @@ class NodeIndex:
         self._all = (1 << len(self._nodes)) - 1
 
     def replace(self, index: int, node: ApiNode) -> None:
-        """Take the present state of a node."""
+        """Take the current state of a node."""
         self._flip(self._nodes[index], 1 << index)
         self._nodes[index] = node
         self._flip(node, 1 << index)

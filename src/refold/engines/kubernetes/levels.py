@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from refold.engines.kubernetes.api_server import FORBIDDEN, NOT_FOUND, ApiError, ApiServer, as_dict
-from refold.engines.kubernetes.objects import ApiNode
-from refold.model import Cluster, Level
 
 KUEUE_GROUP = "/apis/kueue.x-k8s.io"
 HOSTNAME_LABEL = "kubernetes.io/hostname"
@@ -29,16 +25,3 @@ def kueue_levels(api: ApiServer) -> tuple[str, ...]:
         return ()
     labels = (level["nodeLabel"] for level in found[0]["spec"]["levels"])
     return tuple(label for label in labels if label != HOSTNAME_LABEL)
-
-
-def with_levels(cluster: Cluster, nodes: Sequence[ApiNode], labels: Sequence[str]) -> Cluster:
-    """Return the cluster with the levels that these labels of its nodes name.
-
-    A label that no node with GPUs has is left out. A node without a label is a domain by itself.
-    """
-    of_nodes = [node.metadata.labels for node in nodes]
-    with_gpus = [own for node, own in zip(cluster.nodes, of_nodes, strict=True) if node.gpus]
-    known = [label for label in labels if any(own.get(label) for own in with_gpus)]
-    return cluster.with_levels(
-        [Level(label) for label in known], [[own.get(label, "") for label in known] for own in of_nodes]
-    )

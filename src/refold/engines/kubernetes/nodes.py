@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from refold.core import Event, NodeDrained, NodeLost, NodeReturned
 from refold.engines.kubernetes.constraints import NodeIndex, blocking_taints, constraints_text, refusal
-from refold.engines.kubernetes.levels import with_levels
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.objects import ApiNode, Pod, PodSpec
 from refold.engines.kubernetes.resources import (
@@ -162,7 +161,8 @@ def map_nodes(
         name=name,
         tenants=tenants,
     )
-    return NodeMap(with_levels(cluster, [group.node for group in groups], levels), tuple(groups))
+    labels = [group.node.metadata.labels for group in groups]
+    return NodeMap(cluster.with_levels_of_labels(levels, labels), tuple(groups))
 
 
 def _device_groups(node: ApiNode) -> list[DeviceGroup]:

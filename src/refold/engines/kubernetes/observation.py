@@ -1,4 +1,4 @@
-"""The present state of a cluster that any scheduler schedules, as a snapshot. Nothing is changed in the cluster.
+"""The current state of a cluster that any scheduler schedules, as a snapshot. Nothing is changed in the cluster.
 
 Pods that request GPUs are jobs, of any scheduler: those that are bound run, the others wait, and those that have
 succeeded are the history from which run times are predicted. All other pods are use of nodes by others.

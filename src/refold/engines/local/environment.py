@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,13 +18,14 @@ from refold.model import WHOLE, ArrayTask, Job, MiB, Plan, Seconds, Share, expan
 from refold.planning.catalogue import known_model
 from refold.planning.plans import GANG_VARIABLES, LaunchRequest, Workers, gang_variables, launch_settings
 from refold.server import ExportedOf, SecretsOf
-from refold.server.output import RunFiles, StartRecord, run_secret
+from refold.server.output import RunFiles, StartRecord, open_regular, run_secret
 
 LOOPBACK_ADDRESS = "127.0.0.1"
 
 _GANG_VARIABLES = GANG_VARIABLES | {"SLURM_PROCID", "SLURM_NTASKS", "TF_CONFIG"}
 _OUR_PREFIX = "REFOLD_"
 _MPS_FOLDER_VARIABLE = "CUDA_MPS_PIPE_DIRECTORY"
+MAX_PID_CHARS = 20
 
 
 def no_secrets(job: str) -> Mapping[str, str]:
@@ -75,9 +77,16 @@ class Devices:
         return ",".join(self._device(share.node, slot) for slot in share.gpus) if self._are_gpus else None
 
     def has_mps(self) -> bool:
-        """Whether NVIDIA's Multi-Process Service is running; its control pipe outlives it, so its pid is checked."""
+        """Whether NVIDIA's Multi-Process Service is running; its control pipe outlives it, so its pid is checked.
+
+        Where it is not running, any user of the machine may have created its folder.
+        """
+        if not self._are_gpus:
+            return False
         try:
-            return self._are_gpus and is_alive(Process(int(self._mps_daemon.read_text())))
+            with open_regular(self._mps_daemon) as file:
+                is_ours = os.fstat(file.fileno()).st_uid in (0, os.geteuid())
+                return is_ours and is_alive(Process(int(file.read(MAX_PID_CHARS))))
         except (OSError, ValueError):
             return False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from refold.engines.local.run_groups import GroupPlace, ResourceLimits
 from refold.engines.local.shim import CLAIM_FAILED, Claim, describe_exit, read_claim, read_exit_status, start_shim
 from refold.model import Job, Seconds
 from refold.server.output import RunFiles, is_regular, regular_size, retry_on_shortage
+
+ENDED_BY_SHUTDOWN = frozenset(128 + number for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGKILL))
+"""Exit statuses of commands that are ended when the machine shuts down, as a shell reports them."""
 
 CLAIM_TIMEOUT: Seconds = 1.0
 """How long to wait for a shim to write the claim file that it has created."""
@@ -89,7 +93,7 @@ class Instance:
         elif claim.boot in ("", boot_id()):
             self._tree.add_leader(claim.process)  # the shim has ended, but its descendants may be alive
         status = await self._read_exit_status()
-        if status is None and claim.boot not in ("", boot_id()):
+        if claim.boot not in ("", boot_id()) and (status is None or status in ENDED_BY_SHUTDOWN):
             self.lost = True
             return "lost: the machine was restarted"
         exit_file = self._files.exit(self._number)

@@ -12,6 +12,10 @@ from refold.model import Seconds
 from refold.server.output import ResourceShortage, raise_if_shortage
 
 PROC = Path("/proc")
+READ_BYTES = 2**16
+MAX_FILE_BYTES = 2**21
+"""What is read of a file of /proc: as much as a process may have of arguments and environment, with a usual stack."""
+
 POLL_SECONDS: Seconds = 0.2
 """Polling interval on systems without pidfds."""
 
@@ -98,14 +102,13 @@ def _read_real_uid(status: str) -> int:
 
 
 def _read_proc_file(path: str) -> bytes:
-    """Read a file of /proc with few system calls, since many are read."""
+    """Read a file of /proc with few system calls, since many are read; not the end of a long one, of any user."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        content = chunk = os.read(descriptor, 65536)
-        while chunk:
-            chunk = os.read(descriptor, 65536)
-            content += chunk
-        return content
+        parts, size = [os.read(descriptor, READ_BYTES)], 0
+        while parts[-1] and (size := size + len(parts[-1])) < MAX_FILE_BYTES:
+            parts.append(os.read(descriptor, READ_BYTES))
+        return b"".join(parts)
     finally:
         os.close(descriptor)
 

@@ -78,6 +78,7 @@ class RayNode(NamedTuple):
     gpu_type: str
     cpus: float
     memory_mib: int
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 class RayNodes(NamedTuple):
@@ -107,6 +108,7 @@ def _read_node(entry: Mapping[str, Any]) -> RayNode:
         types[0] if types else UNKNOWN_GPU_TYPE,
         float(resources.get("CPU", 0)),
         int(resources.get("memory", 0) / 2**20),
+        tuple(sorted((entry.get("Labels") or {}).items())),
     )
 
 
@@ -133,12 +135,12 @@ class KnownNodes:
         return True
 
 
-def map_nodes(nodes: Sequence[RayNode], tenants: tuple[Tenant, ...] = ()) -> RayNodes:
-    """Return the cluster of the nodes. Raises BadValue if there are none."""
+def map_nodes(nodes: Sequence[RayNode], tenants: tuple[Tenant, ...] = (), levels: Sequence[str] = ()) -> RayNodes:
+    """Return the cluster of the nodes. Raises BadValue if there are none. `levels`: labels, outermost first."""
     if not nodes:
         raise BadValue("the Ray cluster has no nodes with GPUs")
     found = Cluster(tuple(map(_model_node, nodes)), name="ray", tenants=tenants)
-    return RayNodes(found, tuple(nodes))
+    return RayNodes(found.with_levels_of_labels(levels, [dict(node.labels) for node in nodes]), tuple(nodes))
 
 
 def _model_node(node: RayNode) -> Node:

@@ -52,14 +52,19 @@ log = logging.getLogger("refold")
 class RayEngine(ClusterEngine):
     """The nodes of a Ray cluster. `daemon`: tells the runs of this daemon from those of others.
 
+    `levels`: labels of nodes that name their domains, outermost first.
+
     When the head node is lost, the daemon continues without a connection, with the same nodes, all of which are down;
     when one is back, with the nodes that it has then.
     """
 
-    def __init__(self, connection: RayConnection, daemon: str, tenants: tuple[Tenant, ...] = ()) -> None:
+    def __init__(
+        self, connection: RayConnection, daemon: str, tenants: tuple[Tenant, ...] = (), levels: tuple[str, ...] = ()
+    ) -> None:
         self._connection = connection
         self._daemon = daemon
         self._tenants = tenants
+        self._levels = levels
         self._known = KnownNodes()
         self._nodes: RayNodes | None = None
         self._is_connected = True
@@ -88,7 +93,7 @@ class RayEngine(ClusterEngine):
             self._connection.disconnect()
             self._is_connected = False
         try:
-            self._nodes = map_nodes(list(self._known.nodes.values()), self._tenants)
+            self._nodes = map_nodes(list(self._known.nodes.values()), self._tenants, self._levels)
         except BadValue as error:
             raise BadInput(str(error)) from None
 
@@ -197,7 +202,8 @@ def serve_ray(request: ServeRequest) -> None:
         ended = asyncio.Event()
         on_termination(ended.set)
         daemon_id = await asyncio.to_thread(load_daemon_id, request.folder, DAEMON_KEY)
-        engine = RayEngine(RayConnection(ray), daemon_id, request.config.tenants)
+        config = request.config
+        engine = RayEngine(RayConnection(ray), daemon_id, config.tenants, config.ray.levels)
         await serve_cluster(request, engine, engine.connect(), ended)
 
     with connected(ray, ADDRESS):

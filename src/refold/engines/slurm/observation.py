@@ -1,4 +1,4 @@
-"""The present state of a Slurm cluster as a snapshot. Only `squeue`, `scontrol show` and `sacct` are called.
+"""The current state of a Slurm cluster as a snapshot. Only `squeue`, `scontrol show` and `sacct` are called.
 
 Jobs that request GPUs are jobs; what other jobs use of the nodes with GPUs is use by others. Waiting jobs keep Slurm's
 order of priority, its reasons and its start estimates. Times are seconds since 1970.

@@ -51,7 +51,7 @@ class Arrivals:
         self._last = now
 
     def summary(self, now: Seconds) -> ArrivalSummary:
-        """Summarise them; the gap is the mean one, or the present one if that is longer."""
+        """Summarise them; the gap is the mean one, or the current one if that is longer."""
         mean = sum(self._gaps) / len(self._gaps) if self._gaps else 0.0
         jobs_per_wide_job = (self._jobs + ASSUMED_NARROW_JOBS) / (self._wide_jobs + 1)
         return ArrivalSummary(max(now - self._last, mean), mean, self._last, jobs_per_wide_job)

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refold.model import Allocation, Cluster, DomainWait, Seconds
+from refold.model import Allocation, Cluster, DomainWait, Seconds, spread_of
 from refold.placement import Floats, Ints
-from refold.planning.plans import Spread, spread_of
+from refold.planning.plans import Spread
 from refold.policies.common import Draft
 from refold.policies.refold.jobs import RoundJobs
 
@@ -123,28 +123,36 @@ class _Domains:
     def _gpus(self) -> Ints:
         return np.array([node.gpus for node in self._cluster.nodes], dtype=np.int64)
 
+    @cached_property
+    def _types(self) -> Ints:
+        """The GPU type of each node, by number."""
+        numbers = {name: number for number, name in enumerate(self._cluster.type_names)}
+        return np.array([numbers.get(node.gpu_type, -1) for node in self._cluster.nodes], dtype=np.int64)
+
     def soonest(self, held: Allocation, packed: Spread, empty: Floats) -> _Chosen | None:
-        """Return the nodes of a spread that are empty soonest; None: there are not enough."""
-        each, gpu_type = len(held.placement[0].gpus), self._cluster.nodes[held.placement[0].node].gpu_type
-        is_candidate = np.isfinite(empty) & (self._gpus >= each)
-        nodes = [node for node in is_candidate.nonzero()[0].tolist() if self._cluster.nodes[node].gpu_type == gpu_type]
-        domain_of, outer = self._of_node[-1], self._outer(packed)
-        nodes.sort(key=lambda node: (empty[node], node))
-        members: dict[int, list[int]] = {}
-        room: dict[int, int] = {}
-        complete: dict[int, list[int]] = {}
-        for node in nodes:  # the first domains that have room, all in one domain of the outer level
-            domain, around = int(domain_of[node]), int(outer[node])
-            if room.get(domain, 0) >= packed[-1][0]:
-                continue
-            members.setdefault(domain, []).append(node)
-            room[domain] = room.get(domain, 0) + int(self._gpus[node]) // each * each
-            if room[domain] < packed[-1][0]:
-                continue
-            found = complete.setdefault(around, [])
-            found.append(domain)
-            if len(found) == len(packed[-1]):
-                return self._chosen([node for domain in found for node in members[domain]], empty)
+        """Return the nodes of a spread that are empty soonest; None: there are not enough.
+
+        The first domains that have room, all in one domain of the outer level; in each, the first nodes that suffice.
+        """
+        each, needed = len(held.placement[0].gpus), packed[-1][0]
+        same_type = self._types == self._types[held.placement[0].node]
+        nodes = (same_type & np.isfinite(empty) & (self._gpus >= each)).nonzero()[0]
+        order = np.argsort(empty[nodes], kind="stable")
+        nodes = nodes[order[np.argsort(self._of_node[-1, nodes[order]], kind="stable")]]  # by domain, then by time
+        domain, room = self._of_node[-1, nodes], self._gpus[nodes] // each * each
+        total = np.cumsum(room)
+        first = np.flatnonzero(np.diff(domain, prepend=-1))
+        before = total - room  # room of the nodes that are empty earlier, from here on in the same domain
+        before -= np.repeat(before[first], np.diff(first, append=len(nodes)))
+        is_part = before < needed
+        complete = np.flatnonzero(is_part & (before + room >= needed))
+        complete = complete[np.lexsort((nodes[complete], empty[nodes[complete]]))]
+        found: dict[int, list[int]] = {}
+        for row, around in zip(complete.tolist(), self._outer(packed)[nodes[complete]].tolist(), strict=True):
+            chosen = found.setdefault(around, [])
+            chosen.append(int(domain[row]))
+            if len(chosen) == len(packed[-1]):
+                return self._chosen(nodes[is_part & np.isin(domain, chosen)].tolist(), empty)
         return None
 
     def _outer(self, packed: Spread) -> Ints:

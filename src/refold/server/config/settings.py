@@ -287,6 +287,17 @@ class UsersConfig(msgspec.Struct, frozen=True):
     tenants: dict[UserEntry, Name] = {}
 
 
+LevelLabels = Annotated[
+    tuple[NodeLabel, ...], Meta(max_length=MAX_LEVELS, description=f"a list of at most {MAX_LEVELS} node labels")
+]
+
+
+class RayConfig(msgspec.Struct, frozen=True):
+    """Ray. `levels`: labels of nodes that name their domains, outermost first."""
+
+    levels: LevelLabels = ()
+
+
 class KubernetesConfig(msgspec.Struct, frozen=True):
     """Where `refold serve --on kubernetes` creates Jobs for submitted commands, and the image of their containers.
 
@@ -297,9 +308,7 @@ class KubernetesConfig(msgspec.Struct, frozen=True):
     namespace: Name = "default"
     image: Annotated[str, Meta(max_length=512, description="an image such as pytorch/pytorch:2.10.0")] = ""
     volume_claim: Annotated[str, Meta(max_length=253, description="the name of a PersistentVolumeClaim")] = ""
-    levels: Annotated[
-        tuple[NodeLabel, ...], Meta(max_length=MAX_LEVELS, description=f"a list of at most {MAX_LEVELS} node labels")
-    ] = ()
+    levels: LevelLabels = ()
 
 
 class SlurmConfig(msgspec.Struct, frozen=True):
@@ -343,6 +352,7 @@ class Config(msgspec.Struct, frozen=True):
     users: UsersConfig = UsersConfig()
     limits: LimitsConfig = LimitsConfig()
     kubernetes: KubernetesConfig = KubernetesConfig()
+    ray: RayConfig = RayConfig()
     slurm: SlurmConfig = SlurmConfig()
 
     @property

@@ -139,6 +139,10 @@ kubernetes:
 #  volume_claim: checkpoints
 #  levels: [topology.kubernetes.io/zone, cloud.provider.com/topology-rack]   # node labels, outermost first
 
+# What `refold serve --on ray` reads from Ray.
+ray:
+#  levels: [zone, rack]  # node labels, outermost first
+
 # Jobs that `refold serve --on slurm` submits.
 slurm:
 #  partition: gpu        # nodes to schedule; without it, those of all partitions

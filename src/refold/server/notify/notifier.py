@@ -177,7 +177,12 @@ def send_with_apprise(address: str, message: Message) -> bool:
         logger.warning("notifications need an extra: pip install '.[serve]' in the source folder")
         return False
     logging.getLogger("apprise").setLevel(logging.CRITICAL)  # it logs failures with the full address
-    asset: Any = apprise.AppriseAsset(storage_mode="memory", service_timeout=SEND_TIMEOUT_SECONDS, app_id="refold")
+    asset: Any = apprise.AppriseAsset(
+        storage_mode="memory",
+        service_timeout=SEND_TIMEOUT_SECONDS,
+        app_id="refold",
+        http_redirects=False,  # an allowed host must not choose another one, which only the daemon may reach
+    )
     service: Any = apprise.Apprise.instantiate(address, asset=asset)  # add() would split at commas
     if service is None:
         return False

@@ -33,12 +33,12 @@ MIGRATIONS: dict[int, Callable[[sqlite3.Connection], None]] = {4: _to_5}
 
 
 def can_migrate(version: int) -> bool:
-    """Return whether a database of this version can be brought to the present one."""
+    """Return whether a database of this version can be brought to the current one."""
     return version in MIGRATIONS
 
 
 def migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Bring a database of an earlier version to the present one, in one transaction."""
+    """Bring a database of an earlier version to the current one, in one transaction."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         for before in range(version, schema.VERSION):

@@ -14,7 +14,8 @@ There are two kinds of violations. Each counts only after a grace period, the lo
 
 Only GPUs are considered, not CPUs and memory. Runs that are not preemptible keep all their GPUs.
 
-Every other time in which a job within its quota waits is listed as well, with what it waits for.
+Every other time in which a job within its quota waits is listed as well, with what it waits for. A job that is held, as
+by its user, a dependency, or for a while after a failure, does not wait for GPUs.
 """
 
 from __future__ import annotations

@@ -94,13 +94,14 @@ class _Kind(IntEnum):
     RUN_ENDED = 0
     CAME_UP = 1
     WENT_DOWN = 2
-    JOB_ADMITTED = 3
-    RUN_STARTED = 4
-    JOB_ENDED = 5
+    HOLD_CHANGED = 3
+    JOB_ADMITTED = 4
+    RUN_STARTED = 5
+    JOB_ENDED = 6
 
 
 class _Change(NamedTuple):
-    """A change of a run, a job, a node or a GPU. `target`: number of the run, the job or the change of a node."""
+    """A change of a run, a job, a node or a GPU. `target`: number of the run, job, node change or hold."""
 
     at: Seconds
     kind: int
@@ -109,7 +110,7 @@ class _Change(NamedTuple):
 
 def _changes(history: History, admitted: Floats) -> Iterator[_Change]:
     """Yield all changes in order of time."""
-    runs, nodes = history.runs, history.node_changes
+    runs, nodes, holds = history.runs, history.node_changes, history.holds
     started = np.flatnonzero(~(runs.end == runs.start))  # a run of zero length never holds GPUs
     ended = started[~np.isnan(runs.end[started])]
     jobs = np.flatnonzero(~np.isnan(admitted))
@@ -117,6 +118,7 @@ def _changes(history: History, admitted: Floats) -> Iterator[_Change]:
     changes = (
         (runs.end[ended], _Kind.RUN_ENDED, ended),
         (np.array([one.at for one in nodes]), [_Kind.CAME_UP if one.up else _Kind.WENT_DOWN for one in nodes], None),
+        (holds.at, _Kind.HOLD_CHANGED, np.arange(len(holds))),
         (admitted[jobs], _Kind.JOB_ADMITTED, jobs),
         (runs.start[started], _Kind.RUN_STARTED, started),
         (history.jobs.ended[ended_jobs], _Kind.JOB_ENDED, ended_jobs),
@@ -130,13 +132,14 @@ def _changes(history: History, admitted: Floats) -> Iterator[_Change]:
 
 
 class _WaitingJobs:
-    """Admitted jobs that request GPUs and have no run, in order of submission."""
+    """Admitted jobs that request GPUs, are not held and have no run, in order of submission."""
 
     def __init__(self, history: History, kinds: JobKinds, admitted: Floats) -> None:
         self.jobs: list[int] = []
-        self._job_of_run, self._admitted = history.runs.job, admitted
+        self._job_of_run, self._holds, self._admitted = history.runs.job, history.holds, admitted
         self._requests_gpus = np.array([demand.gpus > 0 for demand in kinds.demands], dtype=bool)[kinds.demand]
         self._running: set[int] = set()
+        self._held: set[int] = set()
 
     def apply(self, change: _Change) -> None:
         """Update the waiting jobs."""
@@ -150,6 +153,15 @@ class _WaitingJobs:
                 self._running.discard(job)
                 if self._admitted[job] <= change.at:
                     self._add(job)
+            case _Kind.HOLD_CHANGED:
+                job = int(self._holds.job[change.target])
+                if self._holds.held[change.target]:
+                    self._held.add(job)
+                    self._remove(job)
+                else:
+                    self._held.discard(job)
+                    if self._admitted[job] <= change.at and job not in self._running:
+                        self._add(job)
             case _Kind.JOB_ADMITTED:
                 if change.target not in self._running:
                     self._add(change.target)
@@ -158,7 +170,7 @@ class _WaitingJobs:
 
     def _add(self, job: int) -> None:
         index = bisect_left(self.jobs, job)
-        if self._requests_gpus[job] and self.jobs[index : index + 1] != [job]:
+        if self._requests_gpus[job] and job not in self._held and self.jobs[index : index + 1] != [job]:
             self.jobs.insert(index, job)
 
     def _remove(self, job: int) -> None:

@@ -1,5 +1,6 @@
 from .picture import render_trade_off as render_trade_off
 from .report import (
+    Doubt as Doubt,
     Gain as Gain,
     Interval as Interval,
     ReportPart as ReportPart,

@@ -112,6 +112,14 @@ class Gain(msgspec.Struct, frozen=True):
     """Whether settings are recommended only if they are better than this policy."""
 
 
+class Doubt(msgspec.Struct, frozen=True):
+    """Why no settings were chosen although some are better: on too few parts of the tuning jobs, so by luck."""
+
+    wins: int
+    needed: int
+    parts: int
+
+
 class TuningReport(msgspec.Struct, frozen=True):
     """All policies on the report part. `chosen`: number of the chosen point; None: no settings were found."""
 
@@ -122,6 +130,8 @@ class TuningReport(msgspec.Struct, frozen=True):
     rows: tuple[ReportRow, ...]
     chosen: int | None
     gains: tuple[Gain, ...]
+    doubt: Doubt | None = None
+    """Why nothing was chosen, and the search stopped early."""
 
     @property
     def is_recommended(self) -> bool:

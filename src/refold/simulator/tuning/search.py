@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, cycle
+from math import ceil
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,11 @@ Settings = Mapping[str, Any]
 
 MAX_POINTS = 8
 
+MOST = 0.75
+"""Share of the slices on which settings have to be better than the default ones: otherwise their lead is luck."""
+
+MIN_WINS = 3
+
 
 class SettingTrial(NamedTuple):
     """Settings to simulate on a slice, by number."""
@@ -54,10 +60,25 @@ Evaluate = Callable[[Sequence[SettingTrial]], Sequence[JobMeasures]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluated:
-    """Settings that were simulated on all slices, and the values of their measures."""
+    """Settings that were simulated on all slices, and the values of their measures.
+
+    `wins`: on how many slices their score is better than that of the default settings, of `slices` where it differs.
+    """
 
     settings: Settings
     values: Floats
+    wins: int = 0
+    slices: int = 0
+
+    @property
+    def needed(self) -> int:
+        """Number of wins from which a lead is trusted."""
+        return max(MIN_WINS, ceil(MOST * self.slices))
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the settings are better than the default ones on most slices."""
+        return self.wins >= self.needed
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +135,10 @@ class Search:
         return max(0, len(self._seen) - 1)
 
     def run(self, evaluate: Evaluate, trials: int, may_continue: Callable[[], bool]) -> list[Evaluated]:
-        """Try settings while `may_continue`; return those that were simulated on all slices, the default ones first."""
+        """Try settings while `may_continue`; return those that were simulated on all slices, the default ones first.
+
+        The search stops early if the only settings that are better are so by luck: trying more would find more luck.
+        """
         self._reference = ()
         self._seen, self._found = [self._space.fixed], [self.evaluate_fully(evaluate, self._space.fixed)]
         slices = range(len(self._gpus))
@@ -124,16 +148,17 @@ class Search:
             if not candidates:
                 break
             self._halve(evaluate, candidates, order, may_continue)
+            if lucky_settings(self._found, self._objective):
+                break
         return self._found
 
     def evaluate_fully(self, evaluate: Evaluate, settings: Settings) -> Evaluated:
         """Simulate settings on all slices; the first ones are those that all others are compared with."""
-        slices = range(len(self._gpus))
-        measured = evaluate([SettingTrial(settings, part) for part in slices])
+        measured = evaluate([SettingTrial(settings, part) for part in range(len(self._gpus))])
         if not self._reference:
             _check_waiting(measured)
             self._reference = measured
-        return Evaluated(settings, self._values(measured, slices))
+        return self._evaluated(settings, measured)
 
     def _halve(
         self, evaluate: Evaluate, candidates: Sequence[Settings], order: Sequence[int], may_continue: Callable[[], bool]
@@ -155,8 +180,19 @@ class Search:
             for (one, part), result in zip(missing, results, strict=True):
                 measured[one][part] = result
         for one in alive:
-            values = self._values([measured[one][part] for part in used], used)
-            self._found.append(Evaluated(candidates[one], values))
+            in_order = [measured[one][part] for part in range(len(self._gpus))]
+            self._found.append(self._evaluated(candidates[one], in_order))
+
+    def _evaluated(self, settings: Settings, measured: Sequence[JobMeasures]) -> Evaluated:
+        """Return settings with their values on all slices together, and the number of slices on which they win."""
+        ended = [part for part in range(len(self._gpus)) if np.isfinite(self._reference[part].delay).any()]
+        scores = np.array([self._score([measured[part]], [part]) for part in ended])
+        values = self._values(measured, range(len(self._gpus)))
+        return Evaluated(settings, values, int((scores < 1.0).sum()), int((scores != 1.0).sum()))
+
+    def _score(self, measured: Sequence[JobMeasures], parts: Sequence[int]) -> float:
+        reference = self._values([self._reference[part] for part in parts], parts)
+        return float(self._objective.scores(self._values(measured, parts), reference))
 
     def _survivors(self, values: Floats, used: Sequence[int], number: int) -> list[int]:
         """Return the best rows: every other by the objective, the rest by each measure in turn."""
@@ -225,6 +261,13 @@ def expected_slices(trials: int, slices: int) -> int:
         total += trials * share_of_batch * (upto - before)
         before = upto
     return slices + round(total)
+
+
+def lucky_settings(found: Sequence[Evaluated], objective: Objective) -> Evaluated | None:
+    """Return the best settings if some are better than the default ones, but none of these on most slices."""
+    front = find_front(found, objective)
+    better = [one for one in front if objective.scores(one.values, found[0].values) < 1]
+    return better[0] if better and not any(one.is_trusted for one in better) else None
 
 
 def find_front(found: Sequence[Evaluated], objective: Objective) -> list[Evaluated]:

@@ -13,8 +13,16 @@ from refold.errors import BadInput
 from refold.model import Seconds
 from refold.placement import Floats
 from refold.simulator.results import JobMeasures
-from refold.simulator.tuning.report import ReportPart, ReportPolicy, TuningReport, make_report
-from refold.simulator.tuning.search import Evaluate, Evaluated, Search, SettingTrial, Space, find_front
+from refold.simulator.tuning.report import Doubt, ReportPart, ReportPolicy, TuningReport, make_report
+from refold.simulator.tuning.search import (
+    Evaluate,
+    Evaluated,
+    Search,
+    SettingTrial,
+    Space,
+    find_front,
+    lucky_settings,
+)
 from refold.simulator.tuning.trade_off import Objective
 
 MAX_SLICES = 8
@@ -122,9 +130,21 @@ class Tuner:
         """Choose settings on the tuning part, and compare them with others on the report part."""
         search = Search(policy.space, policy.defaults, self.gpus_of_slices(), goal.objective, self._seed)
         found = search.run(self.evaluator(policy.name), budget.trials, budget.may_continue)
-        points = self._points(policy.name, found, goal.objective)
-        chosen = _choose(points, goal.pick)
         default = ReportPolicy("default", f"{policy.name}, default settings", policy.name, policy.space.fixed)
+        lucky = lucky_settings(found, goal.objective)
+        if lucky and goal.pick is None:
+            report = self.report([default], goal.objective)
+            doubt = Doubt(lucky.wins, lucky.needed, lucky.slices)
+            return TuningResult(msgspec.structs.replace(report, doubt=doubt), search.tried, len(found))
+        front = find_front(found, goal.objective)
+        scores = [float(goal.objective.scores(one.values, found[0].values)) for one in front]
+        points = [
+            ReportPolicy("point", f"point {number}", policy.name, one.settings, number, score)
+            for number, (one, score) in enumerate(zip(front, scores, strict=True), start=1)
+        ]
+        chosen = goal.pick or _choose(front, scores)
+        if chosen and chosen > len(points):
+            raise BadInput(f"--pick {chosen}: the trade-off has the points 1 to {len(points)}")
         report = self.report([default, *points, *goal.baselines], goal.objective, chosen)
         return TuningResult(report, search.tried, len(found))
 
@@ -149,22 +169,8 @@ class Tuner:
 
         return evaluate
 
-    def _points(self, policy: str, found: Sequence[Evaluated], objective: Objective) -> list[ReportPolicy]:
-        return [
-            ReportPolicy("point", f"point {number}", policy, one.settings, number, _score(objective, one, found[0]))
-            for number, one in enumerate(find_front(found, objective), start=1)
-        ]
 
-
-def _score(objective: Objective, one: Evaluated, default: Evaluated) -> float:
-    return float(objective.scores(one.values, default.values))
-
-
-def _choose(points: Sequence[ReportPolicy], pick: int | None) -> int | None:
-    """Return the number of the chosen point: the given one, or the best if it is better than the default settings."""
-    if pick is not None:
-        if not any(point.number == pick for point in points):
-            raise BadInput(f"--pick {pick}: the trade-off has the points 1 to {len(points)}")
-        return pick
-    best = min(points, key=lambda point: np.inf if point.tuning_score is None else point.tuning_score, default=None)
-    return best.number if best is not None and best.tuning_score is not None and best.tuning_score < 1 else None
+def _choose(front: Sequence[Evaluated], scores: Sequence[float]) -> int | None:
+    """Return the number of the best point that is better than the default settings, also on most slices."""
+    better = (number for number, score in enumerate(scores, start=1) if score < 1 and front[number - 1].is_trusted)
+    return next(better, None)

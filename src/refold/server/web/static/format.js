@@ -131,6 +131,11 @@ export function formatPlacement(placement, most = 2) {
   }).join(", ");
 }
 
+/** "1 block: b0 · 2 racks: b0/r0, b0/r1". @param {Record<string, string[]>} domains by level @param {number} most names of a level */
+export function formatDomains(domains, most = 8) {
+  return Object.entries(domains).map(([level, names]) => `${plural(names.length, level)}: ${names.slice(0, most).join(", ")}${names.length > most ? ", …" : ""}`).join(" · ");
+}
+
 /** "0–3, 6". @param {number[]} indices */
 export function formatIndices(indices) {
   const sorted = [...indices].sort((a, b) => a - b);

@@ -59,7 +59,9 @@ export class GpuMap {
     const byNode = new Map(nodes.map((node) => [node.name, { ...node, gpus: [] }]));
     for (const gpu of gpus) byNode.get(gpu.node)?.gpus.push(gpu);
     this._nodes = [...byNode.values()].filter((node) => node.gpus.length);
-    this._nodes.sort((a, b) => (a.rack ?? "").localeCompare(b.rack ?? "", "en", { numeric: true }));
+    for (const node of this._nodes) node.path = Object.values(node.domains ?? {});
+    for (const node of this._nodes) if (!node.path.length && node.rack) node.path = [node.rack];
+    this._nodes.sort((a, b) => a.path.join("/").localeCompare(b.path.join("/"), "en", { numeric: true }));
     const used = gpus.filter((gpu) => gpu.jobs.length).length;
     this._canvas.setAttribute("aria-label", labels.summary(formatWhole(used), formatWhole(gpus.length), plural(nodes.length, "node")));
     this._hideModesWithoutReadings(gpus);
@@ -122,13 +124,14 @@ export class GpuMap {
     return gpu.jobs.length ? this._owners.get(this._ownerOf(gpu)) : null;
   }
 
-  /** Draw the name of a node; before that of the first node of a rack, the rack. */
-  _drawLabel(context, { x, y, width, text, rack }) {
-    context.fillStyle = this._palette.get(rack ? "text" : "muted");
-    context.font = `${rack ? "600 " : ""}11px system-ui, sans-serif`;
+  /** Draw the name of a node; before that of the first node of a domain, such as a rack, the domain. */
+  _drawLabel(context, { x, y, width, text, domain }) {
+    context.fillStyle = this._palette.get(domain ? "text" : "muted");
+    context.font = `${domain ? "600 " : ""}11px system-ui, sans-serif`;
     context.textBaseline = "top";
     context.textAlign = "left";
-    context.fillText(shorten(context, rack ? `${rack} · ${text}` : text, width), x, y + 1);
+    const both = domain ? `${domain} · ${text}` : text;
+    context.fillText(shorten(context, context.measureText(both).width > width ? domain || text : both, width), x, y + 1);
   }
 
   /** Draw the GPUs of one job on a node as one bar; all others one by one. */
@@ -285,6 +288,8 @@ export class GpuMap {
 
   _describe(gpu) {
     const lines = [labels.gpu(gpu.node, gpu.index)];
+    const domains = Object.entries(this._nodes.find((node) => node.name === gpu.node)?.domains ?? {});
+    if (domains.length) lines.push(domains.map(([level, name]) => labels.domain(level, name)).join(" · "));
     gpu.jobs.forEach((id, index) => lines.push([id, ...(index ? [] : [gpu.user, gpu.tenant])].filter(Boolean).join(" · ")));
     if (!gpu.jobs.length) lines.push(labels.free);
     if (gpu.drain_reason) lines.push(`${labels.drained}: ${gpu.drain_reason}`);

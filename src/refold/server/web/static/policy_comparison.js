@@ -1,4 +1,4 @@
-/** The present queue under other policies: mean wait and completion, and by how much the start of each job shifts. */
+/** The current queue under other policies: mean wait and completion, and by how much the start of each job shifts. */
 
 import { card, errorBox, field, jobLink } from "./controls.js";
 import { fill, h } from "./dom.js";
@@ -91,7 +91,7 @@ function forecastTable({ forecasts }) {
   return table(labels.title, [[labels.policy], [labels.wait], [labels.meanWait, "number"], [labels.meanCompletion, "number"], [labels.earlier, "number"], [labels.later, "number"]], rows);
 }
 
-/** A duration, and the difference to that of the present policy below. */
+/** A duration, and the difference to that of the current policy below. */
 function duration(seconds, present) {
   if (seconds === null) return "–";
   const compared = present === null ? null : h("span", { class: "sub", text: shiftText(seconds - present) });

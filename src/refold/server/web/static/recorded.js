@@ -108,7 +108,7 @@ export class RecordedSource {
       state: runs && (runs.stop ?? Infinity) <= this.at ? "stopping" : state, demand: job.demand, submitted: job.submitted,
       gpus: run ? run.gpus : job.gpus, requested_gpus: job.gpus, instances: runs ? runs.placement.length : job.instances ?? 1,
       started: started ? started.started ?? started.start : null, ended: over ? job.ended : null, runs: run?.number ?? 0,
-      placement: runs ? this._placement(runs) : [], plan: run?.plan ?? "", reason: state === "infeasible" ? "Infeasible" : waits ? reason : "",
+      placement: runs ? this._placement(runs) : [], domains: runs ? this._domains(runs) : {}, plan: run?.plan ?? "", reason: state === "infeasible" ? "Infeasible" : waits ? reason : "",
       message: over ? job.message ?? "" : waits ? text : "", position, steps: job.steps ?? null, steps_done: steps ?? 0, loss, samples_per_second: samples,
       start_estimate: state === "waiting" ? estimateOf(lastAt(job.estimates, this.at)) : null,
       end_estimate: runs && (runs.end ?? null) !== null ? { at: runs.end } : null,
@@ -120,6 +120,16 @@ export class RecordedSource {
 
   _placement(run) {
     return run.placement.map(([node, gpus, share]) => ({ node: this._recording.nodes[node].name, gpus, share }));
+  }
+
+  _domains(run) {
+    const found = {};
+    for (const [node] of run.placement) {
+      Object.entries(this._recording.nodes[node].domains ?? {}).forEach(([level], at, all) => {
+        (found[level] ??= new Set()).add(all.slice(0, at + 1).map(([, name]) => name).join("/"));
+      });
+    }
+    return Object.fromEntries(Object.entries(found).map(([level, names]) => [level, [...names]]));
   }
 
   async jobs({ state = [], ended = false, match = "", name = "", tenant = "", user = "", after = 0, limit = 100 }) {
@@ -231,6 +241,7 @@ export class RecordedSource {
       return {
         name: node.name, up: !change, gpus: node.gpus, gpu_type: node.gpu_type ?? "", free_gpus: ofNode[index].reduce((sum, gpu) => sum + (gpu.drain_reason ? 0 : gpu.free), 0),
         jobs: jobs[index], reason: change?.why ?? "", drained: change?.drained ?? false, rack: node.rack ?? "", rack_watts: null, rack_limit_watts: null,
+        domains: node.domains ?? {},
       };
     });
   }

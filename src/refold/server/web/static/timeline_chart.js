@@ -2,7 +2,7 @@
 
 import { assignOwners, OTHERS_COLOUR, OWNER_COLOURS, Palette } from "./colours.js";
 import { fill, h } from "./dom.js";
-import { formatDuration, formatIndices, formatMoment } from "./format.js";
+import { formatDuration, formatIndices, formatMoment, plural } from "./format.js";
 import { resourceText, texts } from "./texts.js";
 import { drawAxis, LEFT, TOP } from "./time_axis.js";
 
@@ -241,7 +241,7 @@ export class TimelineChart {
     if (!bar) return;
     const owner = [bar.user, bar.tenant].filter(Boolean).join(" · ");
     const when = `${formatMoment(bar.start, this._now)}–${bar.kind === "running" && !bar.certain ? "?" : formatMoment(bar.end, this._now)}`;
-    fill(this._tip, h("strong", { text: bar.job }), h("span", { text: owner }), h("span", { text: `${when} · ${formatDuration(bar.end - bar.start)}` }), h("span", { text: resourceText(`${bar.rows.length} GPU · ${this._place(bar)}`) }), h("span", { text: (bar.kind === "planned" ? this._planned : labels[bar.kind]) + (bar.ending ? `, ${bar.ending}` : "") }));
+    fill(this._tip, h("strong", { text: bar.job }), h("span", { text: owner }), h("span", { text: `${when} · ${formatDuration(bar.end - bar.start)}` }), h("span", { text: resourceText(`${plural(bar.rows.length, "GPU")} · ${this._place(bar)}`) }), h("span", { text: (bar.kind === "planned" ? this._planned : labels[bar.kind]) + (bar.ending ? `, ${bar.ending}` : "") }));
     const right = at[0] > this._width / 2;
     this._tip.style.left = right ? "auto" : `${at[0] + 14}px`;
     this._tip.style.right = right ? `${this._width - at[0] + 14}px` : "auto";

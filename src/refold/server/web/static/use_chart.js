@@ -2,8 +2,8 @@
 
 import { Palette } from "./colours.js";
 import { h } from "./dom.js";
-import { formatWhole } from "./format.js";
-import { texts } from "./texts.js";
+import { formatWhole, plural } from "./format.js";
+import { resourceText, texts } from "./texts.js";
 import { drawAxis, LEFT, TOP } from "./time_axis.js";
 
 const HEIGHT = 130;
@@ -70,7 +70,7 @@ export class UseChart {
       context.fillStyle = palette.get("border");
       context.fillRect(LEFT, y(share * total), width - LEFT, 1);
       context.fillStyle = palette.get("muted");
-      context.fillText(`${formatWhole(share * total)} GPU`, 0, y(share * total) - (share === 1 ? -4 : share === 0 ? 5 : 0));
+      context.fillText(resourceText(plural(Math.round(share * total), "GPU")), 0, y(share * total) - (share === 1 ? -4 : share === 0 ? 5 : 0));
     }
     drawAxis(context, palette, width, range, now, x, HEIGHT);
     line(context, held, x, y, palette.get("accent"), palette.get("accent-soft"), HEIGHT - 4);

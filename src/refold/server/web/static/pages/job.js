@@ -2,7 +2,7 @@
 
 import { card, confirmDialog, emptyNote, errorBox, estimate, moment, progressBar, stateBadge, toast } from "../controls.js";
 import { fill, h, icon } from "../dom.js";
-import { formatCommand, formatDuration, formatFull, formatGib, formatMoment, formatNumber, formatPercent, formatPlacement, formatPrecise, formatRange, formatWhole } from "../format.js";
+import { formatCommand, formatDomains, formatDuration, formatFull, formatGib, formatMoment, formatNumber, formatPercent, formatPlacement, formatPrecise, formatRange, formatWhole } from "../format.js";
 import { reasonText, shareDone, shareText } from "../job_rows.js";
 import { Refresher } from "../live.js";
 import { LogView } from "../log_view.js";
@@ -90,7 +90,7 @@ export default class JobPage {
 
   _actions(job) {
     if (!this._source.mayChange(job)) return [];
-    const again = job.command?.length && h("a", { class: "button", href: `#/submit?again=${encodeURIComponent(job.id)}`, text: labels.again });
+    const again = Boolean(job.command?.length) && h("a", { class: "button", href: `#/submit?again=${encodeURIComponent(job.id)}`, text: labels.again });
     if (ENDED.includes(job.state)) return [again];
     const button = (text, options, danger = false) => h("button", { type: "button", class: danger ? "button danger-text" : "button", text, onclick: () => confirmDialog(options) });
     const change = (verb, done, query = {}) => async () => {
@@ -154,6 +154,7 @@ export default class JobPage {
       [labels.owner, [job.user, job.tenant].filter(Boolean).join(" · ")],
       [labels.requested, resourceText(job.demand)],
       [labels.runsOn, job.placement?.length ? resourceText(`${formatNumber(job.gpus)} ${job.gpus === 1 ? "GPU" : "GPUs"}: ${formatPlacement(job.placement, 12)}`) : ""],
+      [labels.domains, formatDomains(job.domains ?? {})],
       [labels.plan, job.plan],
       [labels.predictedThroughput, predicted ? predictedText(job.samples_per_second, predicted) : ""],
       [labels.jobClass, [job.job_class, job.priority ? labels.priority(job.priority) : ""].filter(Boolean).join(", ")],
@@ -163,7 +164,7 @@ export default class JobPage {
       [labels.started, job.started && startedText(job, first, now)],
       [labels.ended, job.ended && moment(job.ended, now)],
       [labels.runTime, job.started && formatDuration((job.ended ?? now) - job.started)],
-      [labels.gpuTime, held ? labels.hours(formatPrecise(held / 3600)) : ""],
+      [labels.gpuTime, held ? formatDuration(held) : ""],
       [labels.cpuTime, job.cpu_seconds ? formatDuration(job.cpu_seconds) : ""],
       [labels.peakMemory, job.peak_memory_mib ? formatGib(job.peak_memory_mib) : ""],
       [labels.timeLimit, job.time_limit && formatDuration(job.time_limit)],

@@ -2,7 +2,7 @@
 
 import { card, confirmDialog, errorBox, field, segmented, toast } from "../controls.js";
 import { fill, h, setText } from "../dom.js";
-import { formatWhole, plural } from "../format.js";
+import { plural } from "../format.js";
 import { ENDED_COLUMNS, RUNNING_COLUMNS, renderEnded, renderRunning, renderWaiting, WAITING_COLUMNS } from "../job_rows.js";
 import { Refresher } from "../live.js";
 import { texts } from "../texts.js";
@@ -121,11 +121,11 @@ export default class JobsPage {
       return;
     }
     confirmDialog({
-      title: labels.changeTitle[action](plural(jobs.length, "job")), text: labels.changeText(formatWhole(listed.length)), confirm: labels.changeAll[action], danger: action === "cancel",
+      title: labels.changeTitle[action](plural(jobs.length, "job")), text: labels.changeText(plural(listed.length, "job")), confirm: labels.changeAll[action], danger: action === "cancel",
       work: async () => {
         let changed = 0;
         for (let first = 0; first < jobs.length; first += PAGE_JOBS) changed += (await this._source.post("changes", { body: { action, jobs: jobs.slice(first, first + PAGE_JOBS) } })).changed.length;
-        toast(labels.changed(plural(changed, "job")));
+        toast(labels.changed[action](plural(changed, "job")));
         this._refresher.now();
       },
     });
@@ -134,7 +134,7 @@ export default class JobsPage {
   async _load(signal) {
     try {
       await this._table.refresh(signal);
-      setText(this._count, labels.total(formatWhole(this._table.total)));
+      setText(this._count, plural(this._table.total, "job"));
       fill(this._problem);
     } catch (error) {
       if (error.name !== "AbortError") fill(this._problem, errorBox(error, () => this._refresher.now()));

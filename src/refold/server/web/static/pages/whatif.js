@@ -2,7 +2,7 @@
 
 import { card, errorBox, field, select } from "../controls.js";
 import { fill, h } from "../dom.js";
-import { formatDuration, formatFull, formatMoment, formatNumber, formatRange, formatRelative, formatWhole } from "../format.js";
+import { formatDuration, formatFull, formatMoment, formatNumber, formatRange, formatRelative, formatWhole, plural } from "../format.js";
 import { PolicyComparison } from "../policy_comparison.js";
 import { PreemptionOutlook } from "../preemption_outlook.js";
 import { resourceText, texts } from "../texts.js";
@@ -68,7 +68,7 @@ export default class WhatIfPage {
       const gpus = variants[index].gpus * variants[index].instances;
       const best = index === first && ends[index] < Infinity && variants.length > 1;
       return h(
-        "tr", {}, h("th", { scope: "row" }, resourceText(`${formatWhole(gpus)} GPU`), best && h("span", { class: "best", text: labels.earliest })),
+        "tr", {}, h("th", { scope: "row" }, resourceText(plural(gpus, "GPU")), best && h("span", { class: "best", text: labels.earliest })),
         h("td", { class: "bar-cell" }, outcomeBar(one, answer.now, span)), h("td", {}, time(one.start, answer.now, one.reason)), h("td", {}, time(one.end, answer.now, "")),
         h("td", { class: "number", text: one.start ? formatWhole(one.delayed_jobs) : "–" }), h("td", { class: "number", text: one.start && one.mean_delay_of_others > 1 ? formatDuration(one.mean_delay_of_others) : "–" }),
       );
