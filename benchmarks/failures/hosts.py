@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ import msgspec
 
 SECRET = "only the hosts of this test know it"
 PORT = 29400
+HUB_ADDRESS = "10.77.0.250"
+"""The address of a host that never fails."""
+
+_NUMBERS = count(1)
 
 
 def why_not() -> str:
@@ -49,10 +54,11 @@ class Hosts:
     def __init__(self, count: int, folder: Path, megabits: int | None = None) -> None:
         self.count = count
         self.folder = folder
-        self._prefix = f"refold-{os.getpid()}"
+        self._prefix = f"refold-{os.getpid()}-{next(_NUMBERS)}"
         self._hub = f"{self._prefix}-hub"
         _ip("netns", "add", self._hub)
         _ip("-n", self._hub, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", self._hub, "address", "add", f"{HUB_ADDRESS}/24", "dev", "bridge")
         _ip("-n", self._hub, "link", "set", "bridge", "up")
         for host in range(count):
             name, port = self.name(host), f"port{host}"
@@ -68,6 +74,7 @@ class Hosts:
                 _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *rate)
             (folder / f"host-{host}").mkdir(parents=True)
         self.agents: dict[int, subprocess.Popen[bytes]] = {}
+        self._servers: list[subprocess.Popen[bytes]] = []
 
     def name(self, host: int) -> str:
         """Return the name of the namespace of a host."""
@@ -97,6 +104,12 @@ class Hosts:
                 stderr=subprocess.STDOUT,
                 process_group=0,
             )
+
+    def start_on_hub(self, *command: str) -> None:
+        """Start a program on the host that never fails."""
+        with (self.folder / "hub.log").open("ab") as log:
+            words = ["ip", "netns", "exec", self._hub, *command]
+            self._servers.append(subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
 
     def train(self, host: int, plan: str, *script: str, slots: int, variables: Mapping[str, str]) -> None:
         """Start an agent of a run on all hosts."""
@@ -175,6 +188,9 @@ class Hosts:
         for host in range(self.count):
             self.kill_host(host)
             _ip("netns", "del", self.name(host))
+        for server in self._servers:
+            server.kill()
+            server.wait()
         _ip("netns", "del", self._hub)
 
 

@@ -17,7 +17,7 @@ from statistics import median
 from benchmarks.kubernetes import replay, steady
 from benchmarks.kubernetes.faults import CLEAN_UP_SECONDS, FAULTS, PODS, Outcome, measure as measure_fault
 from benchmarks.kubernetes.kubelets import describe
-from benchmarks.kubernetes.placing import SCHEDULERS, Placed, Size, available, measure
+from benchmarks.kubernetes.placing import SCHEDULERS, WITH_RACKS, Placed, Size, available, measure
 
 
 def find_servers(*options: str) -> Path:
@@ -35,6 +35,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kubernetes", description=__doc__)
     parser.add_argument("--nodes", type=int, default=100, help="nodes of eight GPUs (default: 100)")
     parser.add_argument("--gangs", type=int, default=100, help="gangs of eight pods with one GPU (default: 100)")
+    parser.add_argument("--pods", type=int, default=8, help="pods of a gang (default: 8)")
+    parser.add_argument("--racks", type=int, default=0, help="racks, of which each gang requires one (default: none)")
     parser.add_argument("--rounds", type=int, default=3, help="measurements of each scheduler (default: 3)")
     parser.add_argument("--only", choices=SCHEDULERS, action="append", help="measure one scheduler; can be repeated")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -50,7 +52,8 @@ def main() -> None:
         "--speed-up", type=float, action="append", help="speed of --replay; can be repeated (default: 180 and 360)"
     )
     options = parser.parse_args()
-    assets = find_servers("--all")
+    needs_peers = options.only != ["refold"]
+    assets = find_servers(*(["--all"] if needs_peers else []))
     if options.faults is not None:
         outcomes: list[Outcome] = []
         for fault in options.fault or FAULTS:
@@ -67,8 +70,8 @@ def main() -> None:
         print(f"{describe(assets)}.\n")
         print("\n".join(replay.table(replay.PHILLY_PART, replay.simulated(replay.PHILLY_PART), played)))
         return
-    size = Size(options.nodes, options.gangs)
-    names = options.only or available(assets)
+    size = Size(options.nodes, options.gangs, options.pods, options.racks)
+    names = options.only or (list(WITH_RACKS) if size.racks else available(assets))
     found: list[Placed] = []
     for number in range(options.rounds):
         for name in names if number % 2 == 0 else reversed(names):
@@ -83,12 +86,13 @@ def main() -> None:
 def table(found: list[Placed], names: list[str], size: Size) -> list[str]:
     """Return a Markdown table: medians, with the smallest and largest value."""
     rounds = len(found) // len(names)
-    gangs = f"{size.gangs:,} gangs of {size.pods} pods with one GPU"
+    gangs = f"{size.gangs:,} gangs of {size.pods:,} pods with one GPU"
+    gangs += f", each in one of {size.racks} racks," if size.racks else ""
     lines = [
         f"{gangs} on {size.nodes:,} nodes of eight GPUs: median of {rounds} (smallest to largest)",
         "",
-        "| scheduler | bindings per second | start to last binding, s | gangs bound as a whole | in part |",
-        "|---|---|---|---|---|",
+        "| scheduler | bindings per second | start to last binding, s | gangs bound as a whole | in part | split |",
+        "|---|---|---|---|---|---|",
     ]
     for name in names:
         own = [placed for placed in found if placed.scheduler == name]
@@ -96,7 +100,7 @@ def table(found: list[Placed], names: list[str], size: Size) -> list[str]:
         whole, partial = [placed.whole for placed in own], [placed.partial for placed in own]
         lines.append(
             f"| {name} | {spread(speeds)} | {spread(totals)} | {min(whole)} to {max(whole)} |"
-            f" {min(partial)} to {max(partial)} |"
+            f" {min(partial)} to {max(partial)} | {max(placed.split for placed in own) if size.racks else ''} |"
         )
     return lines
 

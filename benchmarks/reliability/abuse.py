@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -29,6 +30,7 @@ from refold.errors import NoDaemon, TooManyRequests, Unavailable
 
 WAITING = 20_000
 ASKING = 3
+LISTING = 100
 SECONDS = 20.0
 FLOOD_SECONDS = 10.0
 KIB = 1024
@@ -39,7 +41,8 @@ BLOCK_BYTES = 512
 class AbuseResult(msgspec.Struct, frozen=True):
     """What was measured under one policy. Times in seconds.
 
-    `latencies`: p50, p99 and maximum of `GET /jobs`, without and with three clients that ask `/whatif` all the time.
+    `latencies`: p50, p99 and maximum of `GET /jobs`, without and with three clients that ask `/whatif` all the time;
+    `listed`: while a reader lists jobs over a hundred connections.
     `answers`: of `/whatif`: answered, refused. `changes`: CPU time of daemon and client, by action.
     """
 
@@ -48,6 +51,7 @@ class AbuseResult(msgspec.Struct, frozen=True):
     bytes_per_job: float
     quiet: tuple[float, float, float]
     latencies: tuple[float, float, float]
+    listed: tuple[float, float, float]
     answers: tuple[int, int]
     changes: dict[str, tuple[float, float]]
     restart: float
@@ -86,6 +90,7 @@ def measure_policy(policy: str) -> AbuseResult:
         per_job = (_memory(daemon.pid) - idle) / WAITING
         quiet = _latencies(client, SECONDS / 4)
         latencies, answers = _latencies_while_asked(daemon, client)
+        listed = _latencies_while_listed(client)
         daemon.kill()
         start(daemon)
         restart = cpu_seconds(daemon.pid)
@@ -94,7 +99,7 @@ def measure_policy(policy: str) -> AbuseResult:
         changes = {str(action): _change_all(daemon, client, action) for action in actions}
         daemon.kill()
         kill_runs(daemon.folder)
-    return AbuseResult(policy, load, per_job, quiet, latencies, answers, changes, restart)
+    return AbuseResult(policy, load, per_job, quiet, latencies, listed, answers, changes, restart)
 
 
 def _patient_client(daemon: ServedDaemon) -> Client:
@@ -143,6 +148,18 @@ def _latencies_while_asked(daemon: ServedDaemon, client: Client) -> tuple[tuple[
     return latencies, (counts["answered"], counts["refused"])
 
 
+def _latencies_while_listed(client: Client) -> tuple[float, float, float]:
+    token = client.create_token("listing", "reader").token
+    words = [client.address, token, str(LISTING), "1000"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "benchmarks.reliability.list_flood", *words], cwd=REPOSITORY
+    ) as listing:
+        time.sleep(3.0)
+        latencies = _latencies(client, SECONDS)
+        listing.kill()
+    return latencies
+
+
 def _change_all(daemon: ServedDaemon, client: Client, action: JobAction) -> tuple[float, float]:
     """Return the CPU time of the daemon and of this process."""
     before, own = cpu_seconds(daemon.pid), time.process_time()
@@ -188,6 +205,9 @@ def table(results: AbuseResults) -> str:
         measured = f"{p99:.0f} ms (median {p50:.0f}, longest {most:.0f}; {1000 * one.quiet[1]:.0f} ms without them)"
         what = f"{name}: `GET /jobs`, 100 jobs, p99, while three clients ask `/whatif` of 32 variants"
         rows.append(at_most(what, p99, 100, measured, "ms"))
+        p50, p99, most = (1000 * seconds for seconds in one.listed)
+        what = f"{name}: `GET /jobs`, 100 jobs, median, while a reader lists 1,000 jobs over {LISTING} connections"
+        rows.append(at_most(what, p50, 100, f"{p50:.0f} ms (p99 {p99:.0f}, longest {most:.0f})", "ms"))
         for action, (daemon, client) in one.changes.items():
             measured = f"{daemon + client:.1f} s (client {client:.1f} s)"
             rows.append(at_most(f"{name}: {action} all, CPU time", daemon + client, 3, measured, "s"))

@@ -2,7 +2,8 @@
 
 Arguments: a folder, and how it answers requests: 'changes', 'refuses', 'crashes', 'ignores', or 'slow' (after a while).
 It appends to `agents` of the folder when it begins, and to `plans` the run and its data-parallel size for each change.
-It ends by itself after two minutes, so that a test that fails leaves nothing behind.
+Of several instances, only the first answers. It ends by itself after two minutes, so that a test that fails leaves
+nothing behind.
 """
 
 import json
@@ -49,7 +50,8 @@ def answer(request: dict[str, Any]) -> None:
     if manner == "refuses":
         replace(Path(f"{change}.done"), json.dumps({"run": request["run"], "error": "does not fit"}))
         return
-    append("plans", f"{request['run']} {request['plan'].get('data', 1)} {request['devices']}")
+    devices = request.get("devices") or [instance["devices"] for instance in request.get("instances", ())] or None
+    append("plans", f"{request['run']} {request['plan'].get('data', 1)} {devices}")
     print(f"run {request['run']}", flush=True)
     phases = {"drain": 0.1, "load": 0.2}
     done = {"run": request["run"], "plan": request["plan"], "step": step, "phases": phases, "way": "warm"}
@@ -64,7 +66,7 @@ while not stopped and not (folder / "finish").exists() and time.monotonic() < de
     step += 1
     replace(progress, f"{step}\n")
     request = read_request()
-    if request is not None and manner != "ignores":
+    if request is not None and manner != "ignores" and os.environ["REFOLD_INSTANCE"] == "0":
         answered = request["run"]
         answer(request)
     time.sleep(0.01)

@@ -29,7 +29,10 @@ CONTROLLERS = (
     "ttl-after-finished-controller",
 )
 
-POD_GROUP_FLAGS = ("--feature-gates=GenericWorkload=true", "--runtime-config=scheduling.k8s.io/v1alpha2=true")
+POD_GROUP_FLAGS = (
+    "--feature-gates=GenericWorkload=true,TopologyAwareWorkloadScheduling=true",
+    "--runtime-config=scheduling.k8s.io/v1alpha2=true",
+)
 
 
 def free_port() -> int:

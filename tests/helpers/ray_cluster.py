@@ -48,9 +48,9 @@ class RayCluster:
         """The variables of programs that use the cluster."""
         return {**os.environ, "RAY_ADDRESS": self.address}
 
-    def add_node(self) -> Any:
+    def add_node(self, **options: Any) -> Any:
         """Start one more node."""
-        return self._cluster.add_node(**self._options)
+        return self._cluster.add_node(**self._options, **options)
 
     def kill_node(self, node: Any) -> None:
         """Kill a node, without a warning."""

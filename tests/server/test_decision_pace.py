@@ -11,11 +11,11 @@ from manual_daemon import ManualDaemon
 
 from refold.core import Scheduler, View
 from refold.core.entries import Header, ListJournal
-from refold.core.events import Event, JobCancelled, JobSubmitted, RunFinished, RunStarted, Woke
+from refold.core.events import Event, JobCancelled, JobHeld, JobReleased, JobSubmitted, RunFinished, RunStarted, Woke
 from refold.core.scheduler import Policy
 from refold.journal.files import check_replay
 from refold.model import Decision
-from refold.server.loop import IDLE_PAUSE, MAX_PAUSE, DecisionPace
+from refold.server.loop import IDLE_PAUSE, MAX_PAUSE, DecisionPace, _freeing_events
 from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job
 
@@ -42,6 +42,7 @@ class SlowPolicy:
         (0.01, [SUBMITTED], True, None),
         (0.1, [SUBMITTED], True, 10.3),
         (0.1, [SUBMITTED, STARTED], False, 10.3),
+        (0.1, [JobReleased("a")], True, 10.3),
         (0.1, [FINISHED], False, 10.05),
         (0.1, [SUBMITTED, FINISHED], True, 10.1),
         (0.1, [CANCELLED], True, 10.1),
@@ -116,3 +117,13 @@ def test_a_journal_with_deferred_decisions_replays() -> None:
     assert (deferred.orders, deferred.deferred, deferred.wake_at) == ((), True, 2.0)
     assert [order.job for order in scheduler.step(2.0, [Woke()]).orders] == ["b"]
     assert check_replay(Header(cluster, "fifo"), iter(journal.entries), make_policy("fifo", {})) == 3
+
+
+def test_cancelled_and_held_jobs_free_something_only_if_they_run() -> None:
+    scheduler = Scheduler(make_cluster(1), make_policy("fifo"))
+    jobs = [make_job(name) for name in "abc"]
+    scheduler.step(0.0, list(map(JobSubmitted, jobs)))
+    assert list(scheduler.view.runs) == ["a"]
+    events: list[Event] = [JobCancelled("a"), JobCancelled("b"), JobHeld("c"), SUBMITTED]
+    assert _freeing_events(events, scheduler.view) == [JobCancelled("a"), SUBMITTED]
+    assert _freeing_events([JobCancelled("b")], scheduler.view) == []

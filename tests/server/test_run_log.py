@@ -12,7 +12,7 @@ from refold.client.api import TimelineQuery
 from refold.client.api.queries import Caller
 from refold.client.api.submissions import Submission
 from refold.client.api.wire import NodeGpus, TimelineRun
-from refold.core import RunFailed, RunFinished
+from refold.core import RunFailed, RunFinished, RunStarted, RunStopped
 
 OTHER = Caller("other", "reader", "speech", "bob")
 HOUR = TimelineQuery(3600.0)
@@ -35,6 +35,22 @@ def test_runs_are_on_the_timeline_with_their_times_and_gpus(tmp_path: Path) -> N
             assert (ended.job, ended.ending, ended.placement) == (first.id, "finished", [NodeGpus("a", [0])])
             assert seconds(ended, daemon) == (0, 100)
             assert (running.job, running.end, running.placement) == (second.id, None, [NodeGpus("a", [1])])
+
+    asyncio.run(check())
+
+
+def test_starting_and_stopping_are_overhead(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with ManualDaemon(tmp_path, UnreliableBackend()) as daemon:
+            job = await daemon.service.submit(OWNER, Submission("first", ["true"]))
+            daemon.clock.time = 30.0
+            await daemon.inbox.commit([RunStarted(job.id, 1)])
+            daemon.clock.time = 100.0
+            await daemon.service.cancel(OWNER, job.id)
+            daemon.clock.time = 112.0
+            await daemon.inbox.commit([RunStopped(job.id, 1)])
+            (run,) = (await daemon.service.timeline(OWNER, HOUR)).runs
+            assert (seconds(run, daemon), round(run.overhead)) == ((0, 112), 30 + 12)
 
     asyncio.run(check())
 

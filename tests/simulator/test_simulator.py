@@ -122,6 +122,21 @@ def test_a_run_lost_with_its_node_resumes_from_its_checkpoint() -> None:
     assert end(30.0) == 80 + 100 - 60
 
 
+def test_a_reshapable_run_on_several_nodes_loses_a_node_but_no_work() -> None:
+    def end(live: float | None, *, reshapable: bool = True, nodes: int = 3) -> float:
+        journal = ListJournal()
+        jobs, faults = [make_job("a", instances=2, work=100.0, reshapable=reshapable)], [Fault(0, 70.0, 80.0)]
+        cluster = make_cluster(*[1] * nodes)
+        costs = Costs(restart=9.0, live=live)
+        simulate(jobs, cluster, make_policy("fifo"), journal=journal, costs=costs, faults=faults)
+        return finish_times(journal)["a"]
+
+    assert end(None) == 70 + 9 + 100
+    assert end(2.0) == 70 + 2 + 30
+    assert end(2.0, reshapable=False) == 70 + 9 + 100
+    assert end(2.0, nodes=2) == 80 + 9 + 30, "it waits for the node, and memory is not kept meanwhile"
+
+
 def test_only_the_runs_of_a_lost_gpu_fail_and_the_gpu_is_used_again_when_it_returns() -> None:
     journal = ListJournal()
     jobs = [make_job("a", work=100.0), make_job("b", work=100.0), make_job("c", at=1.0, work=5.0)]

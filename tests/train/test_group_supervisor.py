@@ -6,7 +6,7 @@ from signal import SIGKILL, SIGQUIT
 
 import pytest
 
-from refold.model import ChangeAnswer, ChangeRequest, Plan
+from refold.model import ChangeAnswer, ChangeRequest, InstanceGpus, Plan
 from refold.train.copies import CopySource, CopyToLoad
 from refold.train.group_supervisor import GroupMachine, GroupSupervisor, plan_for
 from refold.train.messages import (
@@ -154,6 +154,34 @@ def test_a_host_that_is_lost_while_it_joins_leaves_the_others_as_they_were() -> 
     assert actions[:2] == [Log("lost instance 1"), Answer(ChangeAnswer(7, error="instance 1 was lost"))]
     assert supervisor.exited(3, -SIGKILL) == []
     assert supervisor.exited(4, -SIGKILL) == []
+
+
+def test_instances_can_give_up_gpus_and_get_them_back() -> None:
+    facts = Facts()
+    supervisor = training(facts, Plan(data=4), TWO)
+    fewer = (InstanceGpus(1, "7"), InstanceGpus(1, "3"))
+    actions = supervisor.request(ChangeRequest(2, Plan(data=2), instances=fewer))
+    assert [action for action in actions if isinstance(action, StartRank)] == [
+        StartRank(5, 0, 2, "7", 0, 0, 1),
+        StartRank(6, 1, 2, "3", 1, 0, 1),
+    ]
+    assert supervisor.request(ChangeRequest(2, Plan(data=2), instances=fewer)) == [], "another agent has seen it, too"
+    ready(supervisor, range(5, 7))
+    for process in range(1, 5):
+        supervisor.received(process, Left(process - 1, 4, False, {}))
+    for process in range(1, 5):
+        supervisor.exited(process, 0)
+    supervisor.received(5, Entered(1002, Plan(data=2), 4, {}))
+    assert supervisor.instances == fewer
+    why = "DP4 needs 4 ranks, the hosts of the run have 2"
+    assert supervisor.request(ChangeRequest(3, Plan(data=4))) == [Answer(ChangeAnswer(3, error=why))]
+    both = (InstanceGpus(2, "6,7"), InstanceGpus(2, "2,3"))
+    starts = supervisor.request(ChangeRequest(4, Plan(data=4), instances=both))
+    assert [action.devices for action in starts if isinstance(action, StartRank)] == ["6,7", "6,7", "2,3", "2,3"]
+    supervisor.exited(7, 1)
+    for process in (11, 12, 13):
+        supervisor.exited(process, 1)
+    assert supervisor.instances == fewer, "the change was given up"
 
 
 def test_a_plan_for_which_there_are_too_few_hosts_is_refused() -> None:

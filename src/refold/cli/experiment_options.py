@@ -145,6 +145,15 @@ class CostOptions(OverheadOptions):
     restart_cost: Annotated[
         str | None, typer.Option("--restart-cost", metavar="TIME", help="Overhead of every later start.")
     ] = DEFAULT_RESTART_COST
+    live_cost: Annotated[
+        str | None,
+        typer.Option(
+            "--live-cost",
+            metavar="TIME",
+            help="Overhead of changing a reshapable job on its nodes, or of losing one of several, with its state "
+            "in memory (default: it is restarted).",
+        ),
+    ] = None
     checkpoint_every: Annotated[
         str | None,
         typer.Option(
@@ -177,6 +186,7 @@ class CostOptions(OverheadOptions):
         overheads = OverheadOptions.parse(self)
         return replace(
             overheads,
+            live=None if self.live_cost is None else parse_duration(self.live_cost),
             checkpoint_every=checkpoint_every,
             report_every=report_every,
             report_speeds=self.report_speeds,
@@ -214,7 +224,9 @@ class FaultOptions:
 
     faults: Annotated[
         str | None,
-        typer.Option("--faults", metavar="TIME", help="Mean time between faults per node (default: no faults)."),
+        typer.Option(
+            "--faults", "--mtbf", metavar="TIME", help="Mean time between faults per node (default: no faults)."
+        ),
     ] = None
     repair: Annotated[
         str | None, typer.Option("--repair", metavar="TIME", help="Mean time to repair a node (default: 1h).")

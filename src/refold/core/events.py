@@ -130,7 +130,7 @@ class ChangeMeasured(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, 
 class SpeedMeasured(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):
     """The average speed of a kind of job on GPUs of a type with a plan, measured before the journal began.
 
-    0 steps per second: jobs of this kind cannot use the plan.
+    0 steps per second: jobs of this kind cannot use the plan. `spread`: GPUs in each domain of each level.
     """
 
     workload: str
@@ -141,6 +141,7 @@ class SpeedMeasured(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, t
     plan: Plan
     steps_per_second: float
     reports: int = 1
+    spread: tuple[tuple[int, ...], ...] = ()
 
 
 class GpuTimeUsed(msgspec.Struct, gc=False, frozen=True, omit_defaults=True, tag=True):

@@ -16,3 +16,5 @@ cdef class JobQueue:
     cdef void _replace(self, object job, object changed) except *
     cdef void _enqueue(self, object job) except *
     cdef void _release_usage(self, object job) except *
+
+cdef object _relaxed(object job)

@@ -38,7 +38,8 @@ class Measurements:
 
     def restore(self, event: SpeedMeasured) -> None:
         """Restore a speed that was measured before the journal began."""
-        shape = MeasuredShape(event.workload, event.batch, event.sequence, event.gpu_type, event.layout, event.plan)
+        kind = (event.workload, event.batch, event.sequence)
+        shape = MeasuredShape(*kind, event.gpu_type, event.layout, event.plan, event.spread)
         self.speeds[shape] = event.steps_per_second
         self._counts[shape] = event.reports
 
@@ -63,4 +64,4 @@ class Measurements:
     def speed_events(self) -> Iterator[SpeedMeasured]:
         """Return the speeds as events."""
         for shape, speed in self.speeds.items():
-            yield SpeedMeasured(*shape, steps_per_second=speed, reports=self._counts[shape])
+            yield SpeedMeasured(*shape[:-1], steps_per_second=speed, reports=self._counts[shape], spread=shape.spread)

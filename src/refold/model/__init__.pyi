@@ -96,12 +96,14 @@ from .run import (
     ChangeAnswer as ChangeAnswer,
     ChangeRequest as ChangeRequest,
     ChangeWay as ChangeWay,
+    InstanceGpus as InstanceGpus,
     MeasuredShape as MeasuredShape,
     Run as Run,
     RunUsage as RunUsage,
     SlowPlace as SlowPlace,
     measured_shape as measured_shape,
     run_plan as run_plan,
+    spread_of as spread_of,
 )
 from .topology import TopologyRequest as TopologyRequest
 from .units import (

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from refold.model.allocation import Allocation
+from refold.model.allocation import Allocation, Placement
 from refold.model.cluster import Cluster
 from refold.model.job import Job
 from refold.model.plan import Plan
@@ -49,7 +50,7 @@ def run_plan(job: Job, allocation: Allocation) -> Plan | None:
 
 
 class MeasuredShape(NamedTuple):
-    """A kind of job, GPUs on each node (in descending order) of one type, and a plan."""
+    """A kind of job, GPUs on each node (in descending order) of one type, a plan, and the GPUs in each domain."""
 
     workload: str
     batch: int
@@ -57,6 +58,18 @@ class MeasuredShape(NamedTuple):
     gpu_type: str
     layout: tuple[int, ...]
     plan: Plan
+    spread: tuple[tuple[int, ...], ...] = ()
+
+
+def spread_of(cluster: Cluster, placement: Placement) -> tuple[tuple[int, ...], ...]:
+    """Return the GPUs in each domain, in descending order, for each level of the cluster, outermost first."""
+    spread: list[tuple[int, ...]] = []
+    for level in range(len(cluster.levels)):
+        gpus: Counter[tuple[str, ...]] = Counter()
+        for share in placement:
+            gpus[cluster.domain(share.node, level)] += len(share.gpus)
+        spread.append(tuple(sorted(gpus.values(), reverse=True)))
+    return tuple(spread)
 
 
 def measured_shape(job: Job, allocation: Allocation, cluster: Cluster) -> MeasuredShape:
@@ -64,7 +77,8 @@ def measured_shape(job: Job, allocation: Allocation, cluster: Cluster) -> Measur
     gpu_type = cluster.nodes[allocation.placement[0].node].gpu_type
     layout = allocation.gpus_on_node
     plan = allocation.plan or job.plan or Plan(data=max(sum(layout), 1))
-    return MeasuredShape(job.workload, job.batch, job.sequence, gpu_type, layout, plan)
+    spread = spread_of(cluster, allocation.placement)
+    return MeasuredShape(job.workload, job.batch, job.sequence, gpu_type, layout, plan, spread)
 
 
 # What a back end and the agent of a run tell each other when processes are to continue under another plan.
@@ -80,17 +94,26 @@ They go on without it, or have ended.
 """
 
 
-class ChangeRequest(msgspec.Struct, frozen=True):
+class InstanceGpus(msgspec.Struct, frozen=True):
+    """How many ranks an instance of several may have, and its CUDA_VISIBLE_DEVICES (None: there are no GPUs)."""
+
+    slots: int
+    devices: str | None = None
+
+
+class ChangeRequest(msgspec.Struct, frozen=True, omit_defaults=True):
     """Train with another plan, as run `run`.
 
     `devices`: the new value of CUDA_VISIBLE_DEVICES; None: there are no GPUs, or they stay the same. `way`: a live
-    change keeps processes where it can, a warm one replaces all of them.
+    change keeps processes where it can, a warm one replaces all of them. `instances`: what each of several instances
+    has from then on; empty: the same as before.
     """
 
     run: int
     plan: Plan
     devices: str | None = None
     way: Literal["live", "warm"] = "live"
+    instances: tuple[InstanceGpus, ...] = ()
 
 
 class ChangeAnswer(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -10,7 +10,7 @@ import cython
 import numpy as np
 import numpy.typing as npt
 
-from refold.model.arrays import view
+from refold.model.arrays import view, zeros_on_demand
 from refold.predict.layout import (
     ALL,
     AVERAGE_BIN,
@@ -83,12 +83,12 @@ class Slots(NamedTuple):
 
 def empty_tables() -> ContextTables:
     """Return tables without contexts."""
-    recent = np.empty((TABLE_ROWS + 1, RECENT_COLUMNS))
+    recent = zeros_on_demand((TABLE_ROWS + 1, RECENT_COLUMNS), np.float64)
     recent[TABLE_ROWS] = (-1.0, -1.0, -1.0, -inf, -inf, 0.0)
     return ContextTables(
-        Slots(np.zeros(TABLE_ROWS, np.uint64), np.zeros(TABLE_ROWS, np.int64), np.zeros(TABLE_ROWS, np.int64)),
-        np.zeros((TABLE_ROWS + 1, RATES, BINS), np.float32),
-        np.zeros((TABLE_ROWS + 1, BINS), np.float32),
+        Slots(*(zeros_on_demand((TABLE_ROWS,), kind) for kind in (np.uint64, np.int64, np.int64))),
+        zeros_on_demand((TABLE_ROWS + 1, RATES, BINS), np.float32),
+        zeros_on_demand((TABLE_ROWS + 1, BINS), np.float32),
         recent,
         0,
     )

@@ -172,7 +172,11 @@ class Loop:
         # 2. Decide.
         state.uncommitted = _jobs_before(given.requests, state.view)
         changing = _runs_to_be_followed(events, state.view)
-        decide_at = None if snapshot or epoch else self._pace.decide_at(now, events, bool(given.requests))
+        decide_at = (
+            None
+            if snapshot or epoch
+            else self._pace.decide_at(now, _freeing_events(events, state.view), bool(given.requests))
+        )
         began = state.now()
         entry = state.scheduler.step(now, events, decide_at)
         if decide_at is None:
@@ -258,6 +262,11 @@ def _jobs_before(requests: Sequence[PendingRequest], view: View) -> dict[str, Jo
     return before
 
 
+def _freeing_events(events: Sequence[Event], view: View) -> list[Event]:
+    """Return the events without those that end or hold jobs that do not run: they free no resources."""
+    return [event for event in events if not isinstance(event, JobCancelled | JobHeld) or event.job in view.runs]
+
+
 def _runs_to_be_followed(events: Sequence[Event], view: View) -> dict[str, int]:
     """Return, by job, runs that are to be followed by another run at once, and about which there is an event."""
     jobs = {event.job for event in events if isinstance(event, RunStopped | JobCancelled | JobHeld)}
@@ -292,7 +301,7 @@ the next decision is about all runs that end meanwhile."""
 
 MAX_PAUSE: Seconds = 2.0
 
-CALM = (JobSubmitted, RunStarted, RunProgressed, SpeedMeasured, ChangeMeasured, GpuTimeUsed)
+CALM = (JobSubmitted, JobReleased, RunStarted, RunProgressed, SpeedMeasured, ChangeMeasured, GpuTimeUsed)
 """Events that free nothing."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from refold.client.api import Caller, Timeline, TimelineRun
-from refold.core import Entry, JobSubmitted, RunAdopted, RunFailed, RunFinished, RunStopped, StartRun
+from refold.core import Entry, JobSubmitted, RunAdopted, RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.model import Allocation, Seconds
 from refold.server.live_state import LiveState
 from refold.server.status import wire_placement
@@ -26,7 +26,10 @@ MAX_OWNERS = 100_000
 
 
 class LoggedRun(msgspec.Struct):
-    """A run. Times are seconds since the start of the journal; `end` is None while it runs."""
+    """A run. Times are seconds since the start of the journal; `end` is None while it runs.
+
+    `computing`: when it had started up; `stopping`: when it was ordered to stop.
+    """
 
     job: str
     number: int
@@ -36,6 +39,14 @@ class LoggedRun(msgspec.Struct):
     allocation: Allocation
     end: Seconds | None = None
     ending: str = ""
+    computing: Seconds | None = None
+    stopping: Seconds | None = None
+
+    @property
+    def overhead(self) -> Seconds:
+        """How long the run has held its GPUs while it was starting or stopping."""
+        starting = 0.0 if self.computing is None else self.computing - self.start
+        return starting + (self.end - self.stopping if self.end is not None and self.stopping is not None else 0.0)
 
 
 class RunLog:
@@ -82,6 +93,9 @@ class RunLog:
                             del self._owners[next(iter(self._owners))]
                     case RunAdopted():
                         self._begin(event.job, event.run, event.since, event.allocation)
+                    case RunStarted(job_id, number):
+                        if (run := self._open.get(job_id)) is not None and run.number == number:
+                            run.computing = entry.now
                     case RunFinished():
                         self._end(event.job, event.run, entry.now, "finished")
                     case RunStopped():
@@ -93,6 +107,8 @@ class RunLog:
             for order in entry.orders:
                 if isinstance(order, StartRun):
                     self._begin(order.job, order.run, entry.now, order.allocation)
+                elif (run := self._open.get(order.job)) is not None and run.number == order.run:
+                    run.stopping = entry.now
 
     def _begin(self, job: str, number: int, start: Seconds, allocation: Allocation) -> None:
         tenant, user = self._owners.get(job) or self._read_owner(job)
@@ -154,6 +170,7 @@ def _wire_run(caller: Caller, state: LiveState, run: LoggedRun) -> TimelineRun:
         None if run.end is None else state.wall_time(run.end),
         run.ending,
         wire_placement(run.allocation, state.view.cluster),
+        run.overhead,
     )
 
 

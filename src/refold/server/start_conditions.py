@@ -5,7 +5,7 @@ A job is held until they are met. They are derived from the jobs alone, so a res
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from heapq import heappop, heappush
@@ -164,11 +164,14 @@ class DependencyGraph:
         self._unmet: dict[str, set[Dependency]] = {}
         self._dependents: dict[Dependency, set[str]] = {}
         self._active_tasks: dict[str, set[str]] = {}
-        self._by_owner: dict[_Owner, OrderedDict[str, None]] = {}  # a dict would search its first key again and again
+        self._by_owner: dict[_Owner, dict[str, None]] = {}
+        self._singletons: Counter[_Owner] = Counter()
 
     def add(self, job: Job) -> list[Dependency]:
         """Add a new job, and return its dependencies on other jobs."""
-        self._by_owner.setdefault(_owner(job), OrderedDict())[job.id] = None
+        self._by_owner.setdefault(_owner(job), {})[job.id] = None
+        if SINGLETON in job.launch.after:
+            self._singletons[_owner(job)] += 1
         if job.launch.array is not None:
             self._active_tasks.setdefault(job.launch.array.array, set()).add(job.id)
         dependencies = [dependency for dependency in map(parse_dependency, job.launch.after) if dependency.job]
@@ -218,11 +221,16 @@ class DependencyGraph:
 
     def _next_of_owner(self, ended: Job) -> list[str]:
         """Return the job that may be the next singleton."""
-        owned = self._by_owner[_owner(ended)]
+        owner = _owner(ended)
+        owned = self._by_owner[owner]
         owned.pop(ended.id, None)
+        if SINGLETON in ended.launch.after:
+            self._singletons[owner] -= 1
         if not owned:
-            del self._by_owner[_owner(ended)]
-        return [next(iter(owned))] if owned else []
+            del self._by_owner[owner]
+            self._singletons.pop(owner, None)
+        # The first one is only looked for if it matters: in a long dict whose first jobs have ended, that takes long.
+        return [next(iter(owned))] if owned and self._singletons[owner] else []
 
 
 def _owner(job: Job) -> _Owner:

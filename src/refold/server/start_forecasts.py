@@ -219,7 +219,9 @@ class StartForecasts(Subscriber):
                 log.warning("there are no start estimates: the policy %s cannot be copied", self._state.header.policy)
                 self._cost = inf
                 return
-            self._times, self._columns = times, {job_id: column for column, job_id in enumerate(times.job_ids)}
+            is_known = bool(np.isfinite(times.starts).any())
+            self._times = times if is_known else None
+            self._columns = {job_id: column for column, job_id in enumerate(times.job_ids) if is_known}
             self._estimates = await self._make_estimates(times)
             for job_id, estimate in self._estimates.items():
                 self._first.setdefault(job_id, estimate)

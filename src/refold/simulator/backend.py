@@ -93,6 +93,8 @@ class SimulatedBackend:
         self._runs: dict[str, _SimulatedRun] = {}
         self._live_changes: dict[str, Allocation] = {}
         """Jobs that are changed without a restart, and their next allocations."""
+        self._survivors: dict[str, Seconds] = {}
+        """When jobs have lost one of several nodes that continue with the state in memory of the others."""
         self.max_time_limit = max((self._jobs[job].time_limit or 0.0 for job in self._max_work), default=0.0)
         """The longest time limit of the jobs that never end; 0 if there is none."""
         self.never_ending = 0
@@ -142,7 +144,7 @@ class SimulatedBackend:
 
     def _start(self, now: Seconds, order: StartRun) -> None:
         job, costs = self._jobs[order.job], self._costs
-        is_live = self._live_changes.pop(job.id, None) == order.allocation
+        is_live = self._live_changes.pop(job.id, None) == order.allocation or self._survivors.pop(job.id, -inf) == now
         delay = costs.start if order.run == 1 else costs.live if is_live and costs.live is not None else costs.restart
         remaining = max(0.0, self._charge.work(job) - self._done.get(job.id, 0.0))
         speed = self._charge.speed(job, order.allocation)
@@ -201,7 +203,7 @@ class SimulatedBackend:
         run = self._runs.get(job_id)
         if run is None or run.number != number:
             return  # it has ended by itself and has reported so
-        if self._costs.live is not None and order.next is not None and _is_on_same_node(run.placement, order.next):
+        if self._costs.live is not None and order.next is not None and _has_same_nodes(run.placement, order.next):
             self._live_changes[job_id] = order.next
         self._withdraw_events(now, run)
         done = self._done.get(job_id, 0.0) + self._work_done(job_id, run, now)
@@ -215,7 +217,12 @@ class SimulatedBackend:
         run = self._runs[job_id]
         self._remove_run(job_id)
         self._withdraw_events(now, run)
-        done = self._done[job_id] = self._checkpointed(self._done.get(job_id, 0.0), self._work_done(job_id, run, now))
+        before, since = self._done.get(job_id, 0.0), self._work_done(job_id, run, now)
+        if self._costs.live is not None and self._jobs[job_id].reshapable and len(run.placement) > 1:
+            self._survivors[job_id] = now
+            done = self._done[job_id] = before + since
+        else:
+            done = self._done[job_id] = self._checkpointed(before, since)
         steps = self._steps(self._jobs[job_id], done)
         return RunFailed(job_id, run.number, why, done, retry=True, steps=steps)
 
@@ -240,6 +247,5 @@ class SimulatedBackend:
             self._agenda.withdraw(run.cost_event)
 
 
-def _is_on_same_node(placement: Placement, allocation: Allocation) -> bool:
-    nodes = {share.node for share in (*placement, *allocation.placement)}
-    return len(nodes) == 1 and len(placement) == len(allocation.placement) == 1
+def _has_same_nodes(placement: Placement, allocation: Allocation) -> bool:
+    return [share.node for share in placement] == [share.node for share in allocation.placement]

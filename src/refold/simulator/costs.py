@@ -27,7 +27,10 @@ class Costs(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     stop: Seconds = 0.0
     restart: Seconds = 0.0
     live: Seconds | None = None
-    """The cost of a change on the same node without a restart; None: every change is a stop and a restart."""
+    """The cost of a change on the same nodes without a restart; None: every change is a stop and a restart.
+
+    Also that of the loss of one of several nodes: a reshapable job loses no work, as its state is in memory of others.
+    """
     checkpoint_every: Seconds | None = None
     """The checkpoint interval: a run on a node that goes down loses the work since; None: all of its work."""
     report_every: Seconds | None = None

@@ -216,8 +216,9 @@ class GroupAgent(Agent):
         if view.reign == 1 and slots < self._wanted.plan.gpus:
             print_line(f"{self._wanted.plan} needs {self._wanted.plan.gpus} ranks, the hosts have {slots}")
         machine = GroupMachine(monotonic, lambda: self._ledger.to_load(self._host_slots(self._view or view)))
+        wanted = self._wanted
         self._group = GroupSupervisor(
-            self._wanted.plan, hosts, machine, view.reign, self._wanted.batch, self._settings.hang_seconds
+            wanted.plan, hosts, machine, view.reign, wanted.batch, self._settings.hang_seconds, wanted.instances
         )
         self._do(self._group.start())
 
@@ -304,7 +305,7 @@ class GroupAgent(Agent):
         """Tell the others what the next leader must know."""
         if self._group is None or self._view is None:
             return
-        wanted = Wanted(self._reign, self._group.asked, self._group.batch)
+        wanted = Wanted(self._reign, self._group.asked, self._group.batch, self._group.instances)
         if wanted != self._wanted:
             for instance in self._view.members:
                 self._tell(instance, wanted)

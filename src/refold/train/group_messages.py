@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from refold.model import ChangeRequest, Plan, Seconds
+from refold.model import ChangeRequest, InstanceGpus, Plan, Seconds
 from refold.train.copies import CopyToLoad, HostCopy
 from refold.train.group_link import Peer
 from refold.train.membership import Beat
@@ -48,11 +48,12 @@ class Shared(msgspec.Struct, frozen=True, tag=True):
 
 
 class Wanted(msgspec.Struct, frozen=True, tag=True):
-    """What the next leader must know: the requested plan, and the batch."""
+    """What the next leader must know: the requested plan, what each instance may use, and the batch."""
 
     reign: int
     plan: Plan
     batch: int
+    instances: tuple[InstanceGpus, ...] = ()
 
 
 class BackUp(msgspec.Struct, frozen=True, tag=True):

@@ -7,7 +7,7 @@ from signal import SIGQUIT
 
 import msgspec
 
-from refold.model import ChangeAnswer, ChangeRequest, Plan, Seconds
+from refold.model import ChangeAnswer, ChangeRequest, InstanceGpus, Plan, Seconds
 from refold.train.copies import CopyToLoad
 from refold.train.messages import Action, Answer, Change, CopyOrders, Log, Ready, Saved, SignalRank, ToSupervisor
 from refold.train.rank_table import ENTER_SECONDS, JOIN_SECONDS, Phase, RankProcess, Role, refusal
@@ -54,9 +54,15 @@ class GroupSupervisor(Supervisor):
         reign: int,
         batch: int,
         hang_seconds: Seconds | None = None,
+        instances: tuple[InstanceGpus, ...] = (),
     ) -> None:
-        """`hang_seconds`: how long ranks that train may be silent before they are replaced (None: for ever)."""
+        """`hang_seconds`: how long ranks that train may be silent before they are replaced (None: for ever).
+
+        `instances`: what each instance may use, if a change has said so.
+        """
         super().__init__(plan, None, machine)
+        self._instances = self._settled_instances = instances
+        self._last_request = 0
         self._hosts = tuple(hosts)
         self._copies = machine
         self._asked = self._settled = plan
@@ -73,6 +79,11 @@ class GroupSupervisor(Supervisor):
     def batch(self) -> int:
         """The global batch size; 0 if it is not known yet."""
         return self._batch
+
+    @property
+    def instances(self) -> tuple[InstanceGpus, ...]:
+        """What each instance may use; empty: all that it has."""
+        return self._instances
 
     @property
     def asked(self) -> Plan:
@@ -97,12 +108,15 @@ class GroupSupervisor(Supervisor):
             self._saved = message.step
         actions = super().received(process, message)
         if self._phase is Phase.TRAINING and self._requests.current is None:
-            self._settled = self._asked
+            self._settled, self._settled_instances = self._asked, self._instances
         return actions
 
     def request(self, request: ChangeRequest) -> list[Action]:
-        """Change the plan; if a change is in progress, after it."""
-        slots = self._slots()
+        """Change the plan; if a change is in progress, after it. All agents that see a request pass it on."""
+        if request.run <= self._last_request:
+            return []
+        self._last_request = request.run
+        slots = sum(host.slots for host in self._usable(request.instances or self._instances))
         if request.plan.gpus > slots:
             return [
                 refusal(request, f"{request.plan} needs {request.plan.gpus} ranks, the hosts of the run have {slots}")
@@ -154,7 +168,8 @@ class GroupSupervisor(Supervisor):
         return self._deadline is not None and self._machine.now() >= self._deadline
 
     def _begin(self) -> None:
-        self._asked = self._settled if self._requests.current is None else self._asked
+        if self._requests.current is None:
+            self._asked, self._instances = self._settled, self._settled_instances
         self._deadline = self._machine.now() + JOIN_SECONDS
         super()._begin()
 
@@ -172,21 +187,32 @@ class GroupSupervisor(Supervisor):
             self._log(f"growing to {fitting}")
             self._requests.add(ChangeRequest(GROWTH, fitting))
 
+    def _usable(self, instances: tuple[InstanceGpus, ...]) -> tuple[HostSlots, ...]:
+        """Return the hosts with what they may use."""
+        return tuple(
+            msgspec.structs.replace(
+                host, slots=instances[host.instance].slots, devices=instances[host.instance].devices
+            )
+            if instances
+            else host
+            for host in self._hosts
+        )
+
     def _slots(self) -> int:
-        return sum(host.slots for host in self._hosts)
+        return sum(host.slots for host in self._usable(self._instances))
 
     def _shape_to_start(self) -> Shape:
-        return Shape(plan_for(self._asked, self._slots(), self._batch), hosts=self._hosts)
+        return Shape(plan_for(self._asked, self._slots(), self._batch), hosts=self._usable(self._instances))
 
     def _shape_after(self, request: ChangeRequest, members: list[RankProcess]) -> tuple[Shape, bool]:
         del members
         if request.run != GROWTH:
-            self._asked = request.plan
-        return Shape(request.plan, hosts=self._hosts), False
+            self._asked, self._instances = request.plan, request.instances or self._instances
+        return Shape(request.plan, hosts=self._usable(self._instances)), False
 
     def _abandon_change(self, why: str) -> None:
         if self._requests.current is not None:
-            self._asked = self._settled
+            self._asked, self._instances = self._settled, self._settled_instances
         super()._abandon_change(why)
 
     def _with_copies(self, change: Change) -> Change:

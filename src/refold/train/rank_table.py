@@ -61,7 +61,7 @@ class RankTable:
             place = shape.place_of(local)
             on_host = place.local_rank if shape.hosts else local
             self._ranks[process] = RankProcess(process, rank, shape.device_of(local), role, False, place.host, on_host)
-            self._actions.append(StartRank(process, rank, shape.plan.gpus, shape.visible_devices(), *place))
+            self._actions.append(StartRank(process, rank, shape.plan.gpus, shape.visible_devices(local), *place))
 
     def note_times(self, times: RankTimes, ranks: int) -> None:
         """Note what a rank has measured; find the rank that has been slower than the others for a while."""

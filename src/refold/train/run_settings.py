@@ -138,7 +138,8 @@ class Place(NamedTuple):
 class HostSlots(msgspec.Struct, frozen=True):
     """A host of a run: how many ranks it can have, where new groups can meet, and where its agent serves copies.
 
-    `since`: the view of the membership in which it has joined.
+    `since`: the view of the membership in which it has joined. `devices`: CUDA_VISIBLE_DEVICES of its ranks (None: as
+    its agent has it).
     """
 
     instance: int
@@ -147,6 +148,7 @@ class HostSlots(msgspec.Struct, frozen=True):
     address: str
     meeting_port: int
     port: int
+    devices: str | None = None
 
 
 class Shape(msgspec.Struct, frozen=True):
@@ -169,8 +171,10 @@ class Shape(msgspec.Struct, frozen=True):
         """Return the GPU of a rank."""
         return self.devices[local_rank] if self.devices and local_rank < len(self.devices) else None
 
-    def visible_devices(self) -> str | None:
-        """Return the value of CUDA_VISIBLE_DEVICES."""
+    def visible_devices(self, rank: int) -> str | None:
+        """Return the value of CUDA_VISIBLE_DEVICES of a rank."""
+        if self.hosts:
+            return next(host.devices for host in self.hosts if host.instance == self.place_of(rank).host)
         return ",".join(self.devices) if self.devices else None
 
 

@@ -103,6 +103,14 @@ def template(parallelism: int) -> dict[str, Any]:
         ),
         ("PodGroup", {"schedulingPolicy": {"gang": {"minCount": 5}}}, Owner(5)),
         ("PodGroup", {"schedulingPolicy": {"basic": {}}}, Owner(None)),
+        (
+            "PodGroup",
+            {
+                "schedulingPolicy": {"gang": {"minCount": 5}},
+                "schedulingConstraints": {"topology": [{"key": "example.com/rack"}]},
+            },
+            Owner(5, level="example.com/rack"),
+        ),
         ("Workload", {"podGroups": [{"name": "w", "policy": {"gang": {"minCount": 3}}}]}, Owner(3)),
         ("Workload", {"podGroups": [{"name": "other", "policy": {"gang": {"minCount": 3}}}]}, Owner(None)),
     ],

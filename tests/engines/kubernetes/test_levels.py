@@ -103,6 +103,9 @@ def test_gangs_request_domains_by_the_annotations_of_kueue_on_clusters_with_leve
     assert request({REQUIRED: RACK}, has_levels=False) is None
     assert request({SLICE: RACK, SLICE_SIZE: "2"}) == TopologyRequest(segment=2, segment_level=RACK)
     assert request({}) is None
+    pods = [make_pod(f"p{number}") for number in range(4)]
+    in_group = gang_submission(gang_name(pods[0]), pods, Owner(4, level=RACK), "", True)
+    assert in_group.topology == TopologyRequest(RACK)
     with pytest.raises(BadInput, match="podset-slice-size is 'two', expected pods ≥ 1"):
         request({SLICE: RACK, SLICE_SIZE: "two"})
     with pytest.raises(BadInput, match="so it cannot be reshapable"):

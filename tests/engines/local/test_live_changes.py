@@ -41,6 +41,8 @@ FAKE_AGENT = Path(__file__).parents[2] / "helpers" / "fake_agent.py"
 
 ONE = Allocation((Share(0, (0,)),), Plan())
 TWO = Allocation((Share(0, (0, 1)),), Plan(data=2))
+ON_TWO_NODES = Allocation((Share(0, (0, 1)), Share(1, (0, 1))), Plan(data=4))
+FEWER_ON_BOTH = Allocation((Share(0, (1,)), Share(1, (0,))), Plan(data=2))
 OTHER_NODE = Allocation((Share(1, (0, 1)),), Plan(data=2))
 
 
@@ -113,6 +115,33 @@ def test_the_processes_become_the_next_run(tmp_path: Path) -> None:
         (tmp_path / "finish").touch()
         assert await harness.ending("job", 2) == RunFinished("job", 2)
         assert lines(tmp_path, "plans") == ["2 2 0,1"]
+
+    run_test(tmp_path, test)
+
+
+def test_the_processes_of_several_instances_become_the_next_run(tmp_path: Path) -> None:
+    async def test(harness: BackendHarness) -> None:
+        await start(harness, allocation=ON_TWO_NODES)
+        await wait_for_agents(tmp_path, 2)
+        assert isinstance(await change(harness, 1, FEWER_ON_BOTH), RunStopped)
+        await continue_as(harness, 2, FEWER_ON_BOTH)
+        assert living_agents(tmp_path) == ["1", "1"]
+        assert lines(tmp_path, "plans") == ["2 2 ['1', '0']"]
+        await harness.replace_backend()
+        await continue_as(harness, 2, FEWER_ON_BOTH)
+        await harness.stop("job", 2)
+        assert await harness.ending("job", 2) == RunStopped("job", 2)
+        assert lines(tmp_path, "ends") == ["stopped", "stopped"]
+
+    run_test(tmp_path, test)
+
+
+def test_a_run_whose_nodes_change_is_stopped(tmp_path: Path) -> None:
+    async def test(harness: BackendHarness) -> None:
+        await start(harness, allocation=ON_TWO_NODES)
+        await wait_for_agents(tmp_path, 2)
+        await change(harness, 1, TWO)
+        assert living_agents(tmp_path) == []
 
     run_test(tmp_path, test)
 

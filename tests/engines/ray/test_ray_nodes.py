@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray_cluster import RayCluster
 
 from refold.core import Event, NodeLost, NodeReturned, NodeUsed, Scheduler
 from refold.engines.ray.backend import own_ray, resources_of
@@ -62,6 +63,16 @@ def test_labels_of_nodes_are_levels() -> None:
     assert found.level_names == ("zone", "rack")
     assert [node.domains for node in found.nodes] == [("z0", "r0"), ("z0", "r1"), ("z1", "node/host3")]
     assert map_nodes(nodes).cluster.levels == ()
+
+
+def test_ray_reports_the_labels_of_its_nodes(connection: RayCluster) -> None:
+    node = connection.add_node(labels={"rack": "r7"})
+    try:
+        found = map_nodes(read_nodes(connection.ray.nodes()), levels=("rack",)).cluster
+    finally:
+        connection.kill_node(node)
+    assert found.level_names == ("rack",)
+    assert [node.domains for node in found.nodes].count(("r7",)) == 1
 
 
 def test_a_cluster_without_gpus_is_rejected() -> None:

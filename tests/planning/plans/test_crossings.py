@@ -7,9 +7,22 @@ import pytest
 
 from refold.core import View
 from refold.errors import BadValue
-from refold.model import Allocation, Cluster, Decision, Job, Level, Link, Plan, Share, Start, TopologyRequest
+from refold.model import (
+    Allocation,
+    Cluster,
+    Decision,
+    Job,
+    Level,
+    Link,
+    Plan,
+    Share,
+    Start,
+    TopologyRequest,
+    measured_shape,
+    spread_of,
+)
 from refold.planning.plans import Crossings, Speeds
-from refold.planning.plans.cluster_machines import ClusterMachines, spread_of
+from refold.planning.plans.cluster_machines import ClusterMachines
 from refold.simulator import RecordedSpeeds, recorded_speeds, simulate
 from refold.simulator.traces import read_cluster
 from refold.testing import make_job
@@ -120,3 +133,21 @@ def test_a_simulated_run_across_racks_takes_longer() -> None:
 def test_declared_communication_is_a_part(share: float) -> None:
     with pytest.raises(BadValue, match=r"expected a part of the step time, 0 to 1"):
         TopologyRequest(communication=share)
+
+
+def test_a_speed_across_racks_is_not_taken_for_that_in_one() -> None:
+    """The job is as fast across racks as modelled: so it is in one rack, too."""
+    job = make_job(instances=4, gpus=8, workload="llama-2-7b", batch=64)
+    plan = Plan(32, zero=3)
+    speeds, layout = Speeds(CLUSTER), (8,) * 4
+    modelled = speeds.with_plan(job, "A100", layout, 0.0, plan).steps_per_second
+    slowdown = Crossings(speeds).slowdown(job, on(TWO_BLOCKS, plan=plan))
+    for nodes, reported, expected in [
+        (TWO_BLOCKS, modelled / slowdown, modelled),
+        (TWO_BLOCKS, modelled / slowdown / 2, modelled / 2),
+        (ONE_RACK, modelled / 2, modelled / 2),
+    ]:
+        learning = Speeds(CLUSTER)
+        assert learning.learn({measured_shape(job, on(nodes, plan=plan), CLUSTER): reported})
+        assert learning.with_plan(job, "A100", layout, 0.0, plan).steps_per_second == pytest.approx(expected)
+        assert Crossings(learning).slowdown(job, on(TWO_BLOCKS, plan=plan)) == pytest.approx(slowdown)

@@ -123,6 +123,23 @@ def test_the_csrf_token_of_another_session_does_not_help() -> None:
     assert post(app, HOLD, headers=[("cookie", cookie), ("x-csrf-token", other.csrf_token)]).status == 403
 
 
+def test_a_cookie_is_found_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is unquoted: the standard library does that in quadratic time, before anybody is authenticated."""
+
+    def unquote(text: str) -> str:
+        raise AssertionError(text)
+
+    monkeypatch.setattr("http.cookies._unquote", unquote)
+    app = make_app()
+    cookie, _ = sign_in(app)
+    name, _, _ = cookie.partition("=")
+    quoted = 'a="' + "\\1" * 1000 + '"'
+    for others in (f"{quoted}; {cookie}", f"{cookie};b", f"b; {name}=; {cookie}", f"=;;{cookie};{name}x=1"):
+        assert get(app, "/api/v1/info", others).status == 200
+    for wrong in (f'{name}="' + "\\1" * 1000 + '"', f"{name}=", f"{name}", quoted, ";"):
+        assert get(app, "/api/v1/info", wrong).status == 401
+
+
 def test_a_request_of_another_origin_is_rejected_even_with_the_cookie() -> None:
     app = app_with_a_job()
     cookie, status = sign_in(app)

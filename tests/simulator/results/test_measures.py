@@ -182,6 +182,7 @@ def test_overhead_is_a_share_of_the_allocated_gpu_time() -> None:
         step(100, RunFinished("b", 1)),
     )
     assert found.overhead_share == pytest.approx(2 * 15 / (2 * 50 + 100))
+    assert found.goodput == pytest.approx(1 - (found.overhead_gpu_hours + found.lost_gpu_hours) / found.gpu_hours)
     assert measure_entries(make_cluster(4)).overhead_share is None
 
 

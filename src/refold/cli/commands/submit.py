@@ -255,7 +255,7 @@ def submit(
     if mode.dry_run:
         preview = client.preview(jobs[0])
         _print_preview(client, jobs, preview, mode.as_json)
-        raise typer.Exit(0 if _is_accepted(jobs[0], preview) else 2)
+        raise typer.Exit(0 if preview.fits or jobs[0].allow_impossible else 2)
     _submit(client, jobs, mode.wait, mode.as_json)
 
 
@@ -314,14 +314,10 @@ def _with_environment(client: Client, jobs: Sequence[Submission], exported: Expo
     return [msgspec.structs.replace(job, exported=stored.id) for job in jobs]
 
 
-def _is_accepted(job: Submission, preview: Preview) -> bool:
-    return preview.fits or job.allow_impossible
-
-
 def _submit(client: Client, jobs: Sequence[Submission], wait: bool, as_json: bool) -> None:
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not as_json
     preview = _preview_if_possible(client, jobs[0]) if interactive else None
-    if preview and _is_accepted(jobs[0], preview):
+    if preview and (preview.fits or jobs[0].allow_impossible):
         _print_preview(client, jobs, preview, as_json)
     submitted = _send(client, jobs)
     if not interactive:

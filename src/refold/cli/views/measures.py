@@ -34,7 +34,7 @@ ORACLE_MARK = "†"
 HEADLINE_MEASURES = ("waiting_mean", "waiting_p99")
 """Keys of the measures of which the best values are stated below comparisons."""
 
-FAULT_MEASURES = ("failures", "lost")
+FAULT_MEASURES = ("failures", "lost", "goodput")
 """Keys of the measures that are added to comparisons with node faults."""
 
 
@@ -94,6 +94,7 @@ def _facts(title: str, measures: Measures, faults: int) -> Table:
         "GPU allocation overall": format_value(measures.allocation_overall, "%"),
         "fragmentation": format_value(measures.fragmentation, "%"),
         "GPU-hours held": format_value(measures.gpu_hours, "h"),
+        "goodput": format_value(measures.goodput, "%"),
         "GPU-hours of overhead": format_value(measures.overhead_gpu_hours, "h"),
         "overhead share of GPU-hours": format_value(measures.overhead_share, "%") if measures.overhead_share else "",
         "GPU-hours lost": format_value(measures.lost_gpu_hours, "h"),

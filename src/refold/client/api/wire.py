@@ -239,7 +239,10 @@ class UserStatus(msgspec.Struct, frozen=True):
 
 
 class TimelineRun(msgspec.Struct, frozen=True):
-    """A run on the timeline. `end` is null while it runs; `ending`: finished, stopped or failed."""
+    """A run on the timeline. `end` is null while it runs; `ending`: finished, stopped or failed.
+
+    `overhead`: seconds in which it was starting or stopping.
+    """
 
     job: str
     run: int
@@ -249,6 +252,7 @@ class TimelineRun(msgspec.Struct, frozen=True):
     end: float | None
     ending: str
     placement: list[NodeGpus]
+    overhead: float = 0.0
 
 
 class Timeline(msgspec.Struct, frozen=True):

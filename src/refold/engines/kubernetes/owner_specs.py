@@ -27,7 +27,7 @@ class Owner(NamedTuple):
 
     `size`: pods that start together; None: its pods are independent of each other. `retries`: how often the pods are
     created again after failures. `ended`: the object creates no more pods. `elastic`: the number of pods can change.
-    `queue`: the LocalQueue of Kueue that it names.
+    `queue`: the LocalQueue of Kueue that it names. `level`: the level of which a PodGroup requires one domain.
     """
 
     size: int | None = 1
@@ -37,6 +37,7 @@ class Owner(NamedTuple):
     ended: bool = False
     elastic: bool = False
     queue: str = ""
+    level: str = ""
 
 
 class OwnerState(NamedTuple):
@@ -88,7 +89,8 @@ def read_owner(kind: str, found: Json, part: str = "", jobs: Sequence[Json] = ()
             elastic = "Worker" in (spec.get("pytorchReplicaSpecs") or {})
             owner = Owner(pods_created(kind, found), _number(policy.get("backoffLimit"), 0), limit, elastic=elastic)
         case "PodGroup":
-            owner = Owner(_gang_size(spec.get("schedulingPolicy") or {}))
+            constraints = (spec.get("schedulingConstraints") or {}).get("topology") or [{}]
+            owner = Owner(_gang_size(spec.get("schedulingPolicy") or {}), level=constraints[0].get("key", ""))
         case "Workload":
             groups = {group.get("name", ""): group for group in spec.get("podGroups") or []}
             owner = Owner(_gang_size(groups.get(part, {}).get("policy") or {}))

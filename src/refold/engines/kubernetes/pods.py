@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from refold.client.api import MAX_NAME_CHARS, MAX_TIME_SECONDS, Submission
@@ -13,7 +13,7 @@ from refold.engines.kubernetes.objects import Pod
 from refold.engines.kubernetes.owner_specs import QUEUE_LABEL, Owner
 from refold.engines.kubernetes.resources import largest_need, pod_need
 from refold.errors import BadInput, BadValue
-from refold.model import WHOLE, JobClass, Seconds, parse_duration
+from refold.model import WHOLE, JobClass, Seconds, TopologyRequest, parse_duration
 
 CLASS_LABEL = "refold.dev/class"
 PREEMPTIBLE_LABEL = "refold.dev/preemptible"
@@ -53,7 +53,7 @@ def gang_submission(
             "estimate": _seconds(annotations.get(ESTIMATE_ANNOTATION), None),
             "workload": annotations.get(WORKLOAD_ANNOTATION, ""),
             "gpu_range": _gpu_range(annotations.get(RANGE_ANNOTATION), owner),
-            "topology": kueue_topology(annotations) if has_levels else None,
+            "topology": _topology(annotations, owner) if has_levels else None,
             "retries": owner.retries,
             "allow_impossible": True,
             "request": request,
@@ -61,6 +61,10 @@ def gang_submission(
         return Submission(**fields)
     except BadValue as error:
         raise BadInput(f"{gang}: {error}") from None
+
+
+def _topology(annotations: Mapping[str, str], owner: Owner) -> TopologyRequest | None:
+    return TopologyRequest(owner.level) if owner.level else kueue_topology(annotations)
 
 
 def pod_constraints(pods: Sequence[Pod]) -> PodConstraints:

@@ -20,7 +20,7 @@ from refold.engines.local.live_change import (
     change_live,
     discard,
     has_agent,
-    is_on_same_node,
+    has_same_nodes,
     read_answer,
     take_over,
     withdraw_request,
@@ -30,7 +30,7 @@ from refold.engines.local.process_host import OutputCopy
 from refold.engines.local.process_tree import ProcessTree
 from refold.engines.local.run_groups import InstanceUsage, limits_of, out_of_memory_text, total_usage
 from refold.engines.local.shim import output_copies
-from refold.model import Allocation, ChangeRequest, Job, Seconds, run_plan
+from refold.model import Allocation, ChangeRequest, InstanceGpus, Job, Seconds, run_plan
 from refold.server import Report
 from refold.server.output import (
     SHORTAGE_ERRNOS,
@@ -116,9 +116,9 @@ class Gang:
         start_failure = None if end else await self._start(environment)
         if end:
             self._adopt_claimed()
-        if self._is_taken_over and self._instances:
+        for instance in self._instances if self._is_taken_over else ():
             with suppress(OSError):  # a process may have more memory than its new limit
-                self._tree.host.groups.limit(self._instances[0].place)
+                self._tree.host.groups.limit(instance.place)
         exits = {
             asyncio.create_task(instance.wait() if end else self._follow(number, environment))
             for number, instance in enumerate(self._instances)
@@ -233,10 +233,12 @@ class Gang:
         record = await retry_on_shortage(self.files.read_start)
         if record is None or not record.origin or is_regular(self.files.claim(0)):
             return record
-        if record.prepared == self._order.allocation and await retry_on_shortage(lambda: take_over(self.files)):
+        if record.prepared == self._order.allocation and await retry_on_shortage(
+            lambda: take_over(self.files, self.instances)
+        ):
             self._is_taken_over = True
             return record
-        await discard(self.files, self._tree.with_mark(record.mark), self._grace, self._stop_signal)
+        await discard(self.files, self.instances, self._tree.with_mark(record.mark), self._grace, self._stop_signal)
         return None
 
     @property
@@ -245,9 +247,10 @@ class Gang:
 
     def _is_change_possible(self) -> bool:
         """Whether the run is to continue on another allocation, and may do so in its processes."""
-        if not self._change_requested.done() or self._stop_requested.is_set() or self._instances[0].failure is not None:
+        has_ended = any(instance.failure is not None for instance in self._instances)
+        if not self._change_requested.done() or self._stop_requested.is_set() or has_ended:
             return False
-        return has_agent(self.files) and is_on_same_node(self._order.allocation, self._change_requested.result())
+        return has_agent(self.files) and has_same_nodes(self._order.allocation, self._change_requested.result())
 
     async def _change(self, environment: RunEnvironment, exits: set[asyncio.Task[None]]) -> StartRecord | None:
         """Change the run live, and return the start record of the next run; None: the run must be stopped."""
@@ -255,7 +258,13 @@ class Gang:
         plan = run_plan(self.job, allocation)
         if plan is None:
             return None
-        request = ChangeRequest(self.run + 1, plan, environment.devices.visible(allocation.placement[0]))
+        visible = [environment.devices.visible(share) for share in allocation.placement]
+        gpus = [len(share.gpus) for share in allocation.placement]
+        request = (
+            ChangeRequest(self.run + 1, plan, visible[0])
+            if self.instances == 1
+            else ChangeRequest(self.run + 1, plan, instances=tuple(map(InstanceGpus, gpus, visible)))
+        )
         answer = asyncio.create_task(change_live(self.files, request))
         stop = asyncio.create_task(self._stop_requested.wait())
         try:
@@ -286,7 +295,8 @@ class Gang:
 
     async def discard_next(self, grace: Seconds | None = None) -> None:
         """End the processes after a live change: the next run was not started on the allocation that they use."""
-        await discard(self._next_files, self._tree, self._grace if grace is None else grace, self._stop_signal)
+        allowed = self._grace if grace is None else grace
+        await discard(self._next_files, self.instances, self._tree, allowed, self._stop_signal)
 
     def _record_end(self, end: RunEnd) -> RunEnd:
         """Write how the run ends to disk, before its processes are signalled."""

@@ -48,11 +48,11 @@ def has_agent(files: RunFiles) -> bool:
     return is_regular(files.agent)
 
 
-def is_on_same_node(old: Allocation, new: Allocation) -> bool:
-    """Whether both allocations are one instance with whole GPUs of the same node."""
+def has_same_nodes(old: Allocation, new: Allocation) -> bool:
+    """Whether both allocations have whole GPUs of the same nodes, instance by instance."""
     shares = (*old.placement, *new.placement)
-    one_node = len({share.node for share in shares}) == 1
-    return len(shares) == 2 and one_node and all(share.gpus and share.gpu_milli == WHOLE for share in shares)
+    same_nodes = [share.node for share in old.placement] == [share.node for share in new.placement]
+    return same_nodes and all(share.gpus and share.gpu_milli == WHOLE for share in shares)
 
 
 async def change_live(files: RunFiles, request: ChangeRequest) -> ChangeAnswer | None:
@@ -86,34 +86,38 @@ def read_answer(files: RunFiles, run: int) -> ChangeAnswer | None:
     return answer if answer.run == run else None
 
 
-def take_over(files: RunFiles) -> bool:
-    """Let a run that was prepared claim its processes; return whether they are alive. Its log begins here."""
-    claim = read_claim(files.origin_claim)
-    if claim is None or not claim.is_alive():
+def take_over(files: RunFiles, instances: int) -> bool:
+    """Let a run that was prepared claim its processes; return whether they are alive. Its logs begin here."""
+    claims = [read_claim(files.origin_claim(instance)) for instance in range(instances)]
+    if not all(claim is not None and claim.is_alive() for claim in claims):
         return False
     try:
-        with suppress(FileNotFoundError):
-            if not is_regular(files.log(0)):
-                continue_log(files.of_run(files.run - 1).log(0), files.log(0))
-        os.link(files.origin_claim, files.claim(0), follow_symlinks=False)
+        for instance in reversed(range(instances)):  # the first claim says that the run was taken over
+            with suppress(FileNotFoundError):
+                if not is_regular(files.log(instance)):
+                    continue_log(files.of_run(files.run - 1).log(instance), files.log(instance))
+            with suppress(FileExistsError):
+                os.link(files.origin_claim(instance), files.claim(instance), follow_symlinks=False)
     except OSError as error:
         raise_if_shortage(error)
         return False
     return True
 
 
-async def discard(files: RunFiles, tree: ProcessTree, grace: Seconds, first: signal.Signals) -> None:
+async def discard(files: RunFiles, instances: int, tree: ProcessTree, grace: Seconds, first: signal.Signals) -> None:
     """End the processes that were prepared for a run, which does not need them. Another start of it will be a new one.
 
     The records are changed first: a back end that is started meanwhile must not take the processes over.
     """
-    previous, claim = files.of_run(files.run - 1), read_claim(files.origin_claim)
+    previous = files.of_run(files.run - 1)
+    claims = [read_claim(files.origin_claim(instance)) for instance in range(instances)]
     answer = read_answer(files, files.run)
     with suppress(OSError):
         previous.record_end(RunStopped(files.job, previous.run, steps=answer.step if answer else None))
     files.remove_start()
-    if claim is not None and claim.is_alive():
-        tree.add_leader(claim.process)
+    for claim in claims:
+        if claim is not None and claim.is_alive():
+            tree.add_leader(claim.process)
     await tree.end(grace, first)
     await tree.release()
 

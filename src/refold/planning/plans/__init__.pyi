@@ -1,4 +1,4 @@
-from .cluster_machines import Layout as Layout, Spread as Spread, spread_of as spread_of
+from .cluster_machines import Layout as Layout, Spread as Spread
 from .crossings import Crossings as Crossings
 from .curves import (
     MIN_SPEEDUP as MIN_SPEEDUP,

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 from math import ceil
 
 from refold.errors import UnknownName
-from refold.model import ETHERNET, PCIE, Cluster, Link, Placement
+from refold.model import ETHERNET, PCIE, Cluster, Link
 from refold.planning.catalogue import base_gpu_type, find_gpu
 from refold.planning.perf import Crossing, GpuSpec, Machines, spread_evenly
 
@@ -129,14 +129,3 @@ class ClusterMachines:
     def _network(self, gpu: GpuSpec) -> Link:
         specified = self._cluster.network
         return specified if specified != ETHERNET else Link("network", gpu.node_network_gigabytes_per_second)
-
-
-def spread_of(cluster: Cluster, placement: Placement) -> Spread:
-    """Return how a placement is spread over the domains of a cluster; () without levels."""
-    spread: list[tuple[int, ...]] = []
-    for level in range(len(cluster.levels)):
-        gpus: Counter[tuple[str, ...]] = Counter()
-        for share in placement:
-            gpus[cluster.domain(share.node, level)] += len(share.gpus)
-        spread.append(tuple(sorted(gpus.values(), reverse=True)))
-    return tuple(spread)

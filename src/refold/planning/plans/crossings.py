@@ -7,8 +7,8 @@ which level. All others are equally fast on all domains.
 
 from __future__ import annotations
 
-from refold.model import WHOLE, Allocation, Job
-from refold.planning.plans.cluster_machines import ClusterMachines, Layout, Spread, spread_of
+from refold.model import WHOLE, Allocation, Job, spread_of
+from refold.planning.plans.cluster_machines import ClusterMachines, Layout, Spread
 from refold.planning.plans.speeds import Speeds, workload_kind
 
 
@@ -41,9 +41,8 @@ class Crossings:
             if declared:
                 slowdown = 1 - declared + declared * self._lost_bandwidth(gpu_type, layout, spread)
             else:
-                best, here = (
-                    self._speeds.with_plan(job, gpu_type, layout, cpus, plan, where) for where in ((), spread)
-                )
+                extra = () if spread == self._machines.packed(gpu_type, layout) else spread
+                best, here = (self._speeds.with_plan(job, gpu_type, layout, cpus, plan, where) for where in ((), extra))
                 slowdown = best.steps_per_second / here.steps_per_second
             self._cache[key] = max(1.0, slowdown)
         return self._cache[key]

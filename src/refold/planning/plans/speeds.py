@@ -122,9 +122,11 @@ class Speeds:
 
         A measured plan has its measured speed. Other plans of the same kind of job on the same GPU type are corrected
         by the mean ratio of measured to modelled speeds; once three plans are measured, also by fitting the parameters
-        of the model to them. A speed of 0 means that jobs of that kind cannot use the plan.
+        of the model to them. A speed of 0 means that jobs of that kind cannot use the plan. Speeds of gangs that were
+        in more domains than needed correct the model only.
         """
-        new = {shape: speed for shape, speed in measured.items() if self._is_news(shape, speed)}
+        known = {shape._replace(spread=self._extra(shape)): speed for shape, speed in measured.items()}
+        new = {shape: speed for shape, speed in known.items() if self._is_news(shape, speed)}
         if not new:
             return False
         self._learned.update((shape, speed) for shape, speed in new.items() if speed)
@@ -140,6 +142,13 @@ class Speeds:
         ):
             cache.clear()
         return True
+
+    def _extra(self, shape: MeasuredShape) -> Spread:
+        """Return how the GPUs of a shape are spread; () if they are in as few domains as possible."""
+        if len(shape.spread) != len(self.cluster.levels) or shape.gpu_type not in self.cluster.type_names:
+            return ()  # of another cluster
+        is_packed = shape.spread == self._machines.packed(shape.gpu_type, shape.layout)
+        return () if is_packed else shape.spread
 
     def uncorrected(self) -> Speeds:
         """Return the speeds as they are before any job has reported."""
@@ -346,7 +355,11 @@ class Speeds:
         """Return the fastest of the modelled best plan, as corrected, and the plans measured on the same layout."""
         if not self._learned or self._table(kind, gpu_type):
             return modelled
-        measured = [shape.plan for shape in self._learned if _is_of(shape, kind, gpu_type) and shape.layout == layout]
+        measured = [
+            shape.plan
+            for shape in self._learned
+            if _is_of(shape, kind, gpu_type) and shape.layout == layout and not shape.spread
+        ]
         plans = [*([modelled.plan] if modelled else []), *(plan for plan in measured if _can_run(kind.engine, plan))]
         speeds = [self._corrected(kind, gpu_type, layout, cpus, plan) for plan in dict.fromkeys(plans)]
         return max(speeds, key=lambda speed: speed.steps_per_second, default=None)
@@ -358,7 +371,7 @@ class Speeds:
         modelled = self._estimate(self._setup(kind, gpu_type, layout, cpus, spread), plan)
         if not self._learned:
             return modelled
-        measured = self._learned.get(MeasuredShape(*kind[:3], gpu_type, layout, plan))
+        measured = self._learned.get(MeasuredShape(*kind[:3], gpu_type, layout, plan, spread))
         speed = measured or modelled.steps_per_second * self._correction(kind, gpu_type)
         return modelled._replace(steps_per_second=speed)
 
@@ -366,7 +379,10 @@ class Speeds:
         """Return the geometric mean of measured over modelled speeds of a kind of job on a GPU type; 1: no speeds."""
         if (kind, gpu_type) not in self._corrections:
             ratios = [
-                speed / self._estimate(self._setup(kind, gpu_type, shape.layout, 0.0), shape.plan).steps_per_second
+                speed
+                / self._estimate(
+                    self._setup(kind, gpu_type, shape.layout, 0.0, shape.spread), shape.plan
+                ).steps_per_second
                 for shape, speed in self._learned.items()
                 if _is_of(shape, kind, gpu_type)
             ]
@@ -398,11 +414,11 @@ def _is_of(shape: MeasuredShape, kind: WorkloadKind, gpu_type: str) -> bool:
 
 
 def _as_measurements(speeds: Mapping[MeasuredShape, float]) -> list[Measurement]:
-    """Return the speeds of jobs whose batch size is known."""
+    """Return the speeds of jobs whose batch size is known, in as few domains as possible."""
     return [
         Measurement(workload, gpu_type, layout, plan, batch, max(sequence, 1), step_seconds=1 / speed)
-        for (workload, batch, sequence, gpu_type, layout, plan), speed in speeds.items()
-        if batch and plan.gpus == sum(layout) and batch % (plan.data * plan.accumulation) == 0
+        for (workload, batch, sequence, gpu_type, layout, plan, spread), speed in speeds.items()
+        if batch and not spread and plan.gpus == sum(layout) and batch % (plan.data * plan.accumulation) == 0
     ]
 
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from refold.model import Allocation, Cluster, DomainWait, Seconds
+from refold.model import Allocation, Cluster, DomainWait, Seconds, spread_of
 from refold.placement import Floats, Ints
-from refold.planning.plans import Spread, spread_of
+from refold.planning.plans import Spread
 from refold.policies.common import Draft
 from refold.policies.refold.jobs import RoundJobs
 

@@ -17,6 +17,7 @@ from refold.server.http.asgi import HttpError, Receive, Reply, Request, Scope, S
 from refold.server.http.authentication import Authenticator, Identity, UserLookup
 from refold.server.http.event_stream import EventFilter, EventStream
 from refold.server.http.hosts import AllowedHosts
+from refold.server.http.loop_shares import LoopShares, Metered
 from refold.server.http.openapi import build_openapi, render_docs_page
 from refold.server.http.requests import QueryReader, read_json
 from refold.server.http.session_calls import SessionCalls
@@ -103,6 +104,7 @@ class Api:
         self._authenticator = Authenticator(tokens, users, sessions)
         self._files = files
         self._body_limits = body_limits
+        self._shares = LoopShares()
         self._hosts = AllowedHosts() if hosts is None else hosts
         self._routes = Routes()
         self._routes.add(IDENTITY_PATH, {"GET": self._authenticator.prove})
@@ -170,8 +172,7 @@ class Api:
         reader = QueryReader(call.query)
         decoder = None if call.request_type is None else msgspec.json.Decoder(call.request_type)
 
-        async def answer_call(request: Request) -> Reply | None:
-            identity = await self._authorise(call.role, call.name, request.scope)
+        async def make_answer(request: Request, identity: Identity) -> Reply | AsyncGenerator[bytes, None]:
             query = reader.read(request.scope["query_string"])
             arguments: list[Any] = [*request.path_values] if query is None else [*request.path_values, query]
             if decoder is not None:
@@ -180,15 +181,23 @@ class Api:
                 identity.check_body(body)
                 arguments.append(read_json(decoder, body))
             if call.media == EVENT_STREAM:
-                return await asgi.send_stream(
-                    request, call.media, await self._subscribe(identity, query, request.scope)
-                )
+                return await self._subscribe(identity, query, request.scope)
             answer = getattr(self._service, call.name)(identity.caller, *arguments)
             if isinstance(answer, Awaitable):
                 answer = await (asgi.unless_disconnected(request.receive, answer) if call.is_costly else answer)
             if isinstance(answer, AsyncGenerator):
-                return await asgi.send_stream(request, call.media, answer)
+                return answer
             return Reply(call.status, answer if call.media == JSON_LINES else msgspec.json.encode(answer), call.media)
+
+        async def answer_call(request: Request) -> Reply | None:
+            identity = await self._authorise(call.role, call.name, request.scope)
+            await self._shares.wait_for_turn(identity.caller)
+            work = Metered(make_answer(request, identity))
+            try:
+                answer = await work
+            finally:
+                self._shares.charge(identity.caller, work.seconds)
+            return answer if isinstance(answer, Reply) else await asgi.send_stream(request, call.media, answer)
 
         return answer_call
 

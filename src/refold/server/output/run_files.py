@@ -106,7 +106,7 @@ class RunFiles:
 
     @property
     def change(self) -> Path:
-        """The file with the request for a live change. Only runs of one instance are changed."""
+        """The file with the request for a live change. All instances have its path."""
         return self._origin_path_of(0, "change")
 
     @property
@@ -119,10 +119,9 @@ class RunFiles:
         """The file by which an agent announces that it answers requests."""
         return self._origin_path_of(0, "change.agent")
 
-    @property
-    def origin_claim(self) -> Path:
-        """The claim of the first instance by the run that started the processes."""
-        return self._origin_path_of(0, "claim")
+    def origin_claim(self, instance: int) -> Path:
+        """Return the claim of an instance by the run that started the processes."""
+        return self._origin_path_of(instance, "claim")
 
     @property
     def origin(self) -> int:

@@ -108,6 +108,11 @@ class Measures(msgspec.Struct, frozen=True):
     overtaken: Spread = Spread()
     start_estimates: StartEstimateMeasures | None = None
 
+    @property
+    def goodput(self) -> float | None:
+        """The share of the GPU time of runs that became progress: it was neither overhead nor lost."""
+        return _ratio(self.gpu_hours - self.overhead_gpu_hours - self.lost_gpu_hours, self.gpu_hours)
+
 
 def measure(history: History, crossings: Crossings | None = None) -> Measures:
     """Compute all measures of a history. `crossings`: how much slower its runs were across domains, if known."""

@@ -106,6 +106,7 @@ MORE_MEASURES: tuple[MeasureDefinition, ...] = (
     (MeasureColumn("gpu_hours", "GPU-hours held", "h", "neither"), lambda measures: measures.gpu_hours),
     (MeasureColumn("reshapes", "reshapes", "", "neither"), lambda measures: measures.reshapes),
     (MeasureColumn("failures", "failed runs", "", "neither"), lambda measures: measures.failures),
+    (MeasureColumn("goodput", "goodput", "%", "more"), lambda measures: measures.goodput),
     (MeasureColumn("lost", "GPU-hours lost", "h", "less"), lambda measures: measures.lost_gpu_hours),
     (MeasureColumn("overhead", "GPU-hours of overhead", "h", "less"), lambda measures: measures.overhead_gpu_hours),
 )

@@ -146,6 +146,7 @@ export const texts = {
     plannedNote: "To the right of now: running jobs until their expected end, and waiting jobs at their estimated starts, where there is room; their GPUs are not chosen yet.",
     laterNote: "To the right of the chosen time: what happened later.",
     incomplete: "Older runs are left out: there are too many.",
+    goodput: (share, overhead, lost) => `Goodput of the runs that have ended: ${share} of their GPU time became progress; ${overhead} went into starting and stopping, ${lost} into runs that failed.`,
     summary: (past, running, planned) => `Timeline: ${past} past runs, ${running} running, ${planned} later.`,
     useSummary: (held, total, busy) => `${held} of ${total} GPUs allocated now, ${busy} busy.`,
   },

@@ -2,6 +2,7 @@
 
 import { card, errorBox, segmented } from "../controls.js";
 import { fill, h } from "../dom.js";
+import { formatPercent } from "../format.js";
 import { Refresher } from "../live.js";
 import { placePlanned } from "../planned_runs.js";
 import { texts } from "../texts.js";
@@ -80,8 +81,21 @@ export default class TimelinePage {
     const bars = makeBars(timeline, nodes, running, timeline.future ? [] : waiting, span[1]);
     this._chart.update(nodes, bars, timeline.now, range, timeline.future ? labels.later : labels.planned);
     this._use.update(bars, timeline.busy, nodes.reduce((sum, node) => sum + node.gpus, 0), timeline.now, range);
-    this._note.textContent = [timeline.future ? labels.laterNote : labels.plannedNote, timeline.complete ? "" : labels.incomplete].filter(Boolean).join(" ");
+    this._note.textContent = [timeline.future ? labels.laterNote : labels.plannedNote, timeline.complete ? "" : labels.incomplete, describeGoodput(timeline.runs)].filter(Boolean).join(" ");
   }
+}
+
+/** What became of the GPU time of runs that have ended: progress, starting and stopping, and runs that failed. */
+export function describeGoodput(runs) {
+  let [held, overhead, lost] = [0, 0, 0];
+  for (const run of runs) {
+    const gpus = run.placement.reduce((sum, one) => sum + one.gpus.length, 0);
+    if (run.end === null || !(run.end > run.start) || !gpus) continue;
+    held += gpus * (run.end - run.start);
+    overhead += gpus * (run.overhead ?? 0);
+    if (run.ending === "failed") lost += gpus * Math.max(0, run.end - run.start - (run.overhead ?? 0));
+  }
+  return held ? labels.goodput(formatPercent(1 - (overhead + lost) / held), formatPercent(overhead / held), formatPercent(lost / held)) : "";
 }
 
 /** All runs as bars on rows, with rows numbered over all nodes; waiting jobs where there is room. */
