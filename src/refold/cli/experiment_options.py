@@ -186,7 +186,7 @@ class CostOptions(OverheadOptions):
         overheads = OverheadOptions.parse(self)
         return replace(
             overheads,
-            live=None if self.live_cost is None else parse_duration(self.live_cost),
+            live=parse_optional_duration("--live-cost", self.live_cost),
             checkpoint_every=checkpoint_every,
             report_every=report_every,
             report_speeds=self.report_speeds,
