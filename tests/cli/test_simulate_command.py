@@ -141,6 +141,7 @@ def test_a_policy_that_breaks_a_rule_is_named_without_a_traceback(jobs: Path, tm
         (["JOBS", "--cluster", "2x4", "--set", "seed"], "expected KEY=VALUE"),
         (["JOBS", "--cluster", "2x4", "--format", "helioss"], "did you mean 'helios'?"),
         (["JOBS", "--cluster", "2x4", "--start-cost", "soon"], "--start-cost: 'soon' is not a duration"),
+        (["JOBS", "--cluster", "2x4", "--live-cost", "soon"], "--live-cost: 'soon' is not a duration"),
         (["JOBS", "--cluster", "2x4", "--checkpoint-every", "0"], "seconds > 0"),
         (["JOBS", "--cluster", "2x4", "--repair", "1h"], "--repair needs --faults"),
         (["JOBS", "--cluster", "2x4", "--checkpoint-every", "1h"], "--checkpoint-every needs --faults"),
