@@ -39,7 +39,7 @@ def write_timed(copies: StateCopies, *arguments: Any) -> float:
 
 
 write = StateCopies.write
-StateCopies.write = write_timed  # type: ignore[method-assign]
+StateCopies.write = write_timed  # type: ignore[method-assign,assignment]
 
 torch.manual_seed(0)
 torch.set_num_threads(1)

@@ -70,6 +70,7 @@ class Trial:
         hosts, folder = self._hosts, self._hosts.own_folder(host)
         every = CHECKPOINT_SECONDS if self._way.restarts else NEVER
         script = (str(FOLDER / "train_gpt.py"), str(folder), str(self._common), str(every), str(self._steps))
+        words: tuple[str, ...]
         match self._way.tool:
             case "refold":
                 words = (*script, str(self._milliseconds))

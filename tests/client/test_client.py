@@ -17,7 +17,7 @@ from fake_service import MEMBER, NOW, OWNER, READER, FakeServer, serve
 
 import refold
 from refold.client.address import write_address
-from refold.client.api import wire
+from refold.client.api import access, wire
 from refold.client.api.calls import CALLS
 from refold.client.api.submissions import Submission
 from refold.client.api.wire import Event
@@ -294,7 +294,7 @@ def test_an_owner_manages_nodes_and_tokens(served: FakeServer) -> None:
     assert [tenant.name for tenant in owner.tenants()] == ["speech", "vision"]
     created = owner.create_token("laptop", "reader", "vision", "ada")
     assert Client(served.address, created.token).info().role == "reader"
-    assert owner.revoke_token("laptop") == wire.TokenStatus("laptop", "reader", "vision", "ada", NOW)
+    assert owner.revoke_token("laptop") == access.TokenStatus("laptop", "reader", "vision", "ada", NOW)
     assert [token.name for token in owner.tokens()] == ["owner", "member", "reader", "other"]
 
 

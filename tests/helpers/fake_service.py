@@ -15,6 +15,7 @@ import uvicorn
 
 from refold.client.address import Address
 from refold.client.api import CancelQuery, DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery, TimelineQuery
+from refold.client.api.access import CreatedToken, NewToken, TokenStatus
 from refold.client.api.calls import ENDED_STATES
 from refold.client.api.job_use import JobUse, UseSample
 from refold.client.api.queries import Caller
@@ -36,7 +37,6 @@ from refold.client.api.submissions import JobEnvironment, JobState, NewEnvironme
 from refold.client.api.wire import (
     Alert,
     ChangedJob,
-    CreatedToken,
     DaemonInfo,
     Event,
     GpuStatus,
@@ -46,7 +46,6 @@ from refold.client.api.wire import (
     Jobs,
     JobStatus,
     Logs,
-    NewToken,
     NodeGpus,
     NodeStatus,
     RejectedChange,
@@ -55,7 +54,6 @@ from refold.client.api.wire import (
     TimeEstimate,
     Timeline,
     TimelineRun,
-    TokenStatus,
     UserStatus,
 )
 from refold.errors import Conflict, Forbidden, NotFound, Refused

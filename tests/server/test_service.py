@@ -13,9 +13,10 @@ from loop_setups import UnreliableBackend
 from manual_daemon import OWNER, ManualDaemon
 
 from refold.client.api import CancelQuery, DrainQuery, JobsQuery, SnapshotQuery
+from refold.client.api.access import NewToken
 from refold.client.api.queries import Caller
 from refold.client.api.submissions import Role, Submission
-from refold.client.api.wire import Jobs, NewToken
+from refold.client.api.wire import Jobs
 from refold.core import Entry, Header
 from refold.core.events import JobSubmitted, PastJob, RunFinished
 from refold.errors import BadInput, BadValue, Conflict, NotFound, Unavailable, UnknownName

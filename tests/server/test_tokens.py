@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from refold.client.address import Address, find_address, write_address
+from refold.client.api.access import NewToken, TokenStatus
 from refold.client.api.queries import Caller
 from refold.client.api.signatures import hash_token
 from refold.client.api.submissions import Role
-from refold.client.api.wire import NewToken, TokenStatus
 from refold.errors import BadFile, BadValue, NoDaemon, Unauthenticated
 from refold.server.http.hosts import AllowedHosts
 from refold.server.http.tokens import StoredToken, TokenAuthenticator, make_token

@@ -10,7 +10,7 @@ import msgspec
 from real_daemon import RealDaemon
 
 from refold.client.address import read_address
-from refold.client.api.wire import SessionStatus
+from refold.client.api.access import SessionStatus
 from refold.client.client import Client
 
 

@@ -10,7 +10,7 @@ import pytest
 from api_requests import Answer, request
 from fake_service import MEMBER, OWNER, READER, FakeService, make_app
 
-from refold.client.api.wire import SessionStatus, SignInLink
+from refold.client.api.access import SessionStatus, SignInLink
 from refold.errors import Unauthenticated
 from refold.server.http.app import Api
 from refold.server.http.sessions import (

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
+from refold.client.api.access import NewToken
 from refold.client.api.queries import DrainQuery, EventsQuery, JobsQuery, LogsQuery
 from refold.client.api.signatures import field_error
 from refold.client.api.submissions import (
@@ -19,7 +20,6 @@ from refold.client.api.submissions import (
     MAX_TIME_SECONDS,
     Submission,
 )
-from refold.client.api.wire import NewToken
 from refold.errors import BadField, BadValue
 from refold.model import Demand, Job, Launch, Plan
 from refold.server.http.requests import QueryReader, read_json

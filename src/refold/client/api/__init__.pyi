@@ -1,3 +1,11 @@
+from .access import (
+    CreatedToken as CreatedToken,
+    NewToken as NewToken,
+    SessionStatus as SessionStatus,
+    SignIn as SignIn,
+    SignInLink as SignInLink,
+    TokenStatus as TokenStatus,
+)
 from .calls import (
     CALLS as CALLS,
     ENDED_STATES as ENDED_STATES,
@@ -84,7 +92,6 @@ from .submissions import (
 from .wire import (
     Alert as Alert,
     ChangedJob as ChangedJob,
-    CreatedToken as CreatedToken,
     DaemonInfo as DaemonInfo,
     Event as Event,
     GpuStatus as GpuStatus,
@@ -95,19 +102,14 @@ from .wire import (
     Jobs as Jobs,
     JobStatus as JobStatus,
     Logs as Logs,
-    NewToken as NewToken,
     NodeGpus as NodeGpus,
     NodeStatus as NodeStatus,
     Problem as Problem,
     RejectedChange as RejectedChange,
-    SessionStatus as SessionStatus,
-    SignIn as SignIn,
-    SignInLink as SignInLink,
     StartAccuracy as StartAccuracy,
     TenantStatus as TenantStatus,
     TimeEstimate as TimeEstimate,
     Timeline as Timeline,
     TimelineRun as TimelineRun,
-    TokenStatus as TokenStatus,
     UserStatus as UserStatus,
 )

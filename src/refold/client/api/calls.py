@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeVar, get_args, get_ori
 import msgspec
 from msgspec import Meta
 
+from refold.client.api.access import CreatedToken, NewToken, SignInLink, TokenStatus
 from refold.client.api.job_use import JobUse
 from refold.client.api.queries import (
     Caller,
@@ -34,7 +35,6 @@ from refold.client.api.questions import (
 from refold.client.api.submissions import JobEnvironment, JobState, NewEnvironment, Role, StoredEnvironment, Submission
 from refold.client.api.wire import (
     Alert,
-    CreatedToken,
     DaemonInfo,
     Event,
     GpuStatus,
@@ -44,12 +44,9 @@ from refold.client.api.wire import (
     Jobs,
     JobStatus,
     Logs,
-    NewToken,
     NodeStatus,
-    SignInLink,
     TenantStatus,
     Timeline,
-    TokenStatus,
     UserStatus,
 )
 from refold.errors import (
