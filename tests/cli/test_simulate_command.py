@@ -151,7 +151,7 @@ def test_a_policy_that_breaks_a_rule_is_named_without_a_traceback(jobs: Path, tm
             "placement is already set to fgd",
         ),
         (["JOBS", "--cluster", "2x4", "--policy", "las/fgd", "--placement", "tetris"], "both select a placement"),
-        (["JOBS", "--cluster", "2x4", "--limt", "3"], "--limit); see refold simulate --help"),
+        (["JOBS", "--cluster", "2x4", "--limt", "3"], "--limit, --mtbf); see refold simulate --help"),
         (["JOBS", "--cluster", "2x4", "--limit", "none"], "'--limit'"),
         (["JOBS", "--cluster", "2x4", "--faults", "0"], "seconds > 0"),
         (["JOBS", "--cluster", "2x4", "--faults", "1ms", "--repair", "0.1ms"], "expected at most 1,000,000"),
