@@ -7,8 +7,8 @@
     python -m benchmarks.failures --demo         # three failures before your eyes, with a plot of the steps per second
 
 Four hosts (and a spare one) are network namespaces of this machine. At times drawn from an exponential distribution,
-all processes of a random host are killed; it is back after a while. Goodput: steps in relation to those that an
-undisturbed training makes in the same time with the GPUs that are there.
+all processes of a random host are killed; it is back after a while. Goodput: steps in relation to those that the same
+training makes on the hosts that are there while nothing happens (by its median step).
 
 - torchrun: after a failure, everything is started anew at once from the last checkpoint in a common folder, on as many
   hosts as before: the best case, without the time in which a failure is noticed and a replacement is found.
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import random
+import signal
 import sys
 from collections.abc import Callable
 from statistics import mean, median
@@ -53,20 +54,16 @@ def compare(minutes: float, between: float, back: float, seed: int) -> list[Row]
     failures = draw_failures(seconds, between, seed)
     if not failures:
         raise SystemExit("benchmarks.failures: no failures in so short a time; try --minutes 5, or another --seed")
-    undisturbed = run(SHRINKING, seconds, [], back)
-    rows = [
-        Row("steps, undisturbed", f"{undisturbed.progress()} in {seconds:g} s"),
-        Row("failures", f"{len(failures)}, the same for all"),
-        _copies(undisturbed),
-    ]
+    rows = [Row("failures", f"{len(failures)} in {seconds:g} s, the same for all")]
     pauses: dict[Way, float] = {}
     for way in WAYS:
         if way is TORCHFT and (why := why_no_torchft()):
             rows.append(skipped(f"goodput, {way.name}", why))
             continue
         course = run(way, seconds, failures, back)
-        value = 100 * course.progress() / undisturbed.progress() / course.host_share()
-        text = f"{value:.1f} % ({course.progress()} steps, {100 * course.host_share():.0f} % of the hosts)"
+        value, usual = 100 * course.goodput(), 1000 * course.undisturbed_seconds()
+        hosts = 100 * course.host_share()
+        text = f"{value:.1f} % ({course.progress()} steps of {usual:.0f} ms, {hosts:.0f} % of the hosts)"
         what = f"goodput, {way.name}"
         rows.append(at_least(what, value, GOALS[way], text, "%") if way in GOALS else Row(what, text, value))
         pauses[way] = median(course.pauses())
@@ -75,7 +72,9 @@ def compare(minutes: float, between: float, back: float, seed: int) -> list[Row]
             noticed = median(course.noticed)
             text = f"{noticed:.1f} s (median of {len(course.noticed)}, longest {max(course.noticed):.1f} s)"
             rows.append(at_most(f"failure noticed, {way.name}", noticed, 2.0, text, "s"))
-        print(as_text(rows[-3:]), flush=True)
+        if course.copies:
+            rows.append(_copies(course))
+        print(as_text(rows), flush=True)
     for way in GOALS:
         ratio = pauses[way] / pauses[RESTART]
         rows.append(at_most(f"pause, {way.name} to {RESTART.name}", ratio, 0.1, f"{ratio:.2f} ×"))
@@ -86,7 +85,7 @@ def _copies(course: Course) -> Row:
     """Return the share of the time that each host writes copies of the state."""
     share = 100 * sum(course.copies) / 4 / (course.ended - course.began)
     text = f"{share:.2f} % of the time ({len(course.copies)} of {1000 * mean(course.copies):.0f} ms)"
-    return at_most("copies of the state, undisturbed", share, 3.0, text, "%")
+    return at_most(f"copies of the state, {course.name}", share, 3.0, text, "%")
 
 
 def live_change() -> list[Row]:
@@ -127,6 +126,7 @@ def main() -> int:
     if why := why_not():
         print(f"benchmarks.failures: {why}")
         return 3
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts are removed then, too
     if options.demo:
         return demo()
     tables: dict[str, Callable[[], list[Row]]] = {"live": live_change}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from statistics import median
 
 HOSTS = 4
 """Hosts that a training uses; others are spares."""
@@ -31,6 +32,23 @@ class Course:
         """Return how far the training has come between the beginning and the end."""
         before = max((step for at, step in self.steps if at <= self.began), default=0)
         return max((step for at, step in self.steps if at <= self.ended), default=0) - before
+
+    def undisturbed_seconds(self) -> float:
+        """Return the median time between two steps while all hosts were there and nothing changed."""
+        changes = [*self.failures, *(at for at, _ in self.hosts[1:])]
+        quiet, reached = [], 0
+        for (begin, _), (end, step) in pairwise(self.steps):
+            present = [count for at, count in self.hosts if at <= begin]
+            is_quiet = not any(begin < at + UNDER_WAY and end > at for at in changes)
+            if present and present[-1] >= HOSTS and is_quiet and step > reached:
+                quiet.append(end - begin)
+            reached = max(reached, step)
+        return median(quiet)
+
+    def goodput(self) -> float:
+        """Return the steps in relation to those of an undisturbed training on the hosts that there were."""
+        possible = (self.ended - self.began) * self.host_share() / self.undisturbed_seconds()
+        return self.progress() / possible
 
     def host_share(self) -> float:
         """Return the share of host time that there was."""
