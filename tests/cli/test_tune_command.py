@@ -114,6 +114,13 @@ def test_nothing_is_recommended_that_is_not_better(tune: tuple[str, ...], tmp_pa
     assert not (tmp_path / "out" / "policy.yaml").exists()
 
 
+def test_a_history_with_too_few_jobs_is_not_tuned_on(tmp_path: Path, stdout_of: TextOf) -> None:
+    options = ("--policy", "las", "--trials", "8", "--limit", "600", "--objective", "tail", "--out", str(tmp_path))
+    text = stdout_of("tune", "demo", *options)
+    assert "No recommendation: not enough jobs. The best settings differ from the default ones in 2 parts" in text
+    assert "fifo" not in text  # nothing is compared on the later jobs
+
+
 def test_the_same_command_simulates_nothing_twice(
     tune: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, json_of: JsonOf
 ) -> None:

@@ -29,6 +29,7 @@ def make_cluster(paths: list[tuple[int, int]], gpus: list[int]) -> Cluster:
 paths = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 2)), min_size=NODES, max_size=NODES)
 clusters = st.builds(make_cluster, paths, st.lists(st.integers(0, 4), min_size=NODES, max_size=NODES))
 names = st.sampled_from(["", *LEVELS])
+required_names = st.sampled_from(["", *LEVELS, "row"])
 
 
 @st.composite
@@ -36,7 +37,7 @@ def gangs(draw: st.DrawFn) -> Demand:
     segment = draw(st.integers(0, 3))
     instances = draw(st.integers(1, 2)) * segment or draw(st.integers(1, 6))
     most = draw(st.integers(0, 1 if segment else 3))
-    request = TopologyRequest(draw(names), draw(names), segment, draw(names) if segment else "", most)
+    request = TopologyRequest(draw(required_names), draw(names), segment, draw(names) if segment else "", most)
     allowed = draw(st.none() | st.sets(st.integers(0, NODES - 1), min_size=4).map(NodeSet.of))
     return Demand(
         instances, draw(st.integers(1, 2)), draw(st.sampled_from([500, 1000])), allowed_nodes=allowed, topology=request

@@ -64,7 +64,7 @@ def _most(intervals: FreeIntervals) -> int:
     """Return how many domains of the required level are accepted."""
     if not has_request(intervals.allowed, intervals.need):
         return 1
-    if intervals.allowed.requests[intervals.need.allowed, REQUIRED] == 0:
+    if intervals.allowed.requests[intervals.need.allowed, REQUIRED] <= 0:
         return 1
     return intervals.allowed.requests[intervals.need.allowed, MOST]
 

@@ -57,15 +57,16 @@ def create(daemon: KubernetesDaemon, name: str, pods: int, **annotations: str) -
 
 def racks_of(daemon: KubernetesDaemon, name: str) -> list[str]:
     """Return the racks of the pods of a Job, in the order of their instances, when all are bound."""
-    wait_for(lambda: all(daemon.nodes_of(name)), f"{name} is bound")
+    wait_for(lambda: (nodes := daemon.nodes_of(name)) and all(nodes), f"{name} is bound")
     pods = sorted(daemon.pods(name), key=lambda pod: int(pod.metadata.annotations["refold.dev/instance"]))
     return [f"r{int(pod.spec.node_name[1:]) % 3}" for pod in pods]
 
 
 def test_a_gang_that_requires_one_rack_waits_for_it(daemon: KubernetesDaemon) -> None:
+    taken = []
     for number in range(3):
         create(daemon, f"one{number}", 1, required_topology=RACK)
-    taken = [racks_of(daemon, f"one{number}")[0] for number in range(3)]
+        taken += racks_of(daemon, f"one{number}")
     assert taken[0] == taken[1] != taken[2]  # small jobs share a rack
     create(daemon, "three", 3, required_topology=RACK)
     daemon.wait_for_state("three", "infeasible")
@@ -73,7 +74,7 @@ def test_a_gang_that_requires_one_rack_waits_for_it(daemon: KubernetesDaemon) ->
     assert len({*racks_of(daemon, "pair")}) == 1
     create(daemon, "next", 2, required_topology=RACK)
     daemon.wait_for_state("next", "waiting")
-    daemon.api.delete(f"{JOBS}/one2")
+    daemon.api.delete(f"{JOBS}/one2", {"propagationPolicy": "Background"})
     assert racks_of(daemon, "next") == [taken[2]] * 2
 
 

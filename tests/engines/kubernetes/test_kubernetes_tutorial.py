@@ -53,7 +53,7 @@ def test_gangs_start_and_wait_as_in_the_tutorial(home: Path) -> None:
         return [text for key, text in printed.items() if key.endswith(f": {line}")]
 
     first, second = shown("refold queue")
-    assert re.search(r"first\S* .*16 GPUs", first) and re.search(r"second\S* .*8 GPUs", second)
+    assert re.search(r"first-1 2 × 8 GPUs", first) and re.search(r"second-\d+ 2 × 4 GPUs", second)
     assert "Resources" in shown("refold why second")[0]
     assert "refold second" in shown("kubectl describe pod --selector job-name=second")[0]
     assert "4 GPUs" in shown("refold whatif third.yaml --gpus 2,4")[0]

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from api_requests import request
-from fake_service import MEMBER, OTHER, OWNER, make_app
+from fake_service import MEMBER, OTHER, OWNER, FakeService, make_app
 
 from refold.client.api.queries import Caller
 from refold.errors import TooManyRequests
@@ -136,3 +136,14 @@ def test_calls_of_a_user_beyond_its_share_are_refused_and_others_are_answered(mo
     assert [request(app, "GET", "/api/v1/info", token=MEMBER).status for _ in range(2)] == [200, 429]
     assert request(app, "GET", "/api/v1/info", token=OTHER).status == 200
     assert [request(app, "GET", "/api/v1/info", token=OWNER).status for _ in range(2)] == [200, 200]
+
+
+def test_a_token_that_is_revoked_while_a_call_waits_is_not_valid_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    service = FakeService()
+
+    async def revoke(*_: object) -> None:
+        service.stored_tokens.clear()
+
+    monkeypatch.setattr(LoopShares, "wait_for_turn", revoke)
+    answer = request(make_app(service), "GET", "/api/v1/info", token=MEMBER)
+    assert (answer.status, answer.problem.error.partition(",")[0]) == (401, "the token was revoked")

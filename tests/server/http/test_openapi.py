@@ -24,6 +24,7 @@ from refold.server.http.openapi import ERROR_DESCRIPTIONS, build_openapi, render
 BEYOND_SCHEMA = re.compile(
     r"unknown (model|GPU|policy|engine)|gpu_range is|gpu_share is|plan has|array is|has the unknown field"
     r"|cannot be divided into segments|no segment is given|cannot be reshapable"
+    r"|for a job with (segments|a required level)"
 )
 """Errors about what a schema cannot say: names that the catalogue has to have, and rules between fields."""
 

@@ -9,6 +9,8 @@ from refold.cli.views.tables import Column, Table
 from refold.model import format_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from refold.simulator.tuning import Gain, Interval, ReportPolicy, ReportRow, TuningReport, TuningResult
 
 CHOSEN_MARK = "*"
@@ -95,20 +97,23 @@ def describe_verdict(report: TuningReport) -> str:
     """Say in a sentence whether the chosen settings are recommended, and why."""
     if doubt := report.doubt:
         return (
-            "No recommendation: not enough jobs. The best settings are better than the default ones on "
-            f"{doubt.wins} of {plural(doubt.parts, 'part')} of the tuning jobs, expected {doubt.needed}. "
-            "Use a longer history."
+            "No recommendation: not enough jobs. The best settings differ from the default ones in "
+            f"{plural(doubt.parts, 'part')} of the tuning jobs, and are better in {doubt.wins}; "
+            f"expected {doubt.needed}. Use a longer history."
         )
     if report.chosen is None:
         return "No recommendation: no settings were better than the default ones on the tuning part."
-    failed = [gain for gain in report.gains if gain.required and gain.relation != "better"]
-    if failed:
-        reasons = " and ".join(map(_describe_gain, failed))
-        return f"No recommendation: on the later jobs, point {report.chosen} {reasons}."
-    beaten = " and ".join(f"{gain.over} [{format_ratio(gain.score)}]" for gain in report.gains if gain.required)
-    return f"Recommended: point {report.chosen}. On the later jobs, its score is better than that of {beaten}."
+    required = [gain for gain in report.gains if gain.required]
+    failed = {"worse than": "worse", "not clearly better than": "no clear difference"}
+    over = {
+        words: _list([gain for gain in required if gain.relation == relation]) for words, relation in failed.items()
+    }
+    reasons = [f"{words} {others}" for words, others in over.items() if others]
+    if reasons:
+        return f"No recommendation: on the later jobs, point {report.chosen} is {' and '.join(reasons)}."
+    return f"Recommended: point {report.chosen}. On the later jobs, its score is better than that of {_list(required)}."
 
 
-def _describe_gain(gain: Gain) -> str:
-    relation = "is worse than" if gain.relation == "worse" else "is not clearly better than"
-    return f"{relation} {gain.over} [{format_ratio(gain.score)}]"
+def _list(gains: Sequence[Gain]) -> str:
+    """Format 'fifo [0.54 (0.25–1.38)], easy [0.82 (0.43–2.42)]'."""
+    return ", ".join(f"{gain.over} [{format_ratio(gain.score)}]" for gain in gains)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from refold.client.api import CALLS, EVENT_STREAM, IDENTITY_PATH, JSON_LINES, Call, EventsQuery, Role, Service
-from refold.errors import BadField, Forbidden, NotFound, TooManyRequests
+from refold.errors import BadField, Forbidden, NotFound, TooManyRequests, Unauthenticated
 from refold.server.http import asgi
 from refold.server.http.asgi import HttpError, Receive, Reply, Request, Scope, Send, UnreadBody, header
 from refold.server.http.authentication import Authenticator, Identity, UserLookup
@@ -192,6 +192,8 @@ class Api:
         async def answer_call(request: Request) -> Reply | None:
             identity = await self._authorise(call.role, call.name, request.scope)
             await self._shares.wait_for_turn(identity.caller)
+            if not identity.is_valid():
+                raise Unauthenticated("the token was revoked, or the session ended, while the call waited")
             work = Metered(make_answer(request, identity))
             try:
                 answer = await work
