@@ -23,7 +23,7 @@ import argparse
 import random
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from statistics import mean, median
 
 from benchmarks.failures.course import Course, plot
@@ -48,15 +48,15 @@ def draw_failures(seconds: float, between: float, seed: int) -> list[float]:
     return found
 
 
-def compare(minutes: float, between: float, back: float, seed: int) -> list[Row]:
-    """Run all ways, one after the other, with the same failures; return the table."""
+def compare(ways: Sequence[Way], minutes: float, between: float, back: float, seed: int) -> list[Row]:
+    """Train in several ways, one after the other, with the same failures; return the table."""
     seconds = 60 * minutes
     failures = draw_failures(seconds, between, seed)
     if not failures:
         raise SystemExit("benchmarks.failures: no failures in so short a time; try --minutes 5, or another --seed")
     rows = [Row("failures", f"{len(failures)} in {seconds:g} s, the same for all")]
     pauses: dict[Way, float] = {}
-    for way in WAYS:
+    for way in ways:
         if way is TORCHFT and (why := why_no_torchft()):
             rows.append(skipped(f"goodput, {way.name}", why))
             continue
@@ -75,7 +75,7 @@ def compare(minutes: float, between: float, back: float, seed: int) -> list[Row]
         if course.copies:
             rows.append(_copies(course))
         print(as_text(rows), flush=True)
-    for way in GOALS:
+    for way in [way for way in GOALS if {way, RESTART} <= pauses.keys()]:
         ratio = pauses[way] / pauses[RESTART]
         rows.append(at_most(f"pause, {way.name} to {RESTART.name}", ratio, 0.1, f"{ratio:.2f} ×"))
     return rows
@@ -119,6 +119,7 @@ def main() -> int:
     parser.add_argument("--mean", type=float, default=90.0, help="mean seconds between failures (default: 90)")
     parser.add_argument("--back", type=float, default=30.0, help="seconds until a host is back (default: 30)")
     parser.add_argument("--seed", type=int, default=3, help="random seed of the failures (default: 3)")
+    parser.add_argument("--only", action="append", choices=[way.name for way in WAYS], help="only this way; repeatable")
     parser.add_argument("--kills", type=int, help="count wrong losses after so many random kills")
     parser.add_argument("--live", action="store_true", help="measure live changes between two hosts")
     parser.add_argument("--demo", action="store_true", help="three failures, and a plot")
@@ -129,13 +130,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the hosts are removed then, too
     if options.demo:
         return demo()
-    tables: dict[str, Callable[[], list[Row]]] = {"live": live_change}
     if options.kills:
         rows = count_wrong(options.kills, options.seed)
     elif options.live:
-        rows = tables["live"]()
+        rows = live_change()
     else:
-        rows = compare(options.minutes, options.mean, options.back, options.seed)
+        ways = [way for way in WAYS if way.name in (options.only or [each.name for each in WAYS])]
+        rows = compare(ways, options.minutes, options.mean, options.back, options.seed)
     print(as_text(rows))
     return 0
 

@@ -24,7 +24,7 @@ CHECKPOINT_SECONDS = 2.0
 """About the best interval for failures every 90 s: a checkpoint of the model takes some 20 ms (Young 1974)."""
 
 LIGHTHOUSE = f"{HUB_ADDRESS}:29510"
-NOTICED = re.compile(r"refold.train: (lost instance|restarting with)")
+NOTICED = re.compile(r"refold.train: (lost instance|restarting with|instances [0-9, ]+ are there)")
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,18 @@ def test_a_change_costs_what_the_cheapest_way_has_cost_that_is_possible() -> Non
     assert costs() == [2.0, 40.0, 40.0]
 
 
+def test_a_run_on_several_nodes_can_change_live_on_these_nodes() -> None:
+    live = Live(make_cluster(8, 8, types=GPU), "refold")
+    demand = {"instances": 2, "gpus": 8, "gpu_range": (8, 16), "reshapable": True}
+    job = make_job("a", workload="bert", batch=64, steps=10**6, **demand)
+    live.step(JobSubmitted(job))
+    number, held = live.run_of(job)
+    assert len(held.placement) == 2
+    live.step(ChangeMeasured("a", number, 40.0, "cold"), ChangeMeasured("a", number, 2.0, "warm"))
+    estimator, view = estimator_of(live), live.scheduler.view
+    assert [estimator.restart_cost(view, job, Demand(*each)) for each in ((2, 4), (1, 8), (2, 16))] == [2.0, 40.0, 40.0]
+
+
 def test_small_differences_change_no_estimate() -> None:
     live = Live(make_cluster(8, types=GPU), "refold")
     job = make_job("a", gpus=4, workload="bert", batch=64, steps=10**6, reshapable=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise, product
+from pathlib import Path
 
+import pytest
 from hypothesis import given, strategies as st
 
 from refold.train.copies import (
@@ -14,6 +16,7 @@ from refold.train.copies import (
     pieces_of,
     volume,
 )
+from refold.train.copy_files import memory_left
 from refold.train.copy_ledger import CopyLedger
 from refold.train.handover import Region
 from refold.train.run_settings import HostSlots
@@ -146,3 +149,25 @@ def test_what_only_one_host_has_after_a_loss_is_fetched_again() -> None:
     step, orders = ledger.next_orders([host(0), host(2)])
     assert step is None
     assert orders[2].sources[0].regions == {"w": [LEFT, RIGHT], "step": [()]}
+
+
+@pytest.mark.parametrize(
+    ("line", "names", "expected"),
+    [
+        ("0::/job/step", ("memory.max", "memory.current"), [300 + 50, 1000 - 500 + 50]),
+        ("4:memory:/job/step", ("memory.limit_in_bytes", "memory.usage_in_bytes"), [300 + 50, 1000 - 500 + 50]),
+        ("3:cpuset:/job/step", ("memory.max", "memory.current"), []),
+    ],
+)
+def test_copies_must_fit_into_the_memory_that_the_cgroups_leave(
+    tmp_path: Path, line: str, names: tuple[str, str], expected: list[int]
+) -> None:
+    hierarchy = tmp_path / line.split(":")[1]
+    for folder, limit, used in (("job/step", "600", "300"), ("job", "1000", "500"), ("", "max", "900")):
+        (hierarchy / folder).mkdir(parents=True, exist_ok=True)
+        for name, text in zip(names, (limit, used), strict=True):
+            (hierarchy / folder / name).write_text(text + "\n")
+        (hierarchy / folder / "memory.stat").write_text("anon 7\ninactive_file 50\nactive_file 9\n")
+    own = tmp_path / "own"
+    own.write_text(line + "\n")
+    assert sorted(memory_left(tmp_path, own))[:-1] == sorted(expected)

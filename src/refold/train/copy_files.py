@@ -9,9 +9,11 @@ from __future__ import annotations
 import mmap
 import os
 import socket
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,13 @@ PART_SECONDS: Seconds = 20.0
 
 SPARE = 1.1
 """Free memory that must be there, as a multiple of what is written."""
+
+
+_LIMITS = {
+    "": ("memory.max", "memory.current"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
+"""Files with limit and use of memory, by the controllers of a hierarchy of cgroups: version 2, and version 1."""
 
 
 class CopyHeader(msgspec.Struct, frozen=True):
@@ -85,9 +94,25 @@ def extend(path: Path, size: int) -> None:
 
 
 def free_bytes(path: Path) -> int:
-    """Return how much may be written in the folder of a file."""
+    """Return how much may be written in the folder of a file. In shared memory it counts as memory of this process."""
     space = os.statvfs(path.parent)
-    return space.f_bavail * space.f_frsize
+    return min(space.f_bavail * space.f_frsize, *memory_left(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")))
+
+
+def memory_left(groups: Path, own: Path) -> list[int]:
+    """Return what each limit of the memory of a process leaves; `own`: its cgroups. The cache of files is free."""
+    left = [sys.maxsize]
+    for line in own.read_text().splitlines() if own.exists() else ():
+        _, controllers, name = line.split(":", 2)
+        if (files := _LIMITS.get(controllers)) is None:
+            continue
+        folder = groups / controllers / name.lstrip("/")
+        for level in (folder, *folder.parents):
+            with suppress(OSError, ValueError):  # 'max', or not a cgroup
+                limit, used = (int((level / file).read_text()) for file in files)
+                stat = (level / "memory.stat").read_text().split()
+                left.append(limit - used + int(stat[stat.index("inactive_file") + 1]))
+    return left
 
 
 def read_header(path: Path) -> CopyHeader:

@@ -27,8 +27,9 @@ from refold.core.events import (
     RunStopped,
 )
 from refold.core.orders import StartRun, StopRun
-from refold.engines.local import live_change
+from refold.engines.local import gang, live_change
 from refold.engines.local.backend import LocalBackend, local_cluster
+from refold.engines.local.shim import read_claim
 from refold.model import Allocation, Decision, Job, Plan, Reshape, Share, Start
 from refold.server.backend import Backend, Report
 from refold.server.batch import BatchRun
@@ -132,6 +133,30 @@ def test_the_processes_of_several_instances_become_the_next_run(tmp_path: Path) 
         await harness.stop("job", 2)
         assert await harness.ending("job", 2) == RunStopped("job", 2)
         assert lines(tmp_path, "ends") == ["stopped", "stopped"]
+
+    run_test(tmp_path, test)
+
+
+def test_an_instance_that_was_started_again_can_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gang, "RESTART_SECONDS", 0.1)
+
+    def of_second_instance() -> list[int]:
+        claims = [read_claim(path) for path in tmp_path.glob("logs/job/run-*.1.claim")]
+        return [claim.process.pid for claim in claims if claim is not None and claim.is_alive()]
+
+    async def test(harness: BackendHarness) -> None:
+        await start(harness, allocation=ON_TWO_NODES)
+        await wait_for_agents(tmp_path, 2)
+        for run in (1, 2):
+            for pid in of_second_instance():
+                os.killpg(pid, signal.SIGKILL)
+            await wait_for_agents(tmp_path, 2 + run)
+            await change(harness, run, FEWER_ON_BOTH)
+            await continue_as(harness, run + 1, FEWER_ON_BOTH)
+            assert len(living_agents(tmp_path)) == 2
+        await harness.stop("job", 3)
+        assert await harness.ending("job", 3) == RunStopped("job", 3)
+        assert len(lines(tmp_path, "agents")) == 4, "none was started for a change"
 
     run_test(tmp_path, test)
 

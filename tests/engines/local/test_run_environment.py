@@ -125,6 +125,19 @@ def test_a_gang_gets_the_variables_of_jax_and_tensorflow(tmp_path: Path) -> None
     assert len({coordinator, *workers}) == 3  # every process listens on a port of its own
 
 
+def test_the_secret_of_a_gang_is_only_in_the_environment_of_its_processes(tmp_path: Path) -> None:
+    first, second = run_and_read_environments(tmp_path, {"REFOLD_RUN_SECRET": "of another run"}, ONE_GPU, ONE_GPU)
+    secret = first["REFOLD_RUN_SECRET"]
+    assert secret == second["REFOLD_RUN_SECRET"] != "of another run"
+    holders = [path.name for path in tmp_path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+    assert sorted(holders) == ["run-1.0.log", "run-1.1.log"], "which `env` has written"
+    given = Launch(environment=(("REFOLD_RUN_SECRET", ""),))
+    found = run_and_read_environments(tmp_path / "off", {}, ONE_GPU, ONE_GPU, launch=given)
+    assert [one["REFOLD_RUN_SECRET"] for one in found] == ["", ""]
+    (single,) = run_and_read_environments(tmp_path / "single", {}, ONE_GPU)
+    assert "REFOLD_RUN_SECRET" not in single
+
+
 @pytest.mark.parametrize(("job_id", "number"), [("train-17", 17), ("7", 7), ("a-007", 7), ("x99", 99)])
 def test_the_slurm_id_is_the_number_of_the_job(job_id: str, number: int) -> None:
     assert number_of(job_id) == number

@@ -311,6 +311,25 @@ def test_a_click_on_the_timeline_opens_the_job_and_a_drag_zooms(page: Any, serve
     page.get_by_role("heading", name="train-1", level=1).wait_for()
 
 
+GOODPUT = """async () => {
+    const app = document.querySelector("script[src*='app.js']").src;
+    const { describeGoodput } = await import(app.replace("app.js", "pages/timeline.js"));
+    const run = (start, end, gpus, overhead, ending) => ({ start, end, overhead, ending, placement: [{ gpus }] });
+    const ended = [run(0, 100, [0, 1], 10, "stopped"), run(0, 80, [2], 0, "finished"), run(0, 20, [3], 5, "failed")];
+    return [describeGoodput([...ended, run(0, null, [4], 9, "")]), describeGoodput([])];
+}"""
+
+
+def test_goodput_is_the_gpu_time_that_became_progress(page: Any, served: FakeServer) -> None:
+    sign_in(page, served.address, OWNER, "timeline")
+    text, nothing = page.evaluate(GOODPUT)
+    assert nothing == ""
+    assert text == (
+        "Goodput of the runs that have ended: 87 % of their GPU time became progress; 8 % went into starting and "
+        "stopping, 5 % into runs that failed."
+    )
+
+
 # Questions
 
 

@@ -275,10 +275,11 @@ class Gang:
         if self._stop_requested.is_set() or not answer.done() or answer.result() is None:
             withdraw_request(self.files)
             return None
-        record = StartRecord(self._tree.mark, 0, (), self.files.origin, allocation)
         try:
+            started = self.files.read_start() or StartRecord(self._tree.mark, 0)
+            record = replace(started, origin=self.files.origin, prepared=allocation)
             self._next_files.replace_start(record)
-        except OSError:
+        except (OSError, ResourceShortage):
             return None
         return record
 

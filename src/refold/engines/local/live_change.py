@@ -88,7 +88,7 @@ def read_answer(files: RunFiles, run: int) -> ChangeAnswer | None:
 
 def take_over(files: RunFiles, instances: int) -> bool:
     """Let a run that was prepared claim its processes; return whether they are alive. Its logs begin here."""
-    claims = [read_claim(files.origin_claim(instance)) for instance in range(instances)]
+    claims = [read_claim(files.earlier_claim(instance)) for instance in range(instances)]
     if not all(claim is not None and claim.is_alive() for claim in claims):
         return False
     try:
@@ -97,7 +97,7 @@ def take_over(files: RunFiles, instances: int) -> bool:
                 if not is_regular(files.log(instance)):
                     continue_log(files.of_run(files.run - 1).log(instance), files.log(instance))
             with suppress(FileExistsError):
-                os.link(files.origin_claim(instance), files.claim(instance), follow_symlinks=False)
+                os.link(files.earlier_claim(instance), files.claim(instance), follow_symlinks=False)
     except OSError as error:
         raise_if_shortage(error)
         return False
@@ -110,7 +110,7 @@ async def discard(files: RunFiles, instances: int, tree: ProcessTree, grace: Sec
     The records are changed first: a back end that is started meanwhile must not take the processes over.
     """
     previous = files.of_run(files.run - 1)
-    claims = [read_claim(files.origin_claim(instance)) for instance in range(instances)]
+    claims = [read_claim(files.earlier_claim(instance)) for instance in range(instances)]
     answer = read_answer(files, files.run)
     with suppress(OSError):
         previous.record_end(RunStopped(files.job, previous.run, steps=answer.step if answer else None))

@@ -127,9 +127,9 @@ class ProgressEstimator:
     def restart_cost(self, view: View, job: Job, demand: Demand | None = None) -> Seconds:
         """Return the cost of changing the run of a job: in the cheapest way, as measured, else as assumed.
 
-        `demand`: what the run will have. If it needs another node, the run can only be restarted there.
+        `demand`: what the run will have. If it needs other nodes, the run can only be restarted there.
         """
-        ways = CHANGE_WAYS if demand is None or _stays_on_node(view, job, demand) else RESTART
+        ways = CHANGE_WAYS if demand is None or _stays_on_nodes(view, job, demand) else RESTART
         measured = [cost for way in ways if (cost := view.change_seconds(job, way)) is not None]
         return max(min(measured), MIN_RESTART_SECONDS) if measured else self.restart_seconds
 
@@ -145,11 +145,10 @@ class ProgressEstimator:
         return since + self.restart_cost(view, view.active[run.job]) if restarting else since
 
 
-def _stays_on_node(view: View, job: Job, demand: Demand) -> bool:
-    """Return whether a run can get a demand on its present node, so that its processes may stay."""
+def _stays_on_nodes(view: View, job: Job, demand: Demand) -> bool:
+    """Return whether a run can get a demand on its present nodes, so that its processes may stay."""
     run = view.runs.get(job.id)
-    if run is None or len(run.allocation.placement) > 1 or demand.instances > 1:
+    if run is None or len(run.allocation.placement) != demand.instances:
         return False
-    index = run.allocation.placement[0].node
-    node = view.cluster.nodes[index]
-    return demand.gpus <= node.gpus and demand.accepts(index, node)
+    nodes = [(share.node, view.cluster.nodes[share.node]) for share in run.allocation.placement]
+    return all(demand.gpus <= node.gpus and demand.accepts(index, node) for index, node in nodes)

@@ -119,9 +119,9 @@ class RunFiles:
         """The file by which an agent announces that it answers requests."""
         return self._origin_path_of(0, "change.agent")
 
-    def origin_claim(self, instance: int) -> Path:
-        """Return the claim of an instance by the run that started the processes."""
-        return self._origin_path_of(instance, "claim")
+    def earlier_claim(self, instance: int) -> Path:
+        """Return the claim of an instance by the run before this one."""
+        return self.of_run(self.run - 1).claim(instance)
 
     @property
     def origin(self) -> int:
