@@ -182,6 +182,10 @@ class FakeApiServer:
         if wanted := query.get("labelSelector"):
             key, _, value = wanted.partition("=")
             items = [body for body in items if (body["metadata"].get("labels") or {}).get(key) == value]
+        if wanted := query.get("fieldSelector"):
+            fields = dict(part.split("=") for part in wanted.split(","))
+            uid, kind = fields["involvedObject.uid"], fields["type"]
+            items = [body for body in items if (body["involvedObject"]["uid"], body["type"]) == (uid, kind)]
         return {"kind": "List", "items": items, "metadata": {"resourceVersion": str(self._version)}}
 
     def _create(self, path: str, body: Json) -> Json:
@@ -339,6 +343,7 @@ class FakeApiServer:
 
 KINDS = (
     *("pods", "nodes", "jobs", "events", "leases", "poddisruptionbudgets", "podgroups", "services", "secrets"),
+    *("persistentvolumeclaims", "persistentvolumes", "storageclasses"),
     *("jobsets", "trainjobs", "pytorchjobs", "topologies"),
 )
 

@@ -26,6 +26,9 @@ from refold.engines.kubernetes.objects import ApiNode, Metadata
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
 HEARTBEAT_SECONDS = 2.0
+MISSING_IMAGE = "missing"
+"""An image that cannot be pulled."""
+
 POLL_SECONDS = 0.02
 _ANNOTATION = re.compile(r"metadata\.annotations\['(.+)'\]")
 
@@ -137,6 +140,11 @@ class ProcessKubelet:
         """Run the first container to its end, and set the status of the pod."""
         container = pod.spec["containers"][0]
         command = [expand(word, {}) for word in (*container.get("command", []), *container.get("args", []))]
+        if container.get("image") == MISSING_IMAGE:
+            waiting = {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}
+            stuck = {"containerStatuses": [{"name": container["name"], "state": {"waiting": waiting}}]}
+            self._api.patch(f"{_path(pod)}/status", {"status": stuck})
+            return
         if self._instant:
             self._set_status(pod, "Running")
             if self._sleep(pod, float(command[1]) if command[:1] == ["sleep"] else 0.0):

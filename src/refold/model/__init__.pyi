@@ -34,6 +34,7 @@ from .consent import (
 )
 from .decision import (
     NO_CHANGE as NO_CHANGE,
+    NOT_ALLOWED as NOT_ALLOWED,
     Decision as Decision,
     DomainWait as DomainWait,
     End as End,

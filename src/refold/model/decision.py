@@ -33,6 +33,10 @@ class Reason(StrEnum):
     NOT_CONSIDERED = "NotConsidered"  # the policy has not considered it yet
 
 
+NOT_ALLOWED = "not meet the constraints of the job on nodes"
+"""What an engine that knows the constraints may replace by each of them, with counts."""
+
+
 class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """How many instances and nodes fit, and how many nodes lack which resource for one instance.
 
@@ -64,7 +68,7 @@ class Shortage(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         lacks = (
             (self.too_few_gpus, "has", "have", _free_gpus_text(demand)),
             (self.wrong_type, "has", "have", "a different GPU type"),
-            (self.not_allowed, "does", "do", "not meet the constraints of the job on nodes"),
+            (self.not_allowed, "does", "do", NOT_ALLOWED),
             (self.too_small, "has", "have", _total_gpus_text(demand)),
             (self.too_few_cpus, "has", "have", "too few free CPUs"),
             (self.too_little_memory, "has", "have", "too little free memory"),

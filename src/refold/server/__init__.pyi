@@ -39,6 +39,7 @@ from .machine_locks import (
     LockHolder as LockHolder,
     MachineLocks as MachineLocks,
 )
+from .metrics import Metric as Metric, Sample as Sample
 from .recording import (
     Recording as Recording,
     read_recording as read_recording,

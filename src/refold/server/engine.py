@@ -14,6 +14,7 @@ from refold.server.admission import Admission
 from refold.server.backend import Backend, ExportedOf, LimitsOf, MachineUse, Report, SecretsOf
 from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
+from refold.server.metrics import Metric
 from refold.server.store import Store
 from refold.server.subscribers import Subscriber
 
@@ -50,11 +51,17 @@ class OutputCopier(Protocol):
         """Copy the output of jobs that report progress in it."""
 
 
+def no_metrics() -> list[Metric]:
+    """Return nothing."""
+    return []
+
+
 class EngineParts(NamedTuple):
-    """What takes part in the steps of the loop, and what runs beside it."""
+    """What takes part in the steps of the loop, what runs beside it, and the metrics of the engine."""
 
     subscribers: Sequence[Subscriber]
     tasks: Sequence[Coroutine[Any, Any, None]]
+    metrics: Callable[[], list[Metric]] = no_metrics
 
 
 StatusOf = Callable[[Caller, str], JobStatus]

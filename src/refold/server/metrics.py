@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from time import time
@@ -72,6 +72,7 @@ class Metrics(Subscriber):
         connections: ConnectionTable,
         lag: LoopLag,
         database: Path,
+        of_engine: Callable[[], list[Metric]],
     ) -> None:
         self._state = state
         self._inbox = inbox
@@ -80,6 +81,7 @@ class Metrics(Subscriber):
         self._connections = connections
         self._lag = lag
         self._database = database
+        self._of_engine = of_engine
         self._steps = 0
         self._runs = 0
         self._ended: Counter[str] = Counter({"finished": 0, "failed": 0, "timed out": 0, "cancelled": 0})
@@ -95,7 +97,8 @@ class Metrics(Subscriber):
     async def page(self) -> bytes:
         """Return all metrics as text."""
         gpus = await self._gpus.statuses()
-        return format_metrics([*self._cluster(), *self._loop(), *self._network(), *_gpu_readings(gpus), *_process()])
+        of_daemon = (*self._cluster(), *self._loop(), *self._network(), *_gpu_readings(gpus), *_process())
+        return format_metrics([*of_daemon, *self._of_engine()])
 
     def _cluster(self) -> list[Metric]:
         view, header = self._state.view, self._state.header

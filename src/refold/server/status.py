@@ -142,7 +142,7 @@ class JobStates:
             runs=record.runs,
             placement=[] if run is None else wire_placement(run.allocation, view.cluster),
             domains={} if run is None else wire_domains(run.allocation, view.cluster),
-            reason=(STARTING if note else "") if wait is None else wait.reason.value,
+            reason=(STARTING if note and state == "running" else "") if wait is None else wait.reason.value,
             message=note or record.why if wait is None else self._texts.of(job, wait),
             start_estimate=None if estimate is None else wire_estimate(estimate, self._wall_time),
             end_estimate=None if end is None else wire_estimate(end, self._wall_time),

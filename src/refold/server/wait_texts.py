@@ -55,6 +55,8 @@ class WaitTexts:
                 return f"at most {launch.array.limit:,} of its tasks at once"
             case Reason.BACKOFF:
                 return self._run_note(job.id) or self._backoff(self._job_table[job.id])
+            case Reason.RELEASING:
+                return self._releasing
             case Reason.LIMIT:
                 return self._limit(job, self._gpu_limits.get(job.tenant, 0.0))
             case _:
@@ -78,6 +80,12 @@ class WaitTexts:
 
     def _clock(self, moment: Seconds) -> str:
         return f"{datetime.fromtimestamp(round(self._wall_time(moment))):%Y-%m-%d %H:%M:%S}"
+
+    @cached_property
+    def _releasing(self) -> str:
+        """What delays the end of runs that are stopping: 'train-3 waits for PodDisruptionBudget lab/keep'."""
+        notes = ((run.job, self._run_note(run.job)) for run in self._view.runs.values() if run.stopping)
+        return next((f"{job} {note}" for job, note in notes if note), "")
 
     @cached_property
     def _gpu_limits(self) -> Mapping[str, float]:

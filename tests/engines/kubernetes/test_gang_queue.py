@@ -14,6 +14,7 @@ from refold.engines.kubernetes.gang_queue import GangQueue
 from refold.engines.kubernetes.gangs import GangName
 from refold.engines.kubernetes.nodes import map_nodes
 from refold.engines.kubernetes.objects import Pod
+from refold.engines.kubernetes.volumes import PodVolumes
 from refold.model import Demand, Job, Launch, NodeSet
 
 
@@ -50,7 +51,9 @@ def make_queue(pods: Sequence[Pod], *jobs: Job) -> tuple[GangQueue, list[Any]]:
     """Return a queue after a restart of the daemon, and what it reports. The cluster has the nodes `a` and `b`."""
     reports: list[Any] = []
     by_key = {pod.key: pod for pod in pods}
-    mirror = SimpleNamespace(follow=asyncio.Queue, pods_of_gang=lambda _: by_key, run_of=lambda _: None)
+    mirror = SimpleNamespace(
+        follow=asyncio.Queue, pods_of_gang=lambda _: by_key, run_of=lambda _: None, volumes=PodVolumes()
+    )
     records = {job.id: SimpleNamespace(job=job, runs=1) for job in jobs}
     view = SimpleNamespace(runs={}, infeasible={job.id: job for job in jobs})
     state = SimpleNamespace(job_table=SimpleNamespace(records=records), view=view, now=lambda: 0.0)

@@ -25,6 +25,7 @@ from refold.engines.kubernetes.run_state import (
 )
 from refold.engines.kubernetes.run_steps import (
     AskBudgets,
+    AskKubelet,
     AskOwner,
     BindPods,
     BudgetSpec,
@@ -32,6 +33,7 @@ from refold.engines.kubernetes.run_steps import (
     DisruptionBudget,
     GangAnswer,
     GangStep,
+    KubeletSaid,
     LabelSelector,
     NoRoom,
     OwnerRead,
@@ -294,3 +296,49 @@ def test_the_failure_of_the_job_counts_more_than_pods_that_were_lost_with_it() -
     (step,) = play.next(failed, RUN[1])
     assert step == RemovePods([RUN[1]], 10.0, evict=False)
     assert play.next(failed) == [ReportEnd(RunFailed(*KEY, "pod default/train-0: exit 3", exit_code=3))]
+
+
+LATE = "1 of 2 pods have not started within 10 min: pod default/train-1"
+BACK_OFF = [{"name": "main", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}]
+
+
+def stuck(**status: Any) -> Pod:
+    """A pod that is bound and has not started."""
+    annotations = {"refold.dev/instance": "1"}
+    return waiting(1, annotations=annotations, nodeName="n", status={"phase": "Pending", **status})
+
+
+def test_a_gang_of_which_a_pod_does_not_start_ends_with_the_reason_of_the_kubelet() -> None:
+    play = Play(start_timeout=600.0)
+    assert play.next(gang=WAITING) == [TARGETS]
+    assert play.next(bound(0), stuck(), answer=PodsBound()) == [PauseSteps(600.0)]
+    play.now = 400.0
+    assert play.next(bound(0), stuck(), answer=Unchanged()) == [PauseSteps(200.0)]
+    play.now = 600.0
+    pod = stuck()
+    assert play.next(bound(0), pod, answer=Unchanged()) == [AskKubelet(pod)]
+    why = f"{LATE}: FailedMount: no volume"
+    assert play.next(bound(0), pod, answer=KubeletSaid("FailedMount: no volume")) == [AskOwner()]
+    assert play.next(bound(0), pod, answer=OwnerRead(RUNNING)) == [SuspendOwner(f"1 {why}")]
+    assert play.next(bound(0), pod, answer=OwnerSuspended(True)) == [PauseSteps()]
+    assert play.next() == [ReportEnd(RunFailed(*KEY, why, retry=True))]
+
+
+def test_an_image_that_does_not_exist_is_the_fault_of_the_job() -> None:
+    play = Play(PODS, start_timeout=600.0)
+    play.next(gang=WAITING)
+    play.next(bound(0), stuck(), answer=PodsBound())
+    play.now = 600.0
+    play.next(bound(0), stuck(containerStatuses=BACK_OFF), answer=Unchanged())
+    assert play.next() == [ReportEnd(RunFailed(*KEY, f"{LATE}: ImagePullBackOff: no such image", retry=False))]
+
+
+def test_time_in_init_containers_does_not_count() -> None:
+    play = Play(start_timeout=600.0)
+    play.next(gang=WAITING)
+    loading = stuck(initContainerStatuses=[{"name": "load", "state": {"running": {}}}])
+    assert play.next(bound(0), loading, answer=PodsBound()) == [PauseSteps(600.0)]
+    play.now = 500.0
+    assert play.next(bound(0), loading) == [PauseSteps(600.0)]
+    assert play.next(bound(0), stuck()) == [PauseSteps(600.0)]
+    assert play.next(bound(0), bound(1)) == [ReportStart(), PauseSteps()]

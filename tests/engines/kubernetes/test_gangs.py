@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 from kubernetes_objects import make_pod
 
+from refold.client.api import Submission
 from refold.engines.kubernetes.gangs import GangName, gang_name, parse_gang_name
 from refold.engines.kubernetes.owner_specs import Owner, owner_of_pods, read_owner
 from refold.engines.kubernetes.pod_states import bindable
-from refold.errors import BadValue
+from refold.engines.kubernetes.pods import gang_submission
+from refold.errors import BadInput, BadValue
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -150,7 +152,42 @@ def test_plain_pods_say_how_many_they_are() -> None:
     assert owner_of_pods([make_pod("p", labels={"refold.dev/gang": "g", "refold.dev/gang-size": "3"})]) == Owner(3)
     assert owner_of_pods([make_pod("p")]) == Owner(1)
     with pytest.raises(BadValue, match=r"gang-size is 'many'"):
-        owner_of_pods([make_pod("p", labels={"refold.dev/gang-size": "many"})])
+        owner_of_pods([make_pod("p", labels={"refold.dev/gang": "g", "refold.dev/gang-size": "many"})])
+    with pytest.raises(BadValue, match=r"gang-size is '', expected a number of pods"):
+        owner_of_pods([make_pod("p", labels={"refold.dev/gang": "g"})])
+    assert owner_of_pods([make_pod("p", labels={"refold.dev/gang-size": "3"})]) == Owner(1), "refused when submitted"
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"annotations": {"refold.dev/gang-size": "3"}}, r"gang-size is a label, found as annotation"),
+        ({"labels": {"refold.dev/gang-size": "3"}}, r"gang-size needs the label refold.dev/gang"),
+        ({"annotations": {"refold.dev/workload": "banana"}}, r"unknown model 'banana'"),
+        ({"labels": {"refold.dev/preemptible": "maybe"}}, r"preemptible is 'maybe', expected true or false"),
+        ({"annotations": {"refold.dev/preemptible": "false"}}, r"preemptible is a label, found as annotation"),
+        ({"labels": {"refold.dev/estimate": "2h"}}, r"estimate is an annotation, found as label"),
+        ({"annotations": {"refold.dev/estimat": "2h"}}, r"unknown annotation .* did you mean 'refold.dev/estimate'"),
+        ({"annotations": {"refold.dev/estimate": "soon"}}, r"soon"),
+        ({"labels": {"refold.dev/class": "gold"}}, r"class is 'gold', expected guaranteed or best-effort"),
+    ],
+)
+def test_labels_and_annotations_that_mean_nothing_are_refused(fields: dict[str, Any], problem: str) -> None:
+    with pytest.raises(BadInput, match=problem):
+        submission_of(**fields)
+
+
+def submission_of(**fields: Any) -> Submission:
+    pod = make_pod("p", owner=("Job", "train", "u"), **fields)
+    return gang_submission(gang_name(pod), [pod], Owner(elastic=True), "request")
+
+
+def test_models_and_names_of_gangs_whose_speed_is_measured() -> None:
+    assert submission_of(annotations={"refold.dev/workload": "Llama 2 7B"}).workload == "llama-2-7b"
+    mine = {"refold.dev/workload": "banana", "refold.dev/gpu-range": "1..4"}
+    assert submission_of(annotations=mine).workload == "banana"
+    bound = {"refold.dev/job": "train-1", "refold.dev/plan": "{}"}
+    assert submission_of(annotations=bound).gpus == 1, "copies of what a bound pod has"
 
 
 def replicated(name: str, pods: int, **fields: Any) -> dict[str, Any]:

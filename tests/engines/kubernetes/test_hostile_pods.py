@@ -22,6 +22,7 @@ from refold.engines.kubernetes.owner_specs import Owner, owner_of_pods
 from refold.engines.kubernetes.owners import Owners
 from refold.engines.kubernetes.pod_states import bindable, pod_failure
 from refold.engines.kubernetes.pods import gang_submission, pod_constraints
+from refold.engines.kubernetes.volumes import PodVolumes
 from refold.errors import BadInput, BadValue
 
 NODES = map_nodes([make_node("n0"), make_node("n1", labels={"pool": "x"}), make_node("cpu", gpus=0)])
@@ -110,7 +111,7 @@ def examine(pod: Pod) -> None:
         try:
             owner = read([pod])
             submission = gang_submission(gang, [pod], owner, gang.key)
-            NODES.allowed_nodes(pod_constraints([pod]))
+            NODES.allowed_nodes(pod_constraints([pod], PodVolumes()))
             submission.to_job("j-1", "default", "", 0.0)
         except (BadInput, BadValue) as error:
             assert str(error)

@@ -12,10 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
-from kubernetes_daemon import JOBS, MANIFESTS, PODS, KubernetesDaemon, apply_rights, wait_for
+from kubernetes_daemon import JOBS, MANIFESTS, PODS, KubernetesDaemon, apply_rights, job_json, wait_for
 from kubernetes_objects import node_json, pod_json
 from kubernetes_servers import KubernetesServers
-from process_kubelet import ProcessKubelet, kubelet_nodes
+from process_kubelet import MISSING_IMAGE, ProcessKubelet, kubelet_nodes
 
 from refold.engines.kubernetes.access import read_kubeconfig
 from refold.engines.kubernetes.api_server import ApiError, ApiServer
@@ -37,7 +37,7 @@ def served(
     servers: KubernetesServers, kubelet: ProcessKubelet, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[KubernetesDaemon]:
     folder = tmp_path_factory.mktemp("daemon")
-    (folder / "refold.yaml").write_text("kubernetes: {image: none}\n")
+    (folder / "refold.yaml").write_text("kubernetes: {image: none, start_timeout: 5s}\n")
     options = ("--policy", "fifo", "--config", str(folder / "refold.yaml"))
     with KubernetesDaemon(servers, folder / "state", *options).serving() as found:
         yield found
@@ -304,6 +304,38 @@ def test_a_job_that_its_user_suspends_is_cancelled_and_queued_again_when_it_is_r
     daemon.wait_for_state("paused", "cancelled")
     daemon.api.patch(f"{JOBS}/paused", {"spec": {"suspend": False}})
     daemon.wait_for_state("paused", "finished")
+
+
+CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
+
+
+def test_a_gang_waits_for_its_volume_claim_and_runs_where_its_volume_is(daemon: KubernetesDaemon) -> None:
+    volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}]
+    daemon.create_job("stored", pods=2, gpus=1, seconds=0.5, pod={"volumes": volumes})
+    wait_for(lambda: 'persistentvolumeclaim "data" not found' in why_waiting(daemon, "stored"), "the pods say so")
+    on_n1 = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": ["n1"]}]}
+    amounts = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    volume = {
+        **amounts,
+        "capacity": {"storage": "1Gi"},
+        "csi": {"driver": "example.com", "volumeHandle": "data"},
+        "nodeAffinity": {"required": {"nodeSelectorTerms": [on_n1]}},
+    }
+    daemon.api.create("/api/v1/persistentvolumes", {"metadata": {"name": "pv"}, "spec": volume})
+    spec = {**amounts, "volumeName": "pv", "resources": {"requests": {"storage": "1Gi"}}}
+    daemon.api.create(CLAIMS, {"metadata": {"name": "data"}, "spec": spec})
+    daemon.api.patch(f"{CLAIMS}/data/status", {"status": {"phase": "Bound"}})
+    daemon.wait_for_state("stored", "finished")
+    assert daemon.nodes_of("stored") == ["n1", "n1"]
+    assert not daemon.has_logged("cannot watch"), "the manifests give the rights"
+
+
+def test_a_gang_whose_pods_do_not_start_ends_with_the_reason_of_the_kubelet(daemon: KubernetesDaemon) -> None:
+    body = job_json("late", 1, 1, 1000.0, backoffLimit=0)
+    body["spec"]["template"]["spec"]["containers"][0]["image"] = MISSING_IMAGE
+    daemon.api.create(JOBS, body)
+    daemon.wait_for_state("late", "failed")
+    assert any("ImagePullBackOff: Back-off pulling image" in event for event in daemon.events("late"))
 
 
 def test_pods_of_a_job_that_was_cancelled_say_so(daemon: KubernetesDaemon) -> None:

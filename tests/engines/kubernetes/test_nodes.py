@@ -138,9 +138,11 @@ def test_why_no_node_admits_a_pod_is_counted_by_cause() -> None:
     tainted = make_node("a", labels={"pool": "x"}, taints=[RESEARCH])
     others = [make_node("b"), make_node("c", labels={"pool": "y"})]
     assert refusals(pod.spec, [tainted, *others]) == (
-        "node constraints: does not match the node selector (2 nodes), has the taint team=research:NoSchedule (1 node)"
+        "2 do not match the node selector, 1 has the taint team=research:NoSchedule"
     )
-    assert refusals(pod.spec, [*others, make_node("d", labels={"pool": "x"})]) == ""
+    without = make_node("d", gpus=0, labels={"pool": "x"})
+    assert refusals(pod.spec, [without, make_node("e", labels={"pool": "x"})]) == ""
+    assert refusals(pod.spec, [without], "nvidia.com/gpu") == "1 has no nvidia.com/gpu"
 
 
 def test_hard_constraints_that_are_not_honoured_are_named() -> None:

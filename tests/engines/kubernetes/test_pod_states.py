@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 from kubernetes_objects import make_pod
 
-from refold.engines.kubernetes.pod_states import PodFailure, first_failure, have_started, have_succeeded, pod_failure
+from refold.engines.kubernetes.pod_states import (
+    PodFailure,
+    first_failure,
+    have_started,
+    have_succeeded,
+    pod_failure,
+    start_problem,
+)
 
 
 def ended(code: int, reason: str = "Error", message: str = "") -> dict[str, Any]:
@@ -72,3 +79,37 @@ def test_a_run_has_started_when_all_its_pods_run_or_have_run(phase: str, started
     pods = [make_pod("a", status={"phase": "Running"}), make_pod("b", status={"phase": phase})]
     assert have_started(pods, started)
     assert not have_started(pods, started + 1)
+
+
+def container(**state: Any) -> list[dict[str, Any]]:
+    return [{"name": "main", "state": state}]
+
+
+CREATING = container(waiting={"reason": "ContainerCreating"})
+PULLING = container(waiting={"reason": "ImagePullBackOff", "message": "Back-off pulling image"})
+
+
+@pytest.mark.parametrize(
+    ("status", "problem"),
+    [
+        ({"phase": "Running"}, None),
+        ({"phase": "Succeeded"}, None),
+        ({"phase": "Pending"}, PodFailure("", lost=True)),
+        ({"phase": "Pending", "containerStatuses": CREATING}, PodFailure("", lost=True)),
+        (
+            {"phase": "Pending", "containerStatuses": PULLING},
+            PodFailure("ImagePullBackOff: Back-off pulling image"),
+        ),
+        ({"phase": "Pending", "initContainerStatuses": container(running={}), "containerStatuses": CREATING}, None),
+        (
+            {"phase": "Pending", "initContainerStatuses": PULLING, "containerStatuses": CREATING},
+            PodFailure("ImagePullBackOff: Back-off pulling image"),
+        ),
+        (
+            {"phase": "Pending", "initContainerStatuses": container(terminated={}), "containerStatuses": PULLING},
+            PodFailure("ImagePullBackOff: Back-off pulling image"),
+        ),
+    ],
+)
+def test_why_a_pod_does_not_start(status: dict[str, Any], problem: PodFailure | None) -> None:
+    assert start_problem(make_pod("p", status=status)) == problem

@@ -10,6 +10,7 @@ from kubernetes_objects import make_node, make_pod
 
 from refold.engines.kubernetes.objects import ApiNode, Pod
 from refold.engines.kubernetes.room import NodeRoom, Unfit
+from refold.engines.kubernetes.volumes import PodVolumes
 
 GPU = "nvidia.com/gpu"
 
@@ -19,7 +20,7 @@ def make_room(*bound: Pod, node: ApiNode | None = None, **allocatable: str) -> N
     amounts = {name.replace("_", "-"): amount for name, amount in allocatable.items()}
     pods = {pod.key: pod for pod in bound}
     nodes = {"n0": node or make_node("n0", allocatable={"cpu": "64", GPU: "8", **amounts})}
-    return NodeRoom(cast(Any, SimpleNamespace(nodes=nodes, pods_on_node=lambda _: pods)))
+    return NodeRoom(cast(Any, SimpleNamespace(volumes=PodVolumes(), nodes=nodes, pods_on_node=lambda _: pods)))
 
 
 def pod(name: str, disk: str = "", **fields: Any) -> Pod:
@@ -87,7 +88,7 @@ def test_a_node_with_an_amount_that_cannot_be_read_has_none_of_it() -> None:
 def test_a_node_that_has_changed_since_it_was_chosen_is_refused_for_good(
     fields: dict[str, Any], node: ApiNode, problem: str
 ) -> None:
-    mirror = SimpleNamespace(nodes={node.name: node}, pods_on_node=lambda _: {})
+    mirror = SimpleNamespace(volumes=PodVolumes(), nodes={node.name: node}, pods_on_node=lambda _: {})
     found = NodeRoom(cast(Any, mirror)).claim(("a", 1), [(make_pod("p", **fields), "n0")])
     assert problem in why(found)
     assert found is not None
@@ -95,7 +96,9 @@ def test_a_node_that_has_changed_since_it_was_chosen_is_refused_for_good(
 
 
 def test_gpus_that_others_have_taken_since_are_seen() -> None:
-    mirror = SimpleNamespace(nodes={"n0": make_node("n0")}, pods_on_node=lambda _: {"r": make_pod("r", gpus=6)})
+    mirror = SimpleNamespace(
+        volumes=PodVolumes(), nodes={"n0": make_node("n0")}, pods_on_node=lambda _: {"r": make_pod("r", gpus=6)}
+    )
     room = NodeRoom(cast(Any, mirror))
     assert room.claim(("a", 1), [(make_pod("p", gpus=2), "n0")]) is None
     room.release(("a", 1))
@@ -106,7 +109,9 @@ def test_gpus_that_others_have_taken_since_are_seen() -> None:
 
 def test_parts_of_a_gpu_share_it() -> None:
     half: dict[str, Any] = {"annotations": {"refold.dev/gpu-fraction": "0.5"}, "gpus": 0}
-    mirror = SimpleNamespace(nodes={"n0": make_node("n0", gpus=1)}, pods_on_node=lambda _: {"r": make_pod("r", **half)})
+    mirror = SimpleNamespace(
+        volumes=PodVolumes(), nodes={"n0": make_node("n0", gpus=1)}, pods_on_node=lambda _: {"r": make_pod("r", **half)}
+    )
     assert NodeRoom(cast(Any, mirror)).claim(("a", 1), [(make_pod("p", **half), "n0")]) is None
     both = [(make_pod("p", **half), "n0"), (make_pod("q", **half), "n0")]
     assert "has 0.5 of nvidia.com/gpu" in why(NodeRoom(cast(Any, mirror)).claim(("a", 1), both))
@@ -114,7 +119,7 @@ def test_parts_of_a_gpu_share_it() -> None:
 
 def test_a_pod_that_is_being_bound_is_not_counted_twice_once_the_mirror_shows_it() -> None:
     first, shown = make_pod("p", gpus=4), dict[str, Pod]()
-    mirror = SimpleNamespace(nodes={"n0": make_node("n0")}, pods_on_node=lambda _: shown)
+    mirror = SimpleNamespace(volumes=PodVolumes(), nodes={"n0": make_node("n0")}, pods_on_node=lambda _: shown)
     room = NodeRoom(cast(Any, mirror))
     assert room.claim(("a", 1), [(first, "n0")]) is None
     assert "has 4 of nvidia.com/gpu left" in why(room.claim(("b", 1), [(make_pod("q", gpus=5), "n0")]))

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from typing import NamedTuple
 
 from refold.core import JobCancelled, Order, RunFailed, RunStopped, StartRun, StopRun
@@ -17,12 +18,14 @@ from refold.engines.kubernetes.gangs import GangName, RunKey, gang_name, is_ours
 from refold.engines.kubernetes.job_objects import OwnJobObjects, OwnJobs
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.nodes import NodeMap
+from refold.engines.kubernetes.objects import Pod
 from refold.engines.kubernetes.own_jobs import pod_shares
+from refold.engines.kubernetes.resources import is_foreign
 from refold.engines.kubernetes.room import NodeRoom
 from refold.engines.kubernetes.run_steps import RunEnd
 from refold.errors import RefoldError
 from refold.model import Job, Seconds
-from refold.server import Report
+from refold.server import Metric, Report, Sample
 
 THREADS = 16
 """Requests to the API server at a time."""
@@ -51,7 +54,7 @@ class StopRequest(NamedTuple):
 class KubernetesBackend:
     """Binds the pods of gangs, creates Jobs for submitted commands, and follows both to their end.
 
-    `grace`: the grace period of pods that the back end creates.
+    `grace`: the grace period of pods that the back end creates. `start_timeout`: how long bound pods may take to start.
     """
 
     def __init__(
@@ -62,16 +65,18 @@ class KubernetesBackend:
         nodes: NodeMap,
         own: OwnJobs,
         grace: Seconds = 10.0,
+        start_timeout: Seconds = inf,
     ) -> None:
         self._report = report
         self._mirror = mirror
         self._room = NodeRoom(mirror)
         self._nodes = nodes
-        self._grace = grace
+        self._grace, self._start_timeout = grace, start_timeout
         self._threads = ThreadPoolExecutor(THREADS, "refold-kubernetes")
         self._calls = Calls(api, self._threads)
         self._own_jobs = OwnJobObjects(self._calls, mirror, own, grace)
         self._runs: dict[RunKey, GangRun] = {}
+        self._latest: dict[str, GangRun] = {}
         self._gangs: dict[GangName, RunKey] = {}
         """The run of each gang: a gang has one at most."""
         self._tasks: dict[RunKey, asyncio.Task[None]] = {}
@@ -79,6 +84,8 @@ class KubernetesBackend:
         """Runs that were ordered to stop before their gang was known."""
         self._ends: dict[str, RunEnd] = {}
         """How the last run of each job ended. The order to start it may be repeated until the loop knows its end."""
+        self._undone = 0
+        """Runs that were ended since another scheduler had bound pods to the same GPUs."""
         self._changes = mirror.follow()
         self._following = asyncio.create_task(self._follow())
 
@@ -129,6 +136,10 @@ class KubernetesBackend:
         """Describe what limits the runs."""
         return ""
 
+    def run_note(self, job_id: str) -> str:
+        """Return what the run of a job waits for; '' if nothing is known."""
+        return self._latest[job_id].note if job_id in self._latest else ""
+
     # Runs.
 
     def _start(self, job: Job, order: StartRun) -> None:
@@ -145,8 +156,10 @@ class KubernetesBackend:
         try:
             gang = parse_gang_name(job.launch.gang) if job.launch.gang else await self._own_jobs.create(job, order)
             nodes = [self._nodes.kubernetes_name(share.node) for share in pod_shares(job, order.allocation)]
-            run = GangRun(job, order, gang, nodes, self._calls, self._mirror, self._room, self._grace)
-            self._runs[key], self._gangs[gang] = run, key
+            run = GangRun(
+                job, order, gang, nodes, self._calls, self._mirror, self._room, self._grace, self._start_timeout
+            )
+            self._runs[key], self._latest[job.id], self._gangs[gang] = run, run, key
             if key in self._stops:
                 run.stop(*self._stops[key])
             end = await self._follow_to_end(run)
@@ -162,6 +175,7 @@ class KubernetesBackend:
         finally:
             if (ended := self._runs.pop(key, None)) is not None and self._gangs.get(ended.gang) == key:
                 del self._gangs[ended.gang]
+            self._latest.pop(job.id, None)
             self._stops.pop(key, None)
             del self._tasks[key]
         self._remember(end)
@@ -194,6 +208,7 @@ class KubernetesBackend:
         """Wake the runs whose pods change."""
         while True:
             changed = await self._changes.get()
+            self._undo_overcommitted(changed.pods)
             gangs = {gang for pod in changed.pods if is_ours(pod) for gang in (gang_name(pod), single_pod(pod))}
             keys = {self._mirror.run_of(pod) for pod in changed.pods}
             for name in changed.nodes:  # a pod on a node that is down will not say that it has ended
@@ -202,6 +217,26 @@ class KubernetesBackend:
             for key in keys:
                 if key is not None and key in self._runs:
                     self._runs[key].changed.set()
+
+    def _undo_overcommitted(self, changed: Sequence[Pod]) -> None:
+        """End runs that have not started and whose GPUs another scheduler has given away at the same time."""
+        for name in {pod.spec.node_name for pod in changed if is_foreign(pod)}:
+            if not self._room.is_overcommitted(name):
+                continue
+            bound = {self._mirror.run_of(pod) for pod in self._mirror.pods_on_node(name).values() if is_ours(pod)}
+            why = f"another scheduler has bound pods to GPUs of node {name}"
+            keys = self._runs.keys() & {*bound, *self._room.runs_on(name)}
+            self._undone += sum(self._runs[key].undo(why) for key in keys)
+
+    def metrics(self) -> list[Metric]:
+        """Return what pods of other schedulers do on the nodes."""
+        foreign = sum(is_foreign(pod) for pod in self._mirror.pods.values())
+        pods = "Pods with GPUs that other schedulers have bound: they may overcommit nodes."
+        undone = "Gangs that were ended since another scheduler had bound pods to the same GPUs."
+        return [
+            Metric("refold_kubernetes_foreign_gpu_pods", "gauge", pods, [Sample(foreign)]),
+            Metric("refold_kubernetes_undone_bindings_total", "counter", undone, [Sample(self._undone)]),
+        ]
 
     async def _end(self) -> None:
         self._mirror.unfollow(self._changes)

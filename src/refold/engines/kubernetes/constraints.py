@@ -16,8 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from refold.engines.kubernetes.objects import ApiNode, NodeSelector, Pod, PodSpec, Requirement, SelectorTerm, Taint
-from refold.engines.kubernetes.resources import allocatable, other_requests
-from refold.model import plural
+from refold.engines.kubernetes.resources import allocatable, amount_of, other_requests
 
 LIFECYCLE_TAINT_PREFIX = "node.kubernetes.io/"
 """Taints that say that a node is not ready, cordoned, or under pressure. Such nodes are down, for all pods."""
@@ -64,13 +63,22 @@ def refusal(spec: PodSpec, node: ApiNode) -> str:
     return ""
 
 
-def refusals(spec: PodSpec, nodes: Iterable[ApiNode]) -> str:
-    """Return why a pod may be on none of the nodes, with the number of nodes; '' if it may be on one."""
-    counts = Counter(refusal(spec, node) for node in nodes)
-    if not counts or "" in counts:
-        return ""
-    causes = (f"{why} ({count} {plural(count, 'node')})" for why, count in counts.most_common())
-    return f"node constraints: {', '.join(causes)}"
+def refusals(spec: PodSpec, nodes: Sequence[ApiNode], resource: str = "") -> str:
+    """Return why a pod may not be on some of the nodes, with their number: '3 have the taint …, 1 does not match …'.
+
+    Each node is counted once. `resource`: the kind of GPU that the pod requests.
+    """
+    usable = (not resource or bool(amount_of(node.status.capacity, resource)) for node in nodes)
+    counts = Counter(
+        refusal(spec, node) if ok else f"has no {resource}" for node, ok in zip(nodes, usable, strict=True)
+    )
+    del counts[""]
+    return ", ".join(f"{count} {_verb(why, count)}" for why, count in counts.most_common())
+
+
+def _verb(why: str, count: int) -> str:
+    verb, _, rest = why.partition(" ")
+    return why if count == 1 else f"{'have' if verb == 'has' else 'do'} {rest}"
 
 
 def has_resource(node: ApiNode, name: str, amount: Decimal) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -37,6 +38,7 @@ from refold.server import (
     EngineParts,
     Inbox,
     LiveState,
+    Metric,
     ServeRequest,
     StatusOf,
     load_daemon_id,
@@ -69,15 +71,19 @@ class KubernetesEngine(ClusterEngine):
         tenants: tuple[Tenant, ...] = (),
         guard: Callable[[], None] | None = None,
         levels: tuple[str, ...] = (),
+        start_timeout: Seconds = inf,
     ) -> None:
         """`guard`: raises ApiError while nothing may be changed in the cluster.
 
         `levels`: labels of nodes that name their domains, outermost first; none: those of Kueue's Topology.
+        `start_timeout`: how long bound pods may take to start.
         """
         self._api = ApiServer(access, guard=guard)
         self._own = own
         self._tenants = tenants
         self._levels = levels
+        self._start_timeout = start_timeout
+        self._backend: KubernetesBackend | None = None
         self._mirror = Mirror(self._api, daemon)
         self._known: dict[str, ApiNode] = {}
         """The nodes of the cluster, as they were when it was last compared with Kubernetes."""
@@ -123,7 +129,14 @@ class KubernetesEngine(ClusterEngine):
 
     def make_backend(self, options: BackendOptions) -> KubernetesBackend:
         """Return a back end for the cluster as it is."""
-        return KubernetesBackend(options.report, self._api, self._mirror, self.nodes, self._own, options.grace)
+        self._backend = KubernetesBackend(
+            options.report, self._api, self._mirror, self.nodes, self._own, options.grace, self._start_timeout
+        )
+        return self._backend
+
+    def run_note(self, job: str) -> str:
+        """Return what the kubelet says about a run that has not started, or which budget delays its end."""
+        return "" if self._backend is None else self._backend.run_note(job)
 
     def history(self) -> list[PastJob]:
         """Return the gangs of this cluster that have succeeded without this daemon."""
@@ -153,7 +166,10 @@ class KubernetesEngine(ClusterEngine):
         owners, queues = Owners(self._api), LocalQueues(self._api)
         queue = GangQueue(state, inbox, admission, self._mirror, owners, queues, self.nodes, notes)
         reports = NodeReports(state, inbox, self._mirror, self.nodes)
-        return EngineParts([queue], [queue.run(), notes.run(), self._follow_nodes(reports, queue, end)])
+        return EngineParts([queue], [queue.run(), notes.run(), self._follow_nodes(reports, queue, end)], self._metrics)
+
+    def _metrics(self) -> list[Metric]:
+        return [] if self._backend is None else self._backend.metrics()
 
     async def _follow_nodes(self, reports: NodeReports, queue: GangQueue, end: Callable[[], None]) -> None:
         """Report changes of nodes; end the daemon when the cluster is no longer the one that it schedules."""
@@ -212,7 +228,7 @@ async def _serve(request: ServeRequest, kubeconfig: Path | None, standby: bool) 
         own = OwnJobs(given.namespace, given.image, given.volume_claim)
         key = await asyncio.to_thread(load_daemon_id, request.folder, BINDING_KEY, BINDING_KEY_BYTES)
         daemon, tenants = DaemonIdentity(daemon_id, key), request.config.tenants
-        engine = KubernetesEngine(access, daemon, own, tenants, leadership.check, given.levels)
+        engine = KubernetesEngine(access, daemon, own, tenants, leadership.check, given.levels, given.start_timeout)
         try:
             await serve_cluster(request, engine, _connect(engine, access.address), ended)
         finally:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+from math import inf
 
 from msgspec.structs import replace
 
@@ -133,7 +134,7 @@ class GangQueue(Subscriber):
     def _note_constraints(self, job: str, pods: Mapping[str, Pod]) -> None:
         if pods:
             with suppress(BadValue):
-                self._constraints[job] = pod_constraints([*pods.values()])
+                self._constraints[job] = pod_constraints([*pods.values()], self._mirror.volumes)
 
     def nodes_changed(self) -> None:
         """Report which active jobs may be placed on other nodes now."""
@@ -186,7 +187,9 @@ class GangQueue(Subscriber):
         return set(due)
 
     def _gangs_of(self, changed: Changed) -> set[GangName]:
-        return {
+        ended = self._active.keys() & set(changed.ended)
+        self._vanished |= dict.fromkeys(ended, -inf)
+        return ended | {
             name
             for pod in changed.pods
             if is_ours(pod) and not is_submitted(pod)
@@ -252,7 +255,10 @@ class GangQueue(Subscriber):
     async def _carry_out(self, step: QueueStep, examined: GangName) -> None:
         match step:
             case SubmitGang(gang, pods, owner):
-                if gang not in self._active:
+                if why := next(filter(None, map(self._mirror.volumes.problem, pods)), ""):
+                    self._unsettled[examined] = None
+                    self._notes.set(pods, why)
+                elif gang not in self._active:
                     await self._accept(gang, pods, owner)
             case HoldPods(pods, why):
                 self._unsettled[examined] = None
@@ -270,7 +276,7 @@ class GangQueue(Subscriber):
             submission = gang_submission(
                 gang, pods, owner, f"{gang.key}/{oldest.metadata.uid}", bool(self._nodes.cluster.levels)
             )
-            constraints = pod_constraints(pods)
+            constraints = pod_constraints(pods, self._mirror.volumes)
             if submission.gpu_range is not None and gang.kind != "Job":
                 await asyncio.to_thread(self._owners.check_resizable, gang)
             complete = partial(self._complete, gang, constraints)

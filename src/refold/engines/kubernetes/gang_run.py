@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from math import inf
 from typing import Any, NamedTuple
+
+import msgspec
 
 from refold.core import RunStarted, StartRun
 from refold.engines.kubernetes.api_server import (
@@ -20,20 +23,22 @@ from refold.engines.kubernetes.api_server import (
 )
 from refold.engines.kubernetes.gangs import GangName, RunKey
 from refold.engines.kubernetes.mirror import Mirror
-from refold.engines.kubernetes.objects import Pod
+from refold.engines.kubernetes.objects import ApiEvent, Pod
 from refold.engines.kubernetes.own_jobs import binding_annotations, pod_shares
 from refold.engines.kubernetes.owners import Owners
-from refold.engines.kubernetes.pod_states import PodTarget, eviction, pod_path
-from refold.engines.kubernetes.room import NodeRoom
+from refold.engines.kubernetes.pod_states import PodTarget, eviction, pod_path, start_problem
+from refold.engines.kubernetes.room import NodeRoom, Unfit
 from refold.engines.kubernetes.run_state import GangFacts, GangRunState
 from refold.engines.kubernetes.run_steps import (
     PATH as BUDGETS,
     AskBudgets,
+    AskKubelet,
     AskOwner,
     BindPods,
     BudgetsRead,
     DisruptionBudget,
     GangAnswer,
+    KubeletSaid,
     NoRoom,
     OwnerRead,
     OwnerSuspended,
@@ -48,6 +53,7 @@ from refold.engines.kubernetes.run_steps import (
     SuspendOwner,
     Unchanged,
 )
+from refold.engines.kubernetes.volumes import SELECTED_NODE, VolumeClaim
 from refold.model import Job, Seconds
 
 BIND_WAIT: Seconds = 60.0
@@ -58,6 +64,9 @@ FORBIDDEN_WAIT: Seconds = 10.0
 
 MIN_GRACE_SECONDS = 1
 """With 0 the API server would forget a pod before its containers have ended."""
+
+VOLUME_WAIT: Seconds = 120.0
+"""How long a gang waits, before it is bound, for volumes that are made for its nodes."""
 
 log = logging.getLogger("refold")
 
@@ -75,19 +84,28 @@ class GangRun:
         mirror: Mirror,
         room: NodeRoom,
         grace: Seconds,
+        start_timeout: Seconds,
     ) -> None:
-        """`nodes`: the node of each instance."""
+        """`nodes`: the node of each instance. `start_timeout`: how long bound pods may take to start."""
         self.key: RunKey = (job.id, order.run)
         self.gang = gang
         self.changed = asyncio.Event()
         is_elastic = bool(job.launch.gang) and job.gpu_range is not None
-        self._state = GangRunState(self.key, gang, nodes, grace, is_elastic)
+        self._state = GangRunState(self.key, gang, nodes, grace, is_elastic, start_timeout)
         self._calls = calls
         self._owners = Owners(calls.api)
         self._mirror = mirror
         self._room = room
         self._binder = PodBinder(job, order, calls, mirror, lambda: self._state.stopping)
         self._awaited_budget = ""
+
+    @property
+    def note(self) -> str:
+        """What a run waits for that has not started, or cannot be stopped; '' if nothing is known."""
+        if self._awaited_budget:
+            return f"waits for PodDisruptionBudget {self.gang.namespace}/{self._awaited_budget}"
+        problems = map(start_problem, self._mirror.pods_of_run(self.key).values())
+        return next((found.why for found in problems if found is not None and found.why), "")
 
     @property
     def gone(self) -> str:
@@ -103,6 +121,11 @@ class GangRun:
         """End the run, after the grace period of its pods or another one."""
         self._state.stop(grace, is_preemption)
         self.changed.set()
+
+    def undo(self, why: str) -> bool:
+        """End the run, to be tried again, unless its pods have started; return whether it ends for this."""
+        self.changed.set()
+        return self._state.undo(why)
 
     async def supervise(self, report_start: Callable[[RunStarted], None]) -> RunEnd:
         """Bind the pods, follow them, and return how the run ended once all of them have ended.
@@ -131,7 +154,7 @@ class GangRun:
         )
 
     async def _carry_out(
-        self, step: AskOwner | ResumeOwner | BindPods | AskBudgets | SuspendOwner | RemovePods | PauseSteps
+        self, step: AskOwner | ResumeOwner | BindPods | AskKubelet | AskBudgets | SuspendOwner | RemovePods | PauseSteps
     ) -> GangAnswer | None:
         match step:
             case AskOwner():
@@ -140,6 +163,8 @@ class GangRun:
                 return await self._calls.repeat(self._owners.resume, self.gang, pods)
             case BindPods(targets):
                 return await self._bind(targets)
+            case AskKubelet(pod):
+                return KubeletSaid(await self._read_warning(pod))
             case AskBudgets():
                 return BudgetsRead(await self._read_budgets())
             case SuspendOwner(note):
@@ -154,9 +179,11 @@ class GangRun:
 
     async def _bind(self, targets: Sequence[PodTarget]) -> NoRoom | PodsBound:
         """Bind pods; return when the mirror shows them."""
-        if unfit := self._room.claim(self.key, [(target.pod, target.node) for target in targets]):
+        if unfit := self._claim(targets):
             return NoRoom(*unfit)
         try:
+            if why := await self._provision(targets):
+                return NoRoom(why, lasting=True)
             problems = await asyncio.gather(*(self._binder.bind(target) for target in targets))
             for target, found in zip(targets, problems, strict=True):
                 if found is None:
@@ -167,6 +194,28 @@ class GangRun:
         uncertain = [pod for pod, found in failures if found.uncertain]
         return PodsBound(failures[0][1].why if failures else "", uncertain)
 
+    async def _provision(self, targets: Sequence[PodTarget]) -> str:
+        """Let volumes be made for the nodes of pods, and wait for them; return why pods cannot be bound then, or ''."""
+        volumes, wanted = self._mirror.volumes, dict[str, tuple[VolumeClaim, str]]()
+        for target in targets:
+            for claim in volumes.to_provision(target.pod):
+                wanted.setdefault(claim.path, (claim, target.node))
+        for path, (claim, node) in wanted.items():
+            if claim.metadata.annotations.get(SELECTED_NODE) != node:
+                change = {"metadata": {"annotations": {SELECTED_NODE: node}}}
+                await self._calls.repeat(self._calls.api.patch, path, change)
+        give_up_at = asyncio.get_running_loop().time() + VOLUME_WAIT
+        while waiting := [claim for target in targets for claim in volumes.to_provision(target.pod)]:
+            if self._state.is_ending or asyncio.get_running_loop().time() >= give_up_at:
+                claim, node = wanted.get(waiting[0].path, (waiting[0], targets[0].node))
+                return f'no volume was made for persistentvolumeclaim "{claim.metadata.name}" on node {node}'
+            await asyncio.sleep(REPEAT_PAUSE)
+        unfit = self._claim(targets) if wanted else None  # volumes that were made may be elsewhere
+        return unfit.why if unfit is not None else ""
+
+    def _claim(self, targets: Sequence[PodTarget]) -> Unfit | None:
+        return self._room.claim(self.key, [(target.pod, target.node) for target in targets])
+
     async def _wait_until_seen(self, pod: Pod) -> None:
         """Wait until the mirror shows that a pod was bound, or is gone."""
         while (known := self._mirror.pods.get(pod.key)) and known.metadata.uid == pod.metadata.uid:
@@ -174,6 +223,19 @@ class GangRun:
                 return
             self.changed.clear()
             await self.changed.wait()
+
+    async def _read_warning(self, pod: Pod) -> str:
+        """Return the latest warning about a pod; '' if there is none, or events may not be read."""
+        path = f"/api/v1/namespaces/{pod.metadata.namespace}/events"
+        query = {"fieldSelector": f"involvedObject.uid={pod.metadata.uid},type=Warning"}
+        try:
+            answer = await self._calls.repeat(partial(self._calls.api.call, query=query), "GET", path)
+        except ApiError as error:
+            log.warning("cannot read the events of pod %s: %s", pod.key, error)
+            return ""
+        found = msgspec.json.decode(answer, type=ObjectList[ApiEvent]).items
+        latest = max(found, key=lambda event: event.last_timestamp or "", default=None)
+        return f"{latest.reason}: {latest.message}" if latest is not None else ""
 
     async def _read_budgets(self) -> list[DisruptionBudget]:
         path = BUDGETS.format(namespace=self.gang.namespace)

@@ -9,17 +9,19 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, ObjectList, Watch, WatchEvent, watch_error
 from refold.engines.kubernetes.gangs import DaemonIdentity, GangName, RunKey, gang_name, is_ours, run_of
-from refold.engines.kubernetes.objects import ApiNode, Metadata, Pod
+from refold.engines.kubernetes.objects import ApiNode, BatchJob, Metadata, Pod
+from refold.engines.kubernetes.volumes import CLAIMS, CLASSES, VOLUMES, PodVolumes, StorageClass, Volume, VolumeClaim
 from refold.model import Seconds
 
 NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
+JOBS = "/apis/batch/v1/jobs"
 
 GONE = 410
 """The API server no longer has the changes since the last known version."""
@@ -43,10 +45,14 @@ T = TypeVar("T", bound=HasMetadata)
 
 
 class Changed(NamedTuple):
-    """What has changed: names of nodes, and pods as they are now; deleted pods as they were last."""
+    """What has changed: names of nodes, and pods as they are now; deleted pods as they were last.
+
+    `ended`: Jobs that are deleted, or are being deleted.
+    """
 
     nodes: Collection[str]
     pods: Sequence[Pod]
+    ended: Sequence[GangName] = ()
 
 
 class Mirror:
@@ -59,6 +65,7 @@ class Mirror:
         self.daemon = daemon
         self.nodes: dict[str, ApiNode] = {}
         self.pods: dict[str, Pod] = {}
+        self.volumes = PodVolumes()
         self._gangs: dict[GangName, dict[str, Pod]] = {}
         self._runs: dict[RunKey, dict[str, Pod]] = {}
         self._on_node: dict[str, dict[str, Pod]] = {}
@@ -67,22 +74,31 @@ class Mirror:
         self._posted: deque[Callable[[], None]] = deque()
         self._changed_nodes: set[str] = set()
         self._changed_pods: list[Pod] = []
+        self._ended: list[GangName] = []
         self._listed = (asyncio.Event(), asyncio.Event())
-        self._reflectors = (
+        self._reflectors: tuple[Reflector[Any], ...] = (
             Reflector(api, NODES, ApiNode, self._posts(self._replace_nodes), self._posts(self._change_node)),
             Reflector(api, PODS, Pod, self._posts(self._replace_pods), self._posts(self._change_pod)),
         )
+        claims, volumes, classes = self.volumes.claims, self.volumes.volumes, self.volumes.classes
+        self._others: tuple[Reflector[Any], ...] = (
+            Reflector(api, JOBS, BatchJob, lambda _: None, self._posts(self._change_job)),
+            Reflector(api, CLAIMS, VolumeClaim, self._posts(claims.replace), self._posts(claims.change)),
+            Reflector(api, VOLUMES, Volume, self._posts(volumes.replace), self._posts(volumes.change)),
+            Reflector(api, CLASSES, StorageClass, self._posts(classes.replace), self._posts(classes.change)),
+        )
+        """What is of use, and not needed: the daemon may not have the right to read it."""
 
     async def start(self) -> None:
         """Begin to follow the cluster; return when all nodes and pods are known."""
-        for reflector in self._reflectors:
+        for reflector in (*self._reflectors, *self._others):
             reflector.start()
         for listed in self._listed:
             await listed.wait()
 
     async def stop(self) -> None:
         """Stop following."""
-        await asyncio.gather(*(asyncio.to_thread(reflector.stop) for reflector in self._reflectors))
+        await asyncio.gather(*(asyncio.to_thread(reflector.stop) for reflector in (*self._reflectors, *self._others)))
 
     @property
     def problem(self) -> str:
@@ -142,10 +158,10 @@ class Mirror:
                 self._posted.popleft()()
             except Exception:  # whatever an object says must not keep others from being seen
                 log.exception("a change in the cluster cannot be processed, and is ignored")
-        if not (self._changed_nodes or self._changed_pods):
+        if not (self._changed_nodes or self._changed_pods or self._ended):
             return
-        changed = Changed(self._changed_nodes, self._changed_pods)
-        self._changed_nodes, self._changed_pods = set(), []
+        changed = Changed(self._changed_nodes, self._changed_pods, self._ended)
+        self._changed_nodes, self._changed_pods, self._ended = set(), [], []
         for queue in self._followers:
             queue.put_nowait(changed)
 
@@ -178,6 +194,10 @@ class Mirror:
         if not deleted:
             self.pods[pod.key] = pod
             self._index(pod, pod)
+
+    def _change_job(self, job: BatchJob, deleted: bool) -> None:
+        if deleted or job.metadata.deletion_timestamp is not None:
+            self._ended.append(GangName("Job", job.metadata.namespace, job.metadata.name, job.metadata.uid))
 
     def _index(self, pod: Pod, entry: Pod | None) -> None:
         """Add a pod to all indices, or remove it if there is no entry for it."""

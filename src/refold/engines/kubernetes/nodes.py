@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
@@ -16,6 +17,7 @@ from refold.engines.kubernetes.resources import (
     allocatable,
     amount_of,
     is_accelerator,
+    is_foreign,
     to_mib_down,
     to_mib_up,
     to_milli,
@@ -57,6 +59,8 @@ RACK_LABELS = (
 
 RACK_WATTS_ANNOTATION = "refold.dev/rack-limit-watts"
 """The power limit of the node's rack; the smallest value on its nodes counts."""
+
+log = logging.getLogger("refold")
 
 UNKNOWN_GPU = "GPU"
 MAX_REMEMBERED = 1000
@@ -312,6 +316,7 @@ class NodeReports:
         self._mirror = mirror
         self._nodes = nodes
         self._use_by_others = UseByOthers(state)
+        self._has_warned = False
 
     def report(self, names: Iterable[str]) -> None:
         """Report what has changed on these nodes."""
@@ -337,6 +342,10 @@ class NodeReports:
         pods = self._mirror.pods_on_node(name).values()
         others = [pod for pod in pods if not pod.has_ended and not self._is_of_current_run(pod)]
         use = group_use(group, others)
+        if not self._has_warned and (foreign := next(filter(is_foreign, others), None)) is not None:
+            self._has_warned = True
+            whose = f"pod {foreign.key}, bound by {foreign.spec.scheduler_name or 'nobody'}, uses GPUs of node {name}"
+            log.warning("%s. Nodes may be overcommitted: see docs/kubernetes.md#other-schedulers", whose)
         return self._use_by_others.change(index, use.gpus + self._unhealthy(group, name), use.cpu_milli, use.memory_mib)
 
     def _is_of_current_run(self, pod: Pod) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -102,7 +103,7 @@ class Requirement(_Object, frozen=True):
     """A condition on a label, or on a field of a node."""
 
     key: str
-    operator: str
+    operator: str = "In"
     values: list[str] = []
 
     def is_met(self, labels: Mapping[str, str]) -> bool:
@@ -189,6 +190,20 @@ class Container(_Object, frozen=True):
     restart_policy: str = ""
 
 
+class ClaimReference(_Object, frozen=True):
+    """A volume claim, by name."""
+
+    claim_name: str = ""
+
+
+class PodVolume(_Object, frozen=True):
+    """A volume of a pod. `ephemeral`: its claim is created with the pod."""
+
+    name: str = ""
+    persistent_volume_claim: ClaimReference | None = None
+    ephemeral: dict[str, Any] | None = None
+
+
 class WorkloadReference(_Object, frozen=True):
     """A pod group within a Workload (scheduling.k8s.io/v1alpha1)."""
 
@@ -208,6 +223,7 @@ class PodSpec(_Object, frozen=True):
     containers: list[Container] = []
     init_containers: list[Container] = []
     overhead: Amounts = {}
+    volumes: list[PodVolume] = []
     node_name: str = ""
     scheduler_name: str = ""
     node_selector: dict[str, str] = {}
@@ -230,9 +246,18 @@ class TerminatedState(_Object, frozen=True):
     finished_at: str | None = None
 
 
+class WaitingState(_Object, frozen=True):
+    """Why a container has not started."""
+
+    reason: str = ""
+    message: str = ""
+
+
 class ContainerState(_Object, frozen=True):
     """State of a container."""
 
+    waiting: WaitingState | None = None
+    running: dict[str, Any] | None = None
     terminated: TerminatedState | None = None
 
 
@@ -252,6 +277,7 @@ class PodStatus(_Object, frozen=True):
     start_time: str | None = None
     conditions: list[Condition] = []
     container_statuses: list[ContainerStatus] = []
+    init_container_statuses: list[ContainerStatus] = []
 
 
 class Pod(_Object, frozen=True):
@@ -267,6 +293,17 @@ class Pod(_Object, frozen=True):
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
+    def claim_names(self) -> list[str]:
+        """The volume claims that it uses."""
+        return [
+            volume.persistent_volume_claim.claim_name
+            if volume.persistent_volume_claim is not None
+            else f"{self.metadata.name}-{volume.name}"
+            for volume in self.spec.volumes
+            if volume.persistent_volume_claim is not None or volume.ephemeral is not None
+        ]
+
+    @property
     def is_bound(self) -> bool:
         """Whether it has a node."""
         return bool(self.spec.node_name)
@@ -280,6 +317,14 @@ class Pod(_Object, frozen=True):
     def is_deleted(self) -> bool:
         """Whether its deletion was requested."""
         return self.metadata.deletion_timestamp is not None
+
+
+class ApiEvent(_Object, frozen=True):
+    """What a component says about an object, such as a kubelet about a pod."""
+
+    reason: str = ""
+    message: str = ""
+    last_timestamp: str | None = None
 
 
 # Objects that create pods.

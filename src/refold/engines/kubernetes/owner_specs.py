@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from refold.engines.kubernetes.gangs import GANG_SIZE_LABEL
+from refold.engines.kubernetes.gangs import GANG_LABEL, GANG_SIZE_LABEL, is_run_number
 from refold.engines.kubernetes.objects import Pod
 from refold.errors import BadValue
 from refold.model import MAX_RETRIES, Seconds
@@ -63,10 +63,11 @@ class OwnerState(NamedTuple):
 
 def owner_of_pods(pods: list[Pod]) -> Owner:
     """Return the owner of plain pods with a gang label, or of a single pod."""
-    written = pods[0].metadata.labels.get(GANG_SIZE_LABEL, "")
-    if not written:
+    labels = pods[0].metadata.labels
+    if GANG_LABEL not in labels:
         return Owner(1)
-    if not written.isdecimal() or int(written) < 1:
+    written = labels.get(GANG_SIZE_LABEL, "")
+    if not is_run_number(written) or int(written) < 1:
         raise BadValue(f"the label {GANG_SIZE_LABEL} is {written[:40]!r}, expected a number of pods")
     return Owner(int(written))
 

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
+from math import inf
 from typing import Any, NamedTuple
 
 from refold.client.api import JobStatus
 from refold.engines.kubernetes.api_server import CONFLICT, STRATEGIC_PATCH, ApiError, ApiServer
-from refold.engines.kubernetes.constraints import refusals
+from refold.engines.kubernetes.constraints import constraints_text, refusals
 from refold.engines.kubernetes.gangs import SCHEDULER_NAME, parse_gang_name
 from refold.engines.kubernetes.mirror import Mirror
-from refold.engines.kubernetes.objects import ApiNode, Pod
+from refold.engines.kubernetes.nodes import down_reason
+from refold.engines.kubernetes.objects import ApiNode, Pod, PodSpec
 from refold.engines.kubernetes.pod_states import bindable, pod_path
-from refold.model import Seconds
+from refold.engines.kubernetes.resources import pod_need
+from refold.errors import BadValue
+from refold.model import NOT_ALLOWED, Seconds
 from refold.server import LiveState
 
 INTERVAL: Seconds = 5.0
@@ -28,28 +34,31 @@ MAX_CHANGES_PER_ROUND = 100
 REPEAT_AFTER: Seconds = 60.0
 """How often a pod is told about changes of details, such as its expected start."""
 
+NOT_ALLOWED_COUNT = re.compile(rf"\d+ (?:does|do) {NOT_ALLOWED}")
+
 log = logging.getLogger("refold")
 
 
 class Note(NamedTuple):
     """What a pod should say, and the kind of reason. `as_event`: also as an event, if the kind of reason changes.
 
-    `is_infeasible`: which constraints exclude how many nodes is added when the note is sent, since that takes long.
+    `valid_until`: the expected start that it names, in Unix time.
     """
 
     pod: Pod
     reason: str
     text: str
     as_event: bool
-    is_infeasible: bool = False
+    valid_until: Seconds = inf
 
 
 class Said(NamedTuple):
-    """What a pod says, and since when."""
+    """What a pod says, since when, and until when it is true."""
 
     reason: str
     text: str
     at: Seconds
+    valid_until: Seconds = inf
 
 
 class PodNotes:
@@ -92,7 +101,7 @@ class PodNotes:
         said = self._said.get(note.pod.metadata.uid)
         if said is None or said.reason != note.reason:
             return True
-        return said.text != note.text and now >= said.at + REPEAT_AFTER
+        return said.text != note.text and (now >= said.at + REPEAT_AFTER or time.time() >= said.valid_until)
 
     def _notes(self) -> list[Note]:
         found: list[Note] = []
@@ -101,8 +110,8 @@ class PodNotes:
             pods = bindable(self._mirror.pods_of_gang(parse_gang_name(job.launch.gang))) if job.launch.gang else []
             if pods:
                 status = self._status_of(job.id)
-                text, reason, is_infeasible = waiting_text(status), status.reason, status.state == "infeasible"
-                found += [Note(pod, reason, text, number == 0, is_infeasible) for number, pod in enumerate(pods)]
+                text, valid_until = waiting_text(status, time.time())
+                found += [Note(pod, status.reason, text, pod is pods[0], valid_until) for pod in pods]
         in_jobs = {note.pod.metadata.uid for note in found}
         pods_by_uid = {pod.metadata.uid: pod for pod in self._mirror.pods.values()} if self._wanted else {}
         self._wanted = {uid: text for uid, text in self._wanted.items() if uid not in in_jobs and uid in pods_by_uid}
@@ -111,11 +120,17 @@ class PodNotes:
         return [*found, *(Note(pod, text, text, True) for pod, text in texts)]
 
     def _send(self, notes: list[Note], nodes: Sequence[ApiNode]) -> None:
+        """Send notes. Which constraints exclude how many nodes is found out here, in a thread, since it takes long."""
+        up = [node for node in nodes if not (down_reason(node) or node.spec.unschedulable)]
+        causes: dict[bytes, str] = {}
         for note in notes:
-            pod, said = note.pod, self._said.get(note.pod.metadata.uid)
-            is_new, text = said is None or said.reason != note.reason, note.text
-            if note.is_infeasible:
-                text = "; ".join(filter(None, (text, refusals(pod.spec, nodes))))
+            pod, said, text = note.pod, self._said.get(note.pod.metadata.uid), note.text
+            is_new = said is None or said.reason != note.reason
+            if NOT_ALLOWED_COUNT.search(text):
+                spec = self._mirror.volumes.limited(pod)
+                key = constraints_text(spec)
+                causes[key] = causes.get(key) or _causes(pod, spec, up)
+                text = NOT_ALLOWED_COUNT.sub(causes[key] or r"\g<0>", text)
             try:
                 self._api.patch(f"{pod_path(pod)}/status", _change(pod, text), STRATEGIC_PATCH)
                 if note.as_event and is_new:
@@ -125,16 +140,26 @@ class PodNotes:
                     raise
                 if error.status == CONFLICT:
                     continue
-            self._said[pod.metadata.uid] = Said(note.reason, note.text, self._state.now())
+            self._said[pod.metadata.uid] = Said(note.reason, note.text, self._state.now(), note.valid_until)
 
 
-def waiting_text(status: JobStatus) -> str:
-    """Return why a job waits, and when it may start: 'Resources: 0 of 2 nodes fit: …; expected start …'."""
+def _causes(pod: Pod, spec: PodSpec, nodes: Sequence[ApiNode]) -> str:
+    try:
+        return refusals(spec, nodes, pod_need(pod).resource)
+    except BadValue:  # it was accepted, and has been changed since
+        return ""
+
+
+def waiting_text(status: JobStatus, now: Seconds) -> tuple[str, Seconds]:
+    """Return why a job waits, and when it may start: 'Resources: 0 of 2 nodes fit: …; expected start …'.
+
+    The time is that of the expected start, after which the text is no longer true. `now`: in Unix time.
+    """
     text = f"{status.id}: " + ": ".join(filter(None, [status.reason, status.message]))
-    if status.start_estimate is not None:
-        expected = datetime.fromtimestamp(status.start_estimate.at, UTC).strftime("%Y-%m-%dT%H:%MZ")
-        text += f"; expected start {expected}"
-    return text
+    if status.start_estimate is None or status.start_estimate.at <= now:
+        return text, inf
+    expected = datetime.fromtimestamp(status.start_estimate.at, UTC).strftime("%Y-%m-%dT%H:%MZ")
+    return f"{text}; expected start {expected}", status.start_estimate.at
 
 
 def _change(pod: Pod, text: str) -> dict[str, Any]:

@@ -46,6 +46,31 @@ def pod_failure(pod: Pod) -> PodFailure | None:
     return PodFailure(f"pod {pod.key}: {what}{reason}", exit_code=failed.exit_code)
 
 
+_UNUSABLE = (
+    *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError"),
+    *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
+)
+"""Why a container does not start on any node: the pod itself is at fault."""
+
+_UNSPECIFIC = ("", "ContainerCreating", "PodInitializing")
+
+
+def start_problem(pod: Pod) -> PodFailure | None:
+    """Return what the kubelet says about a pod that has not started; None if it has, or runs an init container.
+
+    It says why in an event, rather than here, if it is about a volume, the network, or the node.
+    """
+    initial = pod.status.init_container_statuses
+    if pod.status.phase != "Pending" or any(entry.state.running is not None for entry in initial):
+        return None
+    statuses = (*initial, *pod.status.container_statuses)
+    found = [entry.state.waiting for entry in statuses if entry.state.waiting is not None]
+    known = next((entry for entry in found if entry.reason not in _UNSPECIFIC), None)
+    if known is None:
+        return PodFailure("", lost=True)
+    return PodFailure(": ".join(filter(None, (known.reason, known.message))), lost=known.reason not in _UNUSABLE)
+
+
 def first_failure(pods: Collection[Pod]) -> PodFailure | None:
     """Return why a run has failed: a failure of the job itself, if there is one, else a loss."""
     failures = [failure for pod in pods if (failure := pod_failure(pod)) is not None]

@@ -7,13 +7,27 @@ from typing import Any, get_args
 
 from refold.client.api import MAX_NAME_CHARS, MAX_TIME_SECONDS, Submission
 from refold.client.jobspec import kueue_topology, make_job_name
-from refold.engines.kubernetes.gangs import GangName, controller_of, is_run_number
+from refold.engines.kubernetes.gangs import (
+    BINDING_ANNOTATION,
+    DAEMON_ANNOTATION,
+    GANG_LABEL,
+    GANG_SIZE_LABEL,
+    INSTANCE_ANNOTATION,
+    JOB_ANNOTATION,
+    RUN_ANNOTATION,
+    GangName,
+    controller_of,
+    is_run_number,
+)
 from refold.engines.kubernetes.nodes import PodConstraints
-from refold.engines.kubernetes.objects import Pod
+from refold.engines.kubernetes.objects import Metadata, Pod
+from refold.engines.kubernetes.own_jobs import GPUS_ANNOTATION, INSTANCES_ANNOTATION, PLAN_ANNOTATION
 from refold.engines.kubernetes.owner_specs import QUEUE_LABEL, Owner
-from refold.engines.kubernetes.resources import largest_need, pod_need
-from refold.errors import BadInput, BadValue
+from refold.engines.kubernetes.resources import FRACTION_ANNOTATION, largest_need, pod_need
+from refold.engines.kubernetes.volumes import PodVolumes
+from refold.errors import BadInput, BadValue, UnknownName
 from refold.model import WHOLE, JobClass, Seconds, TopologyRequest, parse_duration
+from refold.planning.catalogue import find_model
 
 CLASS_LABEL = "refold.dev/class"
 PREEMPTIBLE_LABEL = "refold.dev/preemptible"
@@ -22,6 +36,15 @@ TIME_LIMIT_ANNOTATION = "refold.dev/time-limit"
 WORKLOAD_ANNOTATION = "refold.dev/workload"
 RANGE_ANNOTATION = "refold.dev/gpu-range"
 """The least and the most GPUs of an elastic gang, such as 4..16."""
+
+PREFIX = "refold.dev/"
+LABELS = (CLASS_LABEL, PREEMPTIBLE_LABEL, GANG_LABEL, GANG_SIZE_LABEL)
+ANNOTATIONS = (ESTIMATE_ANNOTATION, TIME_LIMIT_ANNOTATION, WORKLOAD_ANNOTATION, RANGE_ANNOTATION, FRACTION_ANNOTATION)
+WRITTEN = (
+    *(DAEMON_ANNOTATION, JOB_ANNOTATION, RUN_ANNOTATION, BINDING_ANNOTATION),
+    *(INSTANCE_ANNOTATION, INSTANCES_ANNOTATION, PLAN_ANNOTATION, GPUS_ANNOTATION),
+)
+"""Annotations of bound pods. A pod that waits may have copies of them, which mean nothing."""
 
 
 def gang_submission(
@@ -35,6 +58,7 @@ def gang_submission(
     first = pods[0]
     labels, annotations = first.metadata.labels, first.metadata.annotations
     size = len(pods) if owner.size is None else owner.size
+    _check_keys(first.metadata)
     try:
         need = largest_need(pod_need(pod) for pod in pods)
         fields: dict[str, Any] = {
@@ -51,7 +75,7 @@ def gang_submission(
             "preemptible": _preemptible(labels.get(PREEMPTIBLE_LABEL), first),
             "time_limit": _seconds(annotations.get(TIME_LIMIT_ANNOTATION), owner.time_limit),
             "estimate": _seconds(annotations.get(ESTIMATE_ANNOTATION), None),
-            "workload": annotations.get(WORKLOAD_ANNOTATION, ""),
+            "workload": _workload(annotations),
             "gpu_range": _gpu_range(annotations.get(RANGE_ANNOTATION), owner),
             "topology": _topology(annotations, owner) if has_levels else None,
             "retries": owner.retries,
@@ -63,14 +87,34 @@ def gang_submission(
         raise BadInput(f"{gang}: {error}") from None
 
 
+def _check_keys(metadata: Metadata) -> None:
+    """Refuse labels and annotations that would be ignored: misspelt ones, and a label as annotation or vice versa."""
+    given = (("label", metadata.labels, LABELS, ANNOTATIONS), ("annotation", metadata.annotations, ANNOTATIONS, LABELS))
+    for kind, found, known, others in given:
+        for key in found:
+            if not key.startswith(PREFIX) or key in known or key in WRITTEN:
+                continue
+            if key in others:
+                raise BadInput(f"{key} is {'a label' if kind == 'annotation' else 'an annotation'}, found as {kind}")
+            raise UnknownName(kind, key[:80], known)
+    if GANG_SIZE_LABEL in metadata.labels and GANG_LABEL not in metadata.labels:
+        raise BadInput(f"the label {GANG_SIZE_LABEL} needs the label {GANG_LABEL}, with the name of the gang")
+
+
+def _workload(annotations: Mapping[str, str]) -> str:
+    """Return the model. Gangs of which the size is open may have names of their own: their speed is measured."""
+    name = annotations.get(WORKLOAD_ANNOTATION, "")
+    return name if RANGE_ANNOTATION in annotations or not name else find_model(name[:80]).name
+
+
 def _topology(annotations: Mapping[str, str], owner: Owner) -> TopologyRequest | None:
     return TopologyRequest(owner.level) if owner.level else kueue_topology(annotations)
 
 
-def pod_constraints(pods: Sequence[Pod]) -> PodConstraints:
+def pod_constraints(pods: Sequence[Pod], volumes: PodVolumes) -> PodConstraints:
     """Return what limits the nodes on which the pods of a gang may be. Raises BadValue if they need several GPUs."""
     need = largest_need(pod_need(pod) for pod in pods)
-    return PodConstraints((pod.spec for pod in pods), need.resource)
+    return PodConstraints((volumes.limited(pod) for pod in pods), need.resource)
 
 
 def _command(pod: Pod) -> list[str]:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
+from refold.engines.kubernetes.gangs import SCHEDULER_NAME
 from refold.engines.kubernetes.objects import Amounts, ApiNode, Container, Pod, PodSpec
 from refold.errors import BadValue
 from refold.model import MAX_AMOUNT, WHOLE, MiB, Milli
@@ -130,6 +131,13 @@ def used_by(pod: Pod) -> dict[str, Decimal]:
     if FRACTION_ANNOTATION in pod.metadata.annotations and not any(map(is_accelerator, used)):
         used[GPU_RESOURCE] = Decimal(1)
     return used
+
+
+def is_foreign(pod: Pod) -> bool:
+    """Whether another scheduler has bound a pod with GPUs, which has not ended."""
+    if pod.spec.scheduler_name == SCHEDULER_NAME or not pod.is_bound or pod.has_ended:
+        return False
+    return any(amount and is_accelerator(name) for name, amount in used_by(pod).items())
 
 
 def is_counted(resource: str) -> bool:

@@ -15,7 +15,7 @@ from refold.engines.kubernetes.gangs import RunKey
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.nodes import binding_problem
 from refold.engines.kubernetes.objects import ApiNode, Pod
-from refold.engines.kubernetes.resources import all_requests, allocatable, is_counted, total_amounts
+from refold.engines.kubernetes.resources import all_requests, allocatable, is_accelerator, is_counted, total_amounts
 
 PODS = "pods"
 
@@ -45,8 +45,10 @@ class NodeRoom:
         """Claim what pods request on the nodes that they are to be bound to; or return what forbids to bind them."""
         self.release(run)
         claimed: dict[str, dict[str, Amounts]] = {}
+        volumes = self._mirror.volumes
         for pod, name in pods:
-            if problem := binding_problem(pod.spec, name, self._mirror.nodes.get(name)):
+            node = self._mirror.nodes.get(name)
+            if problem := volumes.problem(pod) or binding_problem(volumes.limited(pod), name, node):
                 return Unfit(problem, lasting=True)
             claimed.setdefault(name, {})[pod.metadata.uid] = self._amounts(pod)
         for name, by_pod in claimed.items():
@@ -58,6 +60,18 @@ class NodeRoom:
     def release(self, run: RunKey) -> None:
         """Give up the claim of a run: its pods are bound, or will not be."""
         self._claims.pop(run, None)
+
+    def is_overcommitted(self, name: str) -> bool:
+        """Whether pods on a node, with those that are being bound to it, request more GPUs than it has."""
+        node = self._mirror.nodes.get(name)
+        if node is None:
+            return False
+        gpus = {resource: Decimal(0) for resource in node.status.allocatable if is_accelerator(resource)}
+        return self._find_missing(node, gpus) is not None
+
+    def runs_on(self, name: str) -> list[RunKey]:
+        """Return the runs that are being bound to a node."""
+        return [run for run, claimed in self._claims.items() if name in claimed]
 
     def _find_missing(self, node: ApiNode, wanted: Amounts) -> Unfit | None:
         by_pod = {uid: amounts for claim in self._claims.values() for uid, amounts in claim.get(node.name, {}).items()}

@@ -20,14 +20,17 @@ from refold.engines.kubernetes.pod_states import (
     have_succeeded,
     is_over,
     remember,
+    start_problem,
 )
 from refold.engines.kubernetes.run_steps import (
     AskBudgets,
+    AskKubelet,
     AskOwner,
     BindPods,
     BudgetsRead,
     GangAnswer,
     GangStep,
+    KubeletSaid,
     NoRoom,
     OwnerRead,
     OwnerSuspended,
@@ -43,7 +46,7 @@ from refold.engines.kubernetes.run_steps import (
     Unchanged,
     blocking_budget,
 )
-from refold.model import Seconds
+from refold.model import Seconds, format_duration
 
 POD_WAIT: Seconds = 60.0
 """How long a run waits for its controller to create the pods. It holds its GPUs meanwhile."""
@@ -69,13 +72,17 @@ class GangFacts(NamedTuple):
 
 @dataclass(slots=True)
 class GangRunState:
-    """A run, as far as it is not in the cluster. `nodes`: the node of each instance. `grace`: its grace period."""
+    """A run, as far as it is not in the cluster. `nodes`: the node of each instance. `grace`: its grace period.
+
+    `start_timeout`: how long bound pods may take to start.
+    """
 
     key: RunKey
     gang: GangName
     nodes: Sequence[str]
     grace: Seconds
     is_elastic: bool = False
+    start_timeout: Seconds = inf
     stopping: bool = False
     ending: PodFailure | None = None
     """Why all pods are being ended, although the run was not ordered to stop."""
@@ -94,6 +101,7 @@ class GangRunState:
     _uncertain: Sequence[Pod] = ()
     """Pods of which it is unknown whether they were bound."""
     _give_up_at: Seconds = 0.0
+    _start_by: Seconds = inf
     _evict_at: Seconds = 0.0
     _removed: set[tuple[str, bool]] = field(default_factory=set)
     """Pods whose removal was accepted, and whether that was without a grace period."""
@@ -115,6 +123,18 @@ class GangRunState:
         self.grace = self.grace if grace is None else grace
         self._respects_budgets = is_preemption and (self._respects_budgets or not self.stopping)
         self.stopping = True
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether the run is being ended, or will be."""
+        return self.stopping or self.ending is not None
+
+    def undo(self, why: str) -> bool:
+        """End the run, which was bound and should not have been, unless it has started or ends anyway."""
+        if self._has_started or self.is_ending:
+            return False
+        self.ending = PodFailure(why, lost=True)
+        return True
 
     def next_steps(self, facts: GangFacts) -> list[GangStep]:
         """Return what is to be done now."""
@@ -175,7 +195,7 @@ class GangRunState:
         if isinstance(facts.answer, PodsBound):
             self._uncertain = facts.answer.uncertain
             return self._bound(facts.answer.problem, facts)
-        if self.stopping or self.ending is not None:
+        if self.is_ending:
             return self._bound("", facts)
         if isinstance(facts.answer, Unchanged) and self.can_suspend:
             return [AskOwner()]
@@ -219,7 +239,7 @@ class GangRunState:
         """Go on when all pods are bound, or one of them cannot be bound."""
         if problem:
             self.ending = PodFailure(problem, lost=True)
-        self._phase = self._follow
+        self._phase, self._start_by = self._follow, facts.now + self.start_timeout
         return self._follow(facts)
 
     # Following.
@@ -232,9 +252,27 @@ class GangRunState:
             return [*started, ReportEnd(RunFinished(*self.key))]
         self.ending = self.ending or first_failure(self._pods)
         if not self.stopping and self.ending is None:
-            return [*started, PauseSteps()]
+            steps = [PauseSteps()] if self._has_started else self._await_start(facts)
+            if self.ending is None:
+                return [*started, *steps]
         self._phase = self._find_out_whether_gone
         return [*started, *self._find_out_whether_gone(facts)]
+
+    def _await_start(self, facts: GangFacts) -> list[GangStep]:
+        """Wait for pods that have not started, or end all of them: they hold GPUs that others could use."""
+        late = [pod for pod in self._pods if start_problem(pod) is not None]
+        if not late:
+            self._start_by = facts.now + self.start_timeout
+        if facts.now < self._start_by:
+            return [PauseSteps(None if self._start_by == inf else self._start_by - facts.now)]
+        problem = start_problem(late[0]) or PodFailure("")
+        if not problem.why and not isinstance(facts.answer, KubeletSaid):
+            return [AskKubelet(late[0])]
+        said = facts.answer.warning if isinstance(facts.answer, KubeletSaid) else ""
+        count = f"{len(late)} of {len(self._pods)} pods have not started within {format_duration(self.start_timeout)}"
+        why = problem.why or said or "the kubelet gives no reason"
+        self.ending = problem._replace(why=f"{count}: pod {late[0].key}: {why}")
+        return []
 
     # Ending.
 

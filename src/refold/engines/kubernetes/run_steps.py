@@ -99,6 +99,12 @@ class AskBudgets(NamedTuple):
     """Read the PodDisruptionBudgets."""
 
 
+class AskKubelet(NamedTuple):
+    """Read the latest warning about a pod that does not start."""
+
+    pod: Pod
+
+
 class SuspendOwner(NamedTuple):
     """Suspend the object: its controller ends the pods, and does not count them as failed."""
 
@@ -130,9 +136,8 @@ class ReportEnd(NamedTuple):
     end: RunEnd
 
 
-GangStep = (
-    AskOwner | ResumeOwner | BindPods | AskBudgets | SuspendOwner | RemovePods | PauseSteps | ReportStart | ReportEnd
-)
+OwnerStep = AskOwner | ResumeOwner | SuspendOwner
+GangStep = OwnerStep | BindPods | AskKubelet | AskBudgets | RemovePods | PauseSteps | ReportStart | ReportEnd
 
 
 # Answers to steps.
@@ -164,6 +169,12 @@ class BudgetsRead(NamedTuple):
     budgets: Sequence[DisruptionBudget]
 
 
+class KubeletSaid(NamedTuple):
+    """The latest warning, or ''."""
+
+    warning: str
+
+
 class OwnerSuspended(NamedTuple):
     """Whether the object was suspended."""
 
@@ -181,4 +192,4 @@ class Unchanged(NamedTuple):
     """The time of a pause is over, and no pod has changed."""
 
 
-GangAnswer = OwnerRead | PodsBound | NoRoom | BudgetsRead | OwnerSuspended | PodsRemoved | Unchanged
+GangAnswer = OwnerRead | PodsBound | NoRoom | KubeletSaid | BudgetsRead | OwnerSuspended | PodsRemoved | Unchanged

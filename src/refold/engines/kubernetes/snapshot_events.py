@@ -15,6 +15,7 @@ from refold.engines.kubernetes.objects import Pod
 from refold.engines.kubernetes.owner_specs import Owner
 from refold.engines.kubernetes.pods import gang_submission, pod_constraints
 from refold.engines.kubernetes.resources import pod_need
+from refold.engines.kubernetes.volumes import PodVolumes
 from refold.errors import BadInput, BadValue
 from refold.model import WHOLE, Allocation, Job, Seconds, Share
 from refold.server import MAX_PAST_JOBS
@@ -90,7 +91,7 @@ class SnapshotEvents:
         owner = self._owners.get(gang.name, Owner())._replace(size=len(gang.pods))
         try:
             submission = gang_submission(gang.name, gang.pods, owner, "", bool(self._nodes.cluster.levels))
-            allowed = self._nodes.allowed_nodes(pod_constraints(gang.pods))
+            allowed = self._nodes.allowed_nodes(pod_constraints(gang.pods, PodVolumes()))
         except (BadInput, BadValue) as error:
             self._notes.append(f"{gang.name} is left out: {error}")
             return None

@@ -302,13 +302,15 @@ class KubernetesConfig(msgspec.Struct, frozen=True):
     """Where `refold serve --on kubernetes` creates Jobs for submitted commands, and the image of their containers.
 
     `volume_claim`: a PersistentVolumeClaim in that namespace, for checkpoints. `levels`: labels of nodes that name
-    their domains, outermost first; none: those of Kueue's Topology.
+    their domains, outermost first; none: those of Kueue's Topology. `start_timeout`: how long bound pods may take to
+    start, before their gang is ended.
     """
 
     namespace: Name = "default"
     image: Annotated[str, Meta(max_length=512, description="an image such as pytorch/pytorch:2.10.0")] = ""
     volume_claim: Annotated[str, Meta(max_length=253, description="the name of a PersistentVolumeClaim")] = ""
     levels: LevelLabels = ()
+    start_timeout: PositiveDuration = 10 * MINUTE
 
 
 class SlurmConfig(msgspec.Struct, frozen=True):

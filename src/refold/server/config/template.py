@@ -138,6 +138,7 @@ kubernetes:
 #  image: pytorch/pytorch:2.10.0
 #  volume_claim: checkpoints
 #  levels: [topology.kubernetes.io/zone, cloud.provider.com/topology-rack]   # node labels, outermost first
+#  start_timeout: 10m    # bound pods that have not started by then are ended, with their gang
 
 # What `refold serve --on ray` reads from Ray.
 ray:
