@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from fake_api_server import FakeApiServer
 from kubernetes_daemon import PODS
-from kubernetes_objects import make_node, make_pod, pod_json
+from kubernetes_objects import Json, make_node, make_pod, pod_json
 from msgspec.structs import replace
 
 from refold.client.api import JobStatus, TimeEstimate
@@ -56,6 +56,18 @@ def test_which_constraints_exclude_a_pod_is_found_out_when_it_is_told(fake_serve
     assert conditions(fake_server, "waits") == [
         "0 of 4 nodes fit: 1 has too few free GPUs, 2 do not match the node selector, 1 has the taint team=x:NoSchedule"
     ]
+
+
+def test_pods_that_request_another_kind_of_gpu_have_causes_of_their_own(fake_server: FakeApiServer) -> None:
+    slices: Json = {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/mig-1g.10gb": "1"}}}]}
+    fake_server.api.create(PODS, pod_json("slice", **slices))
+    whole = create_pod(fake_server, "whole")
+    text = Shortage(nodes=2, not_allowed=2).text()
+    pods = [whole, fake_server.api.get(f"{PODS}/slice", Pod)]
+    notes = make_notes(fake_server.api)
+    notes._send([Note(pod, "Resources", text, False) for pod in pods], [make_node("n0"), make_node("n1", gpus=0)])
+    assert conditions(fake_server, "whole") == ["0 of 2 nodes fit: 1 has no nvidia.com/gpu"]
+    assert conditions(fake_server, "slice") == ["0 of 2 nodes fit: 2 have no nvidia.com/mig-1g.10gb"]
 
 
 def test_an_expected_start_that_has_passed_is_withdrawn_at_once() -> None:

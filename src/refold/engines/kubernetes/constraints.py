@@ -68,12 +68,11 @@ def refusals(spec: PodSpec, nodes: Sequence[ApiNode], resource: str = "") -> str
 
     Each node is counted once. `resource`: the kind of GPU that the pod requests.
     """
-    usable = (not resource or bool(amount_of(node.status.capacity, resource)) for node in nodes)
-    counts = Counter(
-        refusal(spec, node) if ok else f"has no {resource}" for node, ok in zip(nodes, usable, strict=True)
-    )
+    has_gpus = [not resource or amount_of(node.status.capacity, resource) > 0 for node in nodes]
+    counts = Counter(refusal(spec, node) for node, has in zip(nodes, has_gpus, strict=True) if has)
+    counts[f"has no {resource}"] = has_gpus.count(False)
     del counts[""]
-    return ", ".join(f"{count} {_verb(why, count)}" for why, count in counts.most_common())
+    return ", ".join(f"{count} {_verb(why, count)}" for why, count in counts.most_common() if count)
 
 
 def _verb(why: str, count: int) -> str:

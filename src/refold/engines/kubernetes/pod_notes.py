@@ -18,7 +18,7 @@ from refold.engines.kubernetes.constraints import constraints_text, refusals
 from refold.engines.kubernetes.gangs import SCHEDULER_NAME, parse_gang_name
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.nodes import down_reason
-from refold.engines.kubernetes.objects import ApiNode, Pod, PodSpec
+from refold.engines.kubernetes.objects import ApiNode, Pod
 from refold.engines.kubernetes.pod_states import bindable, pod_path
 from refold.engines.kubernetes.resources import pod_need
 from refold.errors import BadValue
@@ -122,15 +122,15 @@ class PodNotes:
     def _send(self, notes: list[Note], nodes: Sequence[ApiNode]) -> None:
         """Send notes. Which constraints exclude how many nodes is found out here, in a thread, since it takes long."""
         up = [node for node in nodes if not (down_reason(node) or node.spec.unschedulable)]
-        causes: dict[bytes, str] = {}
+        causes: dict[tuple[bytes, str], str] = {}
         for note in notes:
             pod, said, text = note.pod, self._said.get(note.pod.metadata.uid), note.text
             is_new = said is None or said.reason != note.reason
-            if NOT_ALLOWED_COUNT.search(text):
-                spec = self._mirror.volumes.limited(pod)
-                key = constraints_text(spec)
-                causes[key] = causes.get(key) or _causes(pod, spec, up)
-                text = NOT_ALLOWED_COUNT.sub(causes[key] or r"\g<0>", text)
+            if match := NOT_ALLOWED_COUNT.search(text):
+                spec, resource = self._mirror.volumes.limited(pod), _gpu_resource(pod)
+                key = constraints_text(spec), resource
+                causes[key] = causes.get(key) or refusals(spec, up, resource)
+                text = text.replace(match[0], causes[key] or match[0])
             try:
                 self._api.patch(f"{pod_path(pod)}/status", _change(pod, text), STRATEGIC_PATCH)
                 if note.as_event and is_new:
@@ -143,9 +143,9 @@ class PodNotes:
             self._said[pod.metadata.uid] = Said(note.reason, note.text, self._state.now(), note.valid_until)
 
 
-def _causes(pod: Pod, spec: PodSpec, nodes: Sequence[ApiNode]) -> str:
+def _gpu_resource(pod: Pod) -> str:
     try:
-        return refusals(spec, nodes, pod_need(pod).resource)
+        return pod_need(pod).resource
     except BadValue:  # it was accepted, and has been changed since
         return ""
 

@@ -270,8 +270,7 @@ class GangRunState:
             return [AskKubelet(late[0])]
         said = facts.answer.warning if isinstance(facts.answer, KubeletSaid) else ""
         count = f"{len(late)} of {len(self._pods)} pods have not started within {format_duration(self.start_timeout)}"
-        why = problem.why or said or "the kubelet gives no reason"
-        self.ending = problem._replace(why=f"{count}: pod {late[0].key}: {why}")
+        self.ending = problem._replace(why=f"{count}: pod {late[0].key}: {problem.why or said or 'no reason given'}")
         return []
 
     # Ending.
