@@ -486,7 +486,7 @@ def _patch(mutant: Mutant, patchable: Patchable) -> bool:
 
 def _caches() -> list[Any]:
     """Return the caches of functions of Refold."""
-    found = [each for each in gc.get_objects() if isinstance(each, _lru_cache_wrapper)]
+    found = [each for each in gc.get_objects() if type(each) is _lru_cache_wrapper]
     return [each for each in found if str(each.__module__).startswith("refold")]
 
 

@@ -545,6 +545,46 @@ def test_top_without_measurements_shows_the_jobs_on_slots(
     assert lines(stdout_of("top", "--once"))[1:] == ["GPU job", "0 slot train-1 (ann)"]
 
 
+@pytest.mark.parametrize(("of_slots", "word"), [(False, "GPU"), (True, "slot")])
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("queue",), "4 of 4 GPUs free"),
+        (("queue",), "train-1 1 x 2 GPUs vision"),
+        (("queue",), "here (GPU 0)"),
+        (("top", "--once"), "of 4 GPUs in use"),
+        (("nodes",), "node state free GPUs GPU type"),
+        (("why", "train-1"), "train-1, 1 x 2 GPUs, guaranteed, tenant vision"),
+        (("why", "train-1"), "on here (GPU 0)"),
+        (("tenants",), "GPUs used"),
+        (("users",), "GPU hours"),
+        (("history",), "job GPUs tenant"),
+        (("drain", "here", "--gpu", "0"), "GPU 0 of node here drained"),
+        (("submit", "--dry-run", "--name", "GPU-test", "--gpus", "2", "--", "a", "GPU"), "demand 2 GPUs, guaranteed"),
+    ],
+)
+def test_resources_of_a_machine_without_gpus_are_called_slots(
+    words: tuple[str, ...],
+    shown: str,
+    of_slots: bool,
+    word: str,
+    service: FakeService,
+    stdout_of: TextOf,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    info = service.info
+    monkeypatch.setattr(service, "info", lambda caller: msgspec.structs.replace(info(caller), slots=of_slots))
+    if words == ("history",):
+        service.jobs_by_id["train-1"] = msgspec.structs.replace(
+            service.jobs_by_id["train-1"], state="finished", ended=NOW
+        )
+    printed = " ".join(stdout_of(*words).split())
+    assert shown.replace("GPU", word) in printed
+    if words[0] == "submit":  # names and commands are not translated
+        assert "GPU-test" in printed
+        assert "command a GPU" in printed
+
+
 def test_a_job_is_listed_with_the_gpus_that_it_holds(service: FakeService, stdout_of: TextOf) -> None:
     before = service.jobs_by_id["train-1"]
     for state, command in (("running", ("queue",)), ("finished", ("history",))):

@@ -31,6 +31,7 @@ def test_the_measures_of_one_policy(two: str, stdout_of: TextOf) -> None:
         "GPU allocation overall 100.0 %",
         "fragmentation 0.0 %",
         "GPU-hours held 3.0",
+        "goodput 100.0 %",
         "GPU-hours of overhead 0.0",
         "GPU-hours lost 0.0",
         "preemptions 0",

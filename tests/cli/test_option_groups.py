@@ -23,6 +23,7 @@ EXPERIMENT_OPTIONS = [
     "--start-cost",
     "--stop-cost",
     "--restart-cost",
+    "--live-cost",
     "--checkpoint-every",
     "--report-every",
     "--report-speeds",

@@ -242,8 +242,8 @@ def test_a_restart_costs_as_much_as_a_start_unless_it_is_given() -> None:
     assert OverheadOptions().parse() == Costs()
     assert OverheadOptions(start_cost="1m").parse() == Costs(start=60.0, restart=60.0)
     assert OverheadOptions("1m", "10s", "0").parse() == Costs(start=60.0, stop=10.0, restart=0.0)
-    assert CostOptions("1m", None, None, "1h", "30s").parse() == Costs(
-        start=60.0, restart=60.0, checkpoint_every=3600.0, report_every=30.0
+    assert CostOptions("1m", None, None, "10s", "1h", "30s").parse() == Costs(
+        start=60.0, restart=60.0, live=10.0, checkpoint_every=3600.0, report_every=30.0
     )
 
 

@@ -11,6 +11,7 @@ import typer
 from refold.cli import preemption_choice
 from refold.cli.commands.serve import _choose_preemption
 from refold.cli.preemption_choice import choose_preemption, demo_outlook
+from refold.cli.views import format_number
 from refold.model import PreemptionOutlook, PreemptionRules, format_duration
 from refold.server.config import Config
 from refold.server.config.reader import read_config
@@ -79,7 +80,7 @@ def test_the_figures_of_the_demo_are_those_of_the_demo_page() -> None:
             format_duration(outcome.mean_wait or 0.0),
             format_duration(outcome.longest_wait or 0.0),
             str(outcome.preemptions),
-            f"{outcome.overhead_gpu_hours:.0f}" if outcome.overhead_gpu_hours else "0.0",
+            format_number(outcome.overhead_gpu_hours) if outcome.overhead_gpu_hours else "0.0",
         ]
         for who, outcome in demo_outlook().rows
     ]

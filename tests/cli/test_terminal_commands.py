@@ -73,7 +73,7 @@ def test_attach_follows_a_job_to_its_end_and_exits_with_its_status(
     go.touch()
     assert terminal.wait() == 7
     assert terminal.output.replace("\x1b[0m", "").replace("\r\n", "\n") == (
-        f"{job}: run 1 is running on localhost (GPU 0)\nbefore\nafter\n{job}: failed: exit 7\n"
+        f"{job}: run 1 is running on localhost (slot 0)\nbefore\nafter\n{job}: failed: exit 7\n"
     )
 
 

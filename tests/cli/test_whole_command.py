@@ -77,6 +77,22 @@ def refold(*words: str, stdin: str | None = None) -> subprocess.CompletedProcess
     return subprocess.run(command, capture_output=True, text=True, input=stdin, check=False)
 
 
+@pytest.mark.parametrize(
+    ("words", "shown", "hidden"),
+    [
+        (("simulate",), "Random seed of the faults (default: 0). [≥ 0]", str(2**62)),
+        (("submit",), "[0 to 1000]", "<="),
+        (("submit",), "started as a gang (default: 1). [≥ 1]", ">="),
+    ],
+)
+def test_ranges_of_numbers_are_words_and_leave_out_limits_of_the_implementation(
+    words: tuple[str, ...], shown: str, hidden: str, stdout_of: TextOf
+) -> None:
+    text = " ".join(stdout_of(*words, "--help").split())
+    assert shown in text
+    assert hidden not in text
+
+
 def test_help_lists_every_command_in_sections(stdout_of: TextOf) -> None:
     listed = stdout_of("--help")
     for command in COMMANDS:

@@ -32,7 +32,7 @@ from refold.server.notify.notifier import (
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 """Apprise plug-ins use deprecated features."""
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 60.0
 
 
 def message(title: str = "train finished", kind: Any = "finished", user: str = "ann") -> Message:
@@ -100,7 +100,8 @@ def test_a_rejected_message_is_retried_later(webhook: WebhookServer) -> None:
     notifier.notify(message())
     assert webhook.answered.acquire(timeout=TIMEOUT_SECONDS)
     notifier.close(TIMEOUT_SECONDS)
-    assert (len(webhook.received), notifier.counts) == (1, Counts())
+    assert webhook.received
+    assert notifier.counts == Counts()  # it has neither been sent nor given up
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])

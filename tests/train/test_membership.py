@@ -139,6 +139,22 @@ def test_of_two_halves_the_one_with_the_lowest_member_goes_on() -> None:
     assert network.leaders() == {0}
 
 
+def test_a_host_that_loses_the_others_one_after_the_other_follows_nobody() -> None:
+    """It has proposed to go on with the second one, which has never accepted that."""
+    network = Network(3)
+    network.run(2.0)
+    agent, second = network.agents[1], network.agents[2]
+    since = network.now
+    while network.now < since + 4 * LOST_SECONDS:
+        network.now += BEAT_SECONDS
+        if network.now < since + 1.5 * LOST_SECONDS:
+            agent.heard(second.beat(), network.now)
+        agent.tick(network.now)
+    assert agent.view is not None
+    assert set(agent.view.members) == {1, 2}
+    assert not agent.follows
+
+
 def test_the_last_host_goes_on_if_the_others_are_known_to_be_dead() -> None:
     network = Network(2)
     network.run(2)

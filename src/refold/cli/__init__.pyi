@@ -18,6 +18,7 @@ from .daemon_client import (
     LIVE_STATES as LIVE_STATES,
     MAX_LISTED as MAX_LISTED,
     change_jobs as change_jobs,
+    connect as connect,
     format_held_gpus as format_held_gpus,
     format_job_counts as format_job_counts,
     format_job_gpus as format_job_gpus,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from refold.cli.views import format_gpus, plural, print_json, print_line
+from refold.cli.views import call_slots, format_gpus, plural, print_json, print_line, resource_text
 from refold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -32,6 +32,13 @@ def make_client() -> Client:
     return Client()
 
 
+def connect() -> Client:
+    """Return a client of the configured daemon; from now on, texts have the word for its resources, GPUs or slots."""
+    client = make_client()
+    call_slots(client.info().slots)
+    return client
+
+
 def list_jobs(client: Client, limit: int | None, **filters: Any) -> tuple[list[JobStatus], int]:
     """Return the first `limit` jobs that match the filters of `Client.jobs` (None: all), and the number that match."""
     jobs: list[JobStatus] = []
@@ -53,7 +60,7 @@ def format_placement(placement: Iterable[NodeGpus]) -> str:
         numbers = f"GPU{'s' if len(node.gpus) > 1 else ''} {', '.join(map(str, node.gpus))}"
         return f"{node.node} ({fraction}{numbers})" if node.gpus else node.node
 
-    return ", ".join(map(format_node, placement))
+    return resource_text(", ".join(map(format_node, placement)))
 
 
 def format_job_gpus(job: JobStatus) -> str:
@@ -63,7 +70,7 @@ def format_job_gpus(job: JobStatus) -> str:
 
 def format_held_gpus(demand: str, requested: float, held: float) -> str:
     """Format the GPUs of a run: the demand, if the run has what was requested, else their number."""
-    return demand if held == requested else format_gpus(held)
+    return resource_text(demand if held == requested else format_gpus(held))
 
 
 def format_job_counts(info: DaemonInfo) -> str:
@@ -84,7 +91,7 @@ def format_reason(job: JobStatus) -> str:
     """Format why a job waits, as squeue does: '(Resources: 0 of 2 nodes fit)'."""
     if not job.reason:
         return f"({job.message})" if job.message else ""
-    return f"({job.reason}: {job.message})" if job.message else f"({job.reason})"
+    return resource_text(f"({job.reason}: {job.message})") if job.message else f"({job.reason})"
 
 
 def select_jobs(client: Client, words: Sequence[str], states: Sequence[JobState]) -> list[str]:
@@ -163,4 +170,4 @@ def print_node_change(node: NodeStatus, gpu: int | None, change: str, as_json: b
     if as_json:
         print_json(node)
         return
-    print_line(f"{f'node {node.name}' if gpu is None else f'GPU {gpu} of node {node.name}'} {change}")
+    print_line(f"{f'node {node.name}' if gpu is None else resource_text(f'GPU {gpu} of node {node.name}')} {change}")

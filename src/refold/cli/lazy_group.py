@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, MutableMapping
 from enum import StrEnum
 from functools import partial
@@ -120,6 +121,7 @@ def _load_command(name: str, entry: CommandEntry) -> Any:
     built = built.commands[name]
     for subcommand in getattr(built, "commands", {name: built}).values():
         _hide_argument_types(subcommand)
+        _simplify_ranges(subcommand)
         _convert_lazily(subcommand)
     return built
 
@@ -129,6 +131,28 @@ def _hide_argument_types(command: Any) -> None:
     for parameter in command.params:
         if parameter.param_type_name == "argument":
             parameter.display_type_rich = lambda ctx: None  # noqa: ARG005
+
+
+MANY_DIGITS = 19
+"""Python refuses to convert thousands of digits, and limits with so many are of no use to anyone."""
+
+_RANGE = re.compile(r"x>=([\d.]+)|([\d.]+)<=x<=([\d.]+)")
+
+
+def _simplify_ranges(command: Any) -> None:
+    """Show the range of a number as '≥ 0' or '1 to 256', not as 'x>=0' or '1<=x<=256'."""
+
+    def simplify(record: tuple[str, str] | None) -> tuple[str, str] | None:
+        return record and (record[0], _RANGE.sub(_format_range, record[1]))
+
+    for parameter in command.params:
+        get_record = parameter.get_help_record
+        parameter.get_help_record = lambda ctx, get_record=get_record: simplify(get_record(ctx))
+
+
+def _format_range(match: re.Match[str]) -> str:
+    low, high = match[1] or match[2], match[3] or ""
+    return f"{low} to {high}" if 0 < len(high) < MANY_DIGITS else f"≥ {low}"
 
 
 def _convert_lazily(command: Any) -> None:
@@ -166,10 +190,6 @@ class _LazyConverter:
         if isinstance(value, str) and (plain := _convert_plain(value, param.type_descriptor)) is not None:
             return plain
         return self._build().coerce(value, param=param, ctx=ctx)
-
-
-MANY_DIGITS = 19
-"""Python refuses to convert thousands of digits."""
 
 
 def _convert_plain(value: str, expected: Any) -> Any:

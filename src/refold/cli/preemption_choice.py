@@ -70,7 +70,7 @@ def demo_outlook() -> PreemptionOutlook:
         "the demo workload (92 GPUs)",
         "refold",
         1500,
-        PreemptionOutcome("always", 1500, HOUR + 2 * MINUTE, 4 * DAY + 21 * HOUR, 391, 89.0),
-        PreemptionOutcome("consent", 461, HOUR + 41 * MINUTE, 3 * DAY + 13 * HOUR, 146, 11.0),
-        PreemptionOutcome("never", 0, 2 * HOUR + 35 * MINUTE, 4 * DAY + HOUR, 0, 0.0),
+        PreemptionOutcome("always", 1500, 58 * MINUTE + 8, 4 * DAY + 6 * HOUR, 388, 93.0),
+        PreemptionOutcome("consent", 461, HOUR + 49 * MINUTE, 3 * DAY + 23 * HOUR, 116, 7.7),
+        PreemptionOutcome("never", 0, 2 * HOUR + 26 * MINUTE, 4 * DAY + 5 * HOUR, 0, 0.0),
     )

@@ -74,6 +74,7 @@ class JobQueue:
 
     def start(self, job_id: str) -> Job:
         """Remove and return a waiting job that starts."""
+        self._relaxed_at.pop(job_id, None)
         self.reasons.pop(job_id, None)
         self.start_estimates.pop(job_id, None)
         return self.waiting.pop(job_id)
@@ -161,6 +162,7 @@ class JobQueue:
 
     def end(self, job: Job) -> None:
         """Forget a job that has ended, and admit others of its tenant in its place."""
+        self._relaxed_at.pop(job.id, None)
         self.reasons.pop(job.id, None)
         self.start_estimates.pop(job.id, None)
         self.hold_pending.discard(job.id)

@@ -12,6 +12,7 @@ from .cluster import (
     MAX_LEVELS as MAX_LEVELS,
     PCIE as PCIE,
     RACK_LEVEL as RACK_LEVEL,
+    SLOT as SLOT,
     Cluster as Cluster,
     GpuType as GpuType,
     Level as Level,

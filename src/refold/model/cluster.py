@@ -25,6 +25,9 @@ MAX_REMEMBERED_SETS = 10_000
 MAX_LEVELS = 8
 """Levels of a cluster: zones, blocks, racks and so on."""
 
+SLOT = "slot"
+"""The GPU type of CPU slots, which a machine without GPUs shares in place of GPUs."""
+
 NODE_LEVEL = "node"
 """What is below the innermost level: no level may have this name."""
 
@@ -273,6 +276,11 @@ class Cluster(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
     def gpus(self) -> int:
         """The number of GPUs."""
         return sum(node.gpus for node in self.nodes)
+
+    @cached_property
+    def has_slots(self) -> bool:
+        """Whether it shares CPU slots in place of GPUs."""
+        return all(node.gpu_type == SLOT for node in self.nodes)
 
     @cached_property
     def max_node_gpus(self) -> int:

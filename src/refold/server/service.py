@@ -61,7 +61,7 @@ from refold.server.job_changes import JobChanger
 from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries
 from refold.server.live_state import LiveState
-from refold.server.monitor import SLOT, GpuPoller
+from refold.server.monitor import GpuPoller
 from refold.server.planner import CostlyQuestions, Planner
 from refold.server.policy_comparison import PolicyComparer
 from refold.server.preemption_question import PreemptionAdviser
@@ -167,7 +167,7 @@ class SchedulerService:
             forecasts_starts=True,
             start_accuracy=self._forecasts.accuracy,
             last_event=self.event_stream.last,
-            slots=all(node.gpu_type == SLOT for node in header.cluster.nodes),
+            slots=header.cluster.has_slots,
         )
 
     # Jobs.

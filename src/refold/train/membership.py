@@ -78,12 +78,12 @@ class Membership:
 
     @property
     def follows(self) -> bool:
-        """Whether this agent leads, or hears its leader, and has a quorum if it leads."""
+        """Whether this agent leads, or hears its leader; one that leads, or proposes to, needs a quorum."""
         if self.view is None:
             return False
         if self.view.leader != self.instance:
             return self.view.leader in self._alive()
-        return self._is_quorum(self._alive(), self.view)
+        return all(self._is_quorum(self._alive(), base) for base in (*self._bases, self.view))
 
     def beat(self) -> Beat:
         """Return what to tell the others."""

@@ -83,6 +83,9 @@ def test_on_a_phone_the_active_tab_is_in_view_and_tables_are_not_wider_than_the_
         assert page.locator("nav a[aria-current]").evaluate(IS_IN_VIEW)
     page.evaluate("location.hash = '#/tenants'")
     page.get_by_role("table").first.wait_for()
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.wait_for_function(f"({IS_IN_VIEW})(document.querySelector('nav a[aria-current]'))")
     widths = "(tables) => tables.map((one) => one.scrollWidth - one.clientWidth)"
     assert max(page.locator(".table-scroll").evaluate_all(widths)) <= 2  # the mark of a quota
     assert page.get_by_role("row").filter(has_text="vision").get_by_role("cell").count() >= 7

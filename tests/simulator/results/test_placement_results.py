@@ -310,15 +310,12 @@ def test_every_rule_of_the_benchmarks_is_built_in() -> None:
 
 
 SUMMARY = {
+    "`worth`\nallocates": ("One by one, at 130 %", "genetic"),
+    "FGD": ("One by one, at 130 %", "fgd, as published"),
     "first-fit": ("One by one, at 130 %", "first-fit"),
-    "tetris": ("One by one, at 130 %", "tetris"),
-    "FGD, as its authors score": ("One by one, at 130 %", "fgd, as published"),
-    "genetic-paper": ("One by one, at 130 %", "genetic-paper"),
-    "**worth, genetic**": ("One by one, at 130 %", "genetic"),
-    "the most until the first refusal": ("One by one, at 130 %", "first rejection"),
-    "**genetic**": ("All at once, at 130 % (5 seeds)", "genetic"),
-    "every GPU a bin, any choice of pods": ("All at once, at 130 % (5 seeds)", "GPUs as bins"),
+    "`genetic` allocates": ("All at once, at 130 % (5 seeds)", "genetic"),
 }
+"""The names in the text, each with its row of the recorded page."""
 
 
 def rows_of(text: str) -> dict[str, list[str]]:
@@ -329,8 +326,7 @@ def rows_of(text: str) -> dict[str, list[str]]:
 @pytest.mark.parametrize("page", ["docs/placement.md"])
 def test_summaries_match_the_recorded_page(page: str) -> None:
     recorded = saturation.PAGE.read_text(encoding="utf-8")
-    shown = rows_of((REPOSITORY / page).read_text(encoding="utf-8"))
+    shown = (REPOSITORY / page).read_text(encoding="utf-8")
     for name, (title, row) in SUMMARY.items():
         section = recorded.partition(f"## {title}\n")[2].partition("\n## ")[0]
-        expected = [f"{float(cell.split(' ±')[0]):.1f}" for cell in rows_of(section)[row]]
-        assert [cell.strip("*") for cell in shown[name]] == expected, name
+        assert f"{name} {float(rows_of(section)[row][0].split(' ±')[0]):.1f} %" in shown, name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import JobArgument, format_placement, format_reason, make_client
+from refold.cli import JobArgument, connect, format_placement, format_reason
 from refold.cli.commands.logs import ENDED_STATES, POLL_SECONDS, OutputStream, format_end
 from refold.cli.views import print_line, screen
 
@@ -43,7 +43,7 @@ def attach(
 
     Example: refold attach train-17
     """
-    client = make_client()
+    client = connect()
     status = client.job(job)
     try:
         status = _follow(client, status, lines, sanitized=sys.stdout.isatty() and not raw)

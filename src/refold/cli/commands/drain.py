@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from refold.cli import GpuIndex, NodeName, make_client, print_node_change
+from refold.cli import GpuIndex, NodeName, connect, print_node_change
 from refold.cli.views import AsJson
 
 
@@ -27,7 +27,7 @@ def drain(
 
     Example: refold drain n0 --gpu 3 --reason 'broken fan'
     """
-    drained = make_client().drain(node, reason, gpu, move, now)
+    drained = connect().drain(node, reason, gpu, move, now)
     running = (
         f"; still running: {', '.join(drained.jobs)}" if drained.jobs and gpu is None and not (move or now) else ""
     )
@@ -39,4 +39,4 @@ def resume(node: NodeName, gpu: GpuIndex = None, as_json: AsJson = False) -> Non
 
     Example: refold resume n0
     """
-    print_node_change(make_client().resume(node, gpu), gpu, "resumed", as_json)
+    print_node_change(connect().resume(node, gpu), gpu, "resumed", as_json)

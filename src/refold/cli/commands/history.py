@@ -12,6 +12,7 @@ from refold.cli.views import (
     AsJson,
     Column,
     Table,
+    call_slots,
     format_clock_near,
     format_elapsed,
     format_peak,
@@ -19,6 +20,7 @@ from refold.cli.views import (
     print_json,
     print_line,
     print_tables,
+    resource_text,
 )
 from refold.errors import UnknownName
 
@@ -63,10 +65,13 @@ def history(
         raise UnknownName("state", state, ENDED_STATES)
     window = parse_optional_duration("--since", since)
     client = make_client()
-    now = client.info().now
+    info = client.info()
+    call_slots(info.slots)
     states = None if state is None else [cast("JobState", state)]
     filters: dict[str, Any] = {"tenant": tenant or "", "user": user or "", "state": states, "ended": True}
-    jobs, omitted = _list_ended(client, None if window is None else now - window, None if show_all else limit, filters)
+    jobs, omitted = _list_ended(
+        client, None if window is None else info.now - window, None if show_all else limit, filters
+    )
     if as_json:
         print_json(jobs)
         return
@@ -75,7 +80,7 @@ def history(
         return
     footer = [f"… and {plural(omitted, 'more job')} (--all)"] if omitted else []
     is_measured = any(job.cpu_seconds is not None for job in jobs)
-    print_tables(Table("", [*_columns(now), *(_usage_columns() if is_measured else []), _REASON], jobs, footer))
+    print_tables(Table("", [*_columns(info.now), *(_usage_columns() if is_measured else []), _REASON], jobs, footer))
 
 
 def _list_ended(
@@ -93,14 +98,14 @@ def _list_ended(
     return jobs, 0
 
 
-_REASON: Column[JobStatus] = Column("reason", lambda job: job.message)
+_REASON: Column[JobStatus] = Column("reason", lambda job: resource_text(job.message))
 
 
 def _columns(now: float) -> list[Column[JobStatus]]:
     colours = {"failed": "red", "timed out": "red", "cancelled": "yellow"}
     return [
         Column("job", lambda job: job.id, whole=True),
-        Column("GPUs", format_job_gpus, whole=True),
+        Column(resource_text("GPUs"), format_job_gpus, whole=True),
         Column("tenant", lambda job: job.tenant, whole=True),
         Column("user", lambda job: job.user, whole=True),
         Column("state", lambda job: job.state, style=lambda job: colours.get(job.state, ""), whole=True),

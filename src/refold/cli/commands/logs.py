@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import JobArgument, format_reason, make_client
+from refold.cli import JobArgument, connect, format_reason
 from refold.cli.views import AsJson, Sanitizer, print_json, print_line, screen
 from refold.errors import BadInput, NoDaemon
 
@@ -70,7 +70,7 @@ def logs(
         raise BadInput(f"--all-instances and --instance {instance} exclude each other: leave one of them out")
     if as_json and (follow or all_instances):
         raise BadInput("--json cannot be combined with --follow or --all-instances; use the API instead")
-    client, max_lines = make_client(), lines if lines is not None else DEFAULT_LINES if sys.stdout.isatty() else None
+    client, max_lines = connect(), lines if lines is not None else DEFAULT_LINES if sys.stdout.isatty() else None
     if as_json:
         text, chunk = _read_text(client, job, run, instance or 0, max_lines)
         print_json({"job": job, "run": chunk.run, "instance": chunk.instance, "ended": chunk.ended, "text": text})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from refold.cli import format_rack, make_client
-from refold.cli.views import AsJson, Column, Table, print_json, print_tables
+from refold.cli import connect, format_rack
+from refold.cli.views import AsJson, Column, Table, print_json, print_tables, resource_text
 
 if TYPE_CHECKING:
     from refold.client.api import NodeStatus
@@ -16,7 +16,7 @@ def nodes(as_json: AsJson = False) -> None:
 
     Example: refold nodes
     """
-    found = make_client().nodes()
+    found = connect().nodes()
     if as_json:
         print_json(found)
         return
@@ -24,8 +24,8 @@ def nodes(as_json: AsJson = False) -> None:
     columns: list[Column[NodeStatus]] = [
         Column("node", lambda node: node.name, whole=True),
         Column("state", _format_state, style=lambda node: "" if _format_state(node) == "up" else "yellow"),
-        Column("free GPUs", lambda node: f"{node.free_gpus:g} of {node.gpus}", number=True),
-        Column("GPU type", lambda node: node.gpu_type, whole=True),
+        Column(resource_text("free GPUs"), lambda node: f"{node.free_gpus:g} of {node.gpus}", number=True),
+        Column(resource_text("GPU type"), lambda node: node.gpu_type, whole=True),
         *([Column("domain", _domain, whole=True)] if any(node.domains.keys() - {"rack"} for node in found) else []),
         *([Column("rack", format_rack, whole=True)] if any(node.rack for node in found) else []),
         *(limits if any(node.limits for node in found) else []),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import TenantOption, format_reason, make_client
+from refold.cli import TenantOption, connect, format_reason
 from refold.cli.commands.attach import RUNNING_STATES, exit_code
 from refold.cli.commands.logs import ENDED_STATES, format_end
 from refold.cli.commands.submit import COMMAND_KEY, CommandAfterDashes
@@ -74,7 +74,7 @@ def shell(
 
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise BadInput("refold shell needs a terminal; use `refold submit` in scripts")
-    client = make_client()
+    client = connect()
     command = context.meta.get(COMMAND_KEY) or [os.environ.get("SHELL") or "/bin/sh"]
     options = SubmitOptions(
         {"name": name, "cpus": cpus, "tenant": tenant}, gpus, gpu_type, memory=memory, time_limit=time

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from refold.cli import DependencyOption, TenantOption, format_placement, format_reason, make_client, with_option_groups
+from refold.cli import DependencyOption, TenantOption, connect, format_placement, format_reason, with_option_groups
 from refold.cli.inputs import (
     ClassName,
     GpuTotal,
@@ -249,7 +249,7 @@ def submit(
     jobs, notes, script_export = read_submissions(file, context.meta.get(COMMAND_KEY, ()), options)
     print_notes(notes)
     exported = choose_exported(os.environ, surroundings.export or script_export or EXPORT_ALL)
-    client = make_client()
+    client = connect()
     if exported is not None:
         jobs = _with_environment(client, jobs, exported)
     if mode.dry_run:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from refold.cli import make_client
-from refold.cli.views import AsJson, Column, Table, draw_bar, print_json, print_line, print_tables
+from refold.cli import connect
+from refold.cli.views import AsJson, Column, Table, draw_bar, print_json, print_line, print_tables, resource_text
 
 if TYPE_CHECKING:
     from refold.client.api import TenantStatus, UserStatus
@@ -19,7 +19,7 @@ def tenants(as_json: AsJson = False) -> None:
 
     Example: refold tenants
     """
-    found = make_client().tenants()
+    found = connect().tenants()
     if as_json:
         print_json(found)
         return
@@ -30,11 +30,11 @@ def tenants(as_json: AsJson = False) -> None:
         Column("tenant", lambda tenant: tenant.name, whole=True),
         Column("quota", lambda tenant: f"{tenant.quota_gpus:g}" if tenant.quota_gpus else "–", number=True),
         Column("limit", lambda tenant: f"{tenant.limit_gpus:g}" if tenant.limit_gpus else "–", number=True),
-        Column("GPUs used", lambda tenant: f"{tenant.gpus:g}", number=True),
+        Column(resource_text("GPUs used"), lambda tenant: f"{tenant.gpus:g}", number=True),
         Column("share of quota", lambda tenant: _usage_bar(tenant.gpus, tenant.quota_gpus), whole=True),
         Column("running", lambda tenant: f"{tenant.running:,}", number=True),
         Column("waiting", lambda tenant: f"{tenant.waiting:,}", number=True),
-        Column("GPUs requested", lambda tenant: f"{tenant.waiting_gpus:g}", number=True),
+        Column(resource_text("GPUs requested"), lambda tenant: f"{tenant.waiting_gpus:g}", number=True),
     ]
     print_tables(Table("", columns, found))
 
@@ -54,7 +54,7 @@ def users(as_json: AsJson = False) -> None:
 
     Example: refold users
     """
-    found = make_client().users()
+    found = connect().users()
     if as_json:
         print_json(found)
         return
@@ -62,9 +62,9 @@ def users(as_json: AsJson = False) -> None:
         Column("user", lambda user: user.user or "–", whole=True),
         Column("tenant", lambda user: user.tenant, whole=True),
         Column("running", lambda user: f"{user.running:,}", number=True),
-        Column("GPUs used", lambda user: f"{user.gpus:g}", number=True),
+        Column(resource_text("GPUs used"), lambda user: f"{user.gpus:g}", number=True),
         Column("waiting", lambda user: f"{user.waiting:,}", number=True),
-        Column("GPU hours", lambda user: f"{user.gpu_hours:,.1f}", number=True),
+        Column(resource_text("GPU hours"), lambda user: f"{user.gpu_hours:,.1f}", number=True),
         Column("part", lambda user: _format(user.used, ".0%"), number=True),
         Column("fair share", lambda user: _format(user.share, ".0%"), number=True),
         Column("weight", lambda user: _format(user.weight, ".2f"), number=True),

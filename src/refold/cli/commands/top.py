@@ -14,6 +14,7 @@ from refold.cli.views import (
     AsJson,
     Column,
     Table,
+    call_slots,
     draw_bar,
     output_width,
     plural,
@@ -21,6 +22,7 @@ from refold.cli.views import (
     print_notes,
     print_tables,
     refresh_screen,
+    resource_text,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ def top(
 
 def _paint(client: Client) -> None:
     info, gpus = client.info(), client.gpus()
+    call_slots(info.slots)
     jobs, _ = list_jobs(client, len(gpus) + 1, state=["running", "stopping"])
     print_notes([info.storage] if info.storage else [])
     racks = dict.fromkeys(format_rack(node) for node in client.nodes() if node.rack)
@@ -80,7 +83,7 @@ def _table(info: DaemonInfo, gpus: Sequence[GpuStatus], jobs: dict[str, JobStatu
         return f"{draw_bar(used / total, width):·<{width}}" if used is not None and total else " " * width
 
     columns: list[Column[GpuStatus]] = [
-        Column("GPU", lambda gpu: f"{gpu.index}" if one_node else f"{gpu.node}:{gpu.index}", whole=True),
+        Column(resource_text("GPU"), lambda gpu: f"{gpu.index}" if one_node else f"{gpu.node}:{gpu.index}", whole=True),
         Column("", lambda gpu: gpu.name, whole=True),
         Column("memory", bar, style=lambda _: "cyan", whole=True),
         Column("GiB", _format_memory, number=True),
@@ -94,7 +97,7 @@ def _table(info: DaemonInfo, gpus: Sequence[GpuStatus], jobs: dict[str, JobStatu
 
 
 def _title(info: DaemonInfo, gpus: Sequence[GpuStatus]) -> str:
-    used = f"{sum(1 - gpu.free for gpu in gpus if gpu.jobs):g} of {plural(info.gpus, 'GPU')} in use"
+    used = resource_text(f"{sum(1 - gpu.free for gpu in gpus if gpu.jobs):g} of {plural(info.gpus, 'GPU')} in use")
     drained = sum(bool(gpu.drain_reason) for gpu in gpus)
     used += f", {drained} drained" if drained else ""
     return f"{info.cluster}: {used}, {format_job_counts(info)}, policy {info.policy}"

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli import LIVE_STATES, complete_jobs, format_placement, format_reason, make_client
+from refold.cli import LIVE_STATES, complete_jobs, connect, format_placement, format_reason
 from refold.cli.views import (
     AsJson,
     Column,
     Table,
+    call_slots,
     format_clock,
     format_elapsed,
     format_peak,
     print_json,
     print_tables,
     progress,
+    resource_text,
 )
 from refold.errors import BadInput
 
@@ -75,7 +77,7 @@ def _is_journal(word: str) -> bool:
 def _print_from_daemon(job: str, as_json: bool) -> None:
     from refold.model import Consent, format_count
 
-    found = make_client().why(job)
+    found = connect().why(job)
     if as_json:
         print_json(found)
         return
@@ -126,6 +128,7 @@ def _print_from_journal(journal: Path, job: str, as_json: bool) -> None:
     if as_json:
         print_json({"job": timeline.job, "policy": header.policy, "events": timeline.entries})
         return
+    call_slots(header.cluster.has_slots)
     events = [(one.at, one.event, one.text) for one in timeline.entries]
     print_tables(_event_table(f"{job}, policy {header.policy}", events))
 
@@ -134,9 +137,9 @@ def _event_table(title: str, events: Sequence[tuple[float, str, str]], after: Se
     columns: list[Column[tuple[float, str, str]]] = [
         Column("time", lambda event: format_clock(event[0]), number=True),
         Column("event", lambda event: event[1], whole=True),
-        Column("details", lambda event: event[2]),
+        Column("details", lambda event: resource_text(event[2])),
     ]
-    return Table(title, columns, events, after)
+    return Table(resource_text(title), columns, events, after)
 
 
 def _print_most_restarted(journal: Path, as_json: bool) -> None:
@@ -151,12 +154,13 @@ def _print_most_restarted(journal: Path, as_json: bool) -> None:
     if as_json:
         print_json({"policy": header.policy, "jobs": rows})
         return
+    call_slots(header.cluster.has_slots)
     columns: list[Column[dict[str, Any]]] = [
         Column("job", lambda row: row["job"], whole=True),
         Column("runs", lambda row: str(row["runs"]), number=True),
         Column("stopped", lambda row: str(row["stopped"]), number=True),
         Column("failed", lambda row: str(row["failed"]), number=True),
-        Column("GPUs per run", lambda row: _format_gpus_per_run(row["gpus"])),
+        Column(resource_text("GPUs per run"), lambda row: _format_gpus_per_run(row["gpus"])),
         Column(
             "waiting time", lambda row: "–" if row["waited"] is None else format_elapsed(row["waited"]), number=True
         ),

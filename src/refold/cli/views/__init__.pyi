@@ -13,6 +13,7 @@ from .output import (
     ERROR_COLOUR as ERROR_COLOUR,
     Advance as Advance,
     Sanitizer as Sanitizer,
+    call_slots as call_slots,
     current_command_line as current_command_line,
     draw_bar as draw_bar,
     format_number as format_number,
@@ -25,6 +26,7 @@ from .output import (
     print_paragraph as print_paragraph,
     printable as printable,
     progress as progress,
+    resource_text as resource_text,
 )
 from .plans import (
     format_factor as format_factor,

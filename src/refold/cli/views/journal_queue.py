@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from refold.cli import format_held_gpus
 from refold.cli.inputs import ForecastOptions, JournalState, forecast_starts, read_journal_state
 from refold.cli.views.live_queue import policy_source
-from refold.cli.views.output import plural, print_json, print_notes
+from refold.cli.views.output import call_slots, plural, print_json, print_notes, resource_text
 from refold.cli.views.tables import Column, Table, print_tables
 from refold.cli.views.times import format_clock, format_elapsed, format_interval, format_moment
 
@@ -64,7 +64,8 @@ class _JournalQueue:
         view, header = state.present.view, state.header
         held = f", {len(view.held):,} held" if view.held else ""
         counts = f"{len(view.waiting) + len(view.infeasible):,} waiting{held}, {len(view.runs):,} running"
-        free = f"{view.free_gpus:g} of {header.cluster.gpus:,} GPUs free"
+        call_slots(header.cluster.has_slots)
+        free = resource_text(f"{view.free_gpus:g} of {header.cluster.gpus:,} GPUs free")
         title = f"{format_clock(state.now)}: {counts}, {free}, policy {header.policy}"
         footer = [f"… and {plural(self.omitted, 'more job')}"] if self.omitted else []
         print_notes(self.notes)
@@ -190,11 +191,11 @@ def _waiting_columns(has_estimates: bool, scheduler: str = "") -> list[Column[Ro
     return [
         Column("", lambda row: str(row["position"]), number=True, optional=2),
         Column("job", lambda row: row["job"], whole=True),
-        Column("GPUs", lambda row: row["demand"], whole=True, optional=3),
+        Column(resource_text("GPUs"), lambda row: resource_text(row["demand"]), whole=True, optional=3),
         Column("tenant", lambda row: row["tenant"], whole=True, optional=6),
         Column("waiting time", lambda row: format_elapsed(row["waited"]), number=True, optional=4),
         *(estimates if has_estimates else []),
-        Column("reason", lambda row: row["message"], optional=1),
+        Column("reason", lambda row: resource_text(row["message"]), optional=1),
     ]
 
 
@@ -205,10 +206,10 @@ def _format_held(row: Row) -> str:
 def _running_columns() -> list[Column[Row]]:
     return [
         Column("job", lambda row: row["job"], whole=True),
-        Column("GPUs", _format_held, whole=True, optional=1),
+        Column(resource_text("GPUs"), _format_held, whole=True, optional=1),
         Column("tenant", lambda row: row["tenant"], whole=True, optional=4),
         Column("run time", lambda row: format_elapsed(row["ran"]), number=True, optional=2),
         Column("end estimate", lambda row: format_moment(row["expected"]), number=True),
         Column("range", lambda row: format_interval(row["range"]), number=True, optional=3),
-        Column("nodes", lambda row: row["placement"]),
+        Column("nodes", lambda row: resource_text(row["placement"])),
     ]

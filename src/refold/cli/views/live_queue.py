@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from refold.cli import format_job_counts, format_job_gpus, format_placement, format_reason, list_jobs
 from refold.cli.inputs import MAX_WAITING_FOR_FUTURES, ForecastOptions
-from refold.cli.views.output import output_width, plural, print_json, print_line, print_notes
+from refold.cli.views.output import (
+    call_slots,
+    output_width,
+    plural,
+    print_json,
+    print_line,
+    print_notes,
+    resource_text,
+)
 from refold.cli.views.tables import Column, Table, print_tables
 from refold.cli.views.times import format_elapsed, format_interval, format_moment
 from refold.errors import Forbidden
@@ -92,7 +100,8 @@ class _LiveQueue(NamedTuple):
     def print_text(self) -> None:
         """Print the queue as a table."""
         info = self.info
-        free = f"{info.free_gpus:g} of {info.gpus:,} GPUs free"
+        call_slots(info.slots)
+        free = resource_text(f"{info.free_gpus:g} of {info.gpus:,} GPUs free")
         free += f", {info.drained_gpus:,} drained" if info.drained_gpus else ""
         title = f"{format_job_counts(info)}, {free}, policy {info.policy}"
         footer = [f"… and {plural(self.omitted, 'more job')} (--all)"] if self.omitted else []
@@ -206,7 +215,7 @@ def _columns(queue: _LiveQueue) -> list[Column[JobStatus]]:
     columns: list[Column[JobStatus]] = [
         Column("", _format_position, number=True, optional=3),
         Column("job", lambda job: job.id, whole=True),
-        Column("GPUs", format_job_gpus, whole=True, optional=4),
+        Column(resource_text("GPUs"), format_job_gpus, whole=True, optional=4),
         Column("tenant", lambda job: job.tenant, whole=True, optional=7),
         Column("user", lambda job: job.user, whole=True, optional=8),
         Column("state", lambda job: job.state, whole=True, optional=2),

@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from threading import Lock, Timer
 from typing import TYPE_CHECKING, Protocol, TextIO
 
@@ -70,6 +71,21 @@ def print_notes(notes: Sequence[str]) -> None:
 def plural(number: int, noun: str) -> str:
     """Format a count with its noun: '1 job', '1,500 jobs'."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+_OF_SLOTS = ContextVar("of_slots", default=False)
+_GPU = re.compile(r"(?<![-\w.])GPU(?=s?(?![-\w.]))")
+"""The word GPU or GPUs, unless it is part of a name."""
+
+
+def call_slots(of_slots: bool) -> None:
+    """Choose what `resource_text` calls the resources of a cluster: slots if it shares CPU slots, else GPUs."""
+    _OF_SLOTS.set(of_slots)
+
+
+def resource_text(text: str) -> str:
+    """Return a text about GPUs, with the word of the cluster: '2 slots' for '2 GPUs'."""
+    return _GPU.sub("slot", text) if _OF_SLOTS.get() else text
 
 
 def output_width() -> int:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from refold.cli.views.output import plural
+from refold.cli.views.output import plural, resource_text
 from refold.cli.views.tables import Table, fact_table
 from refold.cli.views.times import format_clock_near, format_gpus
 
@@ -27,12 +27,12 @@ def preview_table(jobs: Sequence[Submission], preview: Preview, now: float) -> T
         "command": _format_command(jobs[0]),
         "directory": jobs[0].folder,
         "environment": f"{plural(len(preview.exported), 'variable')} of this shell" if preview.exported else "",
-        "demand": f"{preview.demand}, {jobs[0].job_class}",
+        "demand": resource_text(f"{preview.demand}, {jobs[0].job_class}"),
         "preemptible": str(Consent(preview.preemptible, preview.consent)),
         "plan": preview.plan,
-        "start": _format_start(jobs[0], preview, now),
+        "start": resource_text(_format_start(jobs[0], preview, now)),
     }
-    after = [f"note: {note}" for note in preview.notes]
+    after = [resource_text(f"note: {note}") for note in preview.notes]
     return fact_table("", facts, after)
 
 

@@ -22,9 +22,8 @@ from refold.engines.local.process import has_proc
 from refold.engines.local.process_host import ProcessHost
 from refold.engines.local.process_tree import ProcessScanner, ProcessTree, find_strays
 from refold.engines.local.use_meter import UseMeter
-from refold.model import Allocation, Cluster, Job, MiB, Node, Seconds
+from refold.model import SLOT, Allocation, Cluster, Job, MiB, Node, Seconds
 from refold.server import ExportedOf, LimitsOf, MachineUse, Report, RunLimits, SecretsOf
-from refold.server.monitor import SLOT
 from refold.server.output import (
     DEFAULT_MAX_OUTPUT_BYTES,
     RunFiles,

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 
 from refold.errors import BadFile
-from refold.model import Preemption
-from refold.server.monitor import SLOT, Machine
+from refold.model import SLOT, Preemption
+from refold.server.monitor import Machine
 
 TEXT = """\
 # Configuration of `refold serve`. Commented-out lines show defaults or examples; docs/config.md describes every key.

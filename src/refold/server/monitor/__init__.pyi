@@ -6,7 +6,6 @@ from .job_use import (
     SampleSeries as SampleSeries,
 )
 from .machine import (
-    SLOT as SLOT,
     Layout as Layout,
     Machine as Machine,
     NvidiaMachine as NvidiaMachine,

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from refold.errors import BadInput, BadValue, UnknownName
-from refold.model import PCIE, Cluster, GpuType, MiB, Node, Rack, format_count, mib_from_gib, milli_from_number
+from refold.model import PCIE, SLOT, Cluster, GpuType, MiB, Node, Rack, format_count, mib_from_gib, milli_from_number
 from refold.placement import Power
 from refold.planning.catalogue import find_gpu
 from refold.server.config import (
@@ -28,9 +28,6 @@ from refold.server.monitor.nvidia import DetectedGpu, GpuProblem, GpuReading, Nv
 from refold.simulator import default_settings
 
 log = logging.getLogger("refold")
-
-SLOT = "slot"
-"""The GPU type of CPU slots."""
 
 MAX_DEFAULT_SLOTS = 8
 """Maximum default number of slots of a machine without GPUs."""

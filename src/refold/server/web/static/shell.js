@@ -33,6 +33,8 @@ export class Shell {
       account.append(h("button", { type: "button", class: "quiet", onclick: onSignOut, title: who, "aria-label": `${texts.signOut} (${who})` }, icon("out"), h("span", { text: texts.signOut })));
       account.prepend(h("span", { class: "who", title: who }, h("span", { text: source.session.user || "–" }), h("span", { class: "sub", text: source.session.role })));
     }
+    this._nav = h("nav", { "aria-label": texts.navigation }, list);
+    new ResizeObserver(() => this._reveal()).observe(this._nav);
     this.element = h(
       "div", { class: "shell" },
       h("a", { class: "skip", href: "#main", text: texts.skip, onclick: (event) => { event.preventDefault(); this.main.focus(); } }),
@@ -40,7 +42,7 @@ export class Shell {
         "header", { class: "side" },
         h("a", { class: "brand", href: "#/" }, brandMark(), h("span", { text: texts.product })),
         h("div", { class: "cluster" }, this._cluster, this._policy, this._state),
-        h("nav", { "aria-label": texts.navigation }, list),
+        this._nav,
         account,
       ),
       this.main, timeBar,
@@ -55,10 +57,14 @@ export class Shell {
       if (page === name) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");
     }
-    const nav = this.element.querySelector("nav"); // on a phone, one line that scrolls
-    const link = this._links.get(name);
-    if (link) nav.scrollLeft = link.offsetLeft - nav.offsetLeft - (nav.clientWidth - link.offsetWidth) / 2;
+    this._reveal();
     document.title = title === texts.pages.overview ? texts.product : `${title} · ${texts.product}`;
+  }
+
+  /** Scroll to the link of the page: on a phone, the navigation is one line. */
+  _reveal() {
+    const link = this._nav.querySelector("[aria-current]");
+    if (link) this._nav.scrollLeft = link.offsetLeft - this._nav.offsetLeft - (this._nav.clientWidth - link.offsetWidth) / 2;
   }
 
   showInfo(info) {
