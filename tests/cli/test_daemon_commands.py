@@ -17,6 +17,7 @@ from refold.cli.views.times import format_clock, format_clock_near
 from refold.client.api.submissions import Submission
 from refold.client.api.wire import GpuStatus, NodeStatus, StartAccuracy, TenantStatus
 from refold.client.client import Client
+from refold.errors import Conflict
 
 TextOf = Callable[..., str]
 JsonOf = Callable[..., Any]
@@ -583,6 +584,19 @@ def test_resources_of_a_machine_without_gpus_are_called_slots(
     if words[0] == "submit":  # names and commands are not translated
         assert "GPU-test" in printed
         assert "command a GPU" in printed
+
+
+def test_errors_of_a_daemon_of_slots_call_them_slots(
+    service: FakeService, error_of: TextOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = service.info
+    monkeypatch.setattr(service, "info", lambda caller: msgspec.structs.replace(info(caller), slots=True))
+
+    def refuse(*_: object) -> None:
+        raise Conflict("GPU 3 of node here is used")
+
+    monkeypatch.setattr(service, "drain", refuse)
+    assert error_of("drain", "here", "--gpu", "3") == "error: slot 3 of node here is used\n"
 
 
 def test_a_job_is_listed_with_the_gpus_that_it_holds(service: FakeService, stdout_of: TextOf) -> None:

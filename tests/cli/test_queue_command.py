@@ -238,3 +238,11 @@ def test_the_queue_of_a_simulated_journal_can_be_shown_at_any_time(
     for at in ("0", "3", "60", "120"):
         document = json_of("queue", path, "--at", at, "--futures", "4", "--running")
         assert all(one["expected"] >= float(at) for one in document["waiting"] + document["running"])
+
+
+def test_a_journal_of_a_machine_without_gpus_is_about_slots(tmp_path: Path, stdout_of: TextOf) -> None:
+    journal = write_entries(tmp_path / "slots.jsonl", Header(make_cluster(4, types="slot"), "fifo"), ENTRIES)
+    for words in (("queue", journal, "--running"), ("why", journal, "wide")):
+        printed = stdout_of(*words)
+        assert "4 slots" in printed
+        assert "GPU" not in printed

@@ -208,8 +208,8 @@ def test_the_owner_changes_tenants_and_gpus_and_loses_nothing(tmp_path: Path) ->
         assert (tmp_path / "refold-report" / "report.html").stat().st_size > 20_000
         # A drained GPU is counted the same everywhere, and is not a lost node.
         shell.succeed("refold drain localhost --gpu 2 --reason 'broken fan'")
-        assert "2 of 3 GPUs free" in shell.succeed("refold queue").words
+        assert "2 of 3 slots free" in shell.succeed("refold queue").words
         nodes = shell.succeed("refold nodes").words
         assert "broken fan" in nodes and "lost" not in nodes
         shell.succeed("refold resume localhost --gpu 2")
-        assert "3 of 3 GPUs free" in shell.succeed("refold queue").words
+        assert "3 of 3 slots free" in shell.succeed("refold queue").words

@@ -23,5 +23,5 @@ def test_a_workstation_is_shared_as_in_the_tutorial(tmp_path: Path) -> None:
     assert f"hello from {tmp_path}" in printed["refold logs -f first"]
     assert re.search(r"next-\d+ .* waiting", printed["refold queue --start"])
     assert "Resources" in printed["refold why next"]
-    assert "4 GPUs" in printed[next(line for line in lines if "whatif" in line)]
+    assert "4 slots" in printed[next(line for line in lines if "whatif" in line)]
     assert "timed out" in printed["refold history"] and "exit 3" in printed["refold history"]

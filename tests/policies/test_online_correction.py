@@ -104,8 +104,7 @@ def test_a_change_costs_what_the_cheapest_way_has_cost_that_is_possible() -> Non
 
 def test_a_run_on_several_nodes_can_change_live_on_these_nodes() -> None:
     live = Live(make_cluster(8, 8, types=GPU), "refold")
-    demand = {"instances": 2, "gpus": 8, "gpu_range": (8, 16), "reshapable": True}
-    job = make_job("a", workload="bert", batch=64, steps=10**6, **demand)
+    job = make_job("a", workload="bert", batch=64, steps=10**6, instances=2, gpus=8, gpu_range=(8, 16), reshapable=True)
     live.step(JobSubmitted(job))
     number, held = live.run_of(job)
     assert len(held.placement) == 2

@@ -109,6 +109,23 @@ def test_errors_look_the_same(folder: Path, script: str) -> None:
     assert (rank.returncode, plain.returncode) == (1, 1)
 
 
+def test_a_rank_that_leaves_quickly_loses_no_output(folder: Path) -> None:
+    (folder / "leaves.py").write_text(
+        "import atexit, sys, threading, time\n"
+        "from refold.train.fork_server import leave_quickly\n"
+        "atexit.register(print, 'atexit')\n"
+        "file = open('written', 'w')\n"
+        "file.write('not flushed')\n"
+        "threading.Thread(target=lambda: [time.sleep(0.2), print('thread')]).start()\n"
+        "leave_quickly()\n"
+        "print('last', end=' ')\n"
+        "sys.exit(0)\n"
+    )
+    rank = run(folder, "-m", "refold.train", "leaves.py")
+    assert (rank.returncode, rank.stdout) == (0, "last thread\natexit\n")
+    assert (folder / "written").read_text() == "not flushed"
+
+
 def test_ranks_have_different_random_numbers(folder: Path) -> None:
     (folder / "draw.py").write_text(
         "import random, numpy\nprint(f'{random.random()} {numpy.random.rand()}\\n', end='')"

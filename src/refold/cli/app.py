@@ -9,7 +9,7 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 from refold.cli.plain_queue import parse_queue_words, print_queue
-from refold.cli.views import ERROR_COLOUR, print_line
+from refold.cli.views import ERROR_COLOUR, print_line, resource_text
 from refold.errors import RefoldError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def _run() -> int:
     except RefoldError as error:
         for line in getattr(error, "frames", "").splitlines():
             print_line(line, err=True)
-        return _print_error(str(error))
+        return _print_error(resource_text(str(error)))
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -15,6 +15,7 @@ import ctypes
 import gc
 import importlib
 import importlib.machinery
+import io
 import os
 import runpy
 import select
@@ -249,6 +250,28 @@ def freeze_until_exit() -> None:
     """Let garbage collections leave out what exists now, but not the last one, or libraries report it as leaked."""
     gc.freeze()
     atexit.register(gc.unfreeze)
+    atexit.register(_end_quickly)  # before that, and after all that the script registers
+
+
+_is_replaced = threading.Event()
+
+
+def leave_quickly() -> None:
+    """Let this process end with status 0 as soon as its exit handlers have run, because others wait for its end.
+
+    The last garbage collection copies all memory that it shares with the fork server, which takes a second of CPU time.
+    """
+    _is_replaced.set()
+
+
+def _end_quickly() -> None:
+    if not _is_replaced.is_set():
+        return
+    buffered = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
+    for file in (sys.stdout, sys.stderr, *(each for each in gc.get_objects() if issubclass(type(each), buffered))):
+        with suppress(Exception):  # it is closed, or its reader is gone
+            file.flush()
+    os._exit(0)
 
 
 def _die_with(parent: int) -> None:

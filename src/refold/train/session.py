@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from refold.errors import BadInput, StateNotMoved
 from refold.model import Plan, Seconds
-from refold.train import process_group
+from refold.train import fork_server, process_group
 from refold.train.batches import BatchReader, Data
 from refold.train.boundary import Boundary, BoundaryRequest
 from refold.train.channel import RankChannel
@@ -381,6 +381,7 @@ class Session:
         """Exit, because the new shape does not need this rank, after phases of a change; or the run was stopped."""
         self._reports.left(self.steps_done, phases or {})
         process_group.leave()
+        fork_server.leave_quickly()
         sys.exit(0)
 
 

@@ -29,6 +29,6 @@ def test_a_script_becomes_reshapable_as_in_the_tutorial(tmp_path: Path) -> None:
     assert all(line.startswith("step ") for line in printed.splitlines())
     with daemon(tmp_path), Shell(tmp_path, columns=200) as shell:
         shown = {line: shell.succeed(line).words for block in scheduled for line in block.splitlines()}
-        assert "train-1 1 GPU" in shown["refold queue"] and "other-2 3 GPUs" in shown["refold queue"]
-        assert "gave 3 GPUs" in shown["refold why train"] and "DP1" in shown["refold why train"]
+        assert "train-1 1 slot" in shown["refold queue"] and "other-2 3 slots" in shown["refold queue"]
+        assert "gave 3 slots" in shown["refold why train"] and "DP1" in shown["refold why train"]
         shell.succeed("refold cancel --now train")

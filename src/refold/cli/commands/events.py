@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import TenantFilter, complete_jobs, make_client
-from refold.cli.views import AsJson, format_clock, print_line
+from refold.cli import TenantFilter, complete_jobs, connect
+from refold.cli.views import AsJson, format_clock, print_line, resource_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +37,7 @@ def events(
     """
     from collections import deque
 
-    client = make_client()
+    client = connect()
     job_id = client.job(job).id if job else ""
     last = deque(client.events(0, job=job_id, tenant=tenant or "", follow=False), maxlen=limit)
     _print_events(last, as_json)
@@ -55,5 +55,5 @@ def _print_events(events: Iterable[Event], as_json: bool) -> None:
         else:
             job = f"{event.job} " if event.job else ""
             run = f"(run {event.run}) " if event.run else ""
-            print_line(f"{format_clock(event.at)}  {job}{event.kind} {run}{event.text}".rstrip())
+            print_line(f"{format_clock(event.at)}  {job}{event.kind} {run}{resource_text(event.text)}".rstrip())
         sys.stdout.flush()

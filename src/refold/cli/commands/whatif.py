@@ -29,6 +29,7 @@ from refold.cli.views import (
     AsJson,
     Column,
     Table,
+    call_slots,
     format_clock,
     format_interval,
     format_moment,
@@ -37,6 +38,7 @@ from refold.cli.views import (
     print_notes,
     print_tables,
     progress,
+    resource_text,
 )
 from refold.errors import BadInput
 from refold.model import format_duration
@@ -157,6 +159,7 @@ def _ask_daemon(job: _JobToTry, options: _WhatIfOptions) -> _Answer:
     """Let the daemon estimate the variants; simulate the policy here if that was requested."""
     client = make_client()
     info = client.info()
+    call_slots(info.slots)
     if not options.need_policy:
         variants = _make_variants(job.submission, options.gpus, options.job_class)
         seed = options.forecast.seed
@@ -375,14 +378,14 @@ def _table(title: str, rows: Sequence[dict[str, Any]], now: float) -> Table:
         return format_duration(row["mean_delay_of_others"]) if row["start"] else "–"
 
     columns: list[Column[dict[str, Any]]] = [
-        Column("", lambda row: row["variant"], whole=True),
+        Column("", lambda row: resource_text(row["variant"]), whole=True),
         Column("start estimate", lambda row: format_moment((row["start"] or {}).get("at"), now), number=True),
         Column("range", lambda row: interval(row, "start"), number=True),
         Column("end estimate", end, number=True),
         Column("range", lambda row: interval(row, "end"), number=True),
         Column("mean delay of others", delay, number=True),
         Column("delayed jobs", lambda row: str(row["delayed_jobs"]) if row["start"] else "–", number=True),
-        Column("reason" if any(row["reason"] for row in rows) else "", lambda row: row["reason"]),
+        Column("reason" if any(row["reason"] for row in rows) else "", lambda row: resource_text(row["reason"])),
     ]
     best = any(row["best"] for row in rows)
     return Table(title, columns, rows, [f"{BEST_MARK} earliest end"] if best else [])

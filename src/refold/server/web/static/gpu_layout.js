@@ -1,5 +1,4 @@
-/**
- * Where the GPUs of a map are: node after node in lines that fill the width, as large as the height allows. Each
+/** Where the GPUs of a map are: node after node in lines that fill the width, as large as the height allows. Each
  * domain, such as a rack, begins a line, unless it would be much shorter than the others.
  */
 
