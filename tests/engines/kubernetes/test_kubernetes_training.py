@@ -26,11 +26,17 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("volume")
 
 
+CLAIMS = "/api/v1/namespaces/default/persistentvolumeclaims"
+
+
 @pytest.fixture(scope="module")
 def kubelet(servers: KubernetesServers, volume: Path) -> Iterator[ProcessKubelet]:
     found = ProcessKubelet(servers.api, kubelet_nodes(1, GPUS), volume=volume)
     found.start()
     apply_rights(servers.api)
+    spec = {"accessModes": ["ReadWriteMany"], "volumeName": "pv", "resources": {"requests": {"storage": "1Gi"}}}
+    servers.api.create(CLAIMS, {"metadata": {"name": "claim"}, "spec": spec})
+    servers.api.patch(f"{CLAIMS}/claim/status", {"status": {"phase": "Bound"}})
     yield found
     servers.api.delete(JOBS, {"propagationPolicy": "Background"})
     found.stop()
