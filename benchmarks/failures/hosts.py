@@ -70,7 +70,8 @@ class Hosts:
             _ip("-n", self._hub, "link", "set", port, "master", "bridge")
             _ip("-n", self._hub, "link", "set", port, "up")
             if megabits:
-                rate = ["rate", f"{megabits}mbit", "burst", "256kb", "latency", "50ms"]
+                burst = f"{max(256, megabits)}kb"  # at least what may be sent between two ticks of the kernel
+                rate = ["rate", f"{megabits}mbit", "burst", burst, "latency", "50ms"]
                 _run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", "root", "tbf", *rate)
             (folder / f"host-{host}").mkdir(parents=True)
         self.agents: dict[int, subprocess.Popen[bytes]] = {}

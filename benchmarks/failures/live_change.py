@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("train_wide.py")
 SMALL, LARGE = 256, 2048
 """Widths of the layers of the two models."""
 
-CHANGES = 6
+CHANGES = 4
 LAYERS = 8
 BYTES = 12
 """Bytes of state per parameter: float32 weights, and two moments of Adam."""
