@@ -60,6 +60,15 @@ def refold(daemon: KubernetesDaemon, *arguments: str) -> str:
     return subprocess.run(command, check=True, env=environment, capture_output=True, text=True).stdout
 
 
+def has_printed(daemon: KubernetesDaemon, name: str, text: str) -> bool:
+    """Whether the output of a job contains a text; not if it has not started."""
+    try:
+        return text in refold(daemon, "logs", name)
+    except subprocess.CalledProcessError as error:
+        assert "has not started yet" in error.stderr
+        return False
+
+
 def submit_training(daemon: KubernetesDaemon, name: str, command: list[str]) -> None:
     """Submit a job that may have two to four GPUs, and reports its steps in its output."""
     spec = {"name": name, "gpus": f"2..{GPUS}", "run": command, "progress": r"step (\d+)"}
@@ -70,7 +79,7 @@ def submit_training(daemon: KubernetesDaemon, name: str, command: list[str]) -> 
 
 def reshape(daemon: KubernetesDaemon, name: str) -> None:
     """Let a running job shrink, because another one needs two GPUs; wait until both have finished."""
-    wait_for(lambda: "step 2" in refold(daemon, "logs", name), f"{name} trains")
+    wait_for(lambda: has_printed(daemon, name, "step 2"), f"{name} trains")
     refold(daemon, "submit", "--name", f"{name}-other", "--gpus", "2", "--", "sleep", "0.1")
     daemon.wait_for_state(f"{name}-other", "finished")
     daemon.wait_for_state(name, "finished")
@@ -98,7 +107,7 @@ def test_a_job_is_reshaped_and_continues_from_its_checkpoint(daemon: KubernetesD
 def test_a_pytorch_job_is_reshaped_and_its_loss_continues_to_fall(daemon: KubernetesDaemon) -> None:
     command = [sys.executable, str(EXAMPLES / "gpt.py"), "--batch", "8", "--steps", "200", "--load-ms", "10"]
     submit_training(daemon, "gpt", command)
-    wait_for(lambda: "step 20," in refold(daemon, "logs", "gpt"), "the model trains")
+    wait_for(lambda: has_printed(daemon, "gpt", "step 20,"), "the model trains")
     reshape(daemon, "gpt")
     first, second = (
         [(int(step), float(loss)) for step, loss in re.findall(r"step (\d+), loss ([\d.]+)", text)]
