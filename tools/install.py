@@ -96,9 +96,16 @@ def install(names: Iterable[str]) -> int:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as selected:
         selected.write(locked_requirements(names))
         selected.flush()
-        # Not compiled now: Python does so when it imports a module, and most modules never are.
+        # Not compiled: Python does so when it imports a module (`compile_what_is_used`), and most modules never are.
         command = [*PIP, "--no-compile", "--require-hashes", "--requirement", selected.name]
         return subprocess.run(command, check=False).returncode
+
+
+def compile_what_is_used() -> None:
+    """Run a short command, so that Python compiles the modules that the user's first one imports."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "refold", "compare", "demo", "--limit", "20", "--out", folder]
+        subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def main(names: list[str]) -> int:
@@ -112,7 +119,10 @@ def main(names: list[str]) -> int:
         status = install(["refold", *names])
     if status or compiling.returncode:
         return status or 1
-    return subprocess.run([*PIP, "--no-build-isolation", "--editable", str(ROOT)], check=False).returncode
+    status = subprocess.run([*PIP, "--no-build-isolation", "--editable", str(ROOT)], check=False).returncode
+    if status == 0:
+        compile_what_is_used()
+    return status
 
 
 if __name__ == "__main__":
