@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from fake_service import NOW, OWNER, FakeServer, FakeService, serve
 from msgspec.structs import replace
+from real_daemon import wait_until
 from web_browser import sign_in
 from web_demo import serve_demo
 
@@ -85,7 +86,7 @@ def test_on_a_phone_the_active_tab_is_in_view_and_tables_are_not_wider_than_the_
     page.get_by_role("table").first.wait_for()
     page.set_viewport_size({"width": 1280, "height": 800})
     page.set_viewport_size({"width": 390, "height": 800})
-    page.wait_for_function(f"({IS_IN_VIEW})(document.querySelector('nav a[aria-current]'))")
+    wait_until(lambda: page.locator("nav a[aria-current]").evaluate(IS_IN_VIEW))
     widths = "(tables) => tables.map((one) => one.scrollWidth - one.clientWidth)"
     assert max(page.locator(".table-scroll").evaluate_all(widths)) <= 2  # the mark of a quota
     assert page.get_by_role("row").filter(has_text="vision").get_by_role("cell").count() >= 7
