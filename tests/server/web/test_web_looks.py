@@ -85,6 +85,7 @@ def test_on_a_phone_the_active_tab_is_in_view_and_tables_are_not_wider_than_the_
     page.evaluate("location.hash = '#/tenants'")
     page.get_by_role("table").first.wait_for()
     page.set_viewport_size({"width": 1280, "height": 800})
+    page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     page.set_viewport_size({"width": 390, "height": 800})
     wait_until(lambda: page.locator("nav a[aria-current]").evaluate(IS_IN_VIEW))
     widths = "(tables) => tables.map((one) => one.scrollWidth - one.clientWidth)"
