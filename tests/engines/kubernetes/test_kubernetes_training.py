@@ -34,7 +34,7 @@ def kubelet(servers: KubernetesServers, volume: Path) -> Iterator[ProcessKubelet
     found = ProcessKubelet(servers.api, kubelet_nodes(1, GPUS), volume=volume)
     found.start()
     apply_rights(servers.api)
-    spec = {"accessModes": ["ReadWriteMany"], "volumeName": "checkpoints", "resources": {"requests": {"storage": "1Gi"}}}
+    spec = {"accessModes": ["ReadWriteMany"], "volumeName": "saved", "resources": {"requests": {"storage": "1Gi"}}}
     servers.api.create(CLAIMS, {"metadata": {"name": "claim"}, "spec": spec})
     servers.api.patch(f"{CLAIMS}/claim/status", {"status": {"phase": "Bound"}})
     yield found
