@@ -7,6 +7,8 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -170,3 +172,14 @@ def create(api: ApiServer, path: str, *objects: dict[str, Any]) -> None:
         api.create(path, body)
         if "status" in body and body["kind"] == "Node":
             api.patch(f"{path}/{body['metadata']['name']}/status", {"status": body["status"]})
+
+
+@contextmanager
+def started_servers(programs: Path) -> Iterator[KubernetesServers]:
+    """Start servers; stop them at the end, also if they have not all started."""
+    servers = KubernetesServers(programs)
+    try:
+        servers.start()
+        yield servers
+    finally:
+        servers.stop()

@@ -278,7 +278,7 @@ def test_whatif_compares_variants_and_the_delay_of_waiting_jobs(tmp_path: Path, 
 
 
 def test_whatif_compares_only_starts_that_both_futures_have_reached(tmp_path: Path) -> None:
-    """Nobody knows when the long run ends; under `refold`, futures use up their decisions at different times."""
+    """The end of the long run is unknown; under `refold`, futures use up their decisions at different times."""
 
     async def scene(cluster: Cluster) -> None:
         await submit_many(cluster, 1, "over")

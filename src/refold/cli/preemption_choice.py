@@ -26,7 +26,7 @@ RULES: tuple[tuple[Preemption, str], ...] = (
 
 
 def choose_preemption(outlook: PreemptionOutlook | None = None) -> Preemption | None:
-    """Print the costs and benefits of preemption, and ask on a terminal which rule applies; None: nobody was asked.
+    """Print the costs and benefits of preemption, and ask on a terminal which rule applies; None: not asked.
 
     `outlook`: from the owner's own jobs; by default from the demo workload.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from engine_tests import mark_users
 from fake_api_server import FakeApiServer
-from kubernetes_servers import KubernetesServers
+from kubernetes_servers import KubernetesServers, started_servers
 from process_kubelet import ProcessKubelet, kubelet_nodes
 
 
@@ -30,12 +30,8 @@ def server_programs() -> Path:
 
 @pytest.fixture(scope="session")
 def servers(server_programs: Path) -> Iterator[KubernetesServers]:
-    found = KubernetesServers(server_programs)
-    try:
-        found.start()
+    with started_servers(server_programs) as found:
         yield found
-    finally:
-        found.stop()
 
 
 @pytest.fixture

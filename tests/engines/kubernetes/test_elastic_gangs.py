@@ -1,4 +1,4 @@
-"""Elastic gangs whose speed nobody knows: they give GPUs to others and take them back."""
+"""Elastic gangs of unknown speed: they give GPUs to others and take them back."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kubernetes_daemon import JOBS, PODS, KubernetesDaemon, apply_rights, job_json, wait_for
 from kubernetes_objects import node_json, pod_json
-from kubernetes_servers import KubernetesServers
+from kubernetes_servers import KubernetesServers, started_servers
 from process_kubelet import ProcessKubelet
 
 RACK = "example.com/rack"
@@ -19,12 +19,8 @@ GROUPS = "/apis/scheduling.k8s.io/v1alpha2/namespaces/default/podgroups"
 @pytest.fixture(scope="module")
 def rack_servers(server_programs: Path) -> Iterator[KubernetesServers]:
     """Servers of their own: the nodes of others have no racks."""
-    found = KubernetesServers(server_programs)
-    try:
-        found.start()
+    with started_servers(server_programs) as found:
         yield found
-    finally:
-        found.stop()
 
 
 @pytest.fixture(scope="module")

@@ -344,8 +344,9 @@ class NodeReports:
         use = group_use(group, others)
         if not self._has_warned and (foreign := next(filter(is_foreign, others), None)) is not None:
             self._has_warned = True
-            whose = f"pod {foreign.key}, bound by {foreign.spec.scheduler_name or 'nobody'}, uses GPUs of node {name}"
-            log.warning("%s. Nodes may be overcommitted: see docs/kubernetes.md#other-schedulers", whose)
+            scheduler = foreign.spec.scheduler_name or "an unknown scheduler"
+            pod = f"pod {foreign.key}, bound by {scheduler}, uses GPUs of node {name}"
+            log.warning("%s. Nodes may be overcommitted: see docs/kubernetes.md#other-schedulers", pod)
         return self._use_by_others.change(index, use.gpus + self._unhealthy(group, name), use.cpu_milli, use.memory_mib)
 
     def _is_of_current_run(self, pod: Pod) -> bool:
