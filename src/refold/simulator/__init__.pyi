@@ -27,7 +27,10 @@ from .fork import (
     Fork as Fork,
 )
 from .futures import (
+    AS_SIMULATED as AS_SIMULATED,
+    OTHER_SCHEDULER as OTHER_SCHEDULER,
     Futures as Futures,
+    RangeFactors as RangeFactors,
     continue_with_new_policy as continue_with_new_policy,
     continue_with_own_policy as continue_with_own_policy,
     simulate_futures as simulate_futures,

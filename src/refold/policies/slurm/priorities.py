@@ -64,24 +64,25 @@ class Priorities:
         self._factors: dict[str, float] = {}
         self._now: Seconds | None = None
         self._made_at: Seconds = -inf
+        self._ranks: dict[str, tuple[float, Seconds]] = {}
         self._typical = _typical_facts(site)
 
     def observe(self, view: View) -> None:
         """Account for what has been used since the last call."""
-        if not self._site.fair_share_weight:
-            self._made_at = view.now
-            return
+        site = self._site
         passed = 0.0 if self._now is None else view.now - self._now
-        decay = 0.5 ** (passed / self._site.half_life)
-        self._usage = {user: seconds * decay for user, seconds in self._usage.items()}
-        for user, rate in self._rates.items():
-            self._usage[user] = self._usage.get(user, 0.0) + rate * passed
+        decay = 0.5 ** (passed / site.half_life)
         self._now = view.now
-        for run, sign in (*((run, 1) for run in view.changes.started), *((run, -1) for run in view.changes.ended)):
-            self._count(run, sign)
-        if view.now >= self._made_at + self._site.recalculated:
+        if site.fair_share_weight:
+            self._usage = {user: seconds * decay for user, seconds in self._usage.items()}
+            for user, rate in self._rates.items():
+                self._usage[user] = self._usage.get(user, 0.0) + rate * passed
+            for run, sign in (*((run, 1) for run in view.changes.started), *((run, -1) for run in view.changes.ended)):
+                self._count(run, sign)
+        if view.now >= self._made_at + site.recalculated:
             self._made_at = view.now
-            self._factors = fair_tree(self._site.shares, self._usage)
+            self._ranks.clear()
+            self._factors = fair_tree(site.shares, self._usage)
 
     def _count(self, run: Run, sign: int) -> None:
         facts = self.facts(run.job)
@@ -91,7 +92,13 @@ class Priorities:
         """Return what is known of a job; of one that is not known, what is typical of its tenant."""
         return self._site.jobs.get(job_id) or self._typical.get(tenant, NO_FACTS)
 
-    def priority(self, job: Job) -> float:
+    def rank(self, job: Job) -> tuple[float, Seconds]:
+        """Return the sort key of a waiting job: the highest priority comes first."""
+        if job.id not in self._ranks:
+            self._ranks[job.id] = -self._priority(job), job.submitted
+        return self._ranks[job.id]
+
+    def _priority(self, job: Job) -> float:
         """Return the priority of a job, as of the last computation. Without facts of jobs, it is their own."""
         site, facts = self._site, self.facts(job.id, job.tenant)
         if not site.jobs:
