@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from slurm_versions import programs_of, unpack, wanted_version  # noqa: E402
+from slurm_versions import programs_of, unpack, wanted_version
 
 REQUIRED = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 WANTED = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}

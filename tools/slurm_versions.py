@@ -1,7 +1,7 @@
 """Other versions of Slurm than the machine's, for the Slurm tests: `REFOLD_SLURM=24.11 make test-slurm`.
 
-Debian's packages of another suite are unpacked into a folder of the cache by debootstrap, which needs root. The programs
-are then told to use the loader and the libraries of that folder, so that they run beside those of this machine.
+Debian's packages of another suite are unpacked into a folder of the cache by debootstrap, which needs root. Programs
+use the loader and the libraries of that folder, so that they run beside those of this machine.
 """
 
 from __future__ import annotations

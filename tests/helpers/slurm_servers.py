@@ -1,7 +1,8 @@
 """A real Slurm for tests: munged, slurmctld and several slurmd as processes of this machine.
 
-REFOLD_SLURM chooses another version than the machine's, which `make test-slurm` unpacks into the cache. Everything is in a temporary folder with ports and a socket of its own: a Slurm of the machine is not touched. GPUs are
-links to /dev/null. Nodes are processes, so that a test can kill one.
+Everything is in a temporary folder with ports and a socket of its own: a Slurm of the machine is not touched. GPUs are
+links to /dev/null. Nodes are processes, so that a test can kill one. REFOLD_SLURM chooses another version than the
+machine's, which `make test-slurm` unpacks into the cache.
 """
 
 from __future__ import annotations

@@ -38,7 +38,8 @@ def fair_tree(shares: Mapping[str, float], usage: Mapping[str, float]) -> dict[s
             return inf
         return shares.get(path, 0.0) / all_shares[_parent(path)] * all_used[_parent(path)] / used[path]
 
-    levels = {user: [level(path) for path in _ancestors(user)] for user in usage}
+    depth = max(map(len, map(_ancestors, usage)), default=0)
+    levels = {user: [*map(level, _ancestors(user)), *[inf] * (depth - len(_ancestors(user)))] for user in usage}
     order = sorted(levels.values())
     return {user: bisect_right(order, found) / len(order) for user, found in levels.items()}
 
