@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from refold.core import Entry, Journals, ListJournal, StartRun
 from refold.errors import BadValue
 from refold.model import DAY, Job, Launch, NodeSet
-from refold.policies.slurm import JobFacts, SiteFacts, Slurm, fair_tree
+from refold.policies.slurm import SiteFacts, Slurm, SlurmJobFacts, fair_tree
 from refold.simulator import simulate
 from refold.simulator.registry import make_policy
 from refold.testing import Audit, make_cluster, make_job
@@ -30,7 +30,7 @@ def _starts(entries: Sequence[Entry]) -> dict[str, float]:
     return {order.job: entry.now for entry in entries for order in entry.orders if isinstance(order, StartRun)}
 
 
-def site(**jobs: JobFacts) -> SiteFacts:
+def site(**jobs: SlurmJobFacts) -> SiteFacts:
     return SiteFacts(age_weight=0.0, jobs=jobs)
 
 
@@ -81,12 +81,12 @@ def test_a_job_that_names_its_nodes_blocks_only_these() -> None:
         replace(named, demand=demand),
         make_job("next", at=2.0, gpus=6, work=10.0, time_limit=500.0),
     ]
-    assert starts(jobs, 8, 8, site=site(named=JobFacts(5.0, names_nodes=True)))["next"] == 2.0
+    assert starts(jobs, 8, 8, site=site(named=SlurmJobFacts(5.0, names_nodes=True)))["next"] == 2.0
 
 
 def test_jobs_start_in_the_order_of_priorities_which_grow_with_age() -> None:
     jobs = [make_job(name, at=at, gpus=8, work=100.0) for name, at in (("a", 0.0), ("old", 1.0), ("new", 60.0))]
-    facts = {"old": JobFacts(10.0), "new": JobFacts(50.0)}
+    facts = {"old": SlurmJobFacts(10.0), "new": SlurmJobFacts(50.0)}
     growing = SiteFacts(age_weight=100.0, max_age=100.0, recalculated=1.0, jobs=facts)
     assert starts(jobs, 8, site=growing) == {"a": 0.0, "old": 100.0, "new": 200.0}
     constant = SiteFacts(age_weight=0.0, jobs=facts)
@@ -95,7 +95,7 @@ def test_jobs_start_in_the_order_of_priorities_which_grow_with_age() -> None:
 
 def test_users_who_have_used_less_of_their_share_come_first_and_usage_of_runs_counts() -> None:
     shares = {"root": 1.0, "root/a": 1.0, "root/a/@x": 1.0, "root/b": 1.0, "root/b/@y": 1.0}
-    facts = {f"{user}{number}": JobFacts(user=path) for user, path in (("a", "root/a/@x"), ("b", "root/b/@y"))
+    facts = {f"{user}{number}": SlurmJobFacts(user=path) for user, path in (("a", "root/a/@x"), ("b", "root/b/@y"))
              for number in range(3)}  # fmt: skip
     weights = SiteFacts(
         age_weight=0.0,
@@ -119,8 +119,8 @@ def test_fair_tree_ranks_accounts_before_users_and_equal_ranks_share_a_factor() 
 
 
 def test_limits_are_shared_by_the_jobs_that_use_them_and_do_not_block_others() -> None:
-    facts = {name: JobFacts(uses={"licence solver": 1}) for name in ("a", "b", "c")}
-    limited = SiteFacts(limits={"licence solver": 2}, jobs={**facts, "d": JobFacts()})
+    facts = {name: SlurmJobFacts(uses={"licence solver": 1}) for name in ("a", "b", "c")}
+    limited = SiteFacts(limits={"licence solver": 2}, jobs={**facts, "d": SlurmJobFacts()})
     jobs = [make_job(name, work=100.0, time_limit=100.0) for name in ("a", "b", "c", "d")]
     assert starts(jobs, 8, site=limited) == {"a": 0.0, "b": 0.0, "d": 0.0, "c": 100.0}
 

@@ -13,7 +13,7 @@ from refold.policies.slurm.facts import SiteFacts
 ASSUMED_END = "finished"
 
 
-class Limits:
+class SharedLimits:
     """What runs use of limited amounts. Jobs that have left the cluster are assumed to have finished."""
 
     def __init__(self, site: SiteFacts) -> None:

@@ -36,7 +36,7 @@ from refold.policies import Range, SettingRange
 from refold.policies.backfill import Bookings
 from refold.policies.common import Reasons
 from refold.policies.slurm.facts import SiteFacts
-from refold.policies.slurm.limits import Limits
+from refold.policies.slurm.limits import SharedLimits
 from refold.policies.slurm.priorities import Priorities
 
 NO_LIMIT: Seconds = 365 * DAY
@@ -72,7 +72,7 @@ class Slurm:
         self._resolution, self._max_tests, self._depth = bf_resolution, bf_max_job_test, default_queue_depth
         self._placer = Placer(placement, seed)
         facts = SiteFacts.from_settings(site or {})
-        self._priorities, self._limits = Priorities(facts), Limits(facts)
+        self._priorities, self._limits = Priorities(facts), SharedLimits(facts)
         self._named = {name for name, job in facts.jobs.items() if job.names_nodes}
         self._reasons = Reasons()
         self._next_backfill = inf

@@ -14,9 +14,9 @@ from statistics import fmean
 
 from refold.core import View
 from refold.model import Job, Run, Seconds
-from refold.policies.slurm.facts import JobFacts, SiteFacts
+from refold.policies.slurm.facts import SiteFacts, SlurmJobFacts
 
-NO_FACTS = JobFacts()
+NO_FACTS = SlurmJobFacts()
 NO_AGE = 1e12
 """More than any age."""
 
@@ -89,7 +89,7 @@ class Priorities:
         facts = self.facts(run.job)
         self._rates[facts.user] = self._rates.get(facts.user, 0.0) + sign * facts.billing
 
-    def facts(self, job_id: str, tenant: str = "") -> JobFacts:
+    def facts(self, job_id: str, tenant: str = "") -> SlurmJobFacts:
         """Return what is known of a job; of one that is not known, what is typical of its tenant."""
         return self._site.jobs.get(job_id) or self._typical.get(tenant, NO_FACTS)
 
@@ -110,12 +110,12 @@ class Priorities:
         return facts.priority + site.age_weight * age + site.fair_share_weight * fair
 
 
-def _typical_facts(site: SiteFacts) -> dict[str, JobFacts]:
+def _typical_facts(site: SiteFacts) -> dict[str, SlurmJobFacts]:
     """Return what jobs that arrive later have: the user and the mean priority of the jobs of their account."""
-    found: dict[str, list[JobFacts]] = {}
+    found: dict[str, list[SlurmJobFacts]] = {}
     for facts in site.jobs.values():
         found.setdefault(facts.user.split("/")[-2] if "/" in facts.user else "", []).append(facts)
     return {
-        account: JobFacts(fmean(each.priority for each in jobs), user=jobs[-1].user, billing=jobs[-1].billing)
+        account: SlurmJobFacts(fmean(each.priority for each in jobs), user=jobs[-1].user, billing=jobs[-1].billing)
         for account, jobs in found.items()
     }
