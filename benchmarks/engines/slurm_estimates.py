@@ -226,9 +226,9 @@ def estimates_of(snapshot: SlurmSnapshot, starts: Mapping[str, Seconds], futures
         ours, other = found.start(job), state.view.start_estimate(job)
         if ours is None or ours.soonest is None:
             continue
-        times = (ours.at, ours.soonest, inf if ours.latest is None else ours.latest)
-        slurm = None if other is None else other.at - entry.now
-        estimates.append(Estimate(job, *(at - entry.now for at in times), slurm, starts[job] - entry.now))
+        now, latest = entry.now, inf if ours.latest is None else ours.latest
+        slurm = None if other is None else other.at - now
+        estimates.append(Estimate(job, ours.at - now, ours.soonest - now, latest - now, slurm, starts[job] - now))
     return estimates
 
 

@@ -213,7 +213,7 @@ def row(number: int, eligible: int, start: int, seconds: int, priority: int) -> 
 
 def compare(monkeypatch: pytest.MonkeyPatch, out: Path, *rows: str, **config: str) -> Result:
     text = "\n".join(["|".join(COLUMNS), *rows]) + "\n"
-    site = {"config": {**CONFIG, **config}, "tables": TABLES}
+    site: dict[str, Any] = {"config": {**CONFIG, **config}, "tables": TABLES}
     monkeypatch.setattr(
         "refold.engines.slurm.Programs", lambda: FakePrograms([], [node_line("n0")], sacct=text, **site)
     )

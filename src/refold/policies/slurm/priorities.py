@@ -7,7 +7,7 @@ first by the account at the top, then by the next one below. The factor is 1 for
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from math import inf
 from statistics import fmean
@@ -23,9 +23,9 @@ NO_AGE = 1e12
 
 def fair_tree(shares: Mapping[str, float], usage: Mapping[str, float]) -> dict[str, float]:
     """Return the factor of each user. `shares`: of accounts and users by path; `usage`: of all users."""
-    used: Counter[str] = Counter()
-    all_shares: Counter[str] = Counter()
-    all_used: Counter[str] = Counter()
+    used: defaultdict[str, float] = defaultdict(float)
+    all_shares: defaultdict[str, float] = defaultdict(float)
+    all_used: defaultdict[str, float] = defaultdict(float)
     for user, seconds in usage.items():
         for path in _ancestors(user):
             used[path] += seconds
