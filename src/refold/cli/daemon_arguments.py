@@ -44,7 +44,6 @@ def complete_jobs(incomplete: str) -> list[str]:
 
 
 def complete_tenants(incomplete: str) -> list[str]:
-    """Complete tenant names."""
     return _complete(incomplete, lambda client: [tenant.name for tenant in client.tenants()])
 
 

@@ -123,11 +123,9 @@ class OverheadOptions:
     ] = None
 
     def given(self) -> dict[str, str | None]:
-        """Return the values by option name."""
         return {"--start-cost": self.start_cost, "--stop-cost": self.stop_cost, "--restart-cost": self.restart_cost}
 
     def parse(self) -> Costs:
-        """Parse the overheads."""
         from refold.simulator import Costs
 
         seconds = {option: parse_duration_option(option, text or "0") for option, text in self.given().items()}
@@ -176,7 +174,6 @@ class CostOptions(OverheadOptions):
     ] = False
 
     def parse(self) -> Costs:
-        """Parse the overheads and intervals."""
         from msgspec.structs import replace
 
         checkpoint_every = parse_optional_duration("--checkpoint-every", self.checkpoint_every)

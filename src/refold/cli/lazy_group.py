@@ -179,7 +179,6 @@ class _LazyConverter:
         self._build = build
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Convert a value, as the converters of typer do."""
         expected = param.type_descriptor.annotation
         if value is None:
             return () if param.multiple or param.nargs == -1 else None

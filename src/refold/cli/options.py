@@ -54,7 +54,6 @@ def _complete_traces(incomplete: str) -> list[str]:
 
 
 def complete_formats(incomplete: str) -> list[str]:
-    """Complete trace formats."""
     from refold.simulator.traces import FORMATS
 
     return [name for name in FORMATS if name.startswith(incomplete)]
@@ -66,7 +65,6 @@ def parse_optional_duration(option: str, text: str | None) -> Seconds | None:
 
 
 def parse_duration_option(option: str, text: str) -> Seconds:
-    """Parse the value of an option that is a duration."""
     try:
         return parse_duration(text)
     except BadValue as error:

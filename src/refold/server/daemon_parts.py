@@ -142,7 +142,6 @@ class DaemonParts:
         )
 
     def make_service(self, tokens: dict[str, StoredToken]) -> SchedulerService:
-        """Create what the API calls."""
         return SchedulerService(
             self.state,
             self.inbox,

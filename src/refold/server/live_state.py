@@ -62,5 +62,4 @@ class LiveState:
         return self.clock.now() + moment - time()
 
     def as_events(self, past: Iterable[PastJob] = ()) -> tuple[Event, ...]:
-        """Return the current state as events."""
         return self.scheduler.snapshot(past)

@@ -168,8 +168,6 @@ def simulate_policies(task: _Task) -> _SimulatedAnswer:
 
 
 def _average(name: str, futures: Futures, count: int) -> _Simulated:
-    """Average over the first futures, which all policies have."""
-
     def means(times: Mapping[str, Floats]) -> dict[str, float]:
         found = {job: float(of_job[:count].mean()) for job, of_job in times.items()}
         return {job: mean for job, mean in found.items() if isfinite(mean)}

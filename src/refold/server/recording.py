@@ -263,7 +263,6 @@ class _RecordingReader:
             del reports[1:-1:2]
 
     def recording(self, name: str, policy: str) -> Recording:
-        """Return everything that was read."""
         cluster = self._cluster
         since, until = self._times or (0.0, 0.0)
         return Recording(

@@ -41,7 +41,6 @@ class RecordingServer:
         make_http_server(self.make_app(), limits, ConnectionTable(limits)).run([self._listener])
 
     def close(self) -> None:
-        """Stop listening."""
         self._listener.close()
 
     def make_app(self) -> Api:

@@ -51,7 +51,6 @@ class RunTimes:
         self._tables: dict[Hashable, Floats] = {}
 
     def learn(self, job: Job, run_time: Seconds, now: Seconds) -> None:
-        """Learn from a job that has ended."""
         self._unlearned.append((job, run_time, now))
         self._ended[_series(job)] += 1
 

@@ -70,7 +70,6 @@ class StateAt:
         return sorted(time for time in self._wakes if time > self.now)
 
     def apply(self, entry: Entry) -> None:
-        """Apply an entry."""
         self._recorded.entry = entry
         self._scheduler.step(entry.now, entry.events)
         self.entries += 1

@@ -104,7 +104,6 @@ class _OutputOptions:
     as_json: AsJson = False
 
     def run(self, workload: Workload, policies: list[SelectedPolicy]) -> list[ReportRun]:
-        """Simulate the policies."""
         from refold.cli import run_policies, run_policies_on_ray, stoppable
 
         if self.workers is None:

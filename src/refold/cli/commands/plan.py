@@ -162,7 +162,6 @@ def _accumulation_notes(setup: TrainingSetup, limits: PlanLimits, plan: Plan) ->
 
 
 def _assumption_notes(setup: TrainingSetup, search: PlanSearch, network: str | None) -> list[str]:
-    """Return notes on assumptions that affect the result."""
     from refold.planning.perf import DEFAULT_CPUS_PER_GPU
 
     machines, found = setup.machines, (*search.best, *search.misses[:1])

@@ -185,7 +185,6 @@ def _simulate_other_policy(path: Path, choice: SelectedPolicy, costs: Costs, out
 
 
 def _recorded_and_simulated(path: Path, choice: SelectedPolicy, costs: Costs) -> tuple[list[ReportRun], Workload]:
-    """Return the recorded run and the simulated run of the other policy."""
     recorded, _ = read_recorded_run(path)
     workload = workload_from_history(path, recorded.history, costs)
     return [recorded, _simulate(workload, choice)], workload

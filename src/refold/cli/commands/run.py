@@ -146,7 +146,6 @@ class _ProgressPrinter:
             print_line(text, err=self._on_stderr, fg=fg)
 
     def step(self, step: LoopStep) -> None:
-        """Print what a step changed."""
         from refold.journal import Flagged
 
         now = step.entry.now

@@ -61,7 +61,6 @@ class PoolOptions:
 
     @property
     def are_given(self) -> bool:
-        """Whether there are any."""
         return self != PoolOptions()
 
     def override(self, config: SlurmConfig) -> SlurmConfig:
@@ -97,7 +96,6 @@ class EngineOptions:
         return self.on if self.kubeconfig is None else EngineName.KUBERNETES
 
     def check(self, config: Config, pool: PoolOptions) -> None:
-        """Reject what the engine cannot do."""
         if pool.are_given and self.name is not EngineName.SLURM:
             raise BadInput("--pool, --pool-time and --pool-job need --on slurm")
         if config.serve.user and self.name not in (EngineName.LOCAL, EngineName.SLURM):

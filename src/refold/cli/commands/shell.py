@@ -111,7 +111,6 @@ def _listener() -> Iterator[socket.socket]:
 
 
 def _submit(client: Client, listener: Path, command: Sequence[str], options: SubmitOptions) -> str:
-    """Submit the job and return its id."""
     from refold.cli.inputs import read_submissions
     from refold.client import choose_exported
     from refold.engines.local import terminal_command

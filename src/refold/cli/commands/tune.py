@@ -161,7 +161,6 @@ class _Choice:
     ] = None
 
     def parse(self) -> Objective:
-        """Return the objective."""
         from refold.simulator.tuning import OBJECTIVES, Objective
 
         if self.weights is None:

@@ -109,7 +109,6 @@ class _WhatIfOptions:
 
     @property
     def need_policy(self) -> bool:
-        """Whether the policy itself has to be simulated."""
         return bool(self.policy or self.forecast.futures or self.forecast.arrivals)
 
 

@@ -127,7 +127,6 @@ OtherClass = Annotated[
 
 
 def parse_job_class(text: str) -> JobClass:
-    """Parse the name of a job class."""
     for name in CLASSES:
         if name == text:
             return name

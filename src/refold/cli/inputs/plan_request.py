@@ -131,7 +131,6 @@ class MachineOptions:
     ] = None
 
     def parse(self) -> Machines:
-        """Return the machines."""
         from msgspec.structs import replace
 
         from refold.planning.catalogue import find_gpu
@@ -383,7 +382,6 @@ class PlanLimitOptions:
         )
 
     def parse_pins(self) -> Pins:
-        """Return what is pinned."""
         from refold.planning.plans import Pins
 
         return Pins() if self.pin is None else parse_pins(self.pin)

@@ -89,7 +89,6 @@ def parse_pins(text: str) -> Pins:
 
 
 def find_plan(text: str, search: PlanSearch) -> Plan:
-    """Return a plan given as text or by its number in the table of best plans."""
     from refold.model import parse_plan
 
     if not text.strip().isdecimal():

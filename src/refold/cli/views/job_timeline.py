@@ -195,7 +195,6 @@ class JobTimeline:
 
 
 def read_timeline(header: Header, entries: Iterable[Entry], job_id: str, listed_by: str) -> JobTimeline:
-    """Read the timeline of a job from the entries of a journal."""
     from refold.core import JobSubmitted
 
     timeline = JobTimeline(header.cluster, job_id, header.scheduler)

@@ -109,12 +109,10 @@ def format_parameters(parameters: int) -> str:
 
 
 def micro_batch(setting: TrainingSetup, plan: Plan) -> float:
-    """Return the micro-batch size in samples."""
     return setting.batch / (plan.data * plan.accumulation)
 
 
 def plan_tables(setting: TrainingSetup, search: PlanSearch) -> list[Table]:
-    """Return the tables for a search that found plans that fit."""
     best = search.best[0]
     tables = [_best_table(setting, search), _step_table(best), _memory_table(setting, best)]
     if search.rejected:
@@ -172,7 +170,6 @@ def _risk(search: PlanSearch) -> str:
 
 
 def _fits_one_line(columns: Sequence[Column[Estimate]], rows: Sequence[Estimate]) -> bool:
-    """Whether all columns fit on one line."""
     texts = [[*column.title.split(), *(column.text(row) for row in rows)] for column in columns]
     return sum(max(map(len, column)) for column in texts) + COLUMN_GAP * (len(texts) - 1) <= output_width()
 
@@ -290,7 +287,6 @@ def format_factor(factor: float) -> str:
 
 
 def rejection_tables(setting: TrainingSetup, search: PlanSearch) -> list[Table]:
-    """Return the tables for a search in which no plan fits."""
     title = f"No plan fits: {plan_title(setting)}"
     tables = [_misses_table(title, search)] if search.misses else []
     invalid = [one for one in search.rejected if one.reason == "rule"]

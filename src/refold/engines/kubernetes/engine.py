@@ -101,18 +101,15 @@ class KubernetesEngine(ClusterEngine):
         return str(version.get("gitVersion", ""))
 
     async def close(self) -> None:
-        """Disconnect."""
         await self._mirror.stop()
         self._api.close()
 
     @property
     def nodes(self) -> NodeMap:
-        """The cluster, and the nodes that it was made from."""
         assert self._nodes is not None, "connect first"
         return self._nodes
 
     def rebuild(self) -> None:
-        """Take the nodes as they are now."""
         self._known = dict(self._mirror.nodes)
         try:
             self._nodes = self._map()
@@ -124,7 +121,6 @@ class KubernetesEngine(ClusterEngine):
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster that is scheduled."""
         return self.nodes.cluster
 
     def make_backend(self, options: BackendOptions) -> KubernetesBackend:

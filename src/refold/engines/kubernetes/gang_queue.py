@@ -107,7 +107,6 @@ class GangQueue(Subscriber):
         self._restored.set()
 
     def after_step(self, step: LoopStep) -> None:
-        """Follow which gangs have a job."""
         for change in step.changes:
             match change:
                 case Submitted(record):
@@ -176,7 +175,6 @@ class GangQueue(Subscriber):
             self._mirror.unfollow(self._changes)
 
     def _due_again(self) -> set[GangName]:
-        """Return gangs that are to be examined again, from time to time."""
         now = self._state.now()
         if now < self._retry_at:
             return set()

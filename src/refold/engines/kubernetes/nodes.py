@@ -106,11 +106,9 @@ class NodeMap:
         """The nodes that pods may be on, by their constraints. Most pods have the same ones."""
 
     def kubernetes_name(self, index: int) -> str:
-        """Return the name in Kubernetes of a node of the cluster."""
         return self.groups[index].node.name
 
     def indices(self, name: str) -> list[int]:
-        """Return the nodes of the cluster that are on a Kubernetes node."""
         return self._indices.get(name, [])
 
     def update(self, node: ApiNode) -> None:
@@ -256,7 +254,6 @@ class GroupUse(NamedTuple):
 
 
 def group_use(group: DeviceGroup, pods: Iterable[Pod]) -> GroupUse:
-    """Return what pods on the node of a device group use of it."""
     total = total_amounts(map(used_by, pods))
     cpus, memory = total.get("cpu", Decimal(0)) * group.share, total.get("memory", Decimal(0)) * group.share
     return GroupUse(int(total.get(group.resource, 0)), to_milli(cpus), to_mib_up(memory))
@@ -319,7 +316,6 @@ class NodeReports:
         self._has_warned = False
 
     def report(self, names: Iterable[str]) -> None:
-        """Report what has changed on these nodes."""
         for name in names:
             for index in self._nodes.indices(name):
                 for event in (self._availability(index, name), self._use(index, name)):

@@ -83,7 +83,6 @@ class ApiNode(_Object, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its name."""
         return self.metadata.name
 
 
@@ -289,12 +288,10 @@ class Pod(_Object, frozen=True):
 
     @property
     def key(self) -> str:
-        """Its namespace and name."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
     def claim_names(self) -> list[str]:
-        """The volume claims that it uses."""
         return [
             volume.persistent_volume_claim.claim_name
             if volume.persistent_volume_claim is not None
@@ -305,17 +302,14 @@ class Pod(_Object, frozen=True):
 
     @property
     def is_bound(self) -> bool:
-        """Whether it has a node."""
         return bool(self.spec.node_name)
 
     @property
     def has_ended(self) -> bool:
-        """Whether all its containers have ended for good."""
         return self.status.phase in ("Succeeded", "Failed")
 
     @property
     def is_deleted(self) -> bool:
-        """Whether its deletion was requested."""
         return self.metadata.deletion_timestamp is not None
 
 
@@ -344,5 +338,4 @@ class BatchJob(_Object, frozen=True):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is complete, or has failed."""
         return any(entry.type in ("Complete", "Failed") and entry.status == "True" for entry in self.status.conditions)

@@ -54,7 +54,6 @@ def past_gangs(nodes: NodeMap, pods: Sequence[Pod]) -> list[PastJob]:
 
 
 def _read_owners(api: ApiServer, pods: Iterable[Pod]) -> dict[GangName, Owner]:
-    """Return the owners of the gangs of pods, as far as they can be read."""
     members: dict[GangName, list[Pod]] = {}
     for pod in filter(is_job, pods):
         members.setdefault(gang_name(pod), []).append(pod)

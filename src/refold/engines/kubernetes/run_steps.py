@@ -55,7 +55,6 @@ class DisruptionBudget(_BudgetObject, frozen=True):
     status: BudgetStatus = BudgetStatus()
 
     def covers(self, pod: Pod) -> bool:
-        """Whether a pod counts for the budget."""
         selector = self.spec.selector
         return selector is not None and selector.matches(pod.metadata.labels)
 

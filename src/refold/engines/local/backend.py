@@ -40,7 +40,6 @@ NO_GRACE: Seconds = 0.0
 
 
 def no_limits(_: Job) -> RunLimits:
-    """Return no limits."""
     return RunLimits()
 
 
@@ -209,6 +208,5 @@ async def _end_stray(tree: ProcessTree) -> None:
 
 
 def _gpus(allocation: Allocation | None) -> frozenset[tuple[int, int]]:
-    """Return the GPUs of an allocation, as (node, GPU)."""
     shares = allocation.placement if allocation is not None else ()
     return frozenset((share.node, gpu) for share in shares for gpu in share.gpus)

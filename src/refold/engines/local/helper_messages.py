@@ -137,7 +137,6 @@ def receive_request(connection: socket.socket) -> tuple[Request, list[int]]:
 
 
 def receive_reply(connection: socket.socket) -> HelperReply:
-    """Receive a reply. Raises EOFError at the end of the connection."""
     return msgspec.json.decode(_receive(connection)[0], type=HelperReply)
 
 

@@ -77,7 +77,6 @@ class ProcessTree:
 
     @property
     def group(self) -> str:
-        """The name of its cgroups."""
         return self._group or group_name(self.mark)
 
     @property
@@ -86,11 +85,9 @@ class ProcessTree:
         return self._scanner.host
 
     def with_mark(self, mark: str) -> ProcessTree:
-        """Return the tree of another mark."""
         return ProcessTree(mark, self._scanner, uid=self._uid)
 
     def add_leader(self, leader: Process) -> None:
-        """Add a session leader, whose session belongs to the tree."""
         self._leaders[leader.pid] = leader
 
     async def owns(self, process: Process) -> bool:
@@ -145,7 +142,6 @@ class ProcessTree:
         return set(await retry_on_shortage(lambda: self.host.groups.members(self.group)))
 
     async def processes(self) -> list[ProcessInfo]:
-        """Return the living processes of the tree."""
         members = await self._members()
         return self._among(await self._scanner.scan(), members)
 

@@ -26,7 +26,6 @@ class UseMeter:
         self._ticks: dict[tuple[int, int], int] = {}
 
     def measure(self, processes: Mapping[str, Iterable[ProcessInfo]]) -> dict[str, MachineUse]:
-        """Return what jobs use, given their processes."""
         now, before = monotonic(), self._ticks
         seconds = max(now - self._measured_at, 1 / TICKS_PER_SECOND)
         self._measured_at, self._ticks = now, {}

@@ -102,7 +102,6 @@ class ClusterMachines:
 
     @cached_property
     def gpus(self) -> dict[str, GpuSpec]:
-        """The GPU types of the cluster that the catalogue has."""
         specs = {}
         for name in self._cluster.type_names:
             try:

@@ -71,7 +71,6 @@ def _check_power(part: Part, file: ConfigFile) -> None:
 
 
 def _check_users(part: Part, file: ConfigFile) -> None:
-    """Check that the tenants of users exist."""
     for entry, tenant in file.users.tenants.items():
         _check_tenant(part.at("tenants", entry), tenant, file)
 

@@ -65,7 +65,6 @@ def _read_pattern(part: Part) -> str:
 
 
 def _read_addresses(part: Part) -> list[str]:
-    """Read an address or a list of addresses."""
     return [convert(entry, _Address) for entry in (part.entries() if isinstance(part.value, list) else [part])]
 
 

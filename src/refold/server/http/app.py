@@ -39,7 +39,6 @@ class Routes:
         self._patterns: dict[re.Pattern[str], dict[str, Endpoint]] = {}
 
     def add(self, path: str, endpoints: Mapping[str, Endpoint]) -> None:
-        """Add endpoints, by method, to those of a path."""
         if "{" not in path:
             self._exact.setdefault(path, {}).update(endpoints)
             return

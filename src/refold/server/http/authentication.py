@@ -25,7 +25,6 @@ _IDENTITY_QUERY = QueryReader(IdentityQuery)
 
 
 def user_subject(uid: int) -> str:
-    """Return the subject of a user of this machine."""
     return f"{USER_SUBJECT}{uid}"
 
 

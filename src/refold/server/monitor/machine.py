@@ -74,7 +74,6 @@ class NvidiaMachine:
         return self._driver.problems()
 
     def close(self) -> None:
-        """Release the driver."""
         self._driver.close()
 
 
@@ -89,11 +88,9 @@ class SlotsMachine:
         return [DetectedGpu(index, "", SLOT, SLOT) for index in range(self._slots)]
 
     def read(self) -> Sequence[GpuReading]:
-        """Return empty readings."""
         return [GpuReading(index) for index in range(self._slots)]
 
     def problems(self) -> Sequence[GpuProblem]:
-        """Return no problems."""
         return []
 
     def close(self) -> None:

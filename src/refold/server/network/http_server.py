@@ -17,7 +17,6 @@ GRACEFUL_SHUTDOWN_SECONDS = 3
 
 
 def make_http_server(app: Any, limits: ConnectionLimits, table: ConnectionTable) -> uvicorn.Server:
-    """Return a server for an ASGI application."""
     logging.getLogger("uvicorn.error").setLevel(
         logging.ERROR
     )  # its warnings are about requests: anybody can cause them

@@ -18,7 +18,6 @@ class LoopLag:
         self._lags: deque[Seconds] = deque(maxlen=round(MINUTE / INTERVAL))
 
     def largest(self) -> Seconds:
-        """Return the largest lag of the last minute."""
         return max(self._lags, default=0.0)
 
     async def run(self) -> None:

@@ -171,7 +171,6 @@ class TextTable:
         return self._reader.line_num
 
     def bad_row(self, cell: BadCell) -> BadRow:
-        """Return the error for a bad cell of the current row."""
         return BadRow(self.path, self.line, cell.column, cell.found, cell.expected)
 
 
