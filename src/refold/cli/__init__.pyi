@@ -44,14 +44,12 @@ from .experiment import (
 )
 from .experiment_options import (
     GPUS_PER_INSTANCE as GPUS_PER_INSTANCE,
-    CostOptions as CostOptions,
     ExperimentOptions as ExperimentOptions,
     FaultOptions as FaultOptions,
     NeverEndingOptions as NeverEndingOptions,
     OverheadOptions as OverheadOptions,
     PreemptionMode as PreemptionMode,
     PreemptionOptions as PreemptionOptions,
-    SpeedOptions as SpeedOptions,
     TraceFormatOptions as TraceFormatOptions,
     TraceOptions as TraceOptions,
     max_gpus_per_node as max_gpus_per_node,

@@ -41,12 +41,7 @@ from .plans import (
 )
 from .previews import preview_table as preview_table
 from .screen import refresh_screen as refresh_screen
-from .tables import (
-    Column as Column,
-    Table as Table,
-    fact_table as fact_table,
-    print_tables as print_tables,
-)
+from .tables import Column as Column, Table as Table, fact_table as fact_table, print_tables as print_tables
 from .times import (
     format_clock as format_clock,
     format_clock_near as format_clock_near,

@@ -8,11 +8,7 @@ from .curves import (
     cpu_curve as cpu_curve,
     gpu_curve as gpu_curve,
 )
-from .defaults import (
-    Task as Task,
-    default_engine as default_engine,
-    default_sizes as default_sizes,
-)
+from .defaults import Task as Task, default_engine as default_engine, default_sizes as default_sizes
 from .launch_targets import (
     LAUNCH_TARGETS as LAUNCH_TARGETS,
     LaunchRequest as LaunchRequest,
@@ -32,11 +28,7 @@ from .rendezvous import (
     check_gang_command as check_gang_command,
     gang_variables as gang_variables,
 )
-from .rules import (
-    RULES as RULES,
-    format_gib as format_gib,
-    rejection_reasons as rejection_reasons,
-)
+from .rules import RULES as RULES, format_gib as format_gib, rejection_reasons as rejection_reasons
 from .search import (
     RISKY_GIB as RISKY_GIB,
     PlanSearch as PlanSearch,
