@@ -30,6 +30,7 @@ from .daemon_client import (
     print_node_change as print_node_change,
     select_jobs as select_jobs,
 )
+from .declare import argument as argument, option as option, switch as switch
 from .experiment import (
     JOURNAL_FILE_NAME as JOURNAL_FILE_NAME,
     collect_notes as collect_notes,

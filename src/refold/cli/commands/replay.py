@@ -16,6 +16,7 @@ from refold.cli import (
     PlacementName,
     Seed,
     Settings,
+    argument,
     parse_settings,
     require_option,
     with_option_groups,
@@ -39,7 +40,7 @@ MAX_ORDERS = 5
 @with_option_groups
 def replay(
     *,
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="Journal file (plain or .gz).")],
+    journal: Annotated[Path, argument("JOURNAL", "Journal file (plain or .gz).")],
     policy: OtherPolicy = None,
     placement: PlacementName = None,
     seed: Seed = None,
