@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from time import time
 
 from refold.errors import RefoldError
-from refold.model import HOUR, Seconds
+from refold.model import DAY, HOUR, Seconds
 from refold.server.config import ServeConfig
 from refold.server.live_state import LiveState
 from refold.server.store import BACKUPS_FOLDER, Store, backup_name, list_backups, remove_old_backups
@@ -28,6 +28,8 @@ FEW_JOBS = 1_000
 
 MAX_DELAY = 2.0
 """With more jobs, or runs that are being reshaped, it begins when the current epoch is this many times as long."""
+
+BACKUP_INTERVAL: Seconds = DAY
 
 log = logging.getLogger("refold")
 
@@ -92,7 +94,7 @@ class StoreUpkeep:
     async def _back_up(self) -> None:
         folder, keep = self._store.folder, self._config.keep_backups
         newest = next(iter(list_backups(folder)), None)
-        if not keep or (newest is not None and time() - newest.stat().st_mtime < self._config.backup_every):
+        if not keep or (newest is not None and time() - newest.stat().st_mtime < BACKUP_INTERVAL):
             return
         target = folder / BACKUPS_FOLDER / backup_name(datetime.now(UTC))
         try:
