@@ -158,11 +158,16 @@ def test_watch_rules_become_a_policy_setting() -> None:
             "watch: {no_progress: 0s}",
             "line 1: watch.no_progress is '0s', expected a duration greater than 0, such as 15m",
         ),
-        ("watch: {silent_too: true}", "line 1: watch.silent_too: no longer a setting: job files may set no_progress"),
+        (
+            "watch: {silent_too: true}",
+            "line 1: watch.silent_too: no longer a setting:"
+            " job files may set no_progress for jobs that always report progress",
+        ),
         ("http:\n  idle_timeout: 9s", "line 2: http.idle_timeout: no longer a setting: it is always 5s"),
         (
             "policy: easy\nprediction: {durations: limit}",
-            "line 2: prediction: no longer a setting: its keys are settings of the policies easy and conservative",
+            "line 2: prediction: no longer a setting: its keys are settings of the policies easy and conservative;"
+            " write them to policy.settings",
         ),
         (
             "watch: {idle: true}",
