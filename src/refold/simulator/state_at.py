@@ -9,7 +9,7 @@ from operator import methodcaller
 from refold.core import Entry, JobSubmitted, Scheduler, StartRun, StopRun, View
 from refold.model import NO_CHANGE, Cluster, Decision, Job, Run, Seconds, Start, StartEstimate, Stop
 from refold.predict import DurationDistribution, Predictor
-from refold.simulator.arrivals import PastArrivals
+from refold.simulator.run_time_draws import PastArrivals
 
 
 class StateAt:
