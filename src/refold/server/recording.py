@@ -38,8 +38,6 @@ MAX_PROGRESS_REPORTS = 200
 
 
 class RecordedNode(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A node of the cluster."""
-
     name: str
     gpus: int
     gpu_type: str = ""

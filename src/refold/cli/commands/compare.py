@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _SeveralPolicies:
-    """The policies to compare."""
-
     policies: PolicyNames = None
     placements: PlacementNames = None
     spread_power: SpreadPower = False

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class Source(StrEnum):
-    """What is saved."""
-
     DAEMON = "daemon"
     KUBERNETES = "kubernetes"
     SLURM = "slurm"

@@ -306,8 +306,6 @@ PREFIX = "kubernetes: "
 
 
 class NodeReports:
-    """Reports the state and the use of nodes."""
-
     def __init__(self, state: LiveState, inbox: Inbox, mirror: Mirror, nodes: NodeMap) -> None:
         self._state = state
         self._inbox = inbox
