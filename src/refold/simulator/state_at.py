@@ -9,7 +9,7 @@ from operator import methodcaller
 from refold.core import Entry, JobSubmitted, Scheduler, StartRun, StopRun, View
 from refold.model import DAY, NO_CHANGE, Cluster, Decision, Job, Run, Seconds, Start, StartEstimate, Stop
 from refold.predict import DurationDistribution, Predictor
-from refold.simulator.arrivals import PastArrivals
+from refold.simulator.run_time_draws import PastArrivals
 
 MAX_PAST: Seconds = 100 * DAY
 """Jobs submitted longer ago do not count as arrivals: their times may be of another clock, as in traces."""
@@ -74,7 +74,6 @@ class StateAt:
         return sorted(time for time in self._wakes if time > self.now)
 
     def apply(self, entry: Entry) -> None:
-        """Apply an entry."""
         self._recorded.entry = entry
         self._scheduler.step(entry.now, entry.events)
         self.entries += 1

@@ -7,8 +7,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from refold.cli import (
     ClusterFile,
     ExperimentOptions,
@@ -20,7 +18,9 @@ from refold.cli import (
     SourceOptions,
     SpreadPower,
     TraceOrDemo,
+    option,
     parse_settings,
+    switch,
     with_option_groups,
 )
 from refold.cli.views import AsJson, print_json, print_line, print_notes, print_paragraph, print_tables
@@ -39,21 +39,18 @@ SLURM = "slurm"
 
 @dataclass(frozen=True, slots=True)
 class _SeveralPolicies:
-    """The policies to compare."""
-
     policies: PolicyNames = None
     placements: PlacementNames = None
     spread_power: SpreadPower = False
     seed: Seed = None
     settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="[POLICY.]KEY=VALUE", help="Setting of one or all policies; repeatable."),
+        list[str] | None, option("[POLICY.]KEY=VALUE", "Setting of one or all policies; repeatable.", "--set")
     ] = None
     start_estimates: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--start-estimates",
-            help="Estimate every hour when waiting jobs start, and measure the estimates; slow if queues are long.",
+            "Estimate every hour when waiting jobs start, and measure the estimates; slow if queues are long.",
         ),
     ] = False
 
@@ -90,26 +87,19 @@ class _Workers(StrEnum):
 class _OutputOptions:
     """How to run the comparison and what to write."""
 
-    processes: Annotated[
-        int,
-        typer.Option("--processes", metavar="N", min=1, max=256, help="Number of policies to simulate in parallel."),
-    ] = 1
+    processes: Annotated[int, option("N", "Number of policies to simulate in parallel.", min=1, max=256)] = 1
     workers: Annotated[
         _Workers | None,
-        typer.Option(
-            "--workers",
-            metavar="ray",
-            help="Simulate the policies in parallel on a Ray cluster: that of RAY_ADDRESS, or of this machine "
+        option(
+            "ray",
+            "Simulate the policies in parallel on a Ray cluster: that of RAY_ADDRESS, or of this machine "
             "(default: on this machine, see --processes).",
         ),
     ] = None
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Write report.html to this folder.")] = Path(
-        "refold-compare"
-    )
+    out: Annotated[Path, option("DIR", "Write report.html to this folder.")] = Path("refold-compare")
     as_json: AsJson = False
 
     def run(self, workload: Workload, policies: list[SelectedPolicy]) -> list[ReportRun]:
-        """Simulate the policies."""
         from refold.cli import run_policies, run_policies_on_ray, stoppable
 
         if self.workers is None:

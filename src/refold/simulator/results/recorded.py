@@ -113,7 +113,6 @@ def find_reference(measured: Sequence[tuple[str, Measures]], recorded_run: str |
 
 
 def _values_of(name: str, measures: Measures) -> Recorded:
-    """Return measures by the keys of their columns."""
     return Recorded(name, measures.jobs, {column.key: get(measures) for column, get in MAIN_MEASURES})
 
 
@@ -138,7 +137,6 @@ def find_headlines(measured: Sequence[tuple[str, Measures]], reference: Recorded
 
 
 def _equal(reference: str, policy: str, policies: Collection[str]) -> str:
-    """Describe a best value that is that of the reference."""
     if reference not in policies:
         return f"as {reference}"
     return f"best of {len(policies)}" if policy in policies and len(policies) > 1 else ""
