@@ -107,7 +107,6 @@ def columns_of(job: dict[str, Any]) -> str:
         "Licenses": job["licenses"] or "(null)",
         "Dependency": job["dependency"] or "(null)",
         "EligibleTime": job["eligible_time"] or "N/A",
-        "OverSubscribe": "NO" if job["shared"] == 0 else "OK",
         "ReqNodes": job["required_nodes"],
         "ExcNodes": job["excluded_nodes"],
         "Name": job["name"],

@@ -170,8 +170,11 @@ class SlurmServers:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def start_controller(self) -> None:
-        """Start slurmctld, possibly again; return when it answers."""
-        self._start("slurmctld", "-D")
+        """Start slurmctld, possibly again; return when it answers.
+
+        With `-i`: 26.05 would not start again after a kill before it has saved the usage of associations once.
+        """
+        self._start("slurmctld", "-D", "-i")
         self.wait_until(lambda: "UP" in self.run("scontrol", "ping", check=False), "slurmctld answers")
 
     def wait_until_saved(self) -> None:

@@ -45,7 +45,7 @@ def test_all_formats_of_the_queue_say_the_same() -> None:
         job_json(1, 16, state="RUNNING", node_count=2, nodes="n[1-2]", name="with | bar"),
         job_json(2, 2, time_limit=None, tres_per_node="gres:gpu:a100:2", features="ib&big"),
         job_json(3, 0),
-        job_json(4, licenses="solver:2", dependency="afterok:3(unfulfilled)", shared=0, excluded_nodes="n[1-2]"),
+        job_json(4, licenses="solver:2", dependency="afterok:3(unfulfilled)", excluded_nodes="n[1-2]"),
     ]
     json_jobs = read_queue(FakePrograms(jobs, []).run).jobs
     assert json_jobs == read_queue(FakePrograms([newer(job) for job in jobs], []).run).jobs
@@ -57,9 +57,15 @@ def test_all_formats_of_the_queue_say_the_same() -> None:
     assert (json_jobs[1].gpus, json_jobs[1].time_limit) == (GpuAmount(2, ("a100",)), None)
     assert json_jobs[2].gpus == GpuAmount(0)
     last = json_jobs[3]
-    found = (last.licenses, last.dependency, last.is_exclusive, last.excluded_nodes)
-    assert found == ("solver:2", "afterok:3(unfulfilled)", True, "n[1-2]")
-    assert not json_jobs[0].is_exclusive
+    found = (last.licenses, last.dependency, last.excluded_nodes)
+    assert found == ("solver:2", "afterok:3(unfulfilled)", "n[1-2]")
+
+
+def test_exclusive_jobs_are_known_in_several_versions() -> None:
+    jobs = [job_json(1, shared=0), job_json(2, shared=None), job_json(3, shared=[], submit_line="sbatch --exclusive x")]
+    assert [job.is_exclusive for job in read_queue(FakePrograms(jobs, []).run).jobs] == [True, False, True]
+    newer_jobs = [newer(job) for job in jobs[:2]]
+    assert [job.is_exclusive for job in read_queue(FakePrograms(newer_jobs, []).run).jobs] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,6 @@ COLUMNS = {
     "Licenses": 256,
     "Dependency": 1024,
     "EligibleTime": 24,
-    "OverSubscribe": 8,
     "ReqNodes": 1024,
     "ExcNodes": 1024,
     "Name": 256,
@@ -55,8 +54,8 @@ RUNNING = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALIN
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED"})
 
 
-NOT_SHARED = (0, "none", ["none"])
-"""How `squeue --json` prints `--exclusive`, in several versions."""
+NOT_SHARED, EXCLUSIVE = (0, "none", ["none"]), "--exclusive"
+"""How `squeue --json` prints `--exclusive` up to 25.05; later versions, and the columns, do not tell it from others."""
 
 
 class SlurmJob(msgspec.Struct, frozen=True):
@@ -185,7 +184,7 @@ def _row_of_entry(entry: Mapping[str, Any]) -> dict[str, str]:
         "Licenses": text("licenses"),
         "Dependency": text("dependency"),
         "EligibleTime": text("eligible_time"),
-        "OverSubscribe": "NO" if entry.get("shared") in NOT_SHARED else "",
+        "Exclusive": "yes" if entry.get("shared") in NOT_SHARED or EXCLUSIVE in text("submit_line").split() else "",
         "ReqNodes": text("required_nodes"),
         "ExcNodes": text("excluded_nodes"),
         "Name": text("name"),
@@ -253,7 +252,7 @@ def _make_job(row: Mapping[str, str]) -> SlurmJob:
         licenses=cell("Licenses"),
         dependency=cell("Dependency"),
         eligible=_time(cell("EligibleTime"), "EligibleTime"),
-        is_exclusive=cell("OverSubscribe") == "NO",
+        is_exclusive=cell("Exclusive") == "yes",
         required_nodes=cell("ReqNodes"),
         excluded_nodes=cell("ExcNodes"),
         billing=float(_whole(tres.get("billing", ""), "tres-alloc")),
