@@ -29,7 +29,7 @@ from refold.simulator.traces.formats import read_cluster, read_trace
 from refold.testing import make_cluster, reshapable_workload, seeded_workload
 
 GOLDEN = Path(__file__).with_name("golden.json")
-NOT_RESHAPING = ("fifo", "fifo-skip", "sjf", "srtf", "las", "drf", "easy", "conservative")
+NOT_RESHAPING = ("fifo", "fifo-skip", "sjf", "srtf", "las", "drf", "easy", "conservative", "slurm")
 RESHAPING = (
     "refold",
     "rubick",
