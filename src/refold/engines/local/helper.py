@@ -299,11 +299,13 @@ def _home_variables(account: JobAccount) -> dict[str, str]:
     return {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
 
 
-def start_daemon(daemon: JobAccount, folder: Path, out: Path, cgroups: Cgroups | None = None) -> socket.socket:
+def start_daemon(
+    daemon: JobAccount, folder: Path, out: Path, cgroups: Cgroups | None = None, socket_folder: Path | None = None
+) -> socket.socket:
     """Split this process of root: return in a child with the rights of `daemon`, and serve it here as its helper.
 
     The helper ends with the daemon, with the same exit status. `folder`: the daemon's state; `out`: in it, of runs.
-    `cgroups`: those of runs.
+    `cgroups`: those of runs. `socket_folder`: where only root can remove a folder, which the daemon leaves empty.
     """
     for path, mode in ((folder, 0o711), (out, 0o711)):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -319,7 +321,11 @@ def start_daemon(daemon: JobAccount, folder: Path, out: Path, cgroups: Cgroups |
     theirs.close()
     for number in FORWARDED_SIGNALS:
         signal.signal(number, lambda received, _: _forward(pid, received))
-    os._exit(_serve_until_end(Helper(ours, out, daemon, cgroups), pid))
+    status = _serve_until_end(Helper(ours, out, daemon, cgroups), pid)
+    if socket_folder is not None:
+        with suppress(OSError):  # there is something else
+            socket_folder.rmdir()
+    os._exit(status)
 
 
 def _give(path: Path, daemon: JobAccount, mode: int) -> None:
