@@ -11,6 +11,7 @@ from typing import Any
 
 from refold.core import Header, Policy, Scheduler
 from refold.model import MINUTE, Seconds, SlowPlace
+from refold.server.admission import AdmissionRules
 from refold.server.backend import is_up_to_date
 from refold.server.clock import Anchor, WallClock
 from refold.server.config import Config
@@ -155,11 +156,10 @@ class DaemonParts:
             tokens=TokenStore(self._writer, self._store, tokens),
             event_stream=self.event_stream,
             kill=self.backend.kill,
-            preemption=self._config.preemption,
-            limits=self._limits,
+            rules=AdmissionRules(
+                self._config.preemption, self._limits, self._config.notify.allow, self._engine.complete
+            ),
             node_limits=self._engine.limits_text,
-            allowed_targets=self._config.notify.allow,
-            complete=self._engine.complete,
         )
 
     def make_loop(self, metrics: Metrics, others: Sequence[Subscriber]) -> Loop:
