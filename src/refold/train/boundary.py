@@ -61,10 +61,13 @@ class Boundary:
         """Request copies of the state from the step after this one on."""
         self._copy_after, self._copy_at = step, monotonic()
 
-    def note_copied(self, seconds: Seconds) -> None:
-        """Note that a copy was written, which took so long: the next is due when it is secured, and costs little."""
-        self._copy_at = monotonic() + max(MIN_COPY_SECONDS, seconds / COPY_SHARE)
-        self._is_secured = False
+    def note_copied(self, seconds: Seconds | None) -> None:
+        """Note that a copy was written, which took so long: the next is due when it is secured, and costs little.
+
+        None: it was put off.
+        """
+        self._copy_at = monotonic() + max(MIN_COPY_SECONDS, (seconds or 0.0) / COPY_SHARE)
+        self._is_secured = seconds is None
 
     def note_saved(self) -> None:
         """Note that a checkpoint has just been started."""

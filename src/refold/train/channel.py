@@ -39,6 +39,7 @@ class Channel(Generic[Sent, Received]):
         self._partial = b""
         self._received: deque[Received] = deque()
         self._closed = False
+        self._sending = threading.Lock()
 
     def fileno(self) -> int:
         """Return the descriptor of the socket, for `select`."""
@@ -47,7 +48,8 @@ class Channel(Generic[Sent, Received]):
     def send(self, message: Sent) -> None:
         """Send a message."""
         try:
-            self._connection.sendall(msgspec.json.encode(message) + b"\n")
+            with self._sending:  # copies are reported by a thread of their own
+                self._connection.sendall(msgspec.json.encode(message) + b"\n")
         except OSError as error:
             raise self._disconnected() from error
 

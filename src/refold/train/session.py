@@ -118,6 +118,8 @@ class Session:
         assert self._training_step is not None
         torch.manual_seed(self._step_seed())
         loss, factor = self._reducer.reduce(self._training_step.run(batch, self._update.loss_scale), batch)
+        if self._copies is not None:
+            self._copies.before_update()
         self._update.run(factor)
         self.steps_done += 1
         self._has_batch = False
@@ -194,7 +196,7 @@ class Session:
             case BoundaryRequest.PREPARE | BoundaryRequest.CHANGE:
                 self._boundary.take_change()
                 if self._copies is not None:
-                    self._copy(self._copies)
+                    self._copy(self._copies, wait=True)
                 self._reports.left(self.steps_done, {}, restart=True)
                 return True
             case BoundaryRequest.STOP:
@@ -269,9 +271,9 @@ class Session:
             return self._copies.load if change.copies.load else None
         return partial(TrainingState.read_shared, path=Path(change.state)) if change.resume else None
 
-    def _copy(self, copies: StateCopies) -> None:
+    def _copy(self, copies: StateCopies, *, wait: bool = False) -> None:
         """Write a copy of the state to memory of the hosts."""
-        self._boundary.note_copied(copies.write(self._reshaper.state, self._facts()))
+        self._boundary.note_copied(copies.write(self._reshaper.state, self._facts(), wait=wait))
 
     def _follow(self, request: BoundaryRequest) -> BoundaryRequest:
         """Do what was requested at a step boundary, and return it."""
@@ -301,7 +303,7 @@ class Session:
         self._boundary.take_change()
         timer = PhaseTimer()
         with timer.phase("write"):
-            self._copy(copies)
+            self._copy(copies, wait=True)
             if not copies.fits:
                 self._save_if_possible(wait=True)
         self._checkpoints.finish(wait=True)
