@@ -44,9 +44,7 @@ class Losses:
         self.values = [*state["values"]]
 
 
-def begin(
-    meeting: Path, steps: int, checkpoint: Path | None, model: nn.Module | None = None, **options: Any
-) -> Session:
+def begin(meeting: Path, steps: int, checkpoint: Path | None, **options: Any) -> Session:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
