@@ -12,6 +12,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from refold.server import clock, daemon, daemon_parts, inbox, live_state, store_upkeep, writer
+from refold.server.http import BodyLimits
+from refold.server.network import limits_for
 from refold.server.store import Store
 
 UNPRIVILEGED_UID = 65534
@@ -56,10 +58,9 @@ def set_upkeep(every: float, keep_backups: int = 0, entries: int | None = None) 
 
 def limit_http(body_seconds: float = 30.0, **limits: Any) -> None:
     """Set limits of the HTTP server."""
-    limits_for, body_limits = daemon.limits_for, daemon.BodyLimits
     changed = {**limits, "body_seconds": 1.5 * body_seconds}
     _replace(daemon, "limits_for", lambda *given: replace(limits_for(*given), **changed))
-    _replace(daemon, "BodyLimits", lambda size: body_limits(size, body_seconds))
+    _replace(daemon, "BodyLimits", lambda size: BodyLimits(size, body_seconds))
 
 
 def drop_root() -> None:

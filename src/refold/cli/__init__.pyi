@@ -30,7 +30,7 @@ from .daemon_client import (
     print_node_change as print_node_change,
     select_jobs as select_jobs,
 )
-from .declare import argument as argument, option as option, switch as switch
+from .declare import argument as argument, option as option, switch as switch, with_option_groups as with_option_groups
 from .experiment import (
     JOURNAL_FILE_NAME as JOURNAL_FILE_NAME,
     collect_notes as collect_notes,
@@ -55,7 +55,6 @@ from .experiment_options import (
     TraceOptions as TraceOptions,
     max_gpus_per_node as max_gpus_per_node,
 )
-from .option_groups import with_option_groups as with_option_groups
 from .options import (
     ClusterFile as ClusterFile,
     HistorySourceOption as HistorySourceOption,

@@ -47,8 +47,6 @@ def max_gpus_per_node(cluster: Cluster) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TraceFormatOptions:
-    """How to read a trace."""
-
     format: Annotated[
         str | None,
         option("NAME", "Trace format, see 'refold trace formats' (default: auto-detect).", complete=complete_formats),

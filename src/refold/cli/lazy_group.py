@@ -210,8 +210,6 @@ def _do_nothing() -> None:
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands."""
-
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings | {"commands": None})
         _convert_lazily(self)

@@ -15,8 +15,6 @@ RecordState = Literal["waiting", "running", "finished", "failed", "timed out", "
 
 
 class Ending(IntEnum):
-    """How a run ended."""
-
     OPEN = 0  # it has not ended
     FINISHED = 1
     STOPPED = 2

@@ -23,11 +23,10 @@ from .engine import (
 from .inbox import Inbox as Inbox
 from .job_table import Notice as Notice, NoticeKind as NoticeKind
 from .listeners import find_socket_path as find_socket_path
-from .live_state import LiveState as LiveState
+from .live_state import LiveState as LiveState, encode_snapshot as encode_snapshot
 from .machine_locks import GpuLocks as GpuLocks, LockHolder as LockHolder, MachineLocks as MachineLocks
 from .metrics import Metric as Metric, Sample as Sample
-from .recording import Recording as Recording, read_recording as read_recording
-from .recording_server import RecordingServer as RecordingServer
+from .recording import Recording as Recording, RecordingServer as RecordingServer, read_recording as read_recording
 from .recovery import MAX_PAST_JOBS as MAX_PAST_JOBS
 from .serving import (
     ServeRequest as ServeRequest,
@@ -40,7 +39,6 @@ from .signals import (
     interruptible as interruptible,
     job_descriptor_limit as job_descriptor_limit,
 )
-from .snapshot import encode_snapshot as encode_snapshot
 from .subscribers import LoopStep as LoopStep, Subscriber as Subscriber, log_to_stderr as log_to_stderr
 from .unix_users import (
     JobAccount as JobAccount,

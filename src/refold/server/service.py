@@ -60,14 +60,12 @@ from refold.server.inbox import Inbox
 from refold.server.job_changes import JobChanger
 from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries
-from refold.server.live_state import LiveState
+from refold.server.live_state import LiveState, journal_lines, snapshot_lines
 from refold.server.monitor import GpuPoller
 from refold.server.planner import CostlyQuestions, Planner
-from refold.server.policy_comparison import PolicyComparer
-from refold.server.preemption_question import PreemptionAdviser
+from refold.server.policy_comparison import PolicyComparer, PreemptionAdviser
 from refold.server.preview import Previewer
 from refold.server.run_log import RunLog, make_timeline
-from refold.server.snapshot import journal_lines, snapshot_lines
 from refold.server.start_conditions import StartConditions
 from refold.server.start_forecasts import StartForecasts
 from refold.server.status import node_statuses, tenant_statuses, user_statuses

@@ -272,8 +272,6 @@ class ArrayLimits:
 
 
 class _Tasks:
-    """The tasks of one array."""
-
     def __init__(self) -> None:
         self.admitted: set[str] = set()
         self.queue: list[tuple[int, str]] = []

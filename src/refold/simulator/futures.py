@@ -22,10 +22,10 @@ from refold.placement import Floats
 from refold.policies.common import RunWatch
 from refold.predict import DurationDistribution
 from refold.simulator.agenda import Agenda
-from refold.simulator.arrivals import PastArrivals
 from refold.simulator.backend import SimulatedBackend
 from refold.simulator.costs import RecordedSpeeds, SpeedModel
 from refold.simulator.fork import CannotCopy, Fork
+from refold.simulator.run_time_draws import PastArrivals
 from refold.simulator.state_at import RecordedDecisions, StateAt
 
 MAX_STEPS = 50_000

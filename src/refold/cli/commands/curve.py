@@ -42,8 +42,6 @@ BAR_WIDTH = 20
 
 @dataclass(frozen=True, slots=True)
 class _CurveSetup:
-    """The part of the setup that all curves share."""
-
     model: str
     shape: ModelShape
     engine: Engine

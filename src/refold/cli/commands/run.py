@@ -130,8 +130,6 @@ def _new_folder(out: Path | None) -> Path:
 
 
 class _ProgressPrinter:
-    """Prints a line for each event."""
-
     def __init__(self, jobs: list[Job], folder: Path, on_stderr: bool) -> None:
         self._folder = folder
         self._on_stderr = on_stderr

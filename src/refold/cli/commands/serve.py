@@ -34,8 +34,6 @@ class EngineName(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How the log is written."""
-
     TEXT = "text"
     JSON = "json"
 

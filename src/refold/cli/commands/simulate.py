@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _OnePolicy:
-    """The policy to simulate."""
-
     policy: PolicyName = "fifo"
     placement: PlacementName = None
     spread_power: SpreadPower = False

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 
 class Source(StrEnum):
-    """What is saved."""
-
     DAEMON = "daemon"
     KUBERNETES = "kubernetes"
     SLURM = "slurm"
@@ -88,9 +86,8 @@ def _save_cluster(out: Path, kubeconfig: Path | None, whole: bool) -> None:
 def _save_slurm(out: Path, since: str | None, priorities: bool, whole: bool) -> None:
     from refold.cli.inputs import parse_since
     from refold.engines.slurm import Programs, observe_slurm
-    from refold.server.config import Config
 
-    found = observe_slurm(Programs().run, Config().policy.name, parse_since(since), priorities=priorities)
+    found = observe_slurm(Programs().run, parse_since(since), priorities=priorities)
     _write(out, found.header, found.entry, found.notes, whole)
 
 

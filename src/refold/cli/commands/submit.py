@@ -71,8 +71,6 @@ COMMAND_CLASSES = {"submit": CommandAfterDashes}
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What the job needs."""
-
     name: Annotated[
         str | None, option("NAME", "Job name; run times are predicted from earlier jobs of the same name.")
     ] = None

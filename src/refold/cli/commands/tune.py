@@ -54,8 +54,6 @@ def _complete_objectives(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _TunedPolicy:
-    """The policy whose settings are chosen."""
-
     policy: Annotated[
         str, option("POLICY", "Policy to tune: a name or a Python file.", complete=_complete_policies)
     ] = "refold"

@@ -240,8 +240,6 @@ DEFAULT_RANK = 16
 
 @dataclass(frozen=True, slots=True)
 class TuningOptions:
-    """What is trained."""
-
     lora: Annotated[
         int | None, option("RANK", "Train LoRA adapters of this rank, all else frozen.", min=1, max=MAX_RANK)
     ] = None
@@ -292,8 +290,6 @@ class TuningOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlanLimitOptions:
-    """Limits on the plans to search."""
-
     pin: Annotated[str | None, option("PLAN", "Fix part of the plan, such as 'tp4 zero1'.")] = None
     no_offload: Annotated[bool, switch("--no-offload", "Exclude plans with offload to the host.")] = False
     tensor_across_nodes: Annotated[

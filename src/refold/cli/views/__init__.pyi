@@ -1,4 +1,3 @@
-from .formulas import print_section as print_section
 from .job_timeline import read_timeline as read_timeline
 from .json_option import AsJson as AsJson
 from .live_queue import DEFAULT_LIMIT as DEFAULT_LIMIT
@@ -36,6 +35,7 @@ from .plans import (
     micro_batch as micro_batch,
     plan_tables as plan_tables,
     plan_title as plan_title,
+    print_section as print_section,
     rejection_tables as rejection_tables,
     training_table as training_table,
 )

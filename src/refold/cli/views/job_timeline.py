@@ -24,8 +24,6 @@ TIME_TOLERANCE_SECONDS = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class RunResources:
-    """The resources of a run."""
-
     run: int
     gpus: float
     plan: str | None

@@ -20,7 +20,6 @@ from .calls import (
     Call as Call,
     Service as Service,
 )
-from .job_use import JobUse as JobUse, UseSample as UseSample
 from .queries import (
     MAX_LOG_BYTES as MAX_LOG_BYTES,
     MAX_PAGE_JOBS as MAX_PAGE_JOBS,
@@ -96,6 +95,7 @@ from .wire import (
     JobExplanation as JobExplanation,
     Jobs as Jobs,
     JobStatus as JobStatus,
+    JobUse as JobUse,
     Logs as Logs,
     NodeGpus as NodeGpus,
     NodeStatus as NodeStatus,
@@ -107,4 +107,5 @@ from .wire import (
     Timeline as Timeline,
     TimelineRun as TimelineRun,
     UserStatus as UserStatus,
+    UseSample as UseSample,
 )

@@ -19,9 +19,8 @@ from refold.engines.kubernetes.gang_queue import CALLER, GangQueue, LocalQueues
 from refold.engines.kubernetes.gangs import DaemonIdentity
 from refold.engines.kubernetes.job_objects import OwnJobs
 from refold.engines.kubernetes.leadership import Leadership
-from refold.engines.kubernetes.levels import kueue_levels
 from refold.engines.kubernetes.mirror import Changed, Mirror
-from refold.engines.kubernetes.nodes import NodeMap, NodeReports, is_unchanged, map_nodes
+from refold.engines.kubernetes.nodes import NodeMap, NodeReports, is_unchanged, kueue_levels, map_nodes
 from refold.engines.kubernetes.objects import ApiNode
 from refold.engines.kubernetes.observation import past_gangs
 from refold.engines.kubernetes.own_jobs import own_constraints

@@ -33,8 +33,6 @@ log = logging.getLogger("refold")
 
 
 class HasMetadata(Protocol):
-    """An object of the API."""
-
     @property
     def metadata(self) -> Metadata:
         """Its name and version."""

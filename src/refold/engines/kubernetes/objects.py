@@ -16,8 +16,6 @@ class _Object(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class OwnerReference(_Object, frozen=True):
-    """The object that an object belongs to."""
-
     kind: str
     name: str
     uid: str
@@ -75,8 +73,6 @@ class ApiNodeStatus(_Object, frozen=True):
 
 
 class ApiNode(_Object, frozen=True):
-    """A machine."""
-
     metadata: Metadata
     spec: NodeSpec = NodeSpec()
     status: ApiNodeStatus = ApiNodeStatus()
@@ -158,8 +154,6 @@ class PodAffinity(_Object, frozen=True):
 
 
 class Affinity(_Object, frozen=True):
-    """Constraints on nodes and on other pods."""
-
     node_affinity: NodeAffinity = NodeAffinity()
     pod_affinity: PodAffinity = PodAffinity()
     pod_anti_affinity: PodAffinity = PodAffinity()
@@ -253,8 +247,6 @@ class WaitingState(_Object, frozen=True):
 
 
 class ContainerState(_Object, frozen=True):
-    """State of a container."""
-
     waiting: WaitingState | None = None
     running: dict[str, Any] | None = None
     terminated: TerminatedState | None = None
@@ -268,8 +260,6 @@ class ContainerStatus(_Object, frozen=True):
 
 
 class PodStatus(_Object, frozen=True):
-    """How far a pod is."""
-
     phase: str = "Pending"
     reason: str = ""
     message: str = ""

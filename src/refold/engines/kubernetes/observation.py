@@ -15,9 +15,8 @@ import msgspec
 from refold.core import PastJob
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, ObjectList
 from refold.engines.kubernetes.gangs import GangName, gang_name
-from refold.engines.kubernetes.levels import kueue_levels
 from refold.engines.kubernetes.mirror import NODES, PODS
-from refold.engines.kubernetes.nodes import NodeMap, map_nodes
+from refold.engines.kubernetes.nodes import NodeMap, kueue_levels, map_nodes
 from refold.engines.kubernetes.objects import ApiNode, Pod
 from refold.engines.kubernetes.owner_specs import Owner, read_owner
 from refold.engines.kubernetes.owners import Owners

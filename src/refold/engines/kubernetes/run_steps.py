@@ -48,8 +48,6 @@ class BudgetStatus(_BudgetObject, frozen=True):
 
 
 class DisruptionBudget(_BudgetObject, frozen=True):
-    """A PodDisruptionBudget."""
-
     metadata: Metadata
     spec: BudgetSpec = BudgetSpec()
     status: BudgetStatus = BudgetStatus()
@@ -130,8 +128,6 @@ class ReportStart(NamedTuple):
 
 
 class ReportEnd(NamedTuple):
-    """Report the end of the run."""
-
     end: RunEnd
 
 
@@ -175,8 +171,6 @@ class KubeletSaid(NamedTuple):
 
 
 class OwnerSuspended(NamedTuple):
-    """Whether the object was suspended."""
-
     accepted: bool
 
 

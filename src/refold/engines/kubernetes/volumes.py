@@ -47,8 +47,6 @@ class ClaimStatus(_StorageObject, frozen=True):
 
 
 class VolumeClaim(_StorageObject, frozen=True):
-    """A PersistentVolumeClaim."""
-
     metadata: Metadata
     spec: ClaimSpec = ClaimSpec()
     status: ClaimStatus = ClaimStatus()
@@ -75,15 +73,11 @@ class VolumeSpec(_StorageObject, frozen=True):
 
 
 class Volume(_StorageObject, frozen=True):
-    """A PersistentVolume."""
-
     metadata: Metadata
     spec: VolumeSpec = VolumeSpec()
 
 
 class TopologyTerm(_StorageObject, frozen=True):
-    """Labels that must all match."""
-
     match_label_expressions: list[Requirement] = []
 
 

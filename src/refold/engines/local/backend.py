@@ -20,8 +20,7 @@ from refold.engines.local.environment import (
 from refold.engines.local.gang import Gang
 from refold.engines.local.process import has_proc
 from refold.engines.local.process_host import ProcessHost
-from refold.engines.local.process_tree import ProcessScanner, ProcessTree, find_strays
-from refold.engines.local.use_meter import UseMeter
+from refold.engines.local.process_tree import ProcessScanner, ProcessTree, UseMeter, find_strays
 from refold.model import SLOT, Allocation, Cluster, Job, MiB, Node, Seconds
 from refold.server import ExportedOf, LimitsOf, MachineUse, Report, RunLimits, SecretsOf
 from refold.server.output import (

@@ -54,8 +54,6 @@ class Tree:
 
 
 class Cgroups:
-    """The cgroups of the runs of one state folder."""
-
     usable = True
 
     def __init__(self, trees: Sequence[Tree]) -> None:

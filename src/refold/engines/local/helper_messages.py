@@ -78,8 +78,6 @@ class KillRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class LimitInstance(msgspec.Struct, frozen=True, tag=True):
-    """Change the limits of an instance."""
-
     place: GroupPlace
 
 
@@ -91,8 +89,6 @@ class ReadRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class RemoveRun(msgspec.Struct, frozen=True, tag=True):
-    """Remove the cgroups of a run."""
-
     run: str
 
 

@@ -1,5 +1,5 @@
 from .cluster_machines import Layout as Layout, Spread as Spread
-from .crossings import Crossings as Crossings
+from .crossings import Crossings as Crossings, explain_segments as explain_segments
 from .curves import (
     MIN_SPEEDUP as MIN_SPEEDUP,
     Curve as Curve,
@@ -36,7 +36,6 @@ from .search import (
     best_plans as best_plans,
     is_risky as is_risky,
 )
-from .segments import explain_segments as explain_segments
 from .selection import TIE_FACTOR as TIE_FACTOR, RejectedPlans as RejectedPlans
 from .space import (
     Pins as Pins,

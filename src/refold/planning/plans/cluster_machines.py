@@ -26,8 +26,6 @@ MIB_PER_GIB = 1024
 
 
 class ClusterMachines:
-    """Machines of one cluster."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 

@@ -40,8 +40,6 @@ GpuPosition = tuple[int, int]
 
 
 class Machine(Protocol):
-    """A source of GPUs and their readings."""
-
     def gpus(self) -> Sequence[DetectedGpu]:
         """Return the usable GPUs; `index` counts from 0 in this list."""
 
@@ -56,8 +54,6 @@ class Machine(Protocol):
 
 
 class NvidiaMachine:
-    """The GPUs of the NVIDIA driver."""
-
     def __init__(self, driver: NvidiaDriver) -> None:
         self._driver = driver
 
@@ -78,8 +74,6 @@ class NvidiaMachine:
 
 
 class SlotsMachine:
-    """Slots in place of GPUs. They have no readings and no problems."""
-
     def __init__(self, slots: int) -> None:
         self._slots = slots
 

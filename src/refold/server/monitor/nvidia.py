@@ -259,8 +259,6 @@ Verdict = Literal["bad", "inspect", "application"]
 
 
 class Xid(NamedTuple):
-    """The meaning of an XID."""
-
     verdict: Verdict
     text: str
 

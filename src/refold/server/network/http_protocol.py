@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, cast
 
 import msgspec
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from refold.client import peer_uid
@@ -15,6 +18,7 @@ from refold.client.api import Problem
 from refold.server.http import UNIX_CLIENT
 from refold.server.network.connections import ConnectionTable
 from refold.server.network.limits import ConnectionLimits
+from refold.server.network.turnstile import Turnstile
 
 SLICE_BYTES = 16 * 1024
 """Received bytes are parsed in slices of this size, so that limits are checked in between."""
@@ -221,3 +225,27 @@ def read_peer_uid(connection: Any) -> int | None:
         return None
     with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
         return peer_uid(duplicate)
+
+
+GRACEFUL_SHUTDOWN_SECONDS = 3
+
+
+def make_http_server(app: Any, limits: ConnectionLimits, table: ConnectionTable) -> uvicorn.Server:
+    logging.getLogger("uvicorn.error").setLevel(
+        logging.ERROR
+    )  # its warnings are about requests: anybody can cause them
+    protocol = cast(Any, partial(LimitedProtocol, table, limits))
+    config = uvicorn.Config(
+        Turnstile(app),
+        http=protocol,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=cast(int, limits.idle_seconds),  # of a timer, which may be a fraction
+        timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
+        backlog=limits.backlog,
+    )
+    return uvicorn.Server(config)

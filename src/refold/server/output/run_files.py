@@ -64,8 +64,6 @@ class StartRecord(msgspec.Struct, frozen=True):
 
 
 class RunFiles:
-    """The paths and records of one run."""
-
     def __init__(self, out: Path, job: str, run: int) -> None:
         self.job = job
         self.run = run

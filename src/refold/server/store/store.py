@@ -25,8 +25,8 @@ from refold.server.store.backups import BACKUPS_FOLDER, copy_database, list_back
 from refold.server.store.checksums import find_damage, register, row_checksum, seal_schema
 from refold.server.store.folder_lock import FILE_NAME, FolderLock
 from refold.server.store.journal_reader import Checkpoint, ReadConnections
-from refold.server.store.migrations import can_migrate, migrate
 from refold.server.store.reader import ACTIVE, StoreReader, without_launch
+from refold.server.store.schema import can_migrate, migrate
 
 _ENCODER = msgspec.json.Encoder()
 

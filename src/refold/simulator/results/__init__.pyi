@@ -26,7 +26,12 @@ from .power import (
     format_rack_name as format_rack_name,
     sort_by_limit_margin as sort_by_limit_margin,
 )
-from .recorded import measure_waits as measure_waits, peak_gpus as peak_gpus
+from .recorded import (
+    Reproduction as Reproduction,
+    measure_reproduction as measure_reproduction,
+    measure_waits as measure_waits,
+    peak_gpus as peak_gpus,
+)
 from .replayed import replayed_history as replayed_history
 from .report import compare_with_record as compare_with_record, write_report as write_report
 from .start_estimates import StartEstimateGroup as StartEstimateGroup

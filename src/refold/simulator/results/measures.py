@@ -41,8 +41,6 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class OutcomeCounts(msgspec.Struct, frozen=True):
-    """Number of jobs by outcome."""
-
     finished: int = 0
     failed: int = 0
     cancelled: int = 0

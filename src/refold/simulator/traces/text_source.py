@@ -42,8 +42,6 @@ _SECOND = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class TextSource:
-    """The path and the text of a file."""
-
     path: Path
     text: str
 
