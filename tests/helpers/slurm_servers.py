@@ -1,7 +1,8 @@
 """A real Slurm for tests: munged, slurmctld and several slurmd as processes of this machine.
 
 Everything is in a temporary folder with ports and a socket of its own: a Slurm of the machine is not touched. GPUs are
-links to /dev/null. Nodes are processes, so that a test can kill one.
+links to /dev/null. Nodes are processes, so that a test can kill one. REFOLD_SLURM chooses another version than the
+machine's, which `make test-slurm` unpacks into the cache.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+
+from tools.slurm_versions import plugins_of, programs_of, wanted_version
 
 READY_SECONDS = 30.0
 PROGRAMS = (
@@ -73,6 +76,10 @@ SlurmdParameters=config_overrides
 GresTypes={gres_types}
 """
 
+VERSION = wanted_version()
+if VERSION:
+    os.environ["PATH"] = f"{programs_of(VERSION)}{os.pathsep}{os.environ['PATH']}"
+
 DEFAULTS = {"AccountingStorageType": "accounting_storage/none", "DefMemPerCPU": "100"}
 
 
@@ -84,6 +91,11 @@ def missing_programs(names: Iterable[str] = PROGRAMS) -> list[str]:
 def find_program(name: str) -> str:
     """Return the path of a program; its name if it is not installed."""
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(SYSTEM_FOLDERS)) or name
+
+
+def plugins(name: str) -> list[Path]:
+    """Return the files of a plugin; [] if this Slurm does not have it."""
+    return [*plugins_of(VERSION).glob(f"{name}.so")] if VERSION else [*Path("/usr").glob(f"lib*/**/slurm*/{name}.so")]
 
 
 class SlurmServers:
@@ -129,6 +141,7 @@ class SlurmServers:
             gres_types="gpu,shard" if shards else "gpu",
         )
         lines = [f"{key}={value}" for key, value in {**DEFAULTS, **(settings or {})}.items()]
+        lines += [f"PluginDir={plugins_of(VERSION)}"] if VERSION else []
         parts = f",shard:{shards * gpus}" if shards else ""
         gres = f"Gres=gpu:{gpu_type}:{gpus}{parts} " if gpus else ""
         lines += [
@@ -176,7 +189,7 @@ class SlurmServers:
 
     def start_node(self, name: str) -> None:
         """Start the slurmd of a node, possibly again."""
-        self._start("slurmd", "-D", "-N", name, name=name)
+        self._start("slurmd", "-D", "-d", find_program("slurmstepd"), "-N", name, name=name)
 
     def kill(self, name: str) -> None:
         """Kill a server: munged, slurmctld, or the slurmd of a node. Runs on a node continue."""

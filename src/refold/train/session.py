@@ -6,33 +6,33 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from refold.errors import BadInput, RanksLost, StateNotMoved
 from refold.model import Plan, Seconds
 from refold.train import fork_server, process_group
-from refold.train.batches import Batches, Data, seed_all
+from refold.train.batches import Batches, seed_all
 from refold.train.boundary import Boundary, BoundaryRequest
 from refold.train.channel import RankChannel
 from refold.train.checkpoints import Checkpoints
-from refold.train.evaluation import ModelEvaluation
 from refold.train.layout import with_micro_batches
-from refold.train.losses import Batch, Loss, LossReducer, without_labels
+from refold.train.losses import Batch, Loss, LossReducer
 from refold.train.messages import Change
 from refold.train.micro_batches import TrainingStep
 from refold.train.process_group import Rendezvous
+from refold.train.recovery import Recovery
 from refold.train.reports import Reports
 from refold.train.reshaper import PhaseTimer, ReadState, Reshaper
 from refold.train.session_checkpoints import SessionCheckpoints
-from refold.train.session_state import LOSS, SessionState
+from refold.train.session_state import LOSS
+from refold.train.session_view import SessionView
 from refold.train.state_copies import StateCopies
 from refold.train.state_exchange import NOTHING, HeldState, hold
 from refold.train.step_clock import StepClock
@@ -42,11 +42,7 @@ from refold.train.training_state import Facts, TrainingState
 log = logging.getLogger("refold.train")
 
 
-LOSS_SECONDS: Seconds = 30.0
-"""How long a rank that has lost others waits until its agent says what to do."""
-
-
-class Session:
+class Session(SessionView):
     """Trains a model step by step, and follows the scheduler between steps.
 
     Iterate over it for the batches of this rank, and call `step` with each of them.
@@ -61,22 +57,16 @@ class Session:
         channel: RankChannel | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> None:
-        self.steps_done = 0
-        self._reshaper = reshaper
-        self._loss = loss
-        self._options = options
-        self._batches = batches
-        self._update = options.weight_update(reshaper.state)
-        self._state = SessionState(reshaper.state, options, batches, self._update)
+        super().__init__(reshaper, loss, batches, options)
         self._reports = Reports(channel, options.batch)
         self._checkpoints = SessionCheckpoints(checkpoints, reshaper.state, self._reports)
         self._boundary = Boundary(channel, options.save_every if checkpoints else float("inf"))
         self._channel = channel
+        self._recovery = Recovery(channel, reshaper)
         self._copies: StateCopies | None = None
         self._training_step: TrainingStep | None = None
         self._reducer = LossReducer()
         self._last_loss: Tensor | None = None
-        self._is_regrouping = False
         self._has_batch = False
         self._last_step = options.steps
 
@@ -161,61 +151,9 @@ class Session:
         if self._copies is not None:
             self._copies.before_update()
 
-    @property
-    def plan(self) -> Plan:
-        """The plan that is used now."""
-        return self._reshaper.plan
-
-    @property
-    def phases(self) -> dict[str, Seconds]:
-        """Seconds without training of the last change of the plan, by phase."""
-        return self._reshaper.phases
-
-    @property
-    def rank(self) -> int:
-        """The number of this rank. Let rank 0 print and log."""
-        return dist.get_rank()
-
-    @property
-    def data_rank(self) -> int:
-        """The number of this rank among the `plan.data` parts of a batch. Ranks of one part get the same samples."""
-        return self._reshaper.model.layout.position.data
-
-    @property
-    def model(self) -> nn.Module:
-        """The part of the model on this rank: in pipelines, a stage."""
-        return self._reshaper.model.chunks[0].model
-
-    def evaluate(self, data: Data, metric: Loss | None = None, *, batch: int | None = None) -> float:
-        """Return the mean of a metric over a data set, with every sample counted once. Collective.
-
-        `metric(output, batch)` returns a mean, or a sum and a count (default: the loss). `batch` is the global batch
-        size (default: that of training).
-        """
-        inputs = self._options.inputs if metric is None else without_labels(self._options.inputs)
-        evaluation = ModelEvaluation(self._reshaper.model, metric or self._loss, inputs, self._context())
-        return evaluation.run(data, batch or self._options.batch)
-
-    def register(self, name: str, item: Any) -> None:
-        """Let the state of an object be part of checkpoints and changes; if training continues, set it. On all ranks.
-
-        It has `state_dict` and `load_state_dict`, or is a generator of random numbers. The state is that of rank 0.
-        """
-        self._state.user.register(name, item)
-
-    def averaged_weights(self) -> AbstractContextManager[None]:
-        """Let the model have the averages of its weights within the context (`ema=…`). Call it on all ranks."""
-        if self._options.ema is None:
-            raise BadInput("pass ema=0.999, for example, to refold.train.start")
-        return self._reshaper.state.optimizer.averaged()
-
     def stop(self) -> None:
         """Let the loop over the batches of the session end after this step, with a checkpoint. Call it on all ranks."""
         self._last_step = self.steps_done + self._has_batch
-
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Return all parameters and buffers of the whole model, on the host. Collective."""
-        return self._reshaper.state.full_state_dict()
 
     def save(self, *, wait: bool = True) -> None:
         """Write a checkpoint; without `wait`, in the background. Collective. Raises `CheckpointNotWritten`."""
@@ -284,8 +222,8 @@ class Session:
 
     def enter(self, change: Change) -> None:
         """Enter the first shape, as told by the agent."""
-        if self._channel is not None and change.copies is not None:
-            self._channel.listen(self._on_loss)
+        if change.copies is not None:
+            self._recovery.begin()
         if change.keep:
             self._reshaper.state.forget_initial_values()
             self._regroup(change, process_group.own_rank(), NOTHING)
@@ -355,24 +293,10 @@ class Session:
         self._checkpoints.finish(wait=True)
         self._leave(timer.seconds)
 
-    def _on_loss(self) -> None:
-        """Ranks are lost: in another thread, let this one stop waiting for them."""
-        if self._is_regrouping:
-            log.warning("ranks were lost while others formed a new group")
-            os._exit(1)
-        self._reshaper.interrupt()
-
     def _recover(self, error: Exception) -> bool:
         """Go on without the ranks that are lost; return False if the error is not that of a lost rank."""
-        channel = self._channel
-        if channel is None or self._copies is None or self._is_regrouping or torch.cuda.is_available():
-            return False
-        if not (channel.has_loss or process_group.is_of_lost_rank(error)):
-            return False
-        self._reshaper.interrupt()
-        change = channel.take_loss(LOSS_SECONDS)
+        change = self._recovery.change_after(error)
         if change is None:
-            log.warning("rank %d has lost others, and its agent says nothing for %g s", self.rank, LOSS_SECONDS)
             return False
         self._checkpoints.abandon()
         facts = self._state.facts_of_interrupted(self.steps_done, self._last_loss)
@@ -382,7 +306,7 @@ class Session:
     def _regroup(self, change: Change, rank: int, held: HeldState) -> None:
         """Form a group with ranks that stay or join, and go on with the newest state that they have."""
         assert self._channel is not None
-        self._is_regrouping = True
+        self._recovery.is_regrouping = True
         self._training_step = None  # it holds on to the model
         plan, why = self._reshaper.usable_plan(change.plan, change.ranks)
         rendezvous = process_group.rendezvous_of(change, rank, plan.gpus)
@@ -398,7 +322,7 @@ class Session:
             self._state.rewind(self.steps_done)
         self._prepare()
         self._boundary.begin_copies(self.steps_done)
-        self._is_regrouping = False
+        self._recovery.is_regrouping = False
         self._report_entered(change, why)
 
     def _follow_change(self, change: Change) -> None:
@@ -438,10 +362,6 @@ class Session:
         self._boundary.reset(self.steps_done)
         self._reports.begin(self.steps_done)
 
-    def _context(self) -> Callable[[], AbstractContextManager[Any]]:
-        device, autocast = self._reshaper.model.layout.device.type, self._options.autocast
-        return self._clock.timed(nullcontext if autocast is None else partial(torch.autocast, device, autocast))
-
     # State.
 
     def _facts(self) -> Facts:
@@ -450,16 +370,6 @@ class Session:
     def _restore(self, facts: Facts) -> None:
         self.steps_done = facts["step"]
         self._state.restore(facts)
-
-    def _step_seed(self) -> int:
-        """Return the random seed of this step: equal for tensor-parallel ranks, and for a repeated step."""
-        position = self._reshaper.model.layout.position
-        part = position.data * self.plan.pipeline + position.stage
-        return hash((self._options.seed, self.steps_done, part)) & 0x7FFF_FFFF_FFFF_FFFF
-
-    def _close_data(self) -> None:
-        if self._batches is not None:
-            self._batches.close()
 
     def _save_if_possible(self, *, wait: bool) -> None:
         self._boundary.note_saved()
