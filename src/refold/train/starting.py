@@ -81,7 +81,7 @@ def start(
     """
     channel = connect()
     if channel is None:
-        _become_agent_if_needed(os.environ)
+        become_agent_if_needed(os.environ)
     else:
         faulthandler.register(signal.SIGQUIT)  # sent to ranks that hang, whose stacks are then in the log
     reader = InputReader(model, inputs, with_labels=loss is None)
@@ -106,7 +106,7 @@ def start(
     if channel is None:
         session.begin_alone(read_plan(os.environ), process_group.from_environment())
     else:
-        session.enter(_wait_for_first_change(channel, state, batch))
+        session.enter(wait_for_first_change(channel, Ready(process_group.own_rank(), state.estimated_bytes(), batch)))
     return session
 
 
@@ -125,15 +125,16 @@ def _checkpoints(folder: Path | str | None) -> Checkpoints | None:
     return Checkpoints(Path(chosen)) if chosen else None
 
 
-def _wait_for_first_change(channel: RankChannel, state: TrainingState, batch: int) -> Change:
-    channel.send(Ready(process_group.own_rank(), state.estimated_bytes(), batch))
+def wait_for_first_change(channel: RankChannel, ready: Ready) -> Change:
+    """Tell the agent that this rank is ready; return what it is to enter."""
+    channel.send(ready)
     message: Any = None
     while not isinstance(message, Change):
         message = channel.wait()
     return message
 
 
-def _become_agent_if_needed(environment: Mapping[str, str]) -> None:
+def become_agent_if_needed(environment: Mapping[str, str]) -> None:
     """Replace this process by an agent if the plan needs more ranks than were started.
 
     Also if the plan may change, or instances may be lost: only the ranks of an agent can follow.
