@@ -51,7 +51,6 @@ LONG_FILES = {
     "policies/published/gavel.py",
     "policies/published/pollux.py",
     "simulator/results/measures.py",
-    "testing/backend_contract.py",
 }
 
 IMPURE_MODULES = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from slurm_servers import READY_SECONDS, SlurmServers, find_program, free_ports
 
@@ -28,15 +30,17 @@ StorageLoc=slurm_acct_db
 class SlurmWithAccounting(SlurmServers):
     """A cluster whose jobs are recorded by slurmdbd: `sacct` answers."""
 
-    def __init__(self, nodes: int = 4, gpus: int = 8) -> None:
+    def __init__(
+        self, nodes: int = 4, gpus: int = 8, *, settings: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
         self._database_port, dbd_port = free_ports(2)
-        settings = {
+        accounting = {
             "AccountingStorageType": "accounting_storage/slurmdbd",
             "AccountingStorageHost": "localhost",
             "AccountingStoragePort": str(dbd_port),
             "AccountingStorageTRES": "gres/gpu",
         }
-        super().__init__(nodes, gpus, settings=settings)
+        super().__init__(nodes, gpus, settings={**accounting, **(settings or {})}, **options)
         with self.conf.open("a") as file:
             file.write(f"AccountingStoragePass={self.folder}/munge/socket\n")
         text = SLURMDBD_CONF.format(

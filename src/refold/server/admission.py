@@ -49,7 +49,6 @@ CompleteJob = Callable[[Submission, Job], Job]
 
 
 def as_submitted(_: Submission, job: Job) -> Job:
-    """Add nothing to a job."""
     return job
 
 
@@ -167,7 +166,6 @@ class Admission:
     def _new_jobs(
         self, caller: Caller, submission: Submission, request: str, number: int, complete: CompleteJob
     ) -> list[NewJob]:
-        """Return the job of a submission, or the tasks of its array."""
         job = complete(submission, self.build_job(caller, submission, number))
         if not job.launch.gang:  # pods get no variables of Refold
             check_gang_command(submission.name, job.command, job.demand.instances)

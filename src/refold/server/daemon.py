@@ -177,7 +177,7 @@ class Daemon:
             sessions=sessions,
             files=WebFiles(),
             address=local_url(format_address(listener)),
-            body_limits=BodyLimits(self._config.http.body_size, self._config.http.body_timeout),
+            body_limits=BodyLimits(self._config.http.body_size),
         )
 
 

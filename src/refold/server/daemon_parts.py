@@ -24,7 +24,6 @@ from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries
 from refold.server.job_table import Notice
 from refold.server.live_state import LiveState
-from refold.server.log_retention import SWEEP_INTERVAL_SECONDS, LogRetention
 from refold.server.loop import Loop, NextEpoch
 from refold.server.machine_locks import GpuLocks
 from refold.server.metrics import Metrics
@@ -47,7 +46,7 @@ from refold.server.service import SchedulerService
 from refold.server.start_conditions import StartConditions
 from refold.server.start_forecasts import StartForecasts
 from refold.server.store import Store
-from refold.server.store_upkeep import StoreUpkeep
+from refold.server.store_upkeep import SWEEP_INTERVAL_SECONDS, LogRetention, StoreUpkeep
 from refold.server.subscribers import ChangeCosts, EventLog, Subscriber
 from refold.server.tokens import TokenStore
 from refold.server.unix_users import user_check
@@ -142,7 +141,6 @@ class DaemonParts:
         )
 
     def make_service(self, tokens: dict[str, StoredToken]) -> SchedulerService:
-        """Create what the API calls."""
         return SchedulerService(
             self.state,
             self.inbox,

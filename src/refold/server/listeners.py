@@ -25,7 +25,6 @@ class Listeners:
 
     @property
     def all(self) -> list[socket.socket]:
-        """All sockets."""
         return [self.tcp] if self.unix is None else [self.tcp, self.unix]
 
 
@@ -42,7 +41,6 @@ def open_listeners(config: Config, folder: Path) -> Iterator[Listeners]:
 
 
 def open_tcp_listener(host: str, port: int) -> socket.socket:
-    """Bind the TCP socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -57,7 +55,6 @@ def open_tcp_listener(host: str, port: int) -> socket.socket:
 
 
 def format_address(listener: socket.socket) -> str:
-    """Return the URL of a TCP socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -313,7 +313,6 @@ class DecisionPace:
         self._duration: Seconds = 0.0
 
     def note(self, began_at: Seconds, ended_at: Seconds) -> None:
-        """Note a decision."""
         self._ended_at, self._duration = ended_at, ended_at - began_at
 
     def decide_at(self, now: Seconds, events: Iterable[Event], has_requests: bool) -> Seconds | None:

@@ -88,14 +88,12 @@ class Metrics(Subscriber):
         self._last_step = time()
 
     def after_step(self, step: LoopStep) -> None:
-        """Count a step."""
         self._steps += 1
         self._last_step = time()
         self._runs += sum(isinstance(order, StartRun) for order in step.entry.orders)
         self._ended.update(record.state for record in step.ended)
 
     async def page(self) -> bytes:
-        """Return all metrics as text."""
         gpus = await self._gpus.statuses()
         of_daemon = (*self._cluster(), *self._loop(), *self._network(), *_gpu_readings(gpus), *_process())
         return format_metrics([*of_daemon, *self._of_engine()])
@@ -235,8 +233,6 @@ def _process() -> list[Metric]:
 
 
 def make_pages(inbox: Inbox, metrics: Metrics) -> dict[str, Page]:
-    """Return the pages by path."""
-
     async def ready() -> Reply:
         problem = _problem(inbox)
         return Reply(503 if problem else 200, msgspec.json.encode({"status": problem or "ready"}))

@@ -60,14 +60,12 @@ from refold.server.inbox import Inbox
 from refold.server.job_changes import JobChanger
 from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries
-from refold.server.live_state import LiveState
+from refold.server.live_state import LiveState, journal_lines, snapshot_lines
 from refold.server.monitor import GpuPoller
 from refold.server.planner import CostlyQuestions, Planner
-from refold.server.policy_comparison import PolicyComparer
-from refold.server.preemption_question import PreemptionAdviser
+from refold.server.policy_comparison import PolicyComparer, PreemptionAdviser
 from refold.server.preview import Previewer
 from refold.server.run_log import RunLog, make_timeline
-from refold.server.snapshot import journal_lines, snapshot_lines
 from refold.server.start_conditions import StartConditions
 from refold.server.start_forecasts import StartForecasts
 from refold.server.status import node_statuses, tenant_statuses, user_statuses
@@ -185,7 +183,6 @@ class SchedulerService:
         return Jobs(self._jobs.statuses(caller, ids), len(ids))
 
     async def create_environment(self, caller: Caller, environment: NewEnvironment) -> StoredEnvironment:
-        """Store the environment of a submitter."""
         return await self._environments.create(caller, environment)
 
     async def environment(self, caller: Caller, job: str) -> JobEnvironment:
@@ -226,7 +223,6 @@ class SchedulerService:
         return await self._jobs.ended_page(caller, query) if query.ended else self._jobs.active_page(caller, query)
 
     async def job(self, caller: Caller, job: str) -> JobStatus:
-        """Return one job."""
         return self._jobs.status(caller, self._jobs.find(job))
 
     async def why(self, caller: Caller, job: str) -> JobExplanation:
@@ -238,7 +234,6 @@ class SchedulerService:
         return await self._jobs.read_logs(caller, job, query)
 
     def use(self, caller: Caller, job: str) -> JobUse:
-        """Return what a job has used over time."""
         return JobUse(self._use_of(self._jobs.readable(caller, job).id))
 
     async def cancel(self, caller: Caller, job: str, query: CancelQuery = WITH_GRACE) -> JobStatus:
@@ -260,11 +255,9 @@ class SchedulerService:
     # The cluster.
 
     def nodes(self, caller: Caller) -> list[NodeStatus]:
-        """Return all nodes."""
         return node_statuses(self._state.view, self._node_limits)
 
     async def drain(self, caller: Caller, node: str, query: DrainQuery) -> NodeStatus:
-        """Drain a node, or one GPU of it."""
         index = await self._drains.drain(node, query.gpu, query.reason or f"by {caller.name}", query.move or query.now)
         if query.now:
             for job in self._drains.jobs_on(index, query.gpu):
@@ -272,7 +265,6 @@ class SchedulerService:
         return self.nodes(caller)[index]
 
     async def resume(self, caller: Caller, node: str, query: GpuQuery) -> NodeStatus:
-        """Accept work again on a node, or on one GPU of it."""
         index = await self._drains.resume(node, query.gpu)
         self._gpus.mark_healthy(index, query.gpu)
         return self.nodes(caller)[index]
@@ -286,7 +278,6 @@ class SchedulerService:
         ]
 
     def alerts(self, caller: Caller) -> list[Alert]:
-        """Return what needs attention now."""
         return find_alerts(caller, self._state, self._inbox.problem, self._forecasts.late_jobs())
 
     async def timeline(self, caller: Caller, query: TimelineQuery) -> Timeline:
@@ -294,17 +285,14 @@ class SchedulerService:
         return await make_timeline(caller, self._state, self._run_log, query.seconds, self._gpus.busy)
 
     def tenants(self, caller: Caller) -> list[TenantStatus]:
-        """Return all tenants."""
         return tenant_statuses(self._state.view)
 
     def users(self, caller: Caller) -> list[UserStatus]:
-        """Return all users."""
         return user_statuses(self._state.view, self._state.header)
 
     # Tokens.
 
     async def tokens(self, caller: Caller) -> list[TokenStatus]:
-        """Return all tokens without secrets."""
         return self._tokens.list()
 
     async def create_token(self, caller: Caller, token: NewToken) -> CreatedToken:
@@ -312,7 +300,6 @@ class SchedulerService:
         return await self._tokens.create(token)
 
     async def revoke_token(self, caller: Caller, name: str) -> TokenStatus:
-        """Revoke a token."""
         revoked = await self._tokens.revoke(name)
         self.event_stream.wake()
         return revoked
@@ -324,7 +311,6 @@ class SchedulerService:
         return await snapshot_lines(self._state, self._reader, query.whole)
 
     def journal(self, caller: Caller) -> AsyncIterator[bytes]:
-        """Yield the current epoch of the journal."""
         return journal_lines(self._reader.journal)
 
 

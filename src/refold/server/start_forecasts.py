@@ -87,8 +87,6 @@ class SubmissionTrial(msgspec.Struct, frozen=True):
 
 
 class StartForecasts(Subscriber):
-    """Start estimates of the waiting jobs."""
-
     def __init__(
         self,
         state: LiveState,

@@ -22,10 +22,10 @@ from refold.placement import Floats
 from refold.policies.common import RunWatch
 from refold.predict import DurationDistribution
 from refold.simulator.agenda import Agenda
-from refold.simulator.arrivals import PastArrivals
 from refold.simulator.backend import SimulatedBackend
 from refold.simulator.costs import RecordedSpeeds, SpeedModel
 from refold.simulator.fork import CannotCopy, Fork
+from refold.simulator.run_time_draws import PastArrivals
 from refold.simulator.state_at import RecordedDecisions, StateAt
 
 MAX_STEPS = 50_000
@@ -95,7 +95,6 @@ class _Successor:
         self._past_jobs: list[tuple[Job, Seconds]] = []
 
     def decide(self, view: View) -> Decision:
-        """Return the recorded decision, or that of the new policy."""
         if not self.active:
             self._past_jobs += view.changes.past_jobs
             return self.recorded.decide(view)
@@ -127,7 +126,6 @@ class Futures:
         return self._ends
 
     def starts(self, job_id: str) -> Floats:
-        """Return the start time of a job in each future."""
         return self._starts[job_id]
 
     def start(self, job_id: str) -> StartEstimate | None:

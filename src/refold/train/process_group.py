@@ -13,6 +13,7 @@ import torch.distributed as dist
 from refold.train.messages import Change
 
 TIMEOUT = timedelta(minutes=10)
+AGREEMENT_TIMEOUT = timedelta(seconds=10)
 
 
 class Rendezvous(NamedTuple):
@@ -64,6 +65,17 @@ def join(rendezvous: Rendezvous, device: torch.device) -> None:
         store = dist.TCPStore(address, port, ranks, is_master=rank == 0, timeout=TIMEOUT)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
+
+
+def all_ranks_are_at(place: str) -> bool:
+    """Return whether all ranks call this with the same words, within some seconds; not collective."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"{place}, rank {dist.get_rank()}", "")
+    try:
+        store.wait([f"{place}, rank {rank}" for rank in range(dist.get_world_size())], AGREEMENT_TIMEOUT)
+    except dist.DistStoreError:
+        return False
+    return True
 
 
 def leave() -> None:

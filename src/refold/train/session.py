@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,60 +19,27 @@ from torch import Tensor, nn
 from refold.errors import BadInput, StateNotMoved
 from refold.model import Plan, Seconds
 from refold.train import fork_server, process_group
-from refold.train.batches import BatchReader, Data
+from refold.train.batches import Batches, Data, seed_all
 from refold.train.boundary import Boundary, BoundaryRequest
 from refold.train.channel import RankChannel
 from refold.train.checkpoints import Checkpoints
 from refold.train.evaluation import ModelEvaluation
 from refold.train.host_tensors import plain, restored
 from refold.train.layout import with_micro_batches
-from refold.train.losses import Batch, Loss, LossReducer, ModelInputs, first_input, without_labels
+from refold.train.losses import Batch, Loss, LossReducer, without_labels
 from refold.train.messages import Change
 from refold.train.micro_batches import TrainingStep
 from refold.train.process_group import Rendezvous
 from refold.train.reports import Reports
 from refold.train.reshaper import PhaseTimer, ReadState, Reshaper
-from refold.train.samples import SampleOrder
 from refold.train.session_checkpoints import SessionCheckpoints
 from refold.train.state_copies import StateCopies
 from refold.train.step_clock import StepClock
-from refold.train.training_state import Facts, TrainingState
+from refold.train.training_options import TrainingOptions
+from refold.train.training_state import USER_BYTES, Facts, TrainingState
+from refold.train.user_state import UserState
 
 log = logging.getLogger("refold.train")
-
-SAVE_EVERY: Seconds = 600.0
-"""Default time between checkpoints."""
-
-
-class LearningRateScheduler(Protocol):
-    """A scheduler of `torch.optim.lr_scheduler`."""
-
-    def step(self) -> None:
-        """Adjust the learning rate after a step."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Restore the state."""
-
-
-class TrainingOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a session trains, besides model, optimizer, loss and data. See `start`."""
-
-    batch: int
-    steps: int
-    inputs: Callable[[Batch], ModelInputs] = first_input
-    seed: int = 0
-    shuffle: bool = True
-    autocast: Any = None
-    clip: float | None = None
-    save_every: Seconds = SAVE_EVERY
-    scheduler: Any = None
-
-    def sample_order(self, samples: int) -> SampleOrder:
-        """Return the order in which so many samples are read."""
-        return SampleOrder(samples, self.batch, self.seed, shuffle=self.shuffle)
 
 
 class Session:
@@ -86,7 +52,7 @@ class Session:
         self,
         reshaper: Reshaper,
         loss: Loss,
-        data: Data | None,
+        batches: Batches | None,
         options: TrainingOptions,
         channel: RankChannel | None = None,
         checkpoints: Checkpoints | None = None,
@@ -95,7 +61,9 @@ class Session:
         self._reshaper = reshaper
         self._loss = loss
         self._options = options
-        self._batches = BatchReader(data, options.sample_order(len(data))) if data is not None else None
+        self._batches = batches
+        self._user = UserState(batches.state if batches else lambda _: None)
+        self._update = options.weight_update(reshaper.state)
         self._reports = Reports(channel, options.batch)
         self._checkpoints = SessionCheckpoints(checkpoints, reshaper.state, self._reports)
         self._boundary = Boundary(channel, options.save_every if checkpoints else float("inf"))
@@ -111,13 +79,36 @@ class Session:
     def __iter__(self) -> Iterator[Batch]:
         if self._batches is None:
             raise BadInput("pass data=… to refold.train.start, or call session.step with batches of your own")
+        try:
+            yield from self._batches_of_steps(self._batches)
+        except GeneratorExit:
+            self._end_early()
+            raise
+        self._end()
+
+    def _batches_of_steps(self, batches: Batches) -> Iterator[Batch]:
         while self.steps_done < self._last_step:
             while self._follow(self._boundary.ask(self.steps_done)) is not BoundaryRequest.NOTHING:
                 pass  # ranks that have joined ask at their first step, so the others do as well
             self._has_batch = True
-            yield self._clock.read(self._batches, self.steps_done, self._reshaper.model.layout)
+            batch = self._clock.read(batches, self.steps_done, self._reshaper.model.layout)
+            seed_all(self._step_seed())
+            yield batch
             if self._has_batch:
                 raise BadInput("call session.step(batch) once for every batch of the session")
+
+    def _end_early(self) -> None:
+        """Write a checkpoint, because the script has left the loop: with `break`, or by an error on some ranks only."""
+        if self._has_batch:
+            return
+        if process_group.all_ranks_are_at(f"left after step {self.steps_done}"):
+            self._end()
+        else:
+            log.warning("rank %d has left the loop after step %d, and others not", self.rank, self.steps_done)
+
+    def _end(self) -> None:
+        """Write a checkpoint after the last step."""
+        self._close_data()
         self._checkpoints.finish(wait=True)
         self._save_if_possible(wait=True)
         self._reports.finished(self.steps_done)
@@ -125,16 +116,9 @@ class Session:
     def step(self, batch: Batch) -> Tensor:
         """Train with a batch of the session; return the mean loss of the global batch."""
         assert self._training_step is not None
-        plan, position = self.plan, self._reshaper.model.layout.position
-        torch.manual_seed(_seed(self._options.seed, self.steps_done, position.data * plan.pipeline + position.stage))
-        loss, scale = self._reducer.reduce(self._training_step.run(batch), batch)
-        if scale is not None:
-            self._reshaper.state.scale_gradients(scale)
-        if self._options.clip is not None:
-            self._reshaper.state.clip_gradients(self._options.clip)
-        self._reshaper.state.optimizer.step()
-        if self._options.scheduler is not None:
-            self._options.scheduler.step()
+        torch.manual_seed(self._step_seed())
+        loss, factor = self._reducer.reduce(self._training_step.run(batch, self._update.loss_scale), batch)
+        self._update.run(factor)
         self.steps_done += 1
         self._has_batch = False
         self._reports.progressed(self.steps_done, loss, self._clock.end_step())
@@ -174,6 +158,19 @@ class Session:
         inputs = self._options.inputs if metric is None else without_labels(self._options.inputs)
         evaluation = ModelEvaluation(self._reshaper.model, metric or self._loss, inputs, self._context())
         return evaluation.run(data, batch or self._options.batch)
+
+    def register(self, name: str, item: Any) -> None:
+        """Let the state of an object be part of checkpoints and changes; if training continues, set it. On all ranks.
+
+        It has `state_dict` and `load_state_dict`, or is a generator of random numbers. The state is that of rank 0.
+        """
+        self._user.register(name, item)
+
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Let the model have the averages of its weights within the context (`ema=…`). Call it on all ranks."""
+        if self._options.ema is None:
+            raise BadInput("pass ema=0.999, for example, to refold.train.start")
+        return self._reshaper.state.optimizer.averaged()
 
     def stop(self) -> None:
         """Let the loop over the batches of the session end after this step, with a checkpoint. Call it on all ranks."""
@@ -353,19 +350,37 @@ class Session:
     # State.
 
     def _facts(self) -> Facts:
+        """Return the facts about the training, and make the state of the user's objects part of its state."""
         scheduler = self._options.scheduler
+        user = self._reshaper.state.user_state = self._user.encode(self.steps_done)
         return {
             "step": self.steps_done,
             "groups": self._reshaper.state.optimizer.settings(),
             "scheduler": None if scheduler is None else plain(scheduler.state_dict()),
+            "scaler": self._update.facts(),
+            USER_BYTES: 0 if user is None else len(user),
         }
 
     def _restore(self, facts: Facts) -> None:
         self.steps_done = facts["step"]
         self._reshaper.state.optimizer.restore_settings(facts["groups"])
+        self._update.restore(facts.get("scaler"))
+        position = self._user.decode(self._reshaper.state.user_state)
+        if self._batches is not None and position is not None:
+            self._batches.restore(position)
         scheduler = self._options.scheduler
         if scheduler is not None and facts["scheduler"] is not None:
             scheduler.load_state_dict(restored(facts["scheduler"], scheduler.state_dict()))
+
+    def _step_seed(self) -> int:
+        """Return the random seed of this step: equal for tensor-parallel ranks, and for a repeated step."""
+        position = self._reshaper.model.layout.position
+        part = position.data * self.plan.pipeline + position.stage
+        return hash((self._options.seed, self.steps_done, part)) & 0x7FFF_FFFF_FFFF_FFFF
+
+    def _close_data(self) -> None:
+        if self._batches is not None:
+            self._batches.close()
 
     def _save_if_possible(self, *, wait: bool) -> None:
         self._boundary.note_saved()
@@ -380,6 +395,7 @@ class Session:
     def _leave(self, phases: dict[str, Seconds] | None = None) -> None:
         """Exit, because the new shape does not need this rank, after phases of a change; or the run was stopped."""
         self._reports.left(self.steps_done, phases or {})
+        self._close_data()
         process_group.leave()
         fork_server.leave_quickly()
         sys.exit(0)
@@ -389,11 +405,6 @@ def _warn_of_plan(why: str, plan: Plan) -> None:
     """Say why the requested plan is not used, if there is a reason."""
     if why:
         log.warning("%s; the plan is %s instead", why, plan)
-
-
-def _seed(seed: int, step: int, part: int) -> int:
-    """Return the random seed of a step on a rank: equal for tensor-parallel ranks, and for a repeated step."""
-    return hash((seed, step, part)) & 0x7FFF_FFFF_FFFF_FFFF
 
 
 def _shared_memory() -> str | None:

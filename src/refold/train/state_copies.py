@@ -95,6 +95,7 @@ class StateCopies:
         header = read_header(path) if own in copy.sources else self._fetch_header(copy)
         _, slots, facts = header.description
         state.optimizer.create_state(slots)
+        state.expect_user_state(facts)
         boxes = {box.name: box for box in state.boxes}
         holdings = {host: source.regions for host, source in copy.sources.items()}
         wanted: defaultdict[int, TensorRegions] = defaultdict(dict)

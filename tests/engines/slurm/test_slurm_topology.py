@@ -102,7 +102,7 @@ def test_a_removed_node_keeps_its_domains_while_the_levels_stay() -> None:
 def test_snapshots_have_levels_or_a_note() -> None:
     def look(nodes: int) -> tuple[tuple[str, ...], list[str]]:
         lines = [node_line(f"n{number}") for number in range(nodes)]
-        found = observe_slurm(FakePrograms([job_json(1)], lines, sacct="", topology=BLOCKS).run, "easy", 3600.0)
+        found = observe_slurm(FakePrograms([job_json(1)], lines, sacct="", topology=BLOCKS).run, 3600.0)
         return found.header.cluster.level_names, [note for note in found.notes if "topology" in note]
 
     assert look(6) == (("block",), [])

@@ -59,7 +59,7 @@ def train(
     model = SmallGpt(tied=True)
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.5), SplittableModel(model))
     options = TrainingOptions(batch=8, steps=STEPS * len(plans), clip=clip)
-    session = Session(Reshaper(state, 8, torch.device("cpu")), loss, PaddedWords(), options)
+    session = Session(Reshaper(state, 8, torch.device("cpu")), loss, options.batches_of(PaddedWords()), options)
     session.begin(plans[0], Rendezvous(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), meeting))
     losses: list[float] = []
     for batch in session:

@@ -107,7 +107,7 @@ def make_session(
     state = TrainingState(model, optimizer, SplittableModel(model, compile_layers=compile_layers))
     options = TrainingOptions(batch=8, steps=steps, clip=1.0, save_every=0.0)
     reshaper = Reshaper(state, 8, torch.device("cpu"))
-    session = Session(reshaper, next_token_loss, RepeatedWords(), options, checkpoints=checkpoints)
+    session = Session(reshaper, next_token_loss, options.batches_of(RepeatedWords()), options, checkpoints=checkpoints)
     session.begin_alone(plan, Rendezvous(rank, ranks, meeting))
     return session
 

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from refold.cli import format_job_counts, format_rack, list_jobs, make_client
+from refold.cli import format_job_counts, format_rack, list_jobs, make_client, option, switch
 from refold.cli.views import (
     AsJson,
     Column,
@@ -43,10 +41,8 @@ UNKNOWN = "–"
 
 
 def top(
-    interval: Annotated[
-        float, typer.Option("--interval", min=0.2, max=3600, metavar="SECONDS", help="Refresh interval.")
-    ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
+    interval: Annotated[float, option("SECONDS", "Refresh interval.", min=0.2, max=3600)] = 2.0,
+    once: Annotated[bool, switch("--once", "Print once and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show memory, utilisation, temperature, power and jobs of every GPU; refresh until interrupted.

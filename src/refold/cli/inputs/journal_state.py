@@ -43,14 +43,12 @@ class JournalState:
         return self.present.now
 
     def entries(self) -> Iterator[Entry]:
-        """Return all entries of the journal."""
         from refold.journal import read_journal
 
         return read_journal(self.path)[1]
 
     @property
     def displayed_now(self) -> float:
-        """The time of the state in displayed time."""
         return self.now + self.clock_offset
 
 

@@ -108,23 +108,18 @@ class ApiServer:
 
     @property
     def address(self) -> str:
-        """The address of the API server."""
         return self._access.address
 
     def get(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> T:
-        """Return an object, or a list of them."""
         return msgspec.json.decode(self.call("GET", path, query=query), type=kind)
 
     def create(self, path: str, body: object, *, retry: bool = True) -> bytes:
-        """Create an object."""
         return self.call("POST", path, body, retry=retry)
 
     def patch(self, path: str, body: object, content_type: str = MERGE_PATCH) -> bytes:
-        """Change fields of an object."""
         return self.call("PATCH", path, body, content_type=content_type)
 
     def delete(self, path: str, body: object = None) -> bytes:
-        """Delete an object."""
         return self.call("DELETE", path, body)
 
     def call(
@@ -240,7 +235,6 @@ class Calls:
         self._threads = threads
 
     async def run(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call a function in a thread."""
         call = partial(function, *arguments, **options)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
@@ -276,7 +270,6 @@ class Watch:
             self._connection.close()
 
     def close(self) -> None:
-        """End the watch."""
         with suppress(OSError, AttributeError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -301,6 +294,5 @@ def watch_error(event: WatchEvent) -> ApiError:
 
 
 def as_dict(text: bytes) -> dict[str, Any]:
-    """Decode an object of any kind."""
     found: dict[str, Any] = msgspec.json.decode(text)
     return found

@@ -198,7 +198,6 @@ class Lease:
 
     @property
     def text(self) -> str:
-        """Its namespace and name."""
         return f"{self._folder.split('/')[-2]}/{self._name}"
 
     @property

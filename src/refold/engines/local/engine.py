@@ -61,7 +61,6 @@ class LocalEngine(ClusterEngine):
 
     @property
     def cluster(self) -> Cluster:
-        """This machine as a cluster."""
         return self._layout.cluster
 
     def rebuild(self) -> None:
@@ -97,7 +96,6 @@ class LocalEngine(ClusterEngine):
         return self._backend
 
     async def job_use(self) -> Mapping[str, MachineUse]:
-        """Return what the processes of jobs use."""
         return {} if self._backend is None else await self._backend.use()
 
     def make_parts(

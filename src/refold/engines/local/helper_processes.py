@@ -146,27 +146,21 @@ class HelperGroups:
         self.enforced = enforced
 
     def members(self, run: str) -> list[int]:
-        """Return the pids of all processes of a run."""
         return self._ask(ReadRun(run)).pids
 
     def kill(self, run: str) -> None:
-        """Kill all processes of a run."""
         self._ask(KillRun(run))
 
     def limit(self, place: GroupPlace) -> None:
-        """Change the limits of an instance."""
         self._ask(LimitInstance(place))
 
     def usage(self, run: str) -> list[InstanceUsage]:
-        """Return what each instance of a run has used."""
         return self._ask(ReadRun(run, usage=True)).usage
 
     def remove(self, run: str) -> None:
-        """Remove the cgroups of a run."""
         self._ask(RemoveRun(run))
 
     def runs(self) -> list[str]:
-        """Return the runs that have cgroups."""
         return self._ask(ListRuns()).runs
 
     def close(self) -> None:

@@ -250,7 +250,6 @@ class Speeds:
         return job.plan or Plan(data=job.demand.instances * job.demand.gpus)
 
     def batch(self, job: Job) -> int:
-        """Return the global batch of a job, in samples."""
         model = self._model(self._kind(job))
         return job.batch or (model.batch if model else 0) or 1
 
@@ -441,7 +440,6 @@ def workload_kind(job: Job) -> WorkloadKind:
 
 
 def requested_layout(job: Job) -> Layout:
-    """Return the layout that a job requests."""
     return (job.demand.gpus,) * job.demand.instances
 
 

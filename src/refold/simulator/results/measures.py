@@ -41,8 +41,6 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class OutcomeCounts(msgspec.Struct, frozen=True):
-    """Number of jobs by outcome."""
-
     finished: int = 0
     failed: int = 0
     cancelled: int = 0
@@ -313,7 +311,6 @@ def _reshapes(history: History) -> int:
 
 
 def _reshapable_jobs(history: History) -> int:
-    """Count the reshapable jobs that were started."""
     return int(_is_reshapable(history)[~np.isnan(history.jobs.first_start)].sum())
 
 
@@ -371,7 +368,6 @@ _SIZE_LIMITS = (1, 4, 8, 32)
 
 
 def size_of(job: Job) -> int:
-    """Return the index of the size class of a job in SIZES."""
     demand = job.demand
     if not demand.gpus:
         return 0

@@ -73,7 +73,6 @@ def report_html(
     outlook: PreemptionOutlook | None = None,
     recorded: Recorded | None = None,
 ) -> str:
-    """Return the report as HTML."""
     if not runs:
         raise BadValue("a report needs at least one run")
     measured = [(run.name, run.measures) for run in runs]
