@@ -26,7 +26,7 @@ from refold.errors import BadInput
 from refold.model import Seconds
 from refold.train.checkpoints import KEPT
 from refold.train.own_loop import OwnLoop, checkpoints_in, is_sharded
-from refold.train.session import SAVE_EVERY
+from refold.train.training_options import SAVE_EVERY
 
 _PREFIX = "step-"
 
