@@ -107,8 +107,6 @@ def columns_of(job: dict[str, Any]) -> str:
         "Licenses": job["licenses"] or "(null)",
         "Dependency": job["dependency"] or "(null)",
         "EligibleTime": job["eligible_time"] or "N/A",
-        "ReqNodes": job["required_nodes"],
-        "ExcNodes": job["excluded_nodes"],
         "Name": job["name"],
     }
     return "".join(str(cells[name]).ljust(width) for name, width in COLUMNS.items())

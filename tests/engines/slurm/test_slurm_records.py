@@ -45,7 +45,7 @@ def test_all_formats_of_the_queue_say_the_same() -> None:
         job_json(1, 16, state="RUNNING", node_count=2, nodes="n[1-2]", name="with | bar"),
         job_json(2, 2, time_limit=None, tres_per_node="gres:gpu:a100:2", features="ib&big"),
         job_json(3, 0),
-        job_json(4, licenses="solver:2", dependency="afterok:3(unfulfilled)", excluded_nodes="n[1-2]"),
+        job_json(4, licenses="solver:2", dependency="afterok:3(unfulfilled)"),
     ]
     json_jobs = read_queue(FakePrograms(jobs, []).run).jobs
     assert json_jobs == read_queue(FakePrograms([newer(job) for job in jobs], []).run).jobs
@@ -57,8 +57,7 @@ def test_all_formats_of_the_queue_say_the_same() -> None:
     assert (json_jobs[1].gpus, json_jobs[1].time_limit) == (GpuAmount(2, ("a100",)), None)
     assert json_jobs[2].gpus == GpuAmount(0)
     last = json_jobs[3]
-    found = (last.licenses, last.dependency, last.excluded_nodes)
-    assert found == ("solver:2", "afterok:3(unfulfilled)", "n[1-2]")
+    assert (last.licenses, last.dependency) == ("solver:2", "afterok:3(unfulfilled)")
 
 
 def test_exclusive_jobs_are_known_in_several_versions() -> None:

@@ -41,11 +41,12 @@ COLUMNS = {
     "Licenses": 256,
     "Dependency": 1024,
     "EligibleTime": 24,
-    "ReqNodes": 1024,
-    "ExcNodes": 1024,
     "Name": 256,
 }
-"""What is asked of `squeue --Format`, with widths: names may contain any separator."""
+"""What is asked of `squeue --Format`, with widths: names may contain any separator.
+
+Without `ReqNodes` and `ExcNodes`: squeue 22.05 prints nothing at all for them if a job has none.
+"""
 
 ABSENT = frozenset({"", "N/A", "(null)", "Unknown", "None"})
 RUNNING = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"})
