@@ -13,9 +13,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from slurm_versions import programs_of, unpack, wanted_version
+from tools.slurm_versions import programs_of, unpack, wanted_version
 
 REQUIRED = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 WANTED = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
