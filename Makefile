@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE  # every process would compile all that it impo
 
 KERNELS := $(BIN)/python setup.py --quiet build_ext --inplace  # compiles those that have changed
 
-.PHONY: run compare kernels check test test-seeds test-long test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web test-machine ci upgrade lint measures duplicates mutate demo demo-failures docs man bench clean
+.PHONY: run compare kernels check test test-seeds test-long test-aarch64 test-install test-train engines-kubernetes test-kubernetes engines-slurm test-slurm test-ray test-web test-machine ci upgrade lint measures duplicates mutate demo demo-failures docs man bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed.run  ## start the scheduler daemon of this machine; Ctrl-C stops it
@@ -105,6 +105,9 @@ test-machine: kernels  ## test the systemd unit with cgroups of version 2 in a v
 		$(RUN_TESTS)/test-machine.xml -m machine tests/end_to_end; \
 	else \
 		echo "machine: none; not tested in a booted machine"; fi
+
+test-aarch64: kernels  ## test kernels and golden runs on aarch64, emulated by qemu on x86-64; needs root, half an hour
+	@$(BIN)/python tools/test_aarch64.py
 
 ci:  ## make test and the suites of all engines, and a table of their times, tests, and skipped tests with reasons
 	@$(PYTHON) tools/ci.py
