@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -58,6 +58,8 @@ class StateCopies:
         self._stage = DeviceStage() if torch.cuda.is_available() else None
         self.fits = True
         """Whether the hosts have memory for the copies."""
+        self.has_replicas = False
+        """Whether each part of the last copy was in memory of ranks on two hosts."""
 
     def write(self, state: TrainingState, facts: Facts, *, wait: bool = False) -> Seconds | None:
         """Write this rank's parts, unless there is not enough memory; return how long that held up the training.
@@ -73,6 +75,8 @@ class StateCopies:
         tables = gather((host, own, described, state.optimizer.slots(), _room(path)))
         index, size = make_index(merge(table[2] for table in tables))
         writers = _writers([(table[0], table[1]) for table in tables])
+        holders = Counter((name, region) for _, name, region in writers)
+        self.has_replicas = min(holders.values(), default=0) > 1
         items = {name: place.dtype.itemsize for name, place in index.items()}
         if not self._has_room(tables, writers, items):
             return perf_counter() - began
