@@ -9,26 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from refold import journal
 from refold.core import Entry
-from refold.journal import (
-    Cancelled,
-    Change,
-    Ending,
-    Flagged,
-    Held,
-    JobEnded,
-    JobHistories,
-    JobRecord,
-    NodeChange,
-    Placed,
-    PlanReplaced,
-    Released,
-    RunBegan,
-    RunEnded,
-    RunRecord,
-    StopOrdered,
-    Submitted,
-)
 from refold.model import (
     MINUTE,
     Allocation,
@@ -107,62 +89,64 @@ class Notice(msgspec.Struct, frozen=True):
 class JobTable:
     """One record per active job, updated only by journal entries, and what each entry changed."""
 
-    def __init__(self, cluster: Cluster, records: Iterable[JobRecord] = ()) -> None:
+    def __init__(self, cluster: Cluster, records: Iterable[journal.JobRecord] = ()) -> None:
         self._cluster = cluster
-        self._histories = JobHistories(records, FreeResources(cluster).fits_when_empty)
-        self.records: Mapping[str, JobRecord] = self._histories.records
+        self._histories = journal.JobHistories(records, FreeResources(cluster).fits_when_empty)
+        self.records: Mapping[str, journal.JobRecord] = self._histories.records
 
     def replay(self, entry: Entry) -> None:
         """Apply an entry that was applied before, by an earlier daemon."""
         self._histories.apply(entry)
 
-    def apply(self, entry: Entry, infeasible: Container[str]) -> tuple[list[Change], list[Notice]]:
+    def apply(self, entry: Entry, infeasible: Container[str]) -> tuple[list[journal.Change], list[Notice]]:
         """Apply an entry; return what it changed, also as notices. Late and duplicate reports are ignored.
 
         `infeasible`: ids of the jobs that do not fit the empty cluster.
         """
         changes = self._histories.apply(entry)
-        stopped = {change.record.job.id for change in changes if isinstance(change, RunEnded) and _was_stopped(change)}
+        stopped = {
+            change.record.job.id for change in changes if isinstance(change, journal.RunEnded) and _was_stopped(change)
+        }
         return changes, [notice for change in changes for notice in self._notices(change, infeasible, stopped)]
 
-    def _notices(self, change: Change, infeasible: Container[str], stopped: set[str]) -> Iterable[Notice]:
+    def _notices(self, change: journal.Change, infeasible: Container[str], stopped: set[str]) -> Iterable[Notice]:
         match change:
-            case Submitted(record):
+            case journal.Submitted(record):
                 request = [str(record.job.demand), *describe_choices(record.job)]
                 yield Notice("submitted", record.job, text="; ".join(request))
                 if record.job.id in infeasible:
                     text = "it does not fit the nodes that it may use, even when they are empty"
                     yield Notice("infeasible", record.job, text=text)
-            case Held(record, Reason.BACKOFF):
+            case journal.Held(record, Reason.BACKOFF):
                 yield Notice("held", record.job, record.runs, _backoff_text(record.failures))
-            case Held(record, reason, run):
+            case journal.Held(record, reason, run):
                 yield Notice("held", record.job, run, HOLD_TEXTS.get(reason, ""))
-            case Released(record, run):
+            case journal.Released(record, run):
                 yield Notice("released", record.job, run)
-            case Placed(record, RunRecord(number, allocation, adopted=None)):
+            case journal.Placed(record, journal.RunRecord(number, allocation, adopted=None)):
                 kind: NoticeKind = "reshaped" if record.job.id in stopped else "placed"
                 yield Notice(kind, record.job, number, self._format(allocation))
-            case RunBegan(record, run):
+            case journal.RunBegan(record, run):
                 yield Notice("started", record.job, run.number)
-            case PlanReplaced(record, run, ordered):
+            case journal.PlanReplaced(record, run, ordered):
                 text = f"uses {run.allocation.plan}, since it cannot use {ordered}; its output says why"
                 yield Notice("note", record.job, run.number, text)
-            case StopOrdered(record, run, why):
+            case journal.StopOrdered(record, run, why):
                 yield Notice("stopping", record.job, run.number, why)
-            case Flagged(record, why, run, rule):
+            case journal.Flagged(record, why, run, rule):
                 yield Notice("time limit" if rule == "time limit" else "hang suspected", record.job, run, why)
-            case RunEnded(record, run, requeued=True) if run.failure is not None:
+            case journal.RunEnded(record, run, requeued=True) if run.failure is not None:
                 yield Notice("failed", record.job, run.number, f"{run.failure.why}; it will be retried")
-            case RunEnded(record, run, requeued=True):
+            case journal.RunEnded(record, run, requeued=True):
                 yield Notice("stopped", record.job, run.number)
-            case JobEnded(record):
+            case journal.JobEnded(record):
                 yield Notice(_end_kind(record), record.job, record.runs, record.message)
-            case NodeChange():
+            case journal.NodeChange():
                 yield self._node_notice(change)
-            case Placed() | RunEnded() | Cancelled():
+            case journal.Placed() | journal.RunEnded() | journal.Cancelled():
                 pass  # an adopted run was placed before; the notice of the end of the job follows
 
-    def _node_notice(self, change: NodeChange) -> Notice:
+    def _node_notice(self, change: journal.NodeChange) -> Notice:
         name = self._cluster.nodes[change.node].name
         down = f": {change.why}" if change.why else ""
         if change.gpu is None:
@@ -191,11 +175,11 @@ def _backoff_text(failures: int) -> str:
     return f"for {format_duration(backoff_seconds(failures))}, after {format_count(failures, 'failure')}"
 
 
-def _was_stopped(change: RunEnded) -> bool:
-    return change.run.ending is Ending.STOPPED
+def _was_stopped(change: journal.RunEnded) -> bool:
+    return change.run.ending is journal.Ending.STOPPED
 
 
-def _end_kind(record: JobRecord) -> NoticeKind:
+def _end_kind(record: journal.JobRecord) -> NoticeKind:
     match record.state:
         case "finished" | "failed" | "timed out":
             return record.state

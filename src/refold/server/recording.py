@@ -8,23 +8,10 @@ from pathlib import Path
 
 import msgspec
 
+from refold import journal
 from refold.client.api import Caller
 from refold.core import Entry, JobSubmitted, RunAdopted, RunProgressed
 from refold.errors import Forbidden
-from refold.journal import (
-    Change,
-    Epoch,
-    Flagged,
-    Held,
-    JobRecord,
-    NodeChange,
-    Placed,
-    Released,
-    RunRecord,
-    Submitted,
-    membership_changes,
-    read_united_epochs,
-)
 from refold.model import WHOLE, Cluster, Demand, Job, Seconds, consent_of, run_plan
 from refold.placement import FreeResources
 from refold.server.http import Api, Page, Reply, Sessions, TokenAuthenticator, user_subject
@@ -140,7 +127,7 @@ class Recording(msgspec.Struct, frozen=True):
 
 def read_recording(path: Path) -> Recording:
     """Read a journal, with all of its epochs."""
-    epochs = read_united_epochs(path)
+    epochs = journal.read_united_epochs(path)
     reader = _RecordingReader(epochs[-1].cluster)
     for epoch in epochs:
         reader.read_epoch(epoch)
@@ -150,10 +137,10 @@ def read_recording(path: Path) -> Recording:
 class _JobNotes:
     """A job while the journal is read: its record, which changes, and what the record does not keep."""
 
-    def __init__(self, record: JobRecord, recorded: RecordedJob) -> None:
+    def __init__(self, record: journal.JobRecord, recorded: RecordedJob) -> None:
         self.record = record
         self.recorded = recorded
-        self.runs: list[RunRecord] = []
+        self.runs: list[journal.RunRecord] = []
 
 
 class _RecordingReader:
@@ -173,18 +160,18 @@ class _RecordingReader:
         self._times: list[Seconds] = []
         self._entries = 0
 
-    def read_epoch(self, epoch: Epoch) -> None:
+    def read_epoch(self, epoch: journal.Epoch) -> None:
         for number, entry in enumerate(epoch.entries):
             if number == 0:
                 self._begin(epoch, entry)
             self._read(entry)
             self._entries += 1
 
-    def _begin(self, epoch: Epoch, first: Entry) -> None:
+    def _begin(self, epoch: journal.Epoch, first: Entry) -> None:
         """End runs that the epoch does not continue; add and remove nodes."""
         adopted = {event.job for event in first.events if isinstance(event, RunAdopted)}
         self._note_events(first.now, self._table.lose_runs_except(adopted, first.now))
-        for change in membership_changes(first.now, self._missing, epoch.missing):
+        for change in journal.membership_changes(first.now, self._missing, epoch.missing):
             self._note_change(first.now, change)
         self._missing = epoch.missing
 
@@ -213,20 +200,20 @@ class _RecordingReader:
             self._fits[job.demand] = self._empty.fits_when_empty(job.demand)
         return self._fits[job.demand]
 
-    def _note_change(self, now: Seconds, change: Change) -> None:
+    def _note_change(self, now: Seconds, change: journal.Change) -> None:
         match change:
-            case Submitted(record):
+            case journal.Submitted(record):
                 self._latest[record.job.id] = notes = _JobNotes(record, self._describe(record.job))
                 self._jobs.append(notes)
-            case Placed(record, run):
+            case journal.Placed(record, run):
                 self._latest[record.job.id].runs.append(run)
-            case Held(record, reason):
+            case journal.Held(record, reason):
                 self._latest[record.job.id].recorded.holds.append((now, reason.value))
-            case Released(record):
+            case journal.Released(record):
                 self._latest[record.job.id].recorded.holds.append((now, ""))
-            case Flagged(record, why):
+            case journal.Flagged(record, why):
                 self._latest[record.job.id].recorded.warnings.append((now, why))
-            case NodeChange(at, node, up, gpu, why, drained):
+            case journal.NodeChange(at, node, up, gpu, why, drained):
                 self._node_changes.append(RecordedNodeChange(at, node, up, gpu, drained, why))
             case _:
                 pass  # the records of the job and of its runs say it
@@ -310,7 +297,7 @@ def _finish(notes: _JobNotes) -> RecordedJob:
     return recorded
 
 
-def _describe_run(job: Job, run: RunRecord) -> RecordedRun:
+def _describe_run(job: Job, run: journal.RunRecord) -> RecordedRun:
     plan = run_plan(job, run.allocation)
     return RecordedRun(
         number=run.number,

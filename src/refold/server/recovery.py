@@ -13,20 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from refold.core import (
-    Entry,
-    Event,
-    GpuLost,
-    Header,
-    JobSubmitted,
-    NodeLost,
-    NodeUsed,
-    PastJob,
-    Policy,
-    RunAdopted,
-    Scheduler,
-    orders_as_recorded,
-)
+from refold import core
 from refold.errors import BadDecision
 from refold.model import Cluster, Job, NodeSet, Seconds
 from refold.server.job_table import JobTable, Notice
@@ -51,35 +38,35 @@ class RecoveredState:
     `notices`: about runs that are not continued.
     """
 
-    scheduler: Scheduler
+    scheduler: core.Scheduler
     job_table: JobTable
     entry: int = 0
     now: Seconds = 0.0
     wakes: list[Seconds] = field(default_factory=list)
-    snapshot: tuple[Event, ...] | None = None
+    snapshot: tuple[core.Event, ...] | None = None
     notices: list[Notice] = field(default_factory=list)
     note: str = ""
 
 
 def recover(
     reader: StoreReader,
-    header: Header,
-    policy: Callable[[], Policy],
+    header: core.Header,
+    policy: Callable[[], core.Policy],
     on_rejection: Callable[[BadDecision], None],
-    history: Sequence[PastJob] = (),
+    history: Sequence[core.PastJob] = (),
 ) -> RecoveredState:
     """Restore the state that the last daemon wrote, or start empty. `history`: jobs that ended without a daemon."""
     epoch = reader.journal.last_epoch()
     if epoch is None:
         return RecoveredState(
-            Scheduler(header.cluster, policy(), on_rejection=on_rejection),
+            core.Scheduler(header.cluster, policy(), on_rejection=on_rejection),
             JobTable(header.cluster),
             snapshot=tuple(history),
         )
     last = reader.journal.last_entry()
     why = _reason_for_new_epoch(epoch, header, last, reader.active_jobs())
     if not why:
-        replayed = _replay(reader.journal, epoch, Scheduler(header.cluster, policy(), on_rejection=on_rejection))
+        replayed = _replay(reader.journal, epoch, core.Scheduler(header.cluster, policy(), on_rejection=on_rejection))
         if replayed is not None:
             return replayed
         why = "the policy no longer makes the recorded decisions"
@@ -87,9 +74,9 @@ def recover(
     snapshot = _snapshot_for(header.cluster, restored.scheduler, past_jobs(reader, history))
     job_table = JobTable(header.cluster, restored.job_table.records.values())
     notices = job_table.lose_runs_except(
-        {event.job for event in snapshot if isinstance(event, RunAdopted)}, restored.now
+        {event.job for event in snapshot if isinstance(event, core.RunAdopted)}, restored.now
     )
-    scheduler = Scheduler(header.cluster, policy(), on_rejection=on_rejection)
+    scheduler = core.Scheduler(header.cluster, policy(), on_rejection=on_rejection)
     return RecoveredState(
         scheduler,
         job_table,
@@ -101,12 +88,12 @@ def recover(
     )
 
 
-def past_jobs(reader: StoreReader, history: Sequence[PastJob] = ()) -> list[PastJob]:
+def past_jobs(reader: StoreReader, history: Sequence[core.PastJob] = ()) -> list[core.PastJob]:
     """Return the latest jobs that have ended, after those of `history`. Slow: call it in a thread."""
     return [*history, *reader.past_jobs(MAX_PAST_JOBS)][-MAX_PAST_JOBS:]
 
 
-def _snapshot_for(cluster: Cluster, before: Scheduler, past: list[PastJob]) -> tuple[Event, ...]:
+def _snapshot_for(cluster: Cluster, before: core.Scheduler, past: list[core.PastJob]) -> tuple[core.Event, ...]:
     """Return the state as events for another cluster. Nodes are matched by name, GPUs by their index.
 
     A run on a node or GPU that no longer exists is left out, so its job waits again. Nodes and GPUs that exist stay
@@ -129,25 +116,25 @@ def _new_types(old: Cluster, new: Cluster) -> dict[str, set[str]]:
     return {name: found for name, found in types.items() if found != {name}}
 
 
-def _rename_types(event: Event, new_types: Mapping[str, Collection[str]]) -> Event:
+def _rename_types(event: core.Event, new_types: Mapping[str, Collection[str]]) -> core.Event:
     """Let a job accept the same nodes as before, if their GPU types have other names now."""
-    if not isinstance(event, JobSubmitted) or new_types.keys().isdisjoint(event.job.demand.gpu_types):
+    if not isinstance(event, core.JobSubmitted) or new_types.keys().isdisjoint(event.job.demand.gpu_types):
         return event
     types = {found for name in event.job.demand.gpu_types for found in new_types.get(name, (name,))}
-    return JobSubmitted(replace(event.job, demand=replace(event.job.demand, gpu_types=tuple(sorted(types)))))
+    return core.JobSubmitted(replace(event.job, demand=replace(event.job.demand, gpu_types=tuple(sorted(types)))))
 
 
-def _move_to_cluster(event: Event, new_index: Mapping[int, int | None], cluster: Cluster) -> Event | None:
-    if isinstance(event, JobSubmitted | PastJob):
+def _move_to_cluster(event: core.Event, new_index: Mapping[int, int | None], cluster: Cluster) -> core.Event | None:
+    if isinstance(event, core.JobSubmitted | core.PastJob):
         return replace(event, job=_move_job(event.job, new_index))
-    if isinstance(event, NodeLost | GpuLost):
+    if isinstance(event, core.NodeLost | core.GpuLost):
         node = new_index[event.node]
-        if node is None or (isinstance(event, GpuLost) and event.gpu >= cluster.nodes[node].gpus):
+        if node is None or (isinstance(event, core.GpuLost) and event.gpu >= cluster.nodes[node].gpus):
             return None
         return replace(event, node=node)
-    if isinstance(event, NodeUsed):
+    if isinstance(event, core.NodeUsed):
         return None  # the back end reports it again
-    if isinstance(event, RunAdopted):
+    if isinstance(event, core.RunAdopted):
         shares = [(share, new_index[share.node]) for share in event.allocation.placement]
         moved = tuple(
             replace(share, node=node)
@@ -169,7 +156,7 @@ def _move_job(job: Job, new_index: Mapping[int, int | None]) -> Job:
     return replace(job, demand=replace(job.demand, allowed_nodes=nodes))
 
 
-def _reason_for_new_epoch(epoch: StoredEpoch, header: Header, last: int, jobs: int) -> str:
+def _reason_for_new_epoch(epoch: StoredEpoch, header: core.Header, last: int, jobs: int) -> str:
     if epoch.header.cluster != header.cluster:
         return "the cluster changed"
     if (epoch.header.policy, epoch.header.settings) != (header.policy, header.settings):
@@ -182,13 +169,13 @@ def _reason_for_new_epoch(epoch: StoredEpoch, header: Header, last: int, jobs: i
     return ""
 
 
-def _replay(journal: JournalReader, epoch: StoredEpoch, scheduler: Scheduler) -> RecoveredState | None:
+def _replay(journal: JournalReader, epoch: StoredEpoch, scheduler: core.Scheduler) -> RecoveredState | None:
     """Replay the epoch with the policy; None if it now decides differently."""
     after_first = journal.checkpoint(at_most=epoch.first_entry)
     assert after_first is not None, "every epoch begins with a checkpoint"
     state = RecoveredState(scheduler, JobTable(epoch.header.cluster, after_first.records), epoch.first_entry - 1)
     for entry in journal.entries(epoch.first_entry):
-        if orders_as_recorded(scheduler.repeat(entry).orders, entry.orders) != entry.orders:
+        if core.orders_as_recorded(scheduler.repeat(entry).orders, entry.orders) != entry.orders:
             return None
         _advance(state, entry, already_applied=state.entry < epoch.first_entry)
     return state
@@ -200,10 +187,10 @@ def _restore(journal: JournalReader) -> RecoveredState:
     assert checkpoint is not None, "every epoch begins with a checkpoint"
     cluster = journal.header_at(checkpoint.entry).cluster
     policy = RecordedDecisions(lambda _: None)
-    scheduler = Scheduler(cluster, policy)
+    scheduler = core.Scheduler(cluster, policy)
     entries = journal.entries(checkpoint.entry)
     checkpoint_entry = next(entries)
-    policy.entry = Entry(checkpoint_entry.now)
+    policy.entry = core.Entry(checkpoint_entry.now)
     scheduler.step(checkpoint_entry.now, checkpoint.snapshot)
     state = RecoveredState(scheduler, JobTable(cluster, checkpoint.records), checkpoint.entry, checkpoint_entry.now)
     for entry in entries:
@@ -213,7 +200,7 @@ def _restore(journal: JournalReader) -> RecoveredState:
     return state
 
 
-def _advance(state: RecoveredState, entry: Entry, *, already_applied: bool = False) -> None:
+def _advance(state: RecoveredState, entry: core.Entry, *, already_applied: bool = False) -> None:
     if not already_applied:
         state.job_table.replay(entry)
     state.entry += 1

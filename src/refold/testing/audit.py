@@ -15,27 +15,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from refold.core import (
-    Entry,
-    Event,
-    GpuLost,
-    GpuReturned,
-    JobCancelled,
-    JobContinued,
-    JobHeld,
-    JobReleased,
-    JobSubmitted,
-    NodeLost,
-    NodeReturned,
-    Order,
-    RunAdopted,
-    RunFailed,
-    RunFinished,
-    RunRecalled,
-    RunStopped,
-    StartRun,
-    StopRun,
-)
+from refold import core
 from refold.model import WHOLE, Allocation, Cluster, Job
 
 
@@ -67,13 +47,13 @@ class Audit:
         self._ended_now: set[tuple[str, int]] = set()
         self._now = float("-inf")
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: core.Entry) -> None:
         """Check one entry."""
         self.entries += 1
         self._check(entry.now >= self._now, f"time went backwards from {self._now} to {entry.now}")
         self._now = entry.now
         self._ended_now.clear()
-        lost = [event for event in entry.events if isinstance(event, NodeLost | GpuLost)]
+        lost = [event for event in entry.events if isinstance(event, core.NodeLost | core.GpuLost)]
         for event in entry.events:
             self._apply_event(event, lost)
         self._cancelled |= {end.job for end in entry.ends}
@@ -88,53 +68,53 @@ class Audit:
         """Return the jobs that neither run nor have ended."""
         return [job for job in self.jobs if job not in self.running and job not in self.ended]
 
-    def _apply_event(self, event: Event, lost: list[NodeLost | GpuLost]) -> None:
+    def _apply_event(self, event: core.Event, lost: list[core.NodeLost | core.GpuLost]) -> None:
         match event:
-            case JobSubmitted(job):
+            case core.JobSubmitted(job):
                 self.jobs.setdefault(job.id, job)
-            case RunFinished(job_id, run):
+            case core.RunFinished(job_id, run):
                 self._end(job_id, run, "finished")
-            case RunStopped(job_id, run):
+            case core.RunStopped(job_id, run):
                 if self._is_current(job_id, run):
                     expected = (job_id, run) in self._stop_ordered or job_id in self._cancelled
                     self._check(expected, f"{job_id!r} stopped without an order")
                 self._end(job_id, run, "")
-            case RunFailed(job_id, run, why, _, retry):
+            case core.RunFailed(job_id, run, why, _, retry):
                 if lost and why in ("node lost", "GPU lost") and self._is_current(job_id, run):
                     uses = any(_uses(self.running[job_id][1], part) for part in lost)
                     self._check(uses, f"{job_id!r} was lost with a node or GPU that it does not run on")
                 self._end(job_id, run, "" if retry else "failed")
-            case JobCancelled(job_id):
+            case core.JobCancelled(job_id):
                 self._cancelled.add(job_id)
                 if job_id in self.jobs and job_id not in self.running:
                     self.ended.setdefault(job_id, "cancelled")
-            case JobHeld(job_id):
+            case core.JobHeld(job_id):
                 self._held.add(job_id)
                 self._recalled.add(job_id)
-            case JobReleased(job_id):
+            case core.JobReleased(job_id):
                 self._held.discard(job_id)
-            case RunRecalled(job_id):
+            case core.RunRecalled(job_id):
                 self._recalled.add(job_id)
-            case JobContinued(job_id, runs):
+            case core.JobContinued(job_id, runs):
                 self._runs[job_id] = runs
-            case RunAdopted(job_id, run, allocation):
+            case core.RunAdopted(job_id, run, allocation):
                 self._check(job_id in self.jobs, f"{job_id!r} was adopted but never submitted")
                 if job_id not in self.running and job_id not in self.ended and self._fits(allocation):
                     self._begin(job_id, run, allocation)  # else the scheduler does not adopt it
-            case NodeLost(node):
+            case core.NodeLost(node):
                 self._down.add(node)
-            case NodeReturned(node):
+            case core.NodeReturned(node):
                 self._down.discard(node)
-            case GpuLost(node, gpu):
+            case core.GpuLost(node, gpu):
                 self._down_gpus.add((node, gpu))
-            case GpuReturned(node, gpu):
+            case core.GpuReturned(node, gpu):
                 self._down_gpus.discard((node, gpu))
             case _:
                 pass
 
-    def _apply_order(self, order: Order) -> None:
+    def _apply_order(self, order: core.Order) -> None:
         match order:
-            case StartRun(job_id, run, allocation):
+            case core.StartRun(job_id, run, allocation):
                 self._check(job_id in self.jobs, f"{job_id!r} was started but never submitted")
                 self._check(job_id not in self.running, f"{job_id!r} was started while it is running")
                 self._check(job_id not in self.ended, f"{job_id!r} was started after its end")
@@ -147,7 +127,7 @@ class Audit:
                 self._begin(job_id, run, allocation)
                 self._check_limit(self.jobs[job_id].tenant)  # not for adopted runs: the limit may be new
                 self.starts.append((self._now, job_id, run))
-            case StopRun(job_id, run) if (job_id, run) not in self._ended_now:
+            case core.StopRun(job_id, run) if (job_id, run) not in self._ended_now:
                 self._check(
                     self._is_current(job_id, run),
                     f"a stop was ordered for run {run} of {job_id!r}, which is not the current run",
@@ -156,7 +136,7 @@ class Audit:
                 self._check(allowed, f"a stop was ordered for {job_id!r}, which is not preemptible")
                 self._stop_ordered.add((job_id, run))
                 self.stops += 1
-            case StopRun():
+            case core.StopRun():
                 pass  # the run was cancelled and ended in the same step
 
     def _begin(self, job_id: str, run: int, allocation: Allocation) -> None:
@@ -248,8 +228,8 @@ class Audit:
             raise AuditFailed(f"entry {self.entries} at {self._now}: {problem}")
 
 
-def _uses(allocation: Allocation, lost: NodeLost | GpuLost) -> bool:
+def _uses(allocation: Allocation, lost: core.NodeLost | core.GpuLost) -> bool:
     return any(
-        share.node == lost.node and (isinstance(lost, NodeLost) or lost.gpu in share.gpus)
+        share.node == lost.node and (isinstance(lost, core.NodeLost) or lost.gpu in share.gpus)
         for share in allocation.placement
     )

@@ -11,23 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from refold.core import (
-    Entry,
-    Event,
-    GpuDrained,
-    GpuReturned,
-    JobCancelled,
-    JobHeld,
-    JobReleased,
-    Journal,
-    Order,
-    PastJob,
-    Policy,
-    RunRecalled,
-    Scheduler,
-    StopRun,
-    View,
-)
+from refold import core
 from refold.model import Cluster, Job, Level, NodeSet, Seconds, TopologyRequest
 from refold.placement import FreeResources
 from refold.simulator import Agenda, Costs, Fault, RecordedSpeeds, SimulatedBackend, SpeedModel, schedule_faults
@@ -37,7 +21,7 @@ MAX_STEPS = 20_000
 
 DEFAULT_COSTS = Costs(start=2.0, stop=3.0, restart=4.0)
 
-Disturbance = Callable[[View], Iterable[Event]]
+Disturbance = Callable[[core.View], Iterable[core.Event]]
 """Returns events that users or operators cause, given the current view."""
 
 
@@ -48,8 +32,8 @@ class DisturbedCluster:
         self,
         jobs: Sequence[Job],
         cluster: Cluster,
-        policy: Policy,
-        journal: Journal,
+        policy: core.Policy,
+        journal: core.Journal,
         *,
         charge: SpeedModel | None = None,
         costs: Costs = DEFAULT_COSTS,
@@ -60,10 +44,10 @@ class DisturbedCluster:
         schedule_faults(self._agenda, faults)
         self._backend = SimulatedBackend(jobs, self._agenda, charge or RecordedSpeeds(cluster), costs)
         self.now: Seconds = 0.0
-        self.scheduler = Scheduler(cluster, policy, journal)
+        self.scheduler = core.Scheduler(cluster, policy, journal)
 
     @property
-    def view(self) -> View:
+    def view(self) -> core.View:
         """The current view of the scheduler."""
         return self.scheduler.view
 
@@ -84,27 +68,29 @@ class DisturbedCluster:
                 break
         raise AssertionError(f"these jobs have not ended at {self.now} s: {sorted(unfinished_jobs(self.view))}")
 
-    def disturb(self, disturbance: Disturbance) -> Entry:
+    def disturb(self, disturbance: Disturbance) -> core.Entry:
         """Apply a disturbance now. The runs of a GPU that it takes down continue: it is drained, and not broken."""
         return self._step(list(disturbance(self.view)))
 
-    def restart_scheduler(self, policy: Policy, past: Sequence[PastJob] = (), journal: Journal | None = None) -> Entry:
+    def restart_scheduler(
+        self, policy: core.Policy, past: Sequence[core.PastJob] = (), journal: core.Journal | None = None
+    ) -> core.Entry:
         """Replace the scheduler by a new one that only knows the snapshot."""
         snapshot = self.scheduler.snapshot(past)
         stopping = {(run.job, run.number) for run in self.view.runs.values() if run.stopping}
-        self.scheduler = Scheduler(self._cluster, policy, journal or self._journal)
+        self.scheduler = core.Scheduler(self._cluster, policy, journal or self._journal)
         entry = self.scheduler.step(self.now, snapshot)
         already_ordered = [
-            order for order in entry.orders if isinstance(order, StopRun) and (order.job, order.run) in stopping
+            order for order in entry.orders if isinstance(order, core.StopRun) and (order.job, order.run) in stopping
         ]
         self._carry_out(entry, [order for order in entry.orders if order not in already_ordered])
         return entry
 
-    def step(self, events: list[Event]) -> Entry:
+    def step(self, events: list[core.Event]) -> core.Entry:
         """Run one scheduler step with these events and their consequences."""
         return self._step(events + self._backend.consequences(self.now, events))
 
-    def _step(self, events: list[Event]) -> Entry:
+    def _step(self, events: list[core.Event]) -> core.Entry:
         entry = self.scheduler.step(self.now, events)
         self._carry_out(entry, entry.orders)
         return entry
@@ -117,13 +103,13 @@ class DisturbedCluster:
         self.step(events)
         return True
 
-    def _carry_out(self, entry: Entry, orders: Iterable[Order]) -> None:
+    def _carry_out(self, entry: core.Entry, orders: Iterable[core.Order]) -> None:
         self._backend.carry_out(self.now, orders)
         if entry.wake_at is not None:
             self._agenda.wake(entry.wake_at)
 
 
-def unfinished_jobs(view: View) -> set[str]:
+def unfinished_jobs(view: core.View) -> set[str]:
     """Return the jobs that were submitted and have not ended; each must be in exactly one state."""
     by_state: Sequence[Iterable[str]] = (view.waiting, view.active, view.held, view.infeasible)
     job_ids = [job_id for state in by_state for job_id in state]
@@ -141,52 +127,52 @@ class Disturbances:
         while True:
             yield self._rng.choice((self.hold, self.hold, self.release, self.recall, self.recall, self.cancel))
 
-    def hold(self, view: View) -> Iterator[Event]:
+    def hold(self, view: core.View) -> Iterator[core.Event]:
         """Hold one waiting and one running job."""
         for jobs in (view.waiting, view.runs):
-            yield from map(JobHeld, self._choose_one(jobs))
+            yield from map(core.JobHeld, self._choose_one(jobs))
 
-    def release(self, view: View) -> Iterator[Event]:
+    def release(self, view: core.View) -> Iterator[core.Event]:
         """Release one held job."""
-        yield from map(JobReleased, self._choose_one(view.held))
+        yield from map(core.JobReleased, self._choose_one(view.held))
 
-    def recall(self, view: View) -> Iterator[Event]:
+    def recall(self, view: core.View) -> Iterator[core.Event]:
         """Recall two runs, preemptible or not."""
         for job_id in (*self._choose_one(view.runs), *self._choose_one(view.runs)):
-            yield RunRecalled(job_id, view.runs[job_id].number, "drained")
+            yield core.RunRecalled(job_id, view.runs[job_id].number, "drained")
 
-    def cancel(self, view: View) -> Iterator[Event]:
+    def cancel(self, view: core.View) -> Iterator[core.Event]:
         """Cancel one waiting job, or sometimes a running one."""
-        yield from map(JobCancelled, self._choose_one(view.waiting if self._rng.random() < 0.8 else view.runs))
+        yield from map(core.JobCancelled, self._choose_one(view.waiting if self._rng.random() < 0.8 else view.runs))
 
     def _choose_one(self, jobs: Iterable[str]) -> list[str]:
         candidates = list(jobs)
         return [self._rng.choice(candidates)] if candidates else []
 
 
-def release_all(view: View) -> Iterator[Event]:
+def release_all(view: core.View) -> Iterator[core.Event]:
     """Release all held jobs, and all running jobs that will be held when they have stopped."""
-    yield from map(JobReleased, (*view.held, *view.runs))
+    yield from map(core.JobReleased, (*view.held, *view.runs))
 
 
-def drain_last_gpus(view: View) -> Iterator[Event]:
+def drain_last_gpus(view: core.View) -> Iterator[core.Event]:
     """Drain the last GPU of every node that has more than one; their runs continue."""
     for node, kind in enumerate(view.cluster.nodes):
         if kind.gpus > 1:
-            yield GpuDrained(node, kind.gpus - 1, "drained")
+            yield core.GpuDrained(node, kind.gpus - 1, "drained")
 
 
-def recall_from_drained_gpus(view: View) -> Iterator[Event]:
+def recall_from_drained_gpus(view: core.View) -> Iterator[core.Event]:
     """Recall the runs that still hold a part of a drained GPU."""
     for run in view.runs.values():
         if not view.is_placement_up(run.allocation.placement):
-            yield RunRecalled(run.job, run.number, "drained")
+            yield core.RunRecalled(run.job, run.number, "drained")
 
 
-def resume_gpus(view: View) -> Iterator[Event]:
+def resume_gpus(view: core.View) -> Iterator[core.Event]:
     """Resume all drained GPUs."""
     for node, gpu in view.down_gpus:
-        yield GpuReturned(node, gpu)
+        yield core.GpuReturned(node, gpu)
 
 
 def in_racks(cluster: Cluster) -> Cluster:

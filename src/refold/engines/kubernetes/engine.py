@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from refold import server
 from refold.client.api import Submission
 from refold.core import PastJob
 from refold.engines.kubernetes.access import Access, find_access, own_namespace
@@ -30,21 +31,6 @@ from refold.engines.kubernetes.pod_output import PodOutput
 from refold.engines.kubernetes.resources import GPU_RESOURCE
 from refold.errors import BadInput, BadValue
 from refold.model import Cluster, Job, Seconds, Tenant
-from refold.server import (
-    Admission,
-    BackendOptions,
-    ClusterEngine,
-    EngineParts,
-    Inbox,
-    LiveState,
-    Metric,
-    ServeRequest,
-    StatusOf,
-    load_daemon_id,
-    on_termination,
-    run_until_done,
-    serve_cluster,
-)
 
 REBUILD_DELAY: Seconds = 2.0
 """How long to wait for further changes of the nodes before the daemon continues with another cluster."""
@@ -56,7 +42,7 @@ BINDING_KEY = "kubernetes-binding-key"
 """Key in the store's `meta` table: what the daemon signs bindings with."""
 
 
-class KubernetesEngine(ClusterEngine):
+class KubernetesEngine(server.ClusterEngine):
     """A connection to a cluster, and the cluster as it was when the daemon began to schedule it.
 
     Create it inside a running event loop.
@@ -122,7 +108,7 @@ class KubernetesEngine(ClusterEngine):
     def cluster(self) -> Cluster:
         return self.nodes.cluster
 
-    def make_backend(self, options: BackendOptions) -> KubernetesBackend:
+    def make_backend(self, options: server.BackendOptions) -> KubernetesBackend:
         """Return a back end for the cluster as it is."""
         self._backend = KubernetesBackend(
             options.report, self._api, self._mirror, self.nodes, self._own, options.grace, self._start_timeout
@@ -149,21 +135,28 @@ class KubernetesEngine(ClusterEngine):
             )
         return replace(job, demand=replace(job.demand, allowed_nodes=allowed))
 
-    def make_output(self, state: LiveState, logs: Path, max_bytes: int) -> PodOutput:
+    def make_output(self, state: server.LiveState, logs: Path, max_bytes: int) -> PodOutput:
         """Return what copies the output of pods to the files of runs, at most this much of each instance."""
         return PodOutput(self._api, self._mirror, state, logs, max_bytes)
 
     def make_parts(
-        self, state: LiveState, inbox: Inbox, admission: Admission, status_of: StatusOf, end: Callable[[], None]
-    ) -> EngineParts:
+        self,
+        state: server.LiveState,
+        inbox: server.Inbox,
+        admission: server.Admission,
+        status_of: server.StatusOf,
+        end: Callable[[], None],
+    ) -> server.EngineParts:
         """Return the parts that connect the queue with the cluster. `end`: ends the daemon, if the nodes change."""
         notes = PodNotes(state, self._api, self._mirror, lambda job: status_of(CALLER, job))
         owners, queues = Owners(self._api), LocalQueues(self._api)
         queue = GangQueue(state, inbox, admission, self._mirror, owners, queues, self.nodes, notes)
         reports = NodeReports(state, inbox, self._mirror, self.nodes)
-        return EngineParts([queue], [queue.run(), notes.run(), self._follow_nodes(reports, queue, end)], self._metrics)
+        return server.EngineParts(
+            [queue], [queue.run(), notes.run(), self._follow_nodes(reports, queue, end)], self._metrics
+        )
 
-    def _metrics(self) -> list[Metric]:
+    def _metrics(self) -> list[server.Metric]:
         return [] if self._backend is None else self._backend.metrics()
 
     async def _follow_nodes(self, reports: NodeReports, queue: GangQueue, end: Callable[[], None]) -> None:
@@ -207,25 +200,25 @@ class KubernetesEngine(ClusterEngine):
 BINDING_KEY_BYTES = 32
 
 
-def serve_kubernetes(request: ServeRequest, kubeconfig: Path | None, standby: bool) -> None:
+def serve_kubernetes(request: server.ServeRequest, kubeconfig: Path | None, standby: bool) -> None:
     """Serve until a signal ends the daemon. Pods continue. `standby`: wait until no other daemon serves the cluster."""
-    run_until_done(_serve(request, kubeconfig, standby))
+    server.run_until_done(_serve(request, kubeconfig, standby))
 
 
-async def _serve(request: ServeRequest, kubeconfig: Path | None, standby: bool) -> None:
+async def _serve(request: server.ServeRequest, kubeconfig: Path | None, standby: bool) -> None:
     access, given, ended = find_access(kubeconfig), request.config.kubernetes, asyncio.Event()
-    on_termination(ended.set)
+    server.on_termination(ended.set)
     leadership = Leadership(access, own_namespace() or given.namespace, request.folder, ended)
     try:
         daemon_id = await leadership.acquire(standby, request.say)
         if not daemon_id:
             return
         own = OwnJobs(given.namespace, given.image, given.volume_claim)
-        key = await asyncio.to_thread(load_daemon_id, request.folder, BINDING_KEY, BINDING_KEY_BYTES)
+        key = await asyncio.to_thread(server.load_daemon_id, request.folder, BINDING_KEY, BINDING_KEY_BYTES)
         daemon, tenants = DaemonIdentity(daemon_id, key), request.config.tenants
         engine = KubernetesEngine(access, daemon, own, tenants, leadership.check, given.levels, given.start_timeout)
         try:
-            await serve_cluster(request, engine, _connect(engine, access.address), ended)
+            await server.serve_cluster(request, engine, _connect(engine, access.address), ended)
         finally:
             await engine.close()
     finally:

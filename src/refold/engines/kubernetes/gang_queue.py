@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from refold.client.api import Caller, Submission
 from refold.core import JobCancelled, NodesAllowed
+from refold.engines.kubernetes import queue_state as queue
 from refold.engines.kubernetes.api_server import FORBIDDEN, NOT_FOUND, ApiError, ApiServer, as_dict
 from refold.engines.kubernetes.constraints import unsupported_fields
 from refold.engines.kubernetes.gangs import GangName, gang_name, is_ours, parse_gang_name, single_pod
@@ -27,19 +28,6 @@ from refold.engines.kubernetes.owners import Owners
 from refold.engines.kubernetes.pod_notes import PodNotes
 from refold.engines.kubernetes.pod_states import bindable
 from refold.engines.kubernetes.pods import gang_submission, pod_constraints
-from refold.engines.kubernetes.queue_state import (
-    GONE_AFTER,
-    CancelJob,
-    FindOwner,
-    FindQueue,
-    GangJob,
-    HoldPods,
-    OwnerFound,
-    QueuedGang,
-    QueueStep,
-    SubmitGang,
-    next_steps,
-)
 from refold.errors import BadInput, BadValue, RefoldError
 from refold.journal import JobEnded, Submitted
 from refold.model import Job, NodeSet, Seconds
@@ -162,7 +150,7 @@ class GangQueue(Subscriber):
             await self._look({*self._mirror.gangs(), *self._active})
             while True:
                 try:
-                    async with asyncio.timeout(GONE_AFTER):
+                    async with asyncio.timeout(queue.GONE_AFTER):
                         found = self._gangs_of(await self._changes.get())
                     await asyncio.sleep(SETTLE_SECONDS)
                     while not self._changes.empty():
@@ -211,56 +199,56 @@ class GangQueue(Subscriber):
     async def _examine(self, gang: GangName) -> None:
         facts = self._facts(gang)
         while True:
-            steps = next_steps(facts)
+            steps = queue.next_steps(facts)
             match steps:
-                case [FindOwner(pods)]:
-                    found = OwnerFound(await asyncio.to_thread(self._owners.find, gang, pods))
+                case [queue.FindOwner(pods)]:
+                    found = queue.OwnerFound(await asyncio.to_thread(self._owners.find, gang, pods))
                     facts = facts._replace(found=found)
-                case [FindQueue(name)]:
+                case [queue.FindQueue(name)]:
                     is_missing = await asyncio.to_thread(self._queues.is_missing, gang.namespace, name)
                     facts = facts._replace(is_queue_missing=is_missing)
                 case _:
                     await asyncio.gather(*(self._carry_out(step, gang) for step in steps))
                     return
 
-    def _facts(self, gang: GangName) -> QueuedGang:
+    def _facts(self, gang: GangName) -> queue.QueuedGang:
         pods, id_of_job, now = self._mirror.pods_of_gang(gang), self._active.get(gang), self._state.now()
         if id_of_job is None:
             self._vanished.pop(gang, None)
-            return QueuedGang(gang, pods)
+            return queue.QueuedGang(gang, pods)
         job = self._job(id_of_job, pods)
         if not job.instances:  # its pods may be other ones than before its last run
             self._note_constraints(job.id, pods)
             self._report_allowed([job.id])
         if job.instances or any(not pod.is_deleted for pod in pods.values()):
             self._vanished.pop(gang, None)
-            return QueuedGang(gang, pods, job)
+            return queue.QueuedGang(gang, pods, job)
         absent = now - self._vanished.setdefault(gang, now)
         if absent >= job.gone_after:
             self._vanished[gang] = now
-        return QueuedGang(gang, pods, job, absent)
+        return queue.QueuedGang(gang, pods, job, absent)
 
-    def _job(self, job: str, of_gang: Mapping[str, Pod]) -> GangJob:
+    def _job(self, job: str, of_gang: Mapping[str, Pod]) -> queue.GangJob:
         bound = [pod.metadata.uid for pod in of_gang.values() if (self._mirror.run_of(pod) or ("",))[0] == job]
         run, record = self._state.view.runs.get(job), self._state.job_table.records.get(job)
         has_run = record is not None and record.runs > 0
         if run is None:
-            return GangJob(job, has_run=has_run, bound=bound)
+            return queue.GangJob(job, has_run=has_run, bound=bound)
         pods = self._mirror.pods_of_run((job, run.number)).values()
-        return GangJob(job, len(run.allocation.placement), pods, run.stopping, has_run, bound)
+        return queue.GangJob(job, len(run.allocation.placement), pods, run.stopping, has_run, bound)
 
-    async def _carry_out(self, step: QueueStep, examined: GangName) -> None:
+    async def _carry_out(self, step: queue.QueueStep, examined: GangName) -> None:
         match step:
-            case SubmitGang(gang, pods, owner):
+            case queue.SubmitGang(gang, pods, owner):
                 if why := next(filter(None, map(self._mirror.volumes.problem, pods)), ""):
                     self._unsettled[examined] = None
                     self._notes.set(pods, why)
                 elif gang not in self._active:
                     await self._accept(gang, pods, owner)
-            case HoldPods(pods, why):
+            case queue.HoldPods(pods, why):
                 self._unsettled[examined] = None
                 self._notes.set(pods, why)
-            case CancelJob(job, why):
+            case queue.CancelJob(job, why):
                 self._vanished.pop(examined, None)
                 self._inbox.report(JobCancelled(job, why))
 

@@ -28,7 +28,6 @@ INSTANCE_ANNOTATION = "refold.dev/instance"
 
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 JOBSET_UID_LABEL = "jobset.sigs.k8s.io/jobset-uid"
-KUBEFLOW_LABEL = "training.kubeflow.org/job-name"
 INDEX_LABELS = (
     "batch.kubernetes.io/job-completion-index",
     "training.kubeflow.org/replica-index",

@@ -7,23 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from refold.engines.kubernetes import owner_specs as specs
 from refold.engines.kubernetes.api_server import CONFLICT, MERGE_PATCH, NOT_FOUND, ApiError, ApiServer, as_dict
 from refold.engines.kubernetes.gangs import JOBSET_LABEL, GangName
 from refold.engines.kubernetes.objects import Pod
-from refold.engines.kubernetes.owner_specs import (
-    QUEUE_LABEL,
-    Json,
-    Owner,
-    OwnerState,
-    end_condition,
-    is_suspended,
-    owner_of_pods,
-    pods_created,
-    pods_succeeded,
-    read_owner,
-    resizing,
-    suspension,
-)
 from refold.errors import BadInput
 
 PATHS: Mapping[str, str] = {
@@ -48,11 +35,11 @@ class _Objects(NamedTuple):
     The last is the object itself, or the TrainJob of a JobSet.
     """
 
-    found: Json
-    jobs: Sequence[Json]
+    found: specs.Json
+    jobs: Sequence[specs.Json]
     kind: str
     path: str
-    controller: Json
+    controller: specs.Json
 
 
 class Owners:
@@ -62,34 +49,34 @@ class Owners:
         self._api = api
         self._pod_group_version: str | None = None
 
-    def find(self, name: GangName, pods: list[Pod]) -> Owner | None:
+    def find(self, name: GangName, pods: list[Pod]) -> specs.Owner | None:
         """Return the owner of a gang, or None if it does not exist any more. Blocks while the API server answers."""
         if name.kind in ("Pod", "Pods"):
-            return owner_of_pods(pods) if pods else None
+            return specs.owner_of_pods(pods) if pods else None
         objects = self._read(name)
         if objects is None:
             self._pod_group_version = None  # the server may have been upgraded
             return None
-        owner = read_owner(name.kind, objects.found, name.part, objects.jobs)
+        owner = specs.read_owner(name.kind, objects.found, name.part, objects.jobs)
         if objects.kind == "TrainJob":
             above = objects.controller
-            queue = owner.queue or ((above["metadata"].get("labels") or {}).get(QUEUE_LABEL, ""))
-            owner = owner._replace(suspended=is_suspended("TrainJob", above["spec"]), queue=queue)
+            queue = owner.queue or ((above["metadata"].get("labels") or {}).get(specs.QUEUE_LABEL, ""))
+            owner = owner._replace(suspended=specs.is_suspended("TrainJob", above["spec"]), queue=queue)
         return owner
 
-    def state(self, name: GangName) -> OwnerState | None:
+    def state(self, name: GangName) -> specs.OwnerState | None:
         """Return the state of a gang's object, or None if it does not exist any more or is being deleted. Blocks."""
         objects = self._read(name)
         if objects is None or "deletionTimestamp" in objects.controller["metadata"]:
             return None
-        finished = end_condition(objects.controller) or end_condition(objects.found)
-        return OwnerState(
-            is_suspended(objects.kind, objects.controller["spec"]),
+        finished = specs.end_condition(objects.controller) or specs.end_condition(objects.found)
+        return specs.OwnerState(
+            specs.is_suspended(objects.kind, objects.controller["spec"]),
             finished.get("type", ""),
             finished.get("message", ""),
             (objects.controller["metadata"].get("annotations") or {}).get(ENDED_RUN_ANNOTATION, ""),
-            pods_created(name.kind, objects.found),
-            pods_succeeded(name.kind, objects.found, objects.jobs),
+            specs.pods_created(name.kind, objects.found),
+            specs.pods_succeeded(name.kind, objects.found, objects.jobs),
         )
 
     def suspend(self, name: GangName, ended_run: str) -> None:
@@ -108,7 +95,7 @@ class Owners:
         objects = self._read(name)
         if objects is None:
             return
-        change = resizing(objects.kind, objects.found, pods_created(name.kind, objects.found) + 1)
+        change = specs.resizing(objects.kind, objects.found, specs.pods_created(name.kind, objects.found) + 1)
         query = {"dryRun": "All"}
         try:
             self._api.call("PATCH", objects.path, {"spec": change}, query=query, content_type=MERGE_PATCH)
@@ -125,9 +112,9 @@ class Owners:
             if objects is None:
                 raise ApiError(NOT_FOUND, "NotFound", f"{name} does not exist")
             metadata: dict[str, Any] = {"annotations": annotations} if annotations else {}
-            change = suspension(objects.kind, suspended)
+            change = specs.suspension(objects.kind, suspended)
             if pods is not None:  # the list of a JobSet is replaced as a whole, so it must not have changed since
-                change |= resizing(objects.kind, objects.found, pods)
+                change |= specs.resizing(objects.kind, objects.found, pods)
                 metadata["resourceVersion"] = objects.controller["metadata"]["resourceVersion"]
             try:
                 self._api.patch(objects.path, {"metadata": metadata, "spec": change})
@@ -146,7 +133,7 @@ class Owners:
             return _Objects(found, (), name.kind, path, found)
         query = {"labelSelector": f"{JOBSET_LABEL}={name.name}"}
         jobs = as_dict(self._api.call("GET", f"/apis/batch/v1/namespaces/{name.namespace}/jobs", query=query))["items"]
-        above: Json = next(
+        above: specs.Json = next(
             (owner for owner in found["metadata"].get("ownerReferences") or [] if owner.get("controller")), {}
         )
         if above.get("kind") == "TrainJob" and _TRAINER_API.fullmatch(above["apiVersion"]):
@@ -157,7 +144,7 @@ class Owners:
                 return _Objects(found, jobs, "TrainJob", path, controller)
         return _Objects(found, jobs, name.kind, path, found)
 
-    def _get(self, path: str) -> Json | None:
+    def _get(self, path: str) -> specs.Json | None:
         try:
             return as_dict(self._api.call("GET", path))
         except ApiError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from refold import server
 from refold.client import MACHINE_SOCKET
 from refold.core import PastJob
 from refold.engines.local.backend import LocalBackend
@@ -20,23 +21,6 @@ from refold.engines.local.process_host import OwnProcesses, ProcessHost
 from refold.engines.local.run_groups import describe_limits
 from refold.errors import BadInput
 from refold.model import Cluster, format_count
-from refold.server import (
-    Admission,
-    BackendOptions,
-    ClusterEngine,
-    Daemon,
-    EngineParts,
-    Inbox,
-    LiveState,
-    MachineUse,
-    ServeRequest,
-    StatusOf,
-    find_account,
-    find_socket_path,
-    on_termination,
-    read_account,
-    run_until_done,
-)
 from refold.server.config import AUTO, OFF, Config
 from refold.server.monitor import Layout, Machine, build_layout, default_slots, open_machine
 from refold.server.output import LOGS_FOLDER, mark_prefix
@@ -49,7 +33,7 @@ INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "CUDA_MPS_PIPE_D
 """Variables of the daemon that runs of other users inherit, if they bring none of their own."""
 
 
-class LocalEngine(ClusterEngine):
+class LocalEngine(server.ClusterEngine):
     """This machine. `host`: what starts processes."""
 
     def __init__(self, config: Config, layout: Layout, host: ProcessHost) -> None:
@@ -74,7 +58,7 @@ class LocalEngine(ClusterEngine):
         """Return whether limits are enforced, and as whom jobs run."""
         return [_limits_note(self.limits_text, self._config), describe_user(self._config)]
 
-    def make_backend(self, options: BackendOptions) -> LocalBackend:
+    def make_backend(self, options: server.BackendOptions) -> LocalBackend:
         """Return the back end of this machine."""
         as_users = isinstance(self._host, HelperProcesses)
         inherited = {name: os.environ[name] for name in INHERITED if name in os.environ} if as_users else None
@@ -95,15 +79,20 @@ class LocalEngine(ClusterEngine):
         )
         return self._backend
 
-    async def job_use(self) -> Mapping[str, MachineUse]:
+    async def job_use(self) -> Mapping[str, server.MachineUse]:
         return {} if self._backend is None else await self._backend.use()
 
     def make_parts(
-        self, state: LiveState, inbox: Inbox, admission: Admission, status_of: StatusOf, end: Callable[[], None]
-    ) -> EngineParts:
+        self,
+        state: server.LiveState,
+        inbox: server.Inbox,
+        admission: server.Admission,
+        status_of: server.StatusOf,
+        end: Callable[[], None],
+    ) -> server.EngineParts:
         """Return no parts: the daemon itself watches the GPUs of this machine."""
         del state, inbox, admission, status_of, end
-        return EngineParts((), ())
+        return server.EngineParts((), ())
 
 
 def split_privileges(config: Config, folder: Path) -> ProcessHost:
@@ -121,10 +110,10 @@ def split_privileges(config: Config, folder: Path) -> ProcessHost:
         raise BadInput(
             "users of this machine can make hard links to the daemon's files: run `sysctl fs.protected_hardlinks=1`"
         )
-    daemon = find_account(config.serve.user)
+    daemon = server.find_account(config.serve.user)
     if daemon.uid == 0:
         raise BadInput("serve.user is root, expected an account for the daemon alone, such as refold")
-    socket_folder = MACHINE_SOCKET.parent if find_socket_path(config, folder) == MACHINE_SOCKET else None
+    socket_folder = MACHINE_SOCKET.parent if server.find_socket_path(config, folder) == MACHINE_SOCKET else None
     if socket_folder is not None:
         socket_folder.mkdir(mode=0o755, exist_ok=True)
         os.chown(socket_folder, daemon.uid, daemon.gid, follow_symlinks=False)
@@ -162,8 +151,9 @@ def describe_user(config: Config) -> str:
     """Say as whom jobs run."""
     if config.serve.user:
         return "Jobs run as the users who submit them."
+    user = server.read_account(os.geteuid()).name
     return (
-        f"All jobs run as {read_account(os.geteuid()).name}. To run them as their users, start the daemon as root and"
+        f"All jobs run as {user}. To run them as their users, start the daemon as root and"
         " set serve.user in refold.yaml."
     )
 
@@ -171,7 +161,7 @@ def describe_user(config: Config) -> str:
 # Serve this machine: its GPUs, or CPU slots.
 
 
-def serve_machine(request: ServeRequest) -> None:
+def serve_machine(request: server.ServeRequest) -> None:
     """Serve until a signal ends the daemon. Jobs continue."""
     host = split_privileges(request.config, request.folder.absolute())
     config, machine = _open_machine(request)
@@ -181,15 +171,15 @@ def serve_machine(request: ServeRequest) -> None:
 
     async def serve() -> None:
         engine = LocalEngine(config, layout, host)
-        daemon = Daemon(config, request.folder, machine, layout, engine, new_token=request.new_token)
-        on_termination(daemon.end)
+        daemon = server.Daemon(config, request.folder, machine, layout, engine, new_token=request.new_token)
+        server.on_termination(daemon.end)
         await daemon.serve(request.ready)
 
-    run_until_done(serve())
+    server.run_until_done(serve())
     request.say("stopped; running jobs continue, and `refold serve` takes control of them again")
 
 
-def _open_machine(request: ServeRequest) -> tuple[Config, Machine]:
+def _open_machine(request: server.ServeRequest) -> tuple[Config, Machine]:
     """Open the machine's GPUs; if it has none, CPU slots."""
     config = request.config
     machine = open_machine(config.cluster)
