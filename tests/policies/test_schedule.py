@@ -1,7 +1,5 @@
 """The schedule of backfill: which jobs get a reservation, lose it, are offered gaps, and are due."""
 
-from math import inf
-
 import pytest
 from scripted_policy import ScriptedPolicy, on
 
