@@ -26,12 +26,10 @@ class MovedFolders:
         self._spec: ModuleSpec | None = None
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """Return how to import a folder that has moved."""
         del path, target
         return ModuleSpec(fullname, self) if fullname in MOVED else None  # type: ignore[arg-type]  # a duck-typed loader
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Return the folder by its new name."""
         from importlib import import_module
         from warnings import warn
 

@@ -10,8 +10,8 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from refold.cli.declare import with_option_groups
 from refold.cli.lazy_group import CommandGroup
-from refold.cli.option_groups import with_option_groups
 
 EXPERIMENT_OPTIONS = [
     "--format",

@@ -17,7 +17,6 @@ from refold.client.address import Address
 from refold.client.api import CancelQuery, DrainQuery, GpuQuery, JobsQuery, LogsQuery, SnapshotQuery, TimelineQuery
 from refold.client.api.access import CreatedToken, NewToken, TokenStatus
 from refold.client.api.calls import ENDED_STATES
-from refold.client.api.job_use import JobUse, UseSample
 from refold.client.api.queries import Caller
 from refold.client.api.questions import (
     Catalogue,
@@ -45,6 +44,7 @@ from refold.client.api.wire import (
     JobExplanation,
     Jobs,
     JobStatus,
+    JobUse,
     Logs,
     NodeGpus,
     NodeStatus,
@@ -55,13 +55,14 @@ from refold.client.api.wire import (
     Timeline,
     TimelineRun,
     UserStatus,
+    UseSample,
 )
 from refold.errors import Conflict, Forbidden, NotFound, Refused
 from refold.model import PreemptionOutcome, PreemptionOutlook, parse_array, parse_dependency, task_id
 from refold.server.http.app import Api, ApiService
 from refold.server.http.asgi import DEFAULT_BODY_LIMITS, BodyLimits
+from refold.server.http.authentication import AllowedHosts
 from refold.server.http.event_stream import EventStream
-from refold.server.http.hosts import AllowedHosts
 from refold.server.http.tokens import StoredToken, TokenAuthenticator, make_token
 from refold.server.planner import Planner, search_plans
 from refold.server.web import WebFiles

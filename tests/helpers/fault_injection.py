@@ -12,6 +12,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from refold.server import clock, daemon, daemon_parts, inbox, live_state, store_upkeep, writer
+from refold.server.http import BodyLimits
+from refold.server.network import limits_for
 from refold.server.store import Store
 
 UNPRIVILEGED_UID = 65534
@@ -44,13 +46,21 @@ def set_upkeep(every: float, keep_backups: int = 0, entries: int | None = None) 
     _replace(daemon, "UPKEEP_INTERVAL_SECONDS", every)
     if entries is not None:
         _replace(store_upkeep.StoreUpkeep, "_kept_entries", entries)
+    _replace(store_upkeep, "BACKUP_INTERVAL", 0.1)
     create = store_upkeep.StoreUpkeep
 
     def create_with_backups(state: Any, writer: Any, store: Any, config: Any, begin_epoch: Any) -> Any:
-        config = replace(config, backup_every=0.1, keep_backups=keep_backups)
+        config = replace(config, keep_backups=keep_backups)
         return create(state, writer, store, config, begin_epoch)
 
     _replace(daemon_parts, "StoreUpkeep", create_with_backups)
+
+
+def limit_http(body_seconds: float = 30.0, **limits: Any) -> None:
+    """Set limits of the HTTP server."""
+    changed = {**limits, "body_seconds": 1.5 * body_seconds}
+    _replace(daemon, "limits_for", lambda *given: replace(limits_for(*given), **changed))
+    _replace(daemon, "BodyLimits", lambda size: BodyLimits(size, body_seconds))
 
 
 def drop_root() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from slurm_servers import READY_SECONDS, SlurmServers, find_program, free_ports
+from slurm_servers import READY_SECONDS, VERSION, SlurmServers, find_program, free_ports
+from tools.slurm_versions import plugins_of
 
 PROGRAMS = ("mariadbd", "mariadb-install-db", "mariadb-admin", "slurmdbd", "sacct", "sacctmgr")
 
@@ -28,15 +31,17 @@ StorageLoc=slurm_acct_db
 class SlurmWithAccounting(SlurmServers):
     """A cluster whose jobs are recorded by slurmdbd: `sacct` answers."""
 
-    def __init__(self, nodes: int = 4, gpus: int = 8) -> None:
+    def __init__(
+        self, nodes: int = 4, gpus: int = 8, *, settings: Mapping[str, str] | None = None, **options: Any
+    ) -> None:
         self._database_port, dbd_port = free_ports(2)
-        settings = {
+        accounting = {
             "AccountingStorageType": "accounting_storage/slurmdbd",
             "AccountingStorageHost": "localhost",
             "AccountingStoragePort": str(dbd_port),
             "AccountingStorageTRES": "gres/gpu",
         }
-        super().__init__(nodes, gpus, settings=settings)
+        super().__init__(nodes, gpus, settings={**accounting, **(settings or {})}, **options)
         with self.conf.open("a") as file:
             file.write(f"AccountingStoragePass={self.folder}/munge/socket\n")
         text = SLURMDBD_CONF.format(
@@ -47,7 +52,7 @@ class SlurmWithAccounting(SlurmServers):
         )
         conf = self.folder / "slurmdbd.conf"
         conf.touch(mode=0o600)  # slurmdbd refuses a file that others may read
-        conf.write_text(text)
+        conf.write_text(text + (f"PluginDir={plugins_of(VERSION)}\n" if VERSION else ""))
 
     def start(self, seconds: float = READY_SECONDS) -> None:
         """Start all servers; return when all nodes are idle."""

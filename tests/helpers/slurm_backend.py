@@ -14,7 +14,8 @@ from refold.engines.slurm.pool import HeldPool, PoolSettings
 from refold.engines.slurm.programs import Programs
 from refold.engines.slurm.requests import SlurmSettings
 from refold.server import Report
-from refold.testing.backend_contract import BackendContract, BackendHarness
+from refold.testing.backend_contract import BackendContract
+from refold.testing.backend_harness import BackendHarness
 
 POLL_SECONDS = 0.2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from refold.engines.slurm.job_records import COLUMNS
@@ -44,6 +45,13 @@ def job_json(number: int, gpus: int = 1, *, state: str = "PENDING", **fields: An
         "gres_detail": [],
         "priority": 1,
         "features": "",
+        "qos": "normal",
+        "licenses": "",
+        "dependency": "",
+        "eligible_time": NOW - 3600,
+        "shared": None,
+        "required_nodes": "",
+        "excluded_nodes": "",
         "het_job_id": 0,
         "comment": "not read",
         **fields,
@@ -55,9 +63,20 @@ def newer(job: dict[str, Any]) -> dict[str, Any]:
     numbers = {
         key: {"set": value is not None, "infinite": False, "number": value or 0}
         for key, value in job.items()
-        if key in ("array_task_id", "submit_time", "start_time", "time_limit", "node_count", "cpus", "priority")
+        if key
+        in (
+            "array_task_id",
+            "submit_time",
+            "start_time",
+            "time_limit",
+            "node_count",
+            "cpus",
+            "priority",
+            "eligible_time",
+        )
     }
-    return {**job, **numbers, "job_state": [job["job_state"]]}
+    shared = ["none"] if job["shared"] == 0 else []
+    return {**job, **numbers, "job_state": [job["job_state"]], "shared": shared}
 
 
 def columns_of(job: dict[str, Any]) -> str:
@@ -84,6 +103,13 @@ def columns_of(job: dict[str, Any]) -> str:
         "tres-per-task": job["tres_per_task"] or "N/A",
         "PriorityLong": job["priority"],
         "Feature": job["features"] or "(null)",
+        "QOS": job["qos"],
+        "Licenses": job["licenses"] or "(null)",
+        "Dependency": job["dependency"] or "(null)",
+        "EligibleTime": job["eligible_time"] or "N/A",
+        "OverSubscribe": "NO" if job["shared"] == 0 else "OK",
+        "ReqNodes": job["required_nodes"],
+        "ExcNodes": job["excluded_nodes"],
         "Name": job["name"],
     }
     return "".join(str(cells[name]).ljust(width) for name, width in COLUMNS.items())
@@ -114,7 +140,8 @@ def node_line(name: str, gres: str = "gpu:a100:8", **fields: str) -> str:
 class FakePrograms:
     """Answers in place of Slurm's programs. `sacct`: what it prints; None: accounting is disabled.
 
-    `topology`: what `scontrol show topology` prints.
+    `topology`, `config`, `licences`: what `scontrol show` prints of them. `tables`: what sshare prints, and sacctmgr
+    for 'qos' and 'assoc'; without one, they fail.
     """
 
     def __init__(
@@ -125,9 +152,13 @@ class FakePrograms:
         sacct: str | None = None,
         json_output: bool = True,
         topology: str = "",
+        config: Mapping[str, str] | None = None,
+        licences: str = "",
+        tables: Mapping[str, str] | None = None,
     ) -> None:
         self.jobs, self.nodes, self.sacct, self.json_output = jobs, nodes, sacct, json_output
         self.topology = topology
+        self.config, self.licences, self.tables = config or {}, licences, tables or {}
         self.calls: list[list[str]] = []
 
     def run(self, program: str, *arguments: str, stdin: str = "") -> str:
@@ -135,6 +166,15 @@ class FakePrograms:
         self.calls.append([program, *arguments])
         if arguments[:2] == ("show", "topology"):
             return self.topology
+        if arguments[:2] == ("show", "config"):
+            return "".join(f"{name:24}= {value}\n" for name, value in self.config.items())
+        if arguments[:2] == ("show", "licenses"):
+            return self.licences
+        if program in ("sshare", "sacctmgr"):
+            found = self.tables.get(program if program == "sshare" else arguments[-1])
+            if found is None:
+                raise SlurmError(f"{program}: Access/permission denied")
+            return found
         if program == "scontrol":
             return "\n".join(self.nodes) + "\n"
         if program == "sacct":

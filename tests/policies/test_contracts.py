@@ -52,6 +52,11 @@ class TestEasy(PolicyContract):
         return make_policy("easy")
 
 
+class TestSlurm(PolicyContract):
+    def make_policy(self) -> Policy:
+        return make_policy("slurm")
+
+
 class TestEasyInTwoLanesByShortest(PolicyContract):
     def make_policy(self) -> Policy:
         return make_policy("easy", {"lanes": True, "order": "shortest", "backfill_order": "queue"})

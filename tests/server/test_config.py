@@ -14,7 +14,7 @@ from refold.cli.commands.serve import init
 from refold.errors import BadFile, RefoldError
 from refold.model import HOUR, PreemptionRules, Tenant
 from refold.server.config.limits import HttpConfig, TenantLimits
-from refold.server.config.reader import ConfigFile, PredictionConfig, parse_config, read_config
+from refold.server.config.reader import parse_config, read_config
 from refold.server.config.settings import (
     ClusterConfig,
     Config,
@@ -40,8 +40,7 @@ tenants:
   language:
 policy:
   name: conservative
-  settings: {depth: 3}
-prediction: {durations: limit, confidence: 0.9}
+  settings: {depth: 3, durations: limit, confidence: 0.9}
 watch:
   no_progress: 30m
   beyond_limit: no
@@ -101,10 +100,8 @@ def test_the_pool_of_slurm() -> None:
 
 
 def test_limits_of_the_http_server() -> None:
-    text = "http: {connections: 64, headers: 50, header_size: 8KiB, body_size: 2MiB, body_timeout: 1m}"
-    assert parse_config(text, "refold.yaml").http == HttpConfig(
-        connections=64, headers=50, header_size=8192, body_size=2 * 2**20, body_timeout=60.0
-    )
+    text = "http: {connections: 64, body_size: 2MiB}"
+    assert parse_config(text, "refold.yaml").http == HttpConfig(connections=64, body_size=2 * 2**20)
 
 
 def test_users_of_the_machine_and_their_tenants() -> None:
@@ -133,7 +130,7 @@ def test_watch_rules_become_a_policy_setting() -> None:
         (
             "\ntenant: {}",
             "line 2: unknown field 'tenant'; did you mean 'tenants'?"
-            " (known: cluster, http, kubernetes, limits, notify, policy, power, prediction, preemption, ray, serve,"
+            " (known: cluster, http, kubernetes, limits, notify, policy, power, preemption, ray, serve,"
             " slurm, tenants, topology, users, watch)",
         ),
         (
@@ -146,31 +143,12 @@ def test_watch_rules_become_a_policy_setting() -> None:
         ),
         ("cluster: {slots: 63}", "line 1: cluster.slots is 63, expected a number of slots from 1 to 62"),
         ("http: {connections: 8}", "line 1: http.connections is 8, expected a number from 16 to 65536"),
-        (
-            "http: {connections: 100, connections_per_address: 200}",
-            "line 1: http: connections_per_address is 200, expected at most connections, 100",
-        ),
-        (
-            "http: {header_timeout: 2h}",
-            "line 1: http.header_timeout is '2h', expected a duration of at most an hour, such as 10s",
-        ),
-        ("http: {header_size: 2MiB}", "line 1: http: header_size is too large, expected 4KiB to 1MiB"),
         ("http: {body_size: 9MiB}", "line 1: http: body_size is too large, expected 4KiB to 8MiB"),
         ("cluster: {gpus: [0, 0]}", "line 1: cluster: gpus is invalid, expected at least one GPU, each once"),
         ("cluster: {gpus: 4}", "line 1: cluster.gpus is 4, expected auto, or GPU numbers such as [0, 1]"),
         (
             "cluster:\n  slots: 4\n  gpus: auto",
             "line 1: cluster: gpus and slots are mutually exclusive",
-        ),
-        ("prediction: {durations: known}", "line 1: prediction.durations is 'known', expected one of predicted, limit"),
-        (
-            "policy: fifo\nprediction: {durations: limit}",
-            "line 2: prediction.durations: policy 'fifo' has no setting 'durations';"
-            " the policies easy and conservative have it",
-        ),
-        (
-            "policy: {name: easy, settings: {durations: limit}}\nprediction: {durations: limit}",
-            "line 2: prediction.durations: also set by policy.settings.durations; set it once",
         ),
         (
             "policy:\n  name: easy\n  settings:\n    depth: -1",
@@ -182,11 +160,14 @@ def test_watch_rules_become_a_policy_setting() -> None:
         ),
         (
             "watch: {silent_too: true}",
-            "line 1: watch: silent_too of watch needs no_progress",
+            "line 1: watch.silent_too: no longer a setting:"
+            " job files may set no_progress for jobs that always report progress",
         ),
+        ("http:\n  idle_timeout: 9s", "line 2: http.idle_timeout: no longer a setting: it is always 5s"),
         (
-            "watch: {beyond_limit: false, silent_too: true}",
-            "line 1: watch.silent_too: has no effect: the rule that it modifies is off",
+            "policy: easy\nprediction: {durations: limit}",
+            "line 2: prediction: no longer a setting: its keys are settings of the policies easy and conservative;"
+            " write them to policy.settings",
         ),
         (
             "watch: {idle: true}",
@@ -309,11 +290,7 @@ def uncommented(text: str) -> str:
 
 def test_every_commented_setting_is_valid() -> None:
     text = re.sub(r"(?m)^  (slots|nodes):.*\n", "", uncommented(render_template(TwoGpus(0))))
-    prediction = re.search(r"(?m)^prediction:\n(  .*\n)+", text)
-    assert prediction is not None
-    with_easy = parse_config("policy: easy\n" + prediction[0], "refold.yaml")
-    assert with_easy.policy.settings == {"durations": "predicted", "duration_quantile": 0.5, "confidence": 0.8}
-    config = parse_config(text.replace(prediction[0], ""), "refold.yaml")
+    config = parse_config(text, "refold.yaml")
     assert config.tenants == (Tenant("vision", 4, 8), Tenant("language", 4))
     assert config.watch.idle == Config().watch.idle
     assert config.serve == Config().serve
@@ -325,7 +302,7 @@ def test_every_commented_setting_is_valid() -> None:
 @pytest.mark.parametrize(
     "struct",
     [
-        ConfigFile,
+        Config,
         ClusterConfig,
         TenantConfig,
         TopologyConfig,
@@ -333,7 +310,6 @@ def test_every_commented_setting_is_valid() -> None:
         ServeConfig,
         HttpConfig,
         PolicyConfig,
-        PredictionConfig,
         WatchConfig,
         IdleRule,
     ],
@@ -382,9 +358,7 @@ def test_a_file_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
         write_template(tmp_path / "absent" / "refold.yaml", SlotsMachine(1))
 
 
-KEYS = st.sampled_from(
-    [*keys_of(ConfigFile), *keys_of(ClusterConfig), *keys_of(WatchConfig), "vision", "failed", "for"]
-)
+KEYS = st.sampled_from([*keys_of(Config), *keys_of(ClusterConfig), *keys_of(WatchConfig), "vision", "failed", "for"])
 VALUES = st.recursive(
     st.sampled_from([None, True, -1, 0, 1e308, float("nan"), "auto", "off", "15m", "easy", "\u00e9\u2028", 10**30]),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),

@@ -98,29 +98,19 @@ def test_connections_leave_descriptors_for_runs() -> None:
 
 
 def test_limits_are_as_configured() -> None:
-    config = HttpConfig(100, 20, 8192, 50, 4096, 1.0, 2.0, 3.0, 4.0)
-    assert limits_for(65_536, config) == ConnectionLimits(
-        total=100,
-        per_address=20,
-        header_bytes=8192,
-        headers=50,
-        header_seconds=1.0,
-        body_seconds=3.0,
-        write_seconds=3.0,
-        idle_seconds=4.0,
-    )
+    assert limits_for(65_536, HttpConfig(connections=100)) == ConnectionLimits(total=100, per_address=50)
     assert limits_for(65_536, HttpConfig()) == ConnectionLimits()
 
 
 def test_the_time_between_requests_may_be_a_fraction_of_a_second() -> None:
-    limits = limits_for(65_536, HttpConfig(idle_timeout=0.4))
+    limits = ConnectionLimits(idle_seconds=0.4)
     assert make_http_server(None, limits, ConnectionTable(limits)).config.timeout_keep_alive == 0.4
 
 
 def test_more_connections_than_descriptors_allow_are_not_possible() -> None:
-    config = HttpConfig(connections=2_000, connections_per_address=1_000)
+    config = HttpConfig(connections=2_000)
     limits = limits_for(1_024, config)
-    assert (limits.total, limits.per_address) == (640, 640)
+    assert (limits.total, limits.per_address) == (640, 320)
     assert describe_fewer_connections(limits, config) == (
         "http.connections is 2,000, but only 640 are possible with the limit of file descriptors (ulimit -n)"
     )

@@ -14,9 +14,9 @@ from real_daemon import RealDaemon, wait_until
 
 from refold.core.events import RunFinished
 from refold.model import HOUR
-from refold.server import log_retention
-from refold.server.log_retention import LogRetention
+from refold.server import store_upkeep
 from refold.server.output.run_files import RunFiles
+from refold.server.store_upkeep import LogRetention
 
 KEEP_FOR = 100.0
 FREQUENT_SWEEPS = {"prepare": "fault_injection:set_sweep_interval", "arguments": {"every": 0.05}}
@@ -70,7 +70,7 @@ def test_records_are_removed_soon_after_the_job_has_ended_and_its_output_stays(t
     async def test(setup: RetentionSetup) -> None:
         job = await setup.job()
         setup.retention = LogRetention(setup.daemon.store.reader, setup.logs, HOUR, lambda: setup.now)
-        setup.now = setup.end_time(job) + log_retention.KEEP_RECORDS_FOR - 1
+        setup.now = setup.end_time(job) + store_upkeep.KEEP_RECORDS_FOR - 1
         setup.retention.sweep()
         assert "run-1.0.claim" in setup.remaining()[job]
         setup.now += 2
@@ -116,7 +116,7 @@ def test_output_of_a_running_job_is_never_removed(tmp_path: Path) -> None:
 
 
 def test_no_ended_job_is_visited_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log_retention, "JOBS_PER_QUERY", 2)
+    monkeypatch.setattr(store_upkeep, "JOBS_PER_QUERY", 2)
 
     async def test(setup: RetentionSetup) -> None:
         jobs = [await setup.job() for _ in range(5)]
@@ -124,7 +124,7 @@ def test_no_ended_job_is_visited_again(tmp_path: Path, monkeypatch: pytest.Monke
         setup.now = setup.end_time(jobs[-1]) + KEEP_FOR
         setup.retention.sweep()
         assert list(setup.remaining()) == [last]
-        setup.now = setup.end_time(jobs[-1]) + log_retention.KEEP_RECORDS_FOR
+        setup.now = setup.end_time(jobs[-1]) + store_upkeep.KEEP_RECORDS_FOR
         setup.retention.sweep()
         RunFiles(setup.logs, jobs[0], 1).folder.mkdir()  # created later: not visited again
         setup.now = 1e12

@@ -157,8 +157,13 @@ def test_a_request_hidden_behind_a_body_that_is_too_large_is_not_answered(daemon
 
 
 def test_sizes_can_be_configured(tmp_path: Path) -> None:
-    sizes = "{header_size: 4KiB, headers: 20, body_size: 8KiB}"
-    with RealDaemon(tmp_path / "state", http=sizes) as daemon, daemon.client() as client:
+    sizes = {"header_bytes": 4096, "headers": 20}
+    with (
+        RealDaemon(
+            tmp_path / "state", http="{body_size: 8KiB}", prepare="fault_injection:limit_http", arguments=sizes
+        ) as daemon,
+        daemon.client() as client,
+    ):
         assert answer_to(daemon, HEAD + b"X: 1\r\n" * 10 + b"\r\n") == b"HTTP/1.1 200 OK"
         for headers in (b"X: 1\r\n" * 21, b"X: " + b"x" * 5000 + b"\r\n"):
             assert answer_to(daemon, HEAD + headers + b"\r\n") == b"HTTP/1.1 431 Request Header Fields Too Large"
@@ -166,12 +171,13 @@ def test_sizes_can_be_configured(tmp_path: Path) -> None:
             client.submit(command=["true", "x" * 9000], export="NONE")
 
 
-QUICK = "{header_timeout: 0.5s, body_timeout: 0.5s, write_timeout: 0.5s}"
+QUICK = {"header_seconds": 0.5, "body_seconds": 0.5, "write_seconds": 0.5}
 
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
-    with RealDaemon(tmp_path_factory.mktemp("impatient") / "state", http=QUICK) as daemon:
+    folder = tmp_path_factory.mktemp("impatient") / "state"
+    with RealDaemon(folder, prepare="fault_injection:limit_http", arguments=QUICK) as daemon:
         yield daemon
         assert daemon.log() == ""
 

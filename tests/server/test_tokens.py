@@ -15,7 +15,7 @@ from refold.client.api.queries import Caller
 from refold.client.api.signatures import hash_token
 from refold.client.api.submissions import Role
 from refold.errors import BadFile, BadValue, NoDaemon, Unauthenticated
-from refold.server.http.hosts import AllowedHosts
+from refold.server.http.authentication import AllowedHosts
 from refold.server.http.tokens import StoredToken, TokenAuthenticator, make_token
 from refold.server.store.store import Store
 from refold.server.tokens import create_owner_token

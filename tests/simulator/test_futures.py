@@ -18,10 +18,10 @@ from refold.model import Allocation, Cluster, Decision, Job, Share
 from refold.policies.queueing.fifo import Fifo, FifoSkip
 from refold.policies.queueing.las import Las
 from refold.simulator import Costs, Fault, simulate
-from refold.simulator.arrivals import MAX_ARRIVALS, PastArrivals
 from refold.simulator.fork import CannotCopy, Fork
 from refold.simulator.futures import Futures, continue_with_new_policy, continue_with_own_policy, simulate_futures
 from refold.simulator.registry import make_policy, policy_names
+from refold.simulator.run_time_draws import MAX_ARRIVALS, PastArrivals
 from refold.simulator.state_at import StateAt
 from refold.testing import make_cluster, make_job
 

@@ -30,6 +30,7 @@ from .daemon_client import (
     print_node_change as print_node_change,
     select_jobs as select_jobs,
 )
+from .declare import argument as argument, option as option, switch as switch, with_option_groups as with_option_groups
 from .experiment import (
     JOURNAL_FILE_NAME as JOURNAL_FILE_NAME,
     collect_notes as collect_notes,
@@ -44,19 +45,16 @@ from .experiment import (
 )
 from .experiment_options import (
     GPUS_PER_INSTANCE as GPUS_PER_INSTANCE,
-    CostOptions as CostOptions,
     ExperimentOptions as ExperimentOptions,
     FaultOptions as FaultOptions,
     NeverEndingOptions as NeverEndingOptions,
     OverheadOptions as OverheadOptions,
     PreemptionMode as PreemptionMode,
     PreemptionOptions as PreemptionOptions,
-    SpeedOptions as SpeedOptions,
     TraceFormatOptions as TraceFormatOptions,
     TraceOptions as TraceOptions,
     max_gpus_per_node as max_gpus_per_node,
 )
-from .option_groups import with_option_groups as with_option_groups
 from .options import (
     ClusterFile as ClusterFile,
     HistorySourceOption as HistorySourceOption,

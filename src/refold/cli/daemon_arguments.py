@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from refold.cli.declare import argument, option
 from refold.errors import RefoldError
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ def complete_jobs(incomplete: str) -> list[str]:
 
 
 def complete_tenants(incomplete: str) -> list[str]:
-    """Complete tenant names."""
     return _complete(incomplete, lambda client: [tenant.name for tenant in client.tenants()])
 
 
@@ -58,39 +56,25 @@ def complete_tokens(incomplete: str) -> list[str]:
 
 
 JOB_HELP = "Job id, number, or unique name."
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help=JOB_HELP, autocompletion=complete_jobs)]
+JobArgument = Annotated[str, argument("JOB", JOB_HELP, complete=complete_jobs)]
 JOBS_HELP = "Job id, number or unique name; array (12), tasks (12_[0-3]) or pattern ('train-*')."
-LiveJobsArgument = Annotated[
-    list[str], typer.Argument(metavar="JOB", help=JOBS_HELP, autocompletion=_complete_live_jobs)
-]
-OptionalLiveJobs = Annotated[
-    list[str] | None, typer.Argument(metavar="JOB", help=JOBS_HELP, autocompletion=_complete_live_jobs)
-]
-GpuIndex = Annotated[int | None, typer.Option("--gpu", min=0, metavar="N", help="Only the GPU with this index.")]
-NodeName = Annotated[
-    str, typer.Argument(metavar="NODE", help="Node name (see 'refold nodes').", autocompletion=_complete_nodes)
-]
-TenantFilter = Annotated[
-    str | None,
-    typer.Option("--tenant", metavar="NAME", help="Only jobs of this tenant.", autocompletion=complete_tenants),
-]
-UserFilter = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Only jobs of this user.")]
+LiveJobsArgument = Annotated[list[str], argument("JOB", JOBS_HELP, complete=_complete_live_jobs)]
+OptionalLiveJobs = Annotated[list[str] | None, argument("JOB", JOBS_HELP, complete=_complete_live_jobs)]
+GpuIndex = Annotated[int | None, option("N", "Only the GPU with this index.", "--gpu", min=0)]
+NodeName = Annotated[str, argument("NODE", "Node name (see 'refold nodes').", complete=_complete_nodes)]
+TenantFilter = Annotated[str | None, option("NAME", "Only jobs of this tenant.", "--tenant", complete=complete_tenants)]
+UserFilter = Annotated[str | None, option("NAME", "Only jobs of this user.", "--user")]
 TenantOption = Annotated[
     str | None,
-    typer.Option(
-        "--tenant",
-        metavar="NAME",
-        help="Tenant of the job (default: the tenant of your token).",
-        autocompletion=complete_tenants,
-    ),
+    option("NAME", "Tenant of the job (default: the tenant of your token).", "--tenant", complete=complete_tenants),
 ]
 DependencyOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
+        "JOB",
+        "Start after this job has finished; also afterany:JOB, afternotok:JOB and singleton; repeatable.",
         "--after",
         "--dependency",
-        metavar="JOB",
-        help="Start after this job has finished; also afterany:JOB, afternotok:JOB and singleton; repeatable.",
-        autocompletion=_complete_live_jobs,
+        complete=_complete_live_jobs,
     ),
 ]

@@ -166,7 +166,6 @@ def change_jobs(client: Client, action: JobAction, jobs: Sequence[str], as_json:
 
 
 def print_node_change(node: NodeStatus, gpu: int | None, change: str, as_json: bool) -> None:
-    """Print the new state of a node, or of one of its GPUs."""
     if as_json:
         print_json(node)
         return

@@ -7,8 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from refold.cli.declare import option, switch
 from refold.cli.options import (
     WatchOption,
     complete_formats,
@@ -48,26 +47,18 @@ def max_gpus_per_node(cluster: Cluster) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TraceFormatOptions:
-    """How to read a trace."""
-
     format: Annotated[
         str | None,
-        typer.Option(
-            "--format",
-            metavar="NAME",
-            help="Trace format, see 'refold trace formats' (default: auto-detect).",
-            autocompletion=complete_formats,
-        ),
+        option("NAME", "Trace format, see 'refold trace formats' (default: auto-detect).", complete=complete_formats),
     ] = None
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Skip and count invalid rows.")] = False
+    skip_bad: Annotated[bool, switch("--skip-bad", "Skip and count invalid rows.")] = False
     gpus_per_instance: Annotated[
         int | None,
-        typer.Option(
-            "--gpus-per-instance",
-            metavar="N",
+        option(
+            "N",
+            "Split jobs that have only a total of GPUs into instances of at most this many (default: the "
+            "GPUs of the largest node, or 8).",
             min=1,
-            help="Split jobs that have only a total of GPUs into instances of at most this many "
-            "(default: the GPUs of the largest node, or 8).",
         ),
     ] = None
 
@@ -84,16 +75,13 @@ class TraceFormatOptions:
 class TraceOptions(TraceFormatOptions):
     """How to read a trace, and how many of its jobs to use."""
 
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, metavar="JOBS", help="Use only the first JOBS jobs.")
-    ] = None
+    limit: Annotated[int | None, option("JOBS", "Use only the first JOBS jobs.", min=1)] = None
     gpu_types: Annotated[
         str | None,
-        typer.Option(
-            "--gpu-types",
-            metavar="ignore|FILE",
-            help="Requested GPU types: ignore them, or map them to the cluster's by a YAML file "
-            "(default: find them by name).",
+        option(
+            "ignore|FILE",
+            "Requested GPU types: ignore them, or map them to the cluster's by a YAML file (default: find"
+            " them by name).",
         ),
     ] = None
 
@@ -111,23 +99,14 @@ class TraceOptions(TraceFormatOptions):
 class OverheadOptions:
     """Overheads of starting, stopping and restarting runs."""
 
-    start_cost: Annotated[
-        str | None, typer.Option("--start-cost", metavar="TIME", help="Overhead of a job's first start (default: 0).")
-    ] = None
-    stop_cost: Annotated[
-        str | None, typer.Option("--stop-cost", metavar="TIME", help="Overhead of stopping a run (default: 0).")
-    ] = None
-    restart_cost: Annotated[
-        str | None,
-        typer.Option("--restart-cost", metavar="TIME", help="Overhead of every later start (default: --start-cost)."),
-    ] = None
+    start_cost: Annotated[str | None, option("TIME", "Overhead of a job's first start (default: 0).")] = None
+    stop_cost: Annotated[str | None, option("TIME", "Overhead of stopping a run (default: 0).")] = None
+    restart_cost: Annotated[str | None, option("TIME", "Overhead of every later start (default: --start-cost).")] = None
 
     def given(self) -> dict[str, str | None]:
-        """Return the values by option name."""
         return {"--start-cost": self.start_cost, "--stop-cost": self.stop_cost, "--restart-cost": self.restart_cost}
 
     def parse(self) -> Costs:
-        """Parse the overheads."""
         from refold.simulator import Costs
 
         seconds = {option: parse_duration_option(option, text or "0") for option, text in self.given().items()}
@@ -139,44 +118,35 @@ class OverheadOptions:
 class CostOptions(OverheadOptions):
     """Overheads of runs, and their checkpoint and report intervals."""
 
-    stop_cost: Annotated[
-        str | None, typer.Option("--stop-cost", metavar="TIME", help="Overhead of stopping a run.")
-    ] = DEFAULT_STOP_COST
-    restart_cost: Annotated[
-        str | None, typer.Option("--restart-cost", metavar="TIME", help="Overhead of every later start.")
-    ] = DEFAULT_RESTART_COST
+    stop_cost: Annotated[str | None, option("TIME", "Overhead of stopping a run.")] = DEFAULT_STOP_COST
+    restart_cost: Annotated[str | None, option("TIME", "Overhead of every later start.")] = DEFAULT_RESTART_COST
     live_cost: Annotated[
         str | None,
-        typer.Option(
-            "--live-cost",
-            metavar="TIME",
-            help="Overhead of changing a reshapable job on its nodes, or of losing one of several, with its state "
-            "in memory (default: it is restarted).",
+        option(
+            "TIME",
+            "Overhead of changing a reshapable job on its nodes, or of losing one of several, with its "
+            "state in memory (default: it is restarted).",
         ),
     ] = None
     checkpoint_every: Annotated[
         str | None,
-        typer.Option(
-            "--checkpoint-every",
-            metavar="TIME",
-            help="Checkpoint interval: runs lost to node faults resume from the last checkpoint "
-            "(default: no checkpoints).",
+        option(
+            "TIME",
+            "Checkpoint interval: runs lost to node faults resume from the last checkpoint (default: no checkpoints).",
         ),
     ] = None
-    report_every: Annotated[
-        str | None,
-        typer.Option("--report-every", metavar="TIME", help="Progress report interval (default: only when runs stop)."),
-    ] = None
+    report_every: Annotated[str | None, option("TIME", "Progress report interval (default: only when runs stop).")] = (
+        None
+    )
     report_speeds: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--report-speeds",
-            help="Reports of jobs with steps and a batch size include their speed, from which policies learn.",
+            "Reports of jobs with steps and a batch size include their speed, from which policies learn.",
         ),
     ] = False
 
     def parse(self) -> Costs:
-        """Parse the overheads and intervals."""
         from msgspec.structs import replace
 
         checkpoint_every = parse_optional_duration("--checkpoint-every", self.checkpoint_every)
@@ -199,22 +169,17 @@ class SpeedOptions:
 
     charge: Annotated[
         str | None,
-        typer.Option(
-            "--charge",
-            metavar="recorded|model|FILE",
-            help="Simulated job speed: as recorded, by the performance model, or from a CSV file of measured samples "
-            "(default: model, for reshapable jobs in the catalogue).",
+        option(
+            "recorded|model|FILE",
+            "Simulated job speed: as recorded, by the performance model, or from a CSV file of measured "
+            "samples (default: model, for reshapable jobs in the catalogue).",
         ),
     ] = None
     knowledge: Annotated[
-        Path | None,
-        typer.Option(
-            "--knowledge", metavar="FILE", help="JSON file with performance data in addition to the catalogue."
-        ),
+        Path | None, option("FILE", "JSON file with performance data in addition to the catalogue.")
     ] = None
     fits: Annotated[
-        list[Path] | None,
-        typer.Option("--fit", metavar="FILE", help="File saved by 'refold fit', for policies and model; repeatable."),
+        list[Path] | None, option("FILE", "File saved by 'refold fit', for policies and model; repeatable.", "--fit")
     ] = None
 
 
@@ -223,18 +188,12 @@ class FaultOptions:
     """Random node faults."""
 
     faults: Annotated[
-        str | None,
-        typer.Option(
-            "--faults", "--mtbf", metavar="TIME", help="Mean time between faults per node (default: no faults)."
-        ),
+        str | None, option("TIME", "Mean time between faults per node (default: no faults).", "--faults", "--mtbf")
     ] = None
-    repair: Annotated[
-        str | None, typer.Option("--repair", metavar="TIME", help="Mean time to repair a node (default: 1h).")
-    ] = None
-    fault_seed: Annotated[
-        int | None,
-        typer.Option("--fault-seed", metavar="N", min=0, max=MAX_SEED, help="Random seed of the faults (default: 0)."),
-    ] = None
+    repair: Annotated[str | None, option("TIME", "Mean time to repair a node (default: 1h).")] = None
+    fault_seed: Annotated[int | None, option("N", "Random seed of the faults (default: 0).", min=0, max=MAX_SEED)] = (
+        None
+    )
 
     def check(self, checkpoint_every: str | None) -> None:
         """Reject options about faults if --faults is not given."""
@@ -251,25 +210,13 @@ class FaultOptions:
 class NeverEndingOptions:
     """Random jobs that never end by themselves."""
 
-    stuck: Annotated[
-        float | None,
-        typer.Option("--stuck", min=0.0, max=1.0, metavar="SHARE", help="Share of jobs that hang (default: 0)."),
-    ] = None
+    stuck: Annotated[float | None, option("SHARE", "Share of jobs that hang (default: 0).", min=0.0, max=1.0)] = None
     endless: Annotated[
         float | None,
-        typer.Option(
-            "--endless",
-            min=0.0,
-            max=1.0,
-            metavar="SHARE",
-            help="Share of jobs that never end but keep reporting progress (default: 0).",
-        ),
+        option("SHARE", "Share of jobs that never end but keep reporting progress (default: 0).", min=0.0, max=1.0),
     ] = None
     stuck_seed: Annotated[
-        int | None,
-        typer.Option(
-            "--stuck-seed", metavar="N", min=0, max=MAX_SEED, help="Random seed of --stuck and --endless (default: 0)."
-        ),
+        int | None, option("N", "Random seed of --stuck and --endless (default: 0).", min=0, max=MAX_SEED)
     ] = None
 
     def check(self, report_every: str | None) -> None:
@@ -287,10 +234,9 @@ class PreemptionOptions:
 
     preemption: Annotated[
         PreemptionMode,
-        typer.Option(
-            "--preemption",
-            metavar="MODE",
-            help="Jobs that may be stopped or reshaped for others: consent (as in the daemon: best-effort and "
+        option(
+            "MODE",
+            "Jobs that may be stopped or reshaped for others: consent (as in the daemon: best-effort and "
             "reshapable jobs, unless they refuse), always or never.",
         ),
     ] = PreemptionMode.CONSENT

@@ -179,7 +179,6 @@ class _LazyConverter:
         self._build = build
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Convert a value, as the converters of typer do."""
         expected = param.type_descriptor.annotation
         if value is None:
             return () if param.multiple or param.nargs == -1 else None
@@ -211,8 +210,6 @@ def _do_nothing() -> None:
 
 
 class CommandGroup(TyperGroup):
-    """The group of all commands."""
-
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings | {"commands": None})
         _convert_lazily(self)

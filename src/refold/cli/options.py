@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from refold.cli.declare import argument, option, switch
 from refold.errors import BadFile, BadInput, BadValue, RefoldError, UnknownName
 from refold.model import Seconds, parse_duration
 
@@ -54,7 +55,6 @@ def _complete_traces(incomplete: str) -> list[str]:
 
 
 def complete_formats(incomplete: str) -> list[str]:
-    """Complete trace formats."""
     from refold.simulator.traces import FORMATS
 
     return [name for name in FORMATS if name.startswith(incomplete)]
@@ -66,7 +66,6 @@ def parse_optional_duration(option: str, text: str | None) -> Seconds | None:
 
 
 def parse_duration_option(option: str, text: str) -> Seconds:
-    """Parse the value of an option that is a duration."""
     try:
         return parse_duration(text)
     except BadValue as error:
@@ -107,74 +106,61 @@ WATCH_RULE_NAMES = (
 DEFAULT_POLICY = "fifo"
 
 TRACE_HELP = "Trace file (plain or .gz), or 'demo'."
-TraceName = Annotated[str, typer.Argument(metavar="TRACE", help=TRACE_HELP, autocompletion=_complete_traces)]
-TraceOrDemo = Annotated[str, typer.Argument(metavar="TRACE", help=TRACE_HELP, autocompletion=_complete_traces)]
-OptionalTrace = Annotated[str | None, typer.Argument(metavar="TRACE", help=TRACE_HELP, autocompletion=_complete_traces)]
+TraceName = Annotated[str, argument("TRACE", TRACE_HELP, complete=_complete_traces)]
+TraceOrDemo = Annotated[str, argument("TRACE", TRACE_HELP, complete=_complete_traces)]
+OptionalTrace = Annotated[str | None, argument("TRACE", TRACE_HELP, complete=_complete_traces)]
 PolicyName = Annotated[
     str,
-    typer.Option(
+    option(
+        "POLICY",
+        "Scheduling policy: NAME, NAME/PLACEMENT (see 'refold policies'), a Python file, or a policy file.",
         "--policy",
-        metavar="POLICY",
-        help="Scheduling policy: NAME, NAME/PLACEMENT (see 'refold policies'), a Python file, or a policy file.",
-        autocompletion=_complete_policies,
+        complete=_complete_policies,
     ),
 ]
 OtherPolicy = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "POLICY",
+        "Simulate this policy instead: NAME, NAME/PLACEMENT, a Python file, or a policy file.",
         "--policy",
-        metavar="POLICY",
-        help="Simulate this policy instead: NAME, NAME/PLACEMENT, a Python file, or a policy file.",
-        autocompletion=_complete_policies,
+        complete=_complete_policies,
     ),
 ]
 PolicyNames = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "NAME,…",
+        "Policies to compare: NAME, NAME/PLACEMENT, a Python file, or a policy file (default: ten, and your own).",
         "--policies",
-        metavar="NAME,…",
-        help="Policies to compare: NAME, NAME/PLACEMENT, a Python file, or a policy file (default: ten, and your own).",
-        autocompletion=_complete_policy_lists,
+        complete=_complete_policy_lists,
     ),
 ]
 PlacementName = Annotated[
-    str | None,
-    typer.Option(
-        "--placement",
-        metavar="NAME",
-        help="Placement rule (see 'refold policies').",
-        autocompletion=_complete_placements,
-    ),
+    str | None, option("NAME", "Placement rule (see 'refold policies').", "--placement", complete=_complete_placements)
 ]
 PlacementNames = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "NAME,…",
+        "Run every policy with each of these placement rules (default: the policy's own).",
         "--placements",
-        metavar="NAME,…",
-        help="Run every policy with each of these placement rules (default: the policy's own).",
-        autocompletion=_complete_placement_lists,
+        complete=_complete_placement_lists,
     ),
 ]
 SpreadPower = Annotated[
     bool,
-    typer.Option(
-        "--spread-power", help="Place jobs by genetic-power: keep racks within their power limits and balance them."
-    ),
+    switch("--spread-power", "Place jobs by genetic-power: keep racks within their power limits and balance them."),
 ]
 Seed = Annotated[
-    int | None,
-    typer.Option("--seed", metavar="N", min=0, max=2**62, help="Random seed of the policy and its placement rule."),
+    int | None, option("N", "Random seed of the policy and its placement rule.", "--seed", min=0, max=2**62)
 ]
 Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Policy setting; repeatable.", autocompletion=_complete_settings),
+    list[str] | None, option("KEY=VALUE", "Policy setting; repeatable.", "--set", complete=_complete_settings)
 ]
 
 ClusterFile = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster", metavar="CLUSTER", help="Cluster file, 'demo', or shorthand such as 135x8 or 16x8:A100+4x2:T4."
-    ),
+    str | None, option("CLUSTER", "Cluster file, 'demo', or shorthand such as 135x8 or 16x8:A100+4x2:T4.", "--cluster")
 ]
 
 
@@ -185,26 +171,22 @@ class HistorySource(StrEnum):
 
 
 HistorySourceOption = Annotated[
-    HistorySource | None,
-    typer.Option("--from", metavar="slurm", help="Instead of a file: the jobs of Slurm's accounting, on its nodes."),
+    HistorySource | None, option("slurm", "Instead of a file: the jobs of Slurm's accounting, on its nodes.", "--from")
 ]
-Since = Annotated[
-    str | None,
-    typer.Option("--since", metavar="TIME", help="With --from slurm: how far back to read jobs (default: 30d)."),
-]
+Since = Annotated[str | None, option("TIME", "With --from slurm: how far back to read jobs (default: 30d).", "--since")]
 
 WatchOption = Annotated[
     str | None,
-    typer.Option(
-        "--watch",
-        metavar="RULE,…",
-        help="Flag hung runs, then end them: no-progress=TIME, beyond-limit, beyond-tail=FACTOR, "
+    option(
+        "RULE,…",
+        "Flag hung runs, then end them: no-progress=TIME, beyond-limit, beyond-tail=FACTOR, "
         "grace=TIME (default: 5m); see docs/watch.md.",
-        autocompletion=_complete_watch_rules,
+        "--watch",
+        complete=_complete_watch_rules,
     ),
 ]
 
-OutFolder = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Write the report to this folder.")]
+OutFolder = Annotated[Path | None, option("DIR", "Write the report to this folder.", "--out")]
 
 
 def parse_settings(
@@ -278,9 +260,9 @@ def check_watch(rules: Mapping[str, Any] | None, report_every: Seconds | None) -
 
 def require_option(required: str, given: Mapping[str, object], explanation: str) -> None:
     """Raise BadInput if any option of `given` has a value: it has no effect without `required`, which is missing."""
-    for option, value in given.items():
+    for name, value in given.items():
         if value is not None:
-            raise BadInput(f"{option} needs {required}: {explanation}")
+            raise BadInput(f"{name} needs {required}: {explanation}")
 
 
 def _parse_setting(text: str) -> tuple[str, Any]:

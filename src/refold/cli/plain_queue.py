@@ -49,7 +49,6 @@ def parse_queue_words(words: Sequence[str]) -> QueueRequest | None:
 
 
 def print_queue(request: QueueRequest) -> None:
-    """Print the queue of the daemon."""
     from refold.cli.daemon_client import make_client
     from refold.cli.inputs import ForecastOptions
     from refold.cli.views import live_queue

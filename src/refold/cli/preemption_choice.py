@@ -48,7 +48,6 @@ def choose_preemption(outlook: PreemptionOutlook | None = None) -> Preemption | 
 
 
 def is_on_terminal() -> bool:
-    """Return whether somebody can answer."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

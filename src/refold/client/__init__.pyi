@@ -12,8 +12,4 @@ from .address import (
     write_address as write_address,
 )
 from .client import Client as Client
-from .export import (
-    EXPORT_ALL as EXPORT_ALL,
-    ExportedVariables as ExportedVariables,
-    choose_exported as choose_exported,
-)
+from .export import EXPORT_ALL as EXPORT_ALL, ExportedVariables as ExportedVariables, choose_exported as choose_exported

@@ -41,7 +41,6 @@ class Connection:
         self._disconnect()
 
     def close(self) -> None:
-        """Close the persistent connection."""
         with self._lock:
             self._disconnect()
 

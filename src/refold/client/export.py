@@ -70,7 +70,6 @@ def _is_utf8(value: str) -> bool:
 
 
 def _parse(word: str, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Parse NAME, whose value is that of the submitter, or NAME=VALUE."""
     name, equals, value = word.partition("=")
     if not is_variable_name(name):
         raise BadInput(f"--export {word}: {name!r} is not a valid variable name")

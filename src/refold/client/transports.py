@@ -36,7 +36,6 @@ class Transport(Protocol):
 
 
 def make_transport(address: Address) -> Transport:
-    """Return the transport for an address."""
     if address.socket_path is not None:
         return UnixTransport(address.socket_path, address.uid, address.token)
     if address.address.startswith("https:"):
@@ -84,7 +83,6 @@ class TlsTransport:
         return http.client.HTTPSConnection(self._parts.hostname or "", self._parts.port, timeout=timeout)
 
     def authorization(self, *_: object) -> dict[str, str]:
-        """Return the token."""
         return {"Authorization": f"Bearer {self._token}"}
 
 
@@ -127,7 +125,6 @@ class PlainTransport:
         return f"the server at {self._address} is not the daemon of this token"
 
     def authorization(self, method: str, target: str, body: bytes, /) -> dict[str, str]:
-        """Return a signature."""
         now = monotonic() + self._clock_offset
         return {"Authorization": sign(self._token, method, target, body, now).header()}
 
@@ -138,7 +135,6 @@ _ERRORS = {status: kind for kind, status in reversed(HTTP_STATUS.items())}
 
 
 def error_from_reply(status: int, answer: bytes) -> RefoldError:
-    """Return the exception for an error reply."""
     try:
         problem = msgspec.json.decode(answer, type=Problem)
     except msgspec.DecodeError:

@@ -38,18 +38,7 @@ from .events import (
     UsageRecorded as UsageRecorded,
     Woke as Woke,
 )
-from .orders import (
-    Order as Order,
-    StartRun as StartRun,
-    StopRun as StopRun,
-    orders_as_recorded as orders_as_recorded,
-)
-from .scheduler import (
-    Policy as Policy,
-    Scheduler as Scheduler,
-)
-from .usage import (
-    TenantUser as TenantUser,
-    decayed_gpu_seconds as decayed_gpu_seconds,
-)
+from .orders import Order as Order, StartRun as StartRun, StopRun as StopRun, orders_as_recorded as orders_as_recorded
+from .scheduler import Policy as Policy, Scheduler as Scheduler
+from .usage import TenantUser as TenantUser, decayed_gpu_seconds as decayed_gpu_seconds
 from .view import View as View

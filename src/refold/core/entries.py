@@ -67,7 +67,6 @@ class ListJournal:
         self.entries: list[Entry] = []
 
     def write(self, entry: Entry) -> None:
-        """Append the entry."""
         self.entries.append(entry)
 
 
@@ -78,6 +77,5 @@ class Journals:
         self._journals = journals
 
     def write(self, entry: Entry) -> None:
-        """Write the entry to each journal."""
         for journal in self._journals:
             journal.write(entry)

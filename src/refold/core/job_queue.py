@@ -73,7 +73,6 @@ class JobQueue:
             self._release_usage(job)
 
     def start(self, job_id: str) -> Job:
-        """Remove and return a waiting job that starts."""
         self._relaxed_at.pop(job_id, None)
         self.reasons.pop(job_id, None)
         self.start_estimates.pop(job_id, None)
@@ -134,7 +133,6 @@ class JobQueue:
         return True
 
     def _replace(self, job: Job, changed: Job) -> None:
-        """Replace a job without a run."""
         job_id = job.id
         if job_id in self.held:
             self.held[job_id] = changed

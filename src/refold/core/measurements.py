@@ -44,7 +44,6 @@ class Measurements:
         self._counts[shape] = event.reports
 
     def note_change(self, job: Job, event: ChangeMeasured) -> None:
-        """Note what a change has cost."""
         for workload in {job.workload, ""}:
             self.change_costs[workload, event.way] = event.seconds
 
@@ -55,13 +54,11 @@ class Measurements:
         self.profiling_gpu_seconds += seconds * gpus
 
     def time_events(self) -> Iterator[GpuTimeUsed | ModelProfiled]:
-        """Return the time used so far as events."""
         if self.used_gpu_seconds or self.profiling_gpu_seconds:
             yield GpuTimeUsed(self.used_gpu_seconds, self.profiling_gpu_seconds)
         for (workload, gpu_type), seconds in self.profiling_seconds.items():
             yield ModelProfiled(workload, gpu_type, seconds)
 
     def speed_events(self) -> Iterator[SpeedMeasured]:
-        """Return the speeds as events."""
         for shape, speed in self.speeds.items():
             yield SpeedMeasured(*shape[:-1], steps_per_second=speed, reports=self._counts[shape], spread=shape.spread)

@@ -60,7 +60,6 @@ class RunTable:
         return (self._reshape_holdings and self._reshape_holdings.get(job_id)) or self.runs[job_id].allocation.placement
 
     def next_allocation(self, job_id: str) -> Allocation | None:
-        """Return the next allocation of a job that is being reshaped."""
         reshape = self._reshapes.get(job_id)
         return None if reshape is None else reshape.allocation
 
@@ -74,7 +73,6 @@ class RunTable:
         return not run.stopping and now < run.since + run.profiling
 
     def begin(self, job: Job, allocation: Allocation, now: Seconds, profiling: Seconds = 0.0) -> StartRun:
-        """Start a run on an allocation that has been taken for it."""
         if profiling:
             self._charge_profiling(job, allocation, profiling)
         return self._begin(job, allocation, now, now, profiling)

@@ -39,10 +39,4 @@ from .history import (
 )
 from .job_history import JobHistories as JobHistories
 from .packed_history import PackedHistoryJournal as PackedHistoryJournal
-from .packed_values import PackedAllocations as PackedAllocations
-from .records import (
-    Ending as Ending,
-    JobRecord as JobRecord,
-    RecordState as RecordState,
-    RunRecord as RunRecord,
-)
+from .records import Ending as Ending, JobRecord as JobRecord, RecordState as RecordState, RunRecord as RunRecord

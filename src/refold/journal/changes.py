@@ -9,8 +9,6 @@ from refold.model import FlagRule, Plan, Reason, Seconds
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """A job was submitted."""
-
     record: JobRecord
 
 

@@ -61,7 +61,6 @@ class JournalFile:
             _sync_folder(path.parent)  # otherwise a crash could lose the directory entry of the new file
 
     def write(self, entry: Entry) -> None:
-        """Append an entry."""
         _ENCODER.encode_into(entry, self._buffer, -1)
         self._buffer += b"\n"
         if self._durable:
@@ -79,7 +78,6 @@ class JournalFile:
         self._buffer.clear()
 
     def close(self) -> None:
-        """Write the buffer and close the file."""
         self._flush_buffer()
         self._file.close()
 

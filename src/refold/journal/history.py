@@ -138,7 +138,6 @@ class HoldColumns:
 
 
 def hold_columns(changes: Sequence[tuple[int, Seconds, bool]] = ()) -> HoldColumns:
-    """Return the columns of these changes."""
     job, at, held = zip(*changes, strict=True) if changes else ((), (), ())
     return HoldColumns(make_ints(job), _floats(at), make_ints(held))
 
@@ -158,7 +157,6 @@ class History:
 
     @staticmethod
     def from_entries(cluster: Cluster, entries: Iterable[Entry]) -> History:
-        """Build the history of a journal."""
         journal = HistoryJournal()
         for entry in entries:
             journal.write(entry)
@@ -180,7 +178,6 @@ class History:
         return self.per_job((self.run_end - self.runs.start) * self.runs.gpus)
 
     def per_job(self, amounts: Floats) -> Floats:
-        """Sum amounts per run over the runs of each job."""
         return sum_by_group(self.runs.job, amounts, len(self.jobs))
 
     @property
@@ -351,5 +348,4 @@ def _floats(values: Sequence[float]) -> Floats:
 
 
 def make_ints(values: Sequence[int]) -> Ints:
-    """Return a column."""
     return np.array(values, dtype=np.int64)

@@ -54,7 +54,6 @@ class PackedHistoryJournal(JobHistories):
         self._estimate_table = _Table(**_kinds_of(StartEstimateColumns))
 
     def write(self, entry: Entry) -> None:
-        """Record an entry."""
         super().write(entry)
         if self._step % self._pack_entries == 0:
             self._pack(all_rows=False)
@@ -170,7 +169,6 @@ class _JobEstimates:
         self.count = self.postponed = 0
 
     def add(self, estimate: _NotedEstimate) -> None:
-        """Add the next one."""
         self.postponed += estimate.latest > self.last.latest + TIME_TOLERANCE_SECONDS
         self.last = estimate
         self.count += 1
@@ -192,7 +190,6 @@ class _Table:
         return [*self.open_rows, *range(first, self._length)]
 
     def fill(self, rows: Sequence[int], values: Mapping[str, Any]) -> None:
-        """Fill rows of some columns."""
         for name, column in values.items():
             self._columns[name].values[rows] = column
 
@@ -203,7 +200,6 @@ class _Table:
             self.fill(new, dict(zip(self._columns, zip(*rows, strict=True), strict=True)))
 
     def columns(self) -> dict[str, Any]:
-        """Return the columns."""
         return {name: column.values for name, column in self._columns.items()}
 
 
@@ -212,7 +208,6 @@ def _select(items: Sequence[T], is_open: Sequence[bool], wanted: bool) -> list[T
 
 
 def _kinds_of(columns: type[Any]) -> dict[str, Any]:
-    """Return the type of each column, by name."""
     kinds = {"Floats": np.float64, "Ints": np.int64}
     return {field.name: kinds[str(field.type)] for field in fields(columns) if field.type in kinds}
 

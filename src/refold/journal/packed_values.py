@@ -34,7 +34,6 @@ class GrowingColumn:
 
     @property
     def values(self) -> Any:
-        """The rows."""
         return self._values[: self.length]
 
 
@@ -69,7 +68,6 @@ class DistinctValues(_Packed[T]):
         self._decode = lru_cache(CACHED_VALUES)(self._decode_value)
 
     def number(self, value: T) -> int:
-        """Return the number of a value."""
         encoded = self._encoder.encode(value)
         number = self._number_of.setdefault(encoded, len(self._encoded))
         if number == len(self._encoded):
@@ -114,7 +112,6 @@ class PackedJobs(_Packed[Job]):
 
     @staticmethod
     def kind(job: Job) -> Job:
-        """Return the kind of a job."""
         return replace(job, id="-", submitted=0.0, work=None)
 
     def __len__(self) -> int:

@@ -15,8 +15,6 @@ RecordState = Literal["waiting", "running", "finished", "failed", "timed out", "
 
 
 class Ending(IntEnum):
-    """How a run ended."""
-
     OPEN = 0  # it has not ended
     FINISHED = 1
     STOPPED = 2
@@ -134,7 +132,6 @@ class JobRecord(msgspec.Struct, gc=False, omit_defaults=True):
         return None if self.last is None else self.last.failure
 
     def note_usage(self, usage: RunUsage) -> None:
-        """Add what a run has used."""
         if usage.cpu_seconds is not None:
             self.cpu_seconds = (self.cpu_seconds or 0.0) + usage.cpu_seconds
         if usage.peak_memory_mib is not None:

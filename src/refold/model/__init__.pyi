@@ -48,13 +48,7 @@ from .decision import (
     Stop as Stop,
     Wait as Wait,
 )
-from .job import (
-    MAX_GPUS as MAX_GPUS,
-    ChangeLimit as ChangeLimit,
-    Demand as Demand,
-    Job as Job,
-    JobClass as JobClass,
-)
+from .job import MAX_GPUS as MAX_GPUS, ChangeLimit as ChangeLimit, Demand as Demand, Job as Job, JobClass as JobClass
 from .launch import (
     AUTO as AUTO,
     DEPENDENCY_KINDS as DEPENDENCY_KINDS,

@@ -37,19 +37,8 @@ from .layout import (
     Ints as Ints,
     Need as Need,
 )
-from .placer import (
-    GENETIC as GENETIC,
-    LEARNING_RULES as LEARNING_RULES,
-    RULES as RULES,
-    Placer as Placer,
-)
-from .power import (
-    NO_RACK as NO_RACK,
-    Power as Power,
-)
-from .timetable import (
-    BookedJobs as BookedJobs,
-    Timetable as Timetable,
-)
+from .placer import GENETIC as GENETIC, LEARNING_RULES as LEARNING_RULES, RULES as RULES, Placer as Placer
+from .power import NO_RACK as NO_RACK, Power as Power
+from .timetable import BookedJobs as BookedJobs, Timetable as Timetable
 from .trial import Trial as Trial
 from .worth import update_worth as update_worth

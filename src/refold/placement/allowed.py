@@ -148,7 +148,6 @@ def room_of_largest(allowed: AllowedRows, level: int, number: int) -> int:
 
 
 def allow_part(allowed: AllowedRows, row: int, level: int, domain: int) -> None:
-    """Write the nodes of a row that are in one domain to the row for parts."""
     for word in range(allowed.part_first >> 6, (allowed.part_last >> 6) + 1):
         allowed.words[PART, word] = 0
     allowed.part_first, allowed.part_last = (

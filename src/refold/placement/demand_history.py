@@ -68,7 +68,6 @@ class ScoreCache:
         return self.owner.shape[0]
 
     def clear(self) -> None:
-        """Forget all scores."""
         for row in range(self.owner.shape[0]):
             self.owner[row] = -1
 

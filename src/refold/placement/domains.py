@@ -50,7 +50,6 @@ class Parts:
         self.make_room(64)
 
     def make_room(self, parts: int) -> None:
-        """Make room for so many parts."""
         self.domain, self.instances = view(np.zeros(parts, dtype=np.int64)), view(np.zeros(parts, dtype=np.int64))
 
 
@@ -181,7 +180,6 @@ def _largest(allowed: AllowedRows, level: int, parent: int) -> int:
 
 
 def _divide(allowed: AllowedRows, need: Need, level: int, domain: int, instances: int, parts: Parts) -> None:
-    """Divide instances that fit into a domain among the domains in it."""
     if level == allowed.number.shape[0] - 1:
         parts.domain[parts.size], parts.instances[parts.size] = domain, instances
         parts.size += 1

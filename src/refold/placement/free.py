@@ -58,7 +58,6 @@ _INDICES: dict[int, tuple[int, ...]] = {0: ()}
 
 
 def mask_from_indices(gpus: tuple[int, ...]) -> int:
-    """Return GPU indices as a bit mask."""
     mask = _MASKS.get(gpus)
     if mask is None:
         mask = 0
@@ -69,7 +68,6 @@ def mask_from_indices(gpus: tuple[int, ...]) -> int:
 
 
 def indices_from_mask(mask: int) -> tuple[int, ...]:
-    """Return a bit mask as GPU indices."""
     gpus = _INDICES.get(mask)
     if gpus is None:
         gpus = tuple([gpu for gpu in range(mask.bit_length()) if mask >> gpu & 1])
@@ -127,7 +125,6 @@ class FreeResources:
         return self.encoded(demand).demands
 
     def rows(self, demands: Sequence[Demand]) -> Ints:
-        """Return demands as rows for the kernels."""
         rows = np.zeros((len(demands), DEMAND_ENTRIES), dtype=np.int64)
         for number, demand in enumerate(demands):
             rows[number] = self.vector(demand)[0]
@@ -160,7 +157,6 @@ class FreeResources:
         return f"node {self.cluster.nodes[share.node].name!r}: {problem}"
 
     def take_available(self, placement: Placement) -> Placement:
-        """Take the free part of a placement and return that part."""
         taken: list[Share] = []
         for share in placement:
             free = self.gpu_milli_of(share.node)
@@ -171,7 +167,6 @@ class FreeResources:
         return tuple(taken)
 
     def release(self, placement: Iterable[Share]) -> None:
-        """Release a placement that was taken."""
         for share in placement:
             kernels.release(
                 self.arrays,
@@ -195,7 +190,6 @@ class FreeResources:
             )
 
     def has(self, placement: Placement) -> bool:
-        """Whether the whole placement is free."""
         if self.take(placement) is not None:
             return False
         self.release(placement)
@@ -219,7 +213,6 @@ class FreeResources:
             self.down_gpus |= {(node, gpu)}
 
     def is_up(self, node: int) -> bool:
-        """Whether a node is up."""
         return node not in self.down_nodes
 
     def is_gpu_up(self, node: int, gpu: int) -> bool:
@@ -227,7 +220,6 @@ class FreeResources:
         return (node, gpu) not in self.down_gpus
 
     def is_placement_up(self, placement: Placement) -> bool:
-        """Whether all nodes and GPUs of a placement are up."""
         if not self.down_nodes and not self.down_gpus:
             return True
         return all(
@@ -259,7 +251,6 @@ class FreeResources:
         return shortage if fit == anywhere else replace(shortage, fit_anywhere=anywhere)
 
     def fits_one_instance(self, demand: Demand) -> bool:
-        """Whether one instance of a demand fits on any node."""
         return kernels.any_node_fits(self.arrays, self.encoded(demand))
 
     def fits_when_empty(self, demand: Demand) -> bool:

@@ -147,7 +147,6 @@ def _find_least_watts_node(state: PlacementState, need: Need) -> int:
 
 
 def job_gpus(need: Need) -> float:
-    """Return the GPUs of all instances of a job."""
     return float(need.instances * need.gpus * need.milli) / WHOLE
 
 
@@ -200,7 +199,6 @@ def place_rest(state: PlacementState, window: Window, solution: Solution) -> Non
 
 
 def count_placed(solution: Solution) -> int:
-    """Return how many jobs are placed."""
     count = 0
     for job in range(solution.placed.shape[0]):
         count += solution.placed[job]

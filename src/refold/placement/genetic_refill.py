@@ -93,7 +93,6 @@ def _put(state: PlacementState, window: Window, pool: Pool, row: int, node: int,
 
 
 def _value_on(window: Window, pool: Pool, node: int) -> float:
-    """Return the value of the movable jobs of a node."""
     value, job = 0.0, pool.head[node]
     while job >= 0:
         value += job_value(need_at(window.demands, window.jobs[job]))

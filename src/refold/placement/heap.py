@@ -18,7 +18,6 @@ class TaskHeap:
         self.size = 0
 
     def copy(self) -> TaskHeap:
-        """Return an independent copy."""
         other = TaskHeap(self.times.shape[0])
         other.size = self.size
         for position in range(self.size):
@@ -26,12 +25,10 @@ class TaskHeap:
         return other
 
     def push(self, at: float, task: int) -> None:
-        """Push a task."""
         push(self.times, self.tasks, self.size, at, task)
         self.size += 1
 
     def pop(self) -> int:
-        """Pop the first task."""
         self.size -= 1
         return pop(self.times, self.tasks, self.size + 1)
 

@@ -63,7 +63,6 @@ class BookedArrays:
 
 
 def interval_at(intervals: FreeIntervals, node: int, time: float) -> int:
-    """Return the interval that contains a time."""
     low, high = 0, intervals.number[node] - 1
     while low < high:
         middle = (low + high + 1) >> 1
@@ -75,7 +74,6 @@ def interval_at(intervals: FreeIntervals, node: int, time: float) -> int:
 
 
 def _copy(intervals: FreeIntervals, node: int, interval: int, to: int) -> None:
-    """Copy the free resources of an interval to another one."""
     for column in range(intervals.free.shape[2]):
         intervals.free[node, to, column] = intervals.free[node, interval, column]
 
@@ -157,7 +155,6 @@ def is_overbooked(
 
 
 def drop_past_intervals(intervals: FreeIntervals, now: float) -> None:
-    """Discard the intervals that have ended."""
     for node in range(intervals.number.shape[0]):
         past = interval_at(intervals, node, now)
         if past > 0:

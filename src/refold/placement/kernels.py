@@ -190,7 +190,6 @@ def set_free(free: FreeArrays, node: int, gpu_free: Ints, cpu: int, memory: int)
 
 
 def release(free: FreeArrays, node: int, mask: int, milli: int, cpu: int, memory: int) -> None:
-    """Release amounts that were taken."""
     adjust_free(free, node, mask, milli, cpu, memory)
 
 
@@ -311,7 +310,6 @@ def next_fitting_node(free: FreeArrays, low: int, above: int, only: int, need: N
 
 
 def any_node_fits(free: FreeArrays, demand: EncodedDemand) -> bool:
-    """Whether one instance of a demand fits on any node."""
     return next_fitting_node(free, candidate_row(demand.need), max_gpus_per_node(free) + 1, 0, demand.need, 0) >= 0
 
 

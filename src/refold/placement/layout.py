@@ -114,5 +114,4 @@ def trailing_zeros(word: int) -> int:
 
 
 def count_ones(word: int) -> int:
-    """Return the number of set bits of a word."""
     return int(word).bit_count()

@@ -60,7 +60,6 @@ def no_rack_draw() -> RackDraw:
 
 
 def instance_watts(power: RackDraw, node: int, need: Need) -> float:
-    """Return the watts that an instance adds to the rack of a node."""
     return need.gpus * need.milli * power.watts_per_gpu_milli[node] + need.cpu * power.watts_per_cpu_milli[node]
 
 

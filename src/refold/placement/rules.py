@@ -87,7 +87,6 @@ class GreedyRule:
         return GreedyRule, (self.number, self.seed, self.history, self.cache, self.cursor, self.draws)
 
     def make_room(self, instances: int) -> None:
-        """Make room for the placement of so many instances."""
         if instances > self.placements.shape[0]:
             self.placements = view(np.zeros((instances, 2), dtype=np.int64))
             self.parts.make_room(instances)

@@ -72,11 +72,9 @@ class Timetable:
             self._change((Share(node, (gpu,)),), -inf, inf, 1 if up else -1)
 
     def is_up(self, node: int) -> bool:
-        """Whether a node is up."""
         return bool(self._up[node])
 
     def is_gpu_up(self, node: int, gpu: int) -> bool:
-        """Whether a GPU is up."""
         return (node, gpu) not in self._down_gpus
 
     def book(self, placement: Placement, start: Seconds, end: Seconds) -> None:
@@ -147,7 +145,6 @@ class Timetable:
         )
 
     def vector(self, demand: Demand) -> Ints:
-        """Return a demand as a row for the kernels."""
         return self._empty.vector(demand)
 
     def free_during(self, start: Seconds, end: Seconds) -> FreeResources:

@@ -49,13 +49,11 @@ class Trial:
         self._taken.append(self.free.take_available(placement))
 
     def release(self, placement: Placement) -> None:
-        """Tentatively release a placement."""
         self.free.release(placement)
         self._released.append(placement)
 
     @property
     def has_changes(self) -> bool:
-        """Whether there are changes to undo."""
         return bool(self._taken or self._released)
 
     def commit(self, wanted: Sequence[Start]) -> list[Placement]:

@@ -64,6 +64,12 @@ POLICIES: dict[str, PolicyEntry] = {
     "drf": PolicyEntry("refold.policies.queueing.drf", "Drf", "Tenant with the smallest dominant share first."),
     "easy": _backfill("Easy", "EASY backfill: the first job in the queue has a reservation."),
     "conservative": _backfill("Conservative", "Conservative backfill: the first 500 waiting jobs have reservations."),
+    "slurm": PolicyEntry(
+        "refold.policies.slurm.policy",
+        "Slurm",
+        "Slurm's own order: priorities, limits, and backfill by time limits.",
+        compared_by_default=False,
+    ),
     "refold": PolicyEntry(
         "refold.policies.refold.policy",
         "Refold",

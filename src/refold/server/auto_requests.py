@@ -78,7 +78,6 @@ def raised_memory(job: Job, cluster: Cluster, usage: RunUsage | None, failures: 
 
 
 def describe_choices(job: Job) -> list[str]:
-    """Say what was chosen for a job, and from what."""
     amounts = {"memory": job.demand.memory_mib, "cpus": job.demand.cpu_milli}
     return [request.text(amounts[request.resource]) for request in job.launch.auto]
 

@@ -125,7 +125,6 @@ class BatchRun(Subscriber):
         self._stop_at_end()
 
     def next_step_at(self) -> Seconds | None:
-        """Return when the next job is to be submitted."""
         return self._upcoming[0].submitted if self._upcoming else None
 
     def before_step(self, now: Seconds) -> Sequence[Event]:

@@ -36,7 +36,6 @@ class WallClock:
         return monotonic() - self._zero
 
     async def wait(self, event: asyncio.Event, until: Seconds | None) -> None:
-        """Wait in real time."""
         try:
             async with asyncio.timeout(None if until is None else max(0.0, until - self.now())):
                 await event.wait()

@@ -34,7 +34,6 @@ class DrainManager(Subscriber):
         return index
 
     def jobs_on(self, node: int, gpu: int | None) -> list[str]:
-        """Return the jobs that run on a node, or on one GPU of it."""
         return [
             run.job
             for run in self._state.view.runs.values()

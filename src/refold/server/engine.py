@@ -52,7 +52,6 @@ class OutputCopier(Protocol):
 
 
 def no_metrics() -> list[Metric]:
-    """Return nothing."""
     return []
 
 

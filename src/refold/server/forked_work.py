@@ -89,7 +89,6 @@ class WorkHere:
     """Does work in this process, as if it took no time: for tests."""
 
     async def run(self, work: Callable[[], T]) -> WorkOutcome[T]:
-        """Do the work."""
         return WorkOutcome(work(), 0.0)
 
 

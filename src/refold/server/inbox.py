@@ -110,11 +110,9 @@ class Inbox:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is queued."""
         return not (self._reports or self._notices or self._queued)
 
     def next_wake(self) -> Seconds | None:
-        """Return the time of the next wake."""
         return self._wakes[0] if self._wakes else None
 
     def take(self, now: Seconds) -> StepInput:

@@ -48,7 +48,6 @@ class JobLimits(Subscriber):
         return job if time is not None else replace(job, time_limit=limits.time)
 
     def check_array(self, tenant: str, tasks: int) -> None:
-        """Check the size of an array."""
         limit = self._config.of(tenant).array
         if limit is not None and tasks > limit:
             raise _exceeded("array", f"{tasks:,} tasks", tenant, f"{limit:,}")
@@ -71,7 +70,6 @@ class JobLimits(Subscriber):
         self._jobs -= reserved
 
     def after_step(self, step: LoopStep) -> None:
-        """Forget the jobs that have ended."""
         self._jobs -= Counter(record.job.tenant for record in step.ended)
 
     def of_run(self, job: Job) -> RunLimits:

@@ -69,7 +69,6 @@ class JobQueries:
         return job_ids[0] if job_ids else None
 
     def statuses(self, caller: Caller, job_ids: Sequence[str]) -> list[JobStatus]:
-        """Return several jobs."""
         positions = self._active.positions()
         return [self.status(caller, job_id, positions) for job_id in job_ids]
 

@@ -210,7 +210,6 @@ _NUMBER = re.compile(r"\d+$", re.ASCII)
 
 
 def is_pattern(text: str) -> bool:
-    """Whether a text has characters that stand for others."""
     return any(character in text for character in "*?[")
 
 
@@ -224,7 +223,6 @@ class JobSelector:
         self._matches_arrays = tasks is not None or not is_pattern(text)
 
     def matches(self, job: Job) -> bool:
-        """Whether a job is selected."""
         place = job.launch.array
         if self._tasks is None and self._pattern.match(job.id):
             return True

@@ -25,7 +25,6 @@ class Listeners:
 
     @property
     def all(self) -> list[socket.socket]:
-        """All sockets."""
         return [self.tcp] if self.unix is None else [self.tcp, self.unix]
 
 
@@ -42,7 +41,6 @@ def open_listeners(config: Config, folder: Path) -> Iterator[Listeners]:
 
 
 def open_tcp_listener(host: str, port: int) -> socket.socket:
-    """Bind the TCP socket."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -57,7 +55,6 @@ def open_tcp_listener(host: str, port: int) -> socket.socket:
 
 
 def format_address(listener: socket.socket) -> str:
-    """Return the URL of a TCP socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -82,7 +79,10 @@ def find_socket_path(config: Config, folder: Path) -> Path | None:
 
 @contextmanager
 def unix_listener(path: Path, for_all: bool) -> Iterator[socket.socket]:
-    """Bind the Unix socket; remove its file at the end. `for_all`: every user of this machine may connect."""
+    """Bind the Unix socket; remove its file at the end, and the folder that is made for it.
+
+    `for_all`: every user of this machine may connect.
+    """
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             _prepare_folder(path.parent, for_all)
@@ -97,6 +97,8 @@ def unix_listener(path: Path, for_all: bool) -> Iterator[socket.socket]:
         finally:
             with suppress(OSError):
                 path.unlink()
+                if path == MACHINE_SOCKET:
+                    path.parent.rmdir()  # with `serve.user`, the helper of root does it
 
 
 def _prepare_folder(folder: Path, for_all: bool) -> None:

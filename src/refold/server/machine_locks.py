@@ -45,7 +45,6 @@ class MachineLocks:
         return None
 
     def close(self) -> None:
-        """Release all locks."""
         for lock in self._held.values():
             lock.close()
         self._held.clear()

@@ -17,10 +17,9 @@ from refold.errors import BadInput
 from refold.model import Seconds
 from refold.placement import Floats
 from refold.policies import POLICIES
-from refold.server.live_state import LiveState
+from refold.server.live_state import LiveState, redacted
 from refold.server.recovery import MAX_PAST_JOBS
 from refold.server.simulation_process import LIMIT_SECONDS, SimulationProcess, answer_question
-from refold.server.snapshot import redacted
 from refold.server.store import StoreReader
 from refold.simulator import (
     Futures,
@@ -168,8 +167,6 @@ def simulate_policies(task: _Task) -> _SimulatedAnswer:
 
 
 def _average(name: str, futures: Futures, count: int) -> _Simulated:
-    """Average over the first futures, which all policies have."""
-
     def means(times: Mapping[str, Floats]) -> dict[str, float]:
         found = {job: float(of_job[:count].mean()) for job, of_job in times.items()}
         return {job: mean for job, mean in found.items() if isfinite(mean)}

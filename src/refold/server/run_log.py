@@ -68,7 +68,6 @@ class RunLog:
             return [run for run in self._ended if run.end is not None and run.end >= since]
 
     def _read(self) -> None:
-        """Read what the journal has gained."""
         journal = self._reader.journal
         epoch = journal.last_epoch()
         if epoch is None:

@@ -73,7 +73,6 @@ class StartConditions(Subscriber):
             self._report(self._advance(job.id))
 
     def next_step_at(self) -> Seconds | None:
-        """Return the next begin time."""
         return self._begins[0][0] if self._begins else None
 
     def before_step(self, now: Seconds) -> Sequence[Event]:
@@ -168,7 +167,6 @@ class DependencyGraph:
         self._singletons: Counter[_Owner] = Counter()
 
     def add(self, job: Job) -> list[Dependency]:
-        """Add a new job, and return its dependencies on other jobs."""
         self._by_owner.setdefault(_owner(job), {})[job.id] = None
         if SINGLETON in job.launch.after:
             self._singletons[_owner(job)] += 1
@@ -181,11 +179,9 @@ class DependencyGraph:
         return dependencies
 
     def meet(self, job_id: str, dependency: Dependency) -> None:
-        """Remove a dependency that is met."""
         self._unmet[job_id].discard(dependency)
 
     def is_ready(self, job: Job) -> bool:
-        """Whether all dependencies of a job are met."""
         if self._unmet.get(job.id):
             return False
         return SINGLETON not in job.launch.after or next(iter(self._by_owner[_owner(job)])) == job.id
@@ -247,7 +243,6 @@ class ArrayLimits:
         self._arrays: dict[str, _Tasks] = {}
 
     def is_admitted(self, job: Job) -> bool:
-        """Whether a job is admitted, or belongs to no limited array."""
         place = _limited_place(job)
         return place is None or (place.array in self._arrays and job.id in self._arrays[place.array].admitted)
 
@@ -277,8 +272,6 @@ class ArrayLimits:
 
 
 class _Tasks:
-    """The tasks of one array."""
-
     def __init__(self) -> None:
         self.admitted: set[str] = set()
         self.queue: list[tuple[int, str]] = []

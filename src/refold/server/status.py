@@ -64,7 +64,6 @@ class JobStates:
         self._texts = WaitTexts(self._view, self._job_table, self._wall_time, run_note)
 
     def page(self, query: JobsQuery) -> Jobs:
-        """Return a page of matching jobs and their total number."""
         first, end = query.after, query.after + query.limit
         filters = (query.state, query.tenant, query.user, query.name, query.match)
         if not any(filters):  # counting does not need to visit every job
@@ -110,7 +109,6 @@ class JobStates:
         return len(view.active) + len(view.waiting) + len(view.held) + len(view.infeasible) - hidden + shown
 
     def positions(self) -> dict[str, int]:
-        """Return the position of each queued job."""
         return {job_id: position for position, job_id in enumerate(self._view.waiting, start=1)}
 
     def state(self, job_id: str, positions: Mapping[str, int] | None = None) -> tuple[JobState, Job, int] | None:
@@ -127,7 +125,6 @@ class JobStates:
         return found.state, found.job, position
 
     def status(self, state: JobState, job: Job, position: int) -> JobStatus:
-        """Return the full status of an active job."""
         view, record = self._view, self._job_table.get(job.id)
         if record is None:  # it ends in the step that is being committed
             return _base_status(job, state, self._wall_time, None)
@@ -182,7 +179,6 @@ def job_before(view: View, job_id: str) -> JobBefore | None:
 
 
 def ended_status(record: JobRecord, wall_time: WallTime) -> JobStatus:
-    """Return the final status of an ended job."""
     return replace(
         _base_status(record.job, record.state, wall_time, None if record.last is None else record.last.allocation),
         started=_optional_time(record.first_started, wall_time),
@@ -238,7 +234,6 @@ def wire_estimate(estimate: StartEstimate, wall_time: WallTime) -> TimeEstimate:
 
 
 def wire_placement(allocation: Allocation, cluster: Cluster) -> list[NodeGpus]:
-    """Return the GPUs of an allocation by node name."""
     return [
         NodeGpus(cluster.nodes[share.node].name, list(share.gpus), share.gpu_milli / WHOLE)
         for share in allocation.placement
@@ -298,7 +293,6 @@ def _rack_power(view: View) -> dict[str, tuple[float, float | None]]:
 
 
 def tenant_statuses(view: View) -> list[TenantStatus]:
-    """Return every tenant that is configured or has jobs."""
     configured = {tenant.name: tenant for tenant in view.cluster.tenants}
     running: dict[str, list[float]] = {}
     waiting: dict[str, list[float]] = {}

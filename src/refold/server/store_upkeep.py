@@ -1,18 +1,30 @@
-"""Upkeep of the store: old jobs and epochs are deleted, and backups are made."""
+"""Upkeep of the store and of the files of runs: what is old is deleted, and backups are made."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 from time import time
 
 from refold.errors import RefoldError
-from refold.model import HOUR, Seconds
+from refold.model import DAY, HOUR, MINUTE, Seconds
 from refold.server.config import ServeConfig
 from refold.server.live_state import LiveState
-from refold.server.store import BACKUPS_FOLDER, Store, backup_name, list_backups, remove_old_backups
+from refold.server.output import RunFiles
+from refold.server.store import (
+    BACKUPS_FOLDER,
+    EndedRow,
+    Store,
+    StoreReader,
+    backup_name,
+    list_backups,
+    remove_old_backups,
+)
 from refold.server.writer import Writer
 
 UPKEEP_INTERVAL_SECONDS: Seconds = HOUR
@@ -28,6 +40,8 @@ FEW_JOBS = 1_000
 
 MAX_DELAY = 2.0
 """With more jobs, or runs that are being reshaped, it begins when the current epoch is this many times as long."""
+
+BACKUP_INTERVAL: Seconds = DAY
 
 log = logging.getLogger("refold")
 
@@ -92,7 +106,7 @@ class StoreUpkeep:
     async def _back_up(self) -> None:
         folder, keep = self._store.folder, self._config.keep_backups
         newest = next(iter(list_backups(folder)), None)
-        if not keep or (newest is not None and time() - newest.stat().st_mtime < self._config.backup_every):
+        if not keep or (newest is not None and time() - newest.stat().st_mtime < BACKUP_INTERVAL):
             return
         target = folder / BACKUPS_FOLDER / backup_name(datetime.now(UTC))
         try:
@@ -101,3 +115,61 @@ class StoreUpkeep:
             log.error("no backup was made: %s", error)
             return
         remove_old_backups(folder, keep)
+
+
+SWEEP_INTERVAL_SECONDS: Seconds = HOUR
+
+KEEP_RECORDS_FOR: Seconds = 10 * MINUTE
+"""How long the claim of a run is kept after its job has ended: a shim of a killed daemon that is late must find it."""
+
+JOBS_PER_QUERY = 500
+"""Ended jobs read from the store at once."""
+
+
+class LogRetention:
+    """Removes records and output of ended jobs in order of their end time. Each is visited twice per process."""
+
+    def __init__(
+        self, reader: StoreReader, logs: Path, keep_for: Seconds, wall_clock: Callable[[], float] = time
+    ) -> None:
+        self._reader = reader
+        self._logs = logs
+        self._keep_for = keep_for
+        self._wall_clock = wall_clock
+        self._last_without_records: EndedRow | None = None
+        self._last_without_output: EndedRow | None = None
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Stop after the current job."""
+        self._closed.set()
+
+    def sweep(self) -> None:
+        """Remove all records and output whose retention time has passed. Slow: call it in a thread."""
+        now = self._wall_clock()
+        for job in self._ended(now - KEEP_RECORDS_FOR, self._last_without_records):
+            self._remove(job.id, RunFiles.is_record)
+            self._last_without_records = job
+        for job in self._ended(now - self._keep_for, self._last_without_output):
+            self._remove(job.id)
+            self._last_without_output = job
+
+    def _ended(self, before: Seconds, last: EndedRow | None) -> Iterator[EndedRow]:
+        """Yield the jobs that ended before a time, after the last one that was visited, until `close` is called."""
+        while jobs := self._reader.ended_before(before, last, JOBS_PER_QUERY):
+            for job in jobs:
+                if self._closed.is_set():
+                    return
+                yield job
+            last = jobs[-1]
+
+    def _remove(self, job_id: str, should_remove: Callable[[Path], bool] = lambda _: True) -> None:
+        files = RunFiles(self._logs, job_id, run=0)
+        for path in filter(should_remove, (*files.records.glob("run-*"), *files.folder.glob("run-*"))):
+            try:
+                path.unlink()
+            except OSError as error:  # the job's user may have given the file a name of several lines
+                log.warning("cannot remove the output of %s: %r: %s", job_id, str(path), error.strerror)
+        for folder in (files.records, files.checkpoint_folder, files.folder):
+            with suppress(OSError):  # not empty, or missing
+                folder.rmdir()

@@ -25,7 +25,6 @@ class LoopStep(msgspec.Struct, frozen=True):
 
     @property
     def ended(self) -> list[JobRecord]:
-        """The jobs that ended."""
         return [change.record for change in self.changes if isinstance(change, JobEnded)]
 
 
@@ -61,7 +60,6 @@ class JsonFormatter(logging.Formatter):
     """Formats a record as a JSON object: time, level, logger, message, and the fields of an event."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line."""
         fields: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
@@ -78,7 +76,6 @@ class EventLog(Subscriber):
     """Logs what happens to jobs and nodes, for programs that collect logs."""
 
     def after_step(self, step: LoopStep) -> None:
-        """Log the events of a step."""
         for notice in step.notices:
             fields: dict[str, object] = {"event": notice.kind}
             if notice.job is not None:

@@ -33,7 +33,6 @@ class TokenStore:
         self._tokens = tokens
 
     def list(self) -> list[TokenStatus]:
-        """Return all tokens without secrets."""
         return [stored.status() for stored in self._tokens.values()]
 
     async def create(self, token: NewToken) -> CreatedToken:
@@ -50,7 +49,6 @@ class TokenStore:
         return CreatedToken(secret, stored.name)
 
     async def revoke(self, name: str) -> TokenStatus:
-        """Revoke a token."""
         stored = next((token for token in self._tokens.values() if token.name == name), None)
         if stored is None:
             raise NotFound.near("token", name, [token.name for token in self._tokens.values()])

@@ -36,7 +36,6 @@ class Account(msgspec.Struct, frozen=True):
 
 
 def read_account(uid: int) -> Account:
-    """Read an account from the account database."""
     try:
         entry = pwd.getpwuid(uid)
     except KeyError:

@@ -37,7 +37,6 @@ class WaitTexts:
         self._wall_time, self._run_note = wall_time, run_note
 
     def of(self, job: Job, wait: Wait) -> str:
-        """Return why a job waits, in words."""
         return wait.text(job.demand) or self._condition(wait.reason, job)
 
     def _condition(self, reason: Reason, job: Job) -> str:

@@ -1,7 +1,4 @@
-from .agenda import (
-    Agenda as Agenda,
-    check_jobs as check_jobs,
-)
+from .agenda import Agenda as Agenda, check_jobs as check_jobs
 from .backend import SimulatedBackend as SimulatedBackend
 from .costs import (
     NO_COSTS as NO_COSTS,
@@ -22,12 +19,12 @@ from .faults import (
     random_never_ending_jobs as random_never_ending_jobs,
     schedule_faults as schedule_faults,
 )
-from .fork import (
-    CannotCopy as CannotCopy,
-    Fork as Fork,
-)
+from .fork import CannotCopy as CannotCopy
 from .futures import (
+    AS_SIMULATED as AS_SIMULATED,
+    OTHER_SCHEDULER as OTHER_SCHEDULER,
     Futures as Futures,
+    RangeFactors as RangeFactors,
     continue_with_new_policy as continue_with_new_policy,
     continue_with_own_policy as continue_with_own_policy,
     simulate_futures as simulate_futures,
@@ -59,10 +56,7 @@ from .registry import (
 )
 from .run_time_draws import RunTimes as RunTimes
 from .simulation import simulate as simulate
-from .start_estimates import (
-    EstimateMaker as EstimateMaker,
-    EstimatingPolicy as EstimatingPolicy,
-)
+from .start_estimates import EstimateMaker as EstimateMaker
 from .start_times import (
     MAX_VISITS as MAX_VISITS,
     StartSimulator as StartSimulator,
@@ -70,7 +64,4 @@ from .start_times import (
     copies_of as copies_of,
     estimate_end as estimate_end,
 )
-from .state_at import (
-    RecordedDecisions as RecordedDecisions,
-    StateAt as StateAt,
-)
+from .state_at import RecordedDecisions as RecordedDecisions, StateAt as StateAt

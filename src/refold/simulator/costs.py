@@ -69,11 +69,9 @@ class RecordedSpeeds:
         self._uniform = set(speeds) == {1.0}
 
     def is_of(self, cluster: Cluster) -> bool:
-        """Whether these are the speeds of a cluster."""
         return np.array_equal(self.speed_of_node, RecordedSpeeds(cluster).speed_of_node)
 
     def work(self, job: Job) -> Seconds:
-        """Return the recorded duration."""
         if job.work is None:
             raise BadInput(f"job {job.id!r} has no duration, so it cannot be simulated as recorded")
         return job.work

@@ -54,7 +54,6 @@ def random_faults(cluster: Cluster, *, between: Seconds, repair: Seconds, until:
 
 
 def schedule_faults(agenda: Agenda, faults: Iterable[Fault]) -> None:
-    """Add the events of faults to the agenda."""
     for fault in faults:
         lost, returned = fault.events
         agenda.add(fault.lost, lost)

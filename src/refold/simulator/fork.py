@@ -39,7 +39,6 @@ class Fork(Generic[T]):
         self._bytes = bytes(file.buffer)
 
     def copy(self) -> T:
-        """Return a new, independent copy."""
         copied: T = _ForkReader(_MemoryFile(self._bytes), self._shared).load()
         return copied
 

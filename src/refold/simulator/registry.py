@@ -80,7 +80,6 @@ class PolicyInfo(NamedTuple):
 
 
 def policy_names() -> list[str]:
-    """Return the names of all usable policies."""
     return [*POLICIES, *(described.name for path in _user_files() if not (described := _describe_file(path)).problem)]
 
 
@@ -115,7 +114,6 @@ def _describe_file(path: Path) -> PolicyInfo:
 
 
 def is_policy_file(name: str) -> bool:
-    """Return whether a policy is named by a policy file."""
     return name.endswith(POLICY_FILE_SUFFIXES)
 
 

@@ -55,7 +55,6 @@ class WaitFactors(NamedTuple):
 
     @property
     def are_known(self) -> bool:
-        """Whether waits can be bounded."""
         return self.latest <= MAX_LOG_FACTOR
 
 
@@ -78,7 +77,6 @@ class StartBounds:
                 errors.waiting[job_id] = now, log(wait + WAIT_OFFSET)
 
     def note_start(self, job_id: str, now: Seconds) -> None:
-        """Learn from a job that starts now."""
         kind = self._kind_of.pop(job_id, None)
         if kind is not None:
             self._new_errors += 1

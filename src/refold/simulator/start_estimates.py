@@ -40,7 +40,6 @@ class EstimateMaker:
         """Last bound of each waiting job that has an estimate."""
 
     def note_start(self, job_id: str, now: Seconds) -> None:
-        """Learn from a job that starts."""
         self._bounds.note_start(job_id, now)
         self._latest.pop(job_id, None)
 
@@ -129,7 +128,6 @@ class EstimatingPolicy:
         return decision
 
     def _learn(self, view: View) -> None:
-        """Learn from jobs that have ended."""
         changes, now = view.changes, view.now
         for job, run_time in changes.past_jobs:
             self._run_times.learn(job, run_time, now)

@@ -66,11 +66,9 @@ class StartTimes(NamedTuple):
     until: Floats
 
     def of(self, column: int) -> JobTimes:
-        """Return the times of one job."""
         return JobTimes(self.job_ids[column], sorted(self.starts[:, column].tolist()), float(self.latest[column]))
 
     def end_of(self, column: int) -> JobTimes:
-        """Return when one job ends."""
         return JobTimes(self.job_ids[column], sorted((self.starts[:, column] + self.durations[:, column]).tolist()))
 
 
@@ -92,7 +90,6 @@ class JobTimes(NamedTuple):
 
 
 def started_job(view: View, job_id: str, now: Seconds) -> StartedJob:
-    """Return how far a running job is by now."""
     job = view.active[job_id]
     return StartedJob(job, work_done(view, job_id, now), view.share_done(job))
 

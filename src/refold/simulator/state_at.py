@@ -7,9 +7,12 @@ from math import inf
 from operator import methodcaller
 
 from refold.core import Entry, JobSubmitted, Scheduler, StartRun, StopRun, View
-from refold.model import NO_CHANGE, Cluster, Decision, Job, Run, Seconds, Start, StartEstimate, Stop
+from refold.model import DAY, NO_CHANGE, Cluster, Decision, Job, Run, Seconds, Start, StartEstimate, Stop
 from refold.predict import DurationDistribution, Predictor
-from refold.simulator.arrivals import PastArrivals
+from refold.simulator.run_time_draws import PastArrivals
+
+MAX_PAST: Seconds = 100 * DAY
+"""Jobs submitted longer ago do not count as arrivals: their times may be of another clock, as in traces."""
 
 
 class StateAt:
@@ -22,6 +25,7 @@ class StateAt:
         self._jobs: dict[str, Job] = {}
         self._wakes: set[Seconds] = set()
         self._submitted: list[Job] = []
+        self._past: list[tuple[Job, Seconds]] = []
         self._final_run_times: dict[str, Seconds] = {}
         self._updates: list[Callable[[Predictor], None]] = []
         self._predictor = Predictor()
@@ -70,7 +74,6 @@ class StateAt:
         return sorted(time for time in self._wakes if time > self.now)
 
     def apply(self, entry: Entry) -> None:
-        """Apply an entry."""
         self._recorded.entry = entry
         self._scheduler.step(entry.now, entry.events)
         self.entries += 1
@@ -87,6 +90,7 @@ class StateAt:
         changes, now = view.changes, view.now
         for job, run_time in changes.past_jobs:
             self._has_learned = True
+            self._past.append((job, run_time))
             self._updates += [methodcaller("submitted", job, now), methodcaller("finished", job, run_time, now)]
         for run in changes.ended:
             run_time = self._run_times.get(run.job, 0.0) + now - run.since
@@ -131,9 +135,13 @@ class StateAt:
         return self.predictor.expect_running(job, self.now, elapsed, self.view.share_done(job))
 
     def past_arrivals(self) -> PastArrivals:
-        """Return the submitted jobs, except those cancelled before they ran, with actual or predicted run times."""
-        final, unfinished = self._final_run_times, self._jobs
-        jobs = [job for job in self._submitted if job.id in final or job.id in unfinished]
+        """Return the submitted jobs, except those cancelled before they ran, with actual or predicted run times.
+
+        Jobs that ended before the journal began are among them if their time of submission is known.
+        """
+        final, unfinished = self._final_run_times | {job.id: run_time for job, run_time in self._past}, self._jobs
+        past = [job for job, _ in self._past if self.now - MAX_PAST < job.submitted <= self.now]
+        jobs = past + [job for job in self._submitted if job.id in final or job.id in unfinished]
         durations = [final[job.id] if job.id in final else self.predicted_duration(job).quantile(0.5) for job in jobs]
         order = sorted(range(len(jobs)), key=lambda index: jobs[index].submitted)
         return PastArrivals([jobs[index] for index in order], [durations[index] for index in order], self.now)

@@ -1,7 +1,4 @@
-from .audit import (
-    Audit as Audit,
-    AuditFailed as AuditFailed,
-)
+from .audit import Audit as Audit, AuditFailed as AuditFailed
 from .backend_contract import BackendContract as BackendContract
 from .makers import (
     make_cluster as make_cluster,

@@ -1,4 +1,4 @@
-"""A simulated cluster with disturbances: events that the policy did not cause.
+"""A simulated cluster with disturbances that the policy did not cause, and jobs that may not be placed everywhere.
 
 Jobs are held, released and cancelled; runs are recalled, whether preemptible or not; nodes and GPUs go down; and the
 scheduler is restarted from its snapshot while runs are active.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
 
 from refold.core import (
     Entry,
@@ -26,7 +28,8 @@ from refold.core import (
     StopRun,
     View,
 )
-from refold.model import Cluster, Job, Seconds
+from refold.model import Cluster, Job, Level, NodeSet, Seconds, TopologyRequest
+from refold.placement import FreeResources
 from refold.simulator import Agenda, Costs, Fault, RecordedSpeeds, SimulatedBackend, SpeedModel, schedule_faults
 
 MAX_STEPS = 20_000
@@ -184,3 +187,35 @@ def resume_gpus(view: View) -> Iterator[Event]:
     """Resume all drained GPUs."""
     for node, gpu in view.down_gpus:
         yield GpuReturned(node, gpu)
+
+
+def in_racks(cluster: Cluster) -> Cluster:
+    """Put neighbouring nodes into racks, three in each."""
+    nodes = [
+        msgspec.structs.replace(node, rack=f"rack{index // 3}", domains=(f"rack{index // 3}",))
+        for index, node in enumerate(cluster.nodes)
+    ]
+    return msgspec.structs.replace(cluster, nodes=tuple(nodes), racks=(), levels=(Level("rack"),))
+
+
+def in_domains(job: Job, number: int, cluster: Cluster) -> Job:
+    """Let a gang require one rack, two for some time, or segments of two, if it fits into the empty cluster so."""
+    requests = [TopologyRequest("rack"), TopologyRequest(most=2, wait=600.0), TopologyRequest(segment=2)]
+    request = requests[number % (2 if job.demand.instances % 2 else 3)]
+    demand = msgspec.structs.replace(job.demand, topology=request)
+    is_limited = job.demand.instances > 1 and FreeResources(cluster).fits_when_empty(demand)
+    return msgspec.structs.replace(job, demand=demand, reshapable=False) if is_limited else job
+
+
+def limited_to_nodes(jobs: Sequence[Job], cluster: Cluster) -> list[Job]:
+    """Limit two of three jobs to every second node, or to all but one, if they fit there."""
+    free, count = FreeResources(cluster), len(cluster.nodes)
+    limited: list[Job] = []
+    for number, job in enumerate(jobs):
+        nodes = (
+            range(number % 2, count, 2) if number % 3 == 1 else (node for node in range(count) if node != number % 5)
+        )
+        demand = msgspec.structs.replace(job.demand, allowed_nodes=NodeSet.of(nodes))
+        is_limited = number % 3 and free.fits_when_empty(demand)
+        limited.append(msgspec.structs.replace(job, demand=demand) if is_limited else job)
+    return limited

@@ -38,12 +38,14 @@ from refold.testing.disturbances import (
     Disturbances,
     DisturbedCluster,
     drain_last_gpus,
+    in_domains,
+    in_racks,
+    limited_to_nodes,
     recall_from_drained_gpus,
     release_all,
     resume_gpus,
 )
 from refold.testing.makers import make_cluster, make_job, reshapable_workload, seeded_workload
-from refold.testing.restrictions import in_domains, in_racks, limited_to_nodes
 
 FAULTS = (Fault(0, 250.0, 900.0), Fault(1, 700.0, 1500.0), Fault(0, 2500.0, 2600.0))
 GPU_FAULTS = (Fault(0, 40.0, 600.0, gpu=1), Fault(2, 100.0, 900.0, gpu=0), Fault(0, 300.0, 500.0, gpu=2))

@@ -14,6 +14,7 @@ from refold.model import Seconds
 from refold.train import progress
 from refold.train.channel import RankChannel
 from refold.train.messages import Change, CopySecured, StopTraining
+from refold.train.process_group import group_rank
 
 ASK_EVERY: Seconds = 0.1
 """Time between two questions, so that short steps are not slowed down."""
@@ -22,6 +23,8 @@ _MAX_STEPS_BETWEEN = 1000
 
 COPY_SHARE = 0.03
 """The share of time that copies of the state may take."""
+
+COPY_SHARE_OF_REPLICAS = 0.003
 
 MIN_COPY_SECONDS: Seconds = 0.5
 """Least time between two copies."""
@@ -41,8 +44,12 @@ class BoundaryRequest(IntEnum):
 class Boundary:
     """Asks the agent, or looks for a stop signal, and tells all ranks the answer at the same step."""
 
-    def __init__(self, channel: RankChannel | None, save_every: Seconds) -> None:
+    def __init__(
+        self, channel: RankChannel | None, save_every: Seconds, group: dist.ProcessGroup | None = None
+    ) -> None:
+        """`group`: where the ranks agree (default: the default group, if there is one)."""
         self._channel = channel
+        self._group = group
         self._save_every = save_every
         if channel is None:
             progress.checkpoint_requested()  # the signal reaches all ranks, and must not end those that do not ask
@@ -59,12 +66,16 @@ class Boundary:
 
     def begin_copies(self, step: int) -> None:
         """Request copies of the state from the step after this one on."""
-        self._copy_after, self._copy_at = step, monotonic()
+        self._copy_after, self._copy_at, self._is_secured = step, monotonic(), True
 
-    def note_copied(self, seconds: Seconds) -> None:
-        """Note that a copy was written, which took so long: the next is due when it is secured, and costs little."""
-        self._copy_at = monotonic() + max(MIN_COPY_SECONDS, seconds / COPY_SHARE)
-        self._is_secured = False
+    def note_copied(self, seconds: Seconds | None, *, has_replicas: bool) -> None:
+        """Note that a copy was written, which took so long: the next is due when it is secured, and costs little.
+
+        None: it was put off. `has_replicas`: ranks on other hosts have the same, so that copies are rarely needed.
+        """
+        share = COPY_SHARE_OF_REPLICAS if has_replicas else COPY_SHARE
+        self._copy_at = monotonic() + max(MIN_COPY_SECONDS, (seconds or 0.0) / share)
+        self._is_secured = seconds is None
 
     def note_saved(self) -> None:
         """Note that a checkpoint has just been started."""
@@ -80,14 +91,13 @@ class Boundary:
             return BoundaryRequest.NOTHING
         if self.preparation is not None:
             return self._await_preparation(step, self.preparation)
-        ranks = dist.get_world_size()
         self._step = step
         answer = torch.zeros(2, dtype=torch.int64)
-        if dist.get_rank() == 0:
+        if group_rank() == 0:
             answer[0] = self._request()
             answer[1] = step + self._interval(step)
-        if ranks > 1:
-            dist.broadcast(answer, 0)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.broadcast(answer, 0, self._group)
         request, self._next_step = BoundaryRequest(int(answer[0])), int(answer[1])
         if request in (BoundaryRequest.PREPARE, BoundaryRequest.CHANGE) and self.change is None:
             self._await_change()

@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset
 
 from refold.errors import BadInput
-from refold.train.batches import Data, read_samples
+from refold.train.batches import Data, load
 from refold.train.layout import check_batch
 from refold.train.local_model import LocalModel
 from refold.train.losses import IGNORED_LABEL, LABELS, Batch, Loss, LossRecorder, ModelInputs
 from refold.train.micro_batches import Context, make_schedule, take
+from refold.train.prefetch import Prefetcher, Read, Share
 
 
 class EvaluatedSamples(NamedTuple):
@@ -49,8 +51,10 @@ class ModelEvaluation:
         self._share = EvaluatedSamples([], 0)
         self._batch: Batch = None
 
-    def run(self, data: Data, batch: int) -> float:
+    def run(self, data: Data | DataLoader[Any], batch: int) -> float:
         """Return the mean over all samples, read in global batches of this size."""
+        if isinstance(getattr(data, "dataset", data), IterableDataset) or not hasattr(data, "__len__"):
+            raise BadInput("the data to evaluate has no length; pass a data set with one, or its DataLoader")
         if not len(data):
             raise BadInput("the data set to evaluate is empty")
         layout = self._model.layout
@@ -58,8 +62,8 @@ class ModelEvaluation:
         run = self._pipeline() if layout.plan.pipeline > 1 else self._run_micro_batches
         totals = torch.zeros(2, dtype=torch.float64, device=layout.device)
         with torch.no_grad(), _evaluation_mode(self._model):
-            for self._share in shares(len(data), batch, layout.position.data, layout.plan.data):
-                self._batch = read_samples(data, self._share.samples, layout.device)
+            for share, read in self._read(data, batch):
+                self._share, self._batch = share, read
                 _ignore_labels(self._batch, self._share.used)
                 run(torch.arange(len(self._share.samples), device=layout.device))
                 result = self._results.take()
@@ -68,6 +72,21 @@ class ModelEvaluation:
             dist.all_reduce(totals)
         total, count = totals.tolist()
         return total / count if count else float("nan")
+
+    def _read(self, data: Data | DataLoader[Any], batch: int) -> Iterator[tuple[EvaluatedSamples, Batch]]:
+        """Yield what this rank evaluates; it is read in the background."""
+        loader = data if isinstance(data, DataLoader) else DataLoader(data)  # type: ignore[arg-type]
+        layout, parts = self._model.layout, Share(0, self._model.layout.position.data, self._model.layout.plan.data)
+        own = list(shares(len(loader.dataset), batch, parts.part, parts.parts))  # type: ignore[arg-type]
+        batches = iter(load(loader, ([(index, index) for index in share.samples] for share in own), seed=0))
+        prefetcher = Prefetcher((Read(parts, each) for each in batches), layout.device)
+        try:
+            for share in own:
+                item = prefetcher.next()
+                assert item is not None, "as many batches as lists of samples"
+                yield share, item.batch
+        finally:
+            prefetcher.close()
 
     def _run_micro_batches(self, rows: Tensor) -> None:
         (chunk,) = self._model.chunks

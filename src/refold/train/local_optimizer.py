@@ -1,14 +1,17 @@
 """An optimizer whose parameters are replaced when the layout changes, and may be on the host (ZeRO-Offload).
 
 The optimizer works on plain tensors: the local part of each parameter, or a copy of it on the host. Optimizers that
-treat every element alike (SGD, Adam, AdamW, Adagrad, RMSprop, …) give the same result in every layout. Others may have
-state whose shape depends on how a parameter is divided: it starts anew when a parameter is, or was, divided.
+treat every element alike (SGD, Adam, AdamW, Adagrad, RMSprop, …) give the same result in every layout; for others,
+plans that divide parameters are refused. State whose shape depends on how a parameter is divided, such as scales of
+blocks, starts anew when a parameter is, or was, divided.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -18,11 +21,16 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from refold.errors import BadInput
+from refold.model import Plan
+from refold.train.elementwise import is_elementwise
 from refold.train.host_tensors import HostReserve, describe, empty_tensor, plain, restored
 from refold.train.local_model import LocalModel, local_part
 
 LIKE_PARAMETER = "like parameter"
-"""Marks state that has the shape of its parameter, and is divided as the parameter is."""
+"""Marks state that has the shape of its parameter, and is divided as the parameter is; a type follows if it differs."""
+
+AVERAGE = "average"
+"""The key of the exponential moving average of a parameter, which is kept beside the state of the optimizer."""
 
 Slots = dict[str, dict[str, Any]]
 """State of an optimizer by parameter and key: LIKE_PARAMETER, the description of a tensor, or a number itself.
@@ -50,16 +58,35 @@ class LocalOptimizer:
         self._pairs: dict[str, tuple[nn.Parameter, nn.Parameter]] = {}
         self._offload = False
         self._reserve = HostReserve()
+        self.is_averaged = False
+        """Whether averages of the parameters are kept."""
+        self._averages: dict[str, Tensor] = {}
+
+    @cached_property
+    def is_elementwise(self) -> bool:
+        """Whether the optimizer may get parts of parameters."""
+        return is_elementwise(self.optimizer)
+
+    def check(self, plan: Plan) -> None:
+        """Raise an error if a plan divides parameters that the optimizer needs as a whole."""
+        divides = plan.tensor > 1 or (plan.zero and plan.data > 1)
+        if divides and not self.is_elementwise:
+            kind = type(self.optimizer).__name__
+            raise BadInput(
+                f"{kind} needs whole parameters, and {plan} divides them; use data parallelism without ZeRO, or "
+                "pipeline stages"
+            )
 
     def attach(self, model: LocalModel, *, offload: bool) -> None:
         """Replace the parameters by those of a local model; the state of the optimizer is empty."""
         pairs = {name: (parameter, _optimized_copy(parameter, offload)) for name, parameter in model.named_parameters()}
-        self.optimizer.state = defaultdict(dict)
+        self.detach()
         self._replace(pairs, offload)
 
     def detach(self) -> None:
         """Let go of the parameters and their state."""
         self.optimizer.state = defaultdict(dict)
+        self._averages = {}
         self._replace({}, offload=False)
 
     def set_offload(self, offload: bool) -> None:
@@ -77,6 +104,8 @@ class LocalOptimizer:
             }
             self.optimizer.state[new] = {**self.optimizer.state.get(old, {}), **moved}
             self.optimizer.state.pop(old, None)
+            if name in self._averages:
+                self._averages[name] = _moved(self._averages[name], local.device, host)
             pairs[name] = (parameter, new)
         self._replace(pairs, offload)
         if torch.cuda.is_available():
@@ -90,10 +119,11 @@ class LocalOptimizer:
         """Return parameters and state like them, in the order in which they are moved."""
         return [
             tensor
-            for parameter, copy in self._pairs.values()
+            for name, (parameter, copy) in self._pairs.items()
             for tensor in (
                 local_part(parameter).detach(),
                 *(value for key, value in self.tensors_of(copy).items() if is_like(key, value, copy)),
+                *([self._averages[name]] if name in self._averages else []),
             )
         ]
 
@@ -122,29 +152,36 @@ class LocalOptimizer:
         tensors = existing or {}
         for name, (parameter, copy) in self._pairs.items():
             kinds = wanted.get(name, {})
-            if is_divided(parameter) and any(map(_has_own_shape, kinds.values())):
-                unused += [f"{name}.{key}" for key in kinds]
-            elif kinds:
-                counters = self._device_of_counters(name, copy)
+            counters = self._device_of_counters(name, copy)
+            if AVERAGE in kinds:
+                self._averages[name] = _empty(
+                    kinds[AVERAGE], copy, counters, tensors.get(f"optimizer.{name}.{AVERAGE}")
+                )
+            own = {key: kind for key, kind in kinds.items() if key != AVERAGE}
+            if is_divided(parameter) and any(map(_has_own_shape, own.values())):
+                unused += [f"{name}.{key}" for key in own]
+            elif own:
                 self.optimizer.state[copy] = {
                     key: _empty(kind, copy, counters, tensors.get(f"optimizer.{name}.{key}"))
-                    for key, kind in kinds.items()
+                    for key, kind in own.items()
                 }
         return unused
 
     def _movable_state(self, name: str) -> dict[str, Tensor | float]:
-        """Return the state of a parameter, unless it depends on how the parameter is divided, as that of Adafactor."""
+        """Return average and state of a parameter, unless that depends on how it is divided, as with Adafactor."""
         parameter, copy = self._pairs[name]
         state = self.optimizer.state.get(copy, {})
         known = {key: value for key, value in state.items() if isinstance(value, Tensor | int | float)}
         if is_divided(parameter) and any(_has_own_shape(_kind(key, value, copy)) for key, value in known.items()):
-            return {}
-        return known
+            known = {}
+        return {**known, AVERAGE: self._averages[name]} if name in self._averages else known
 
     def _device_of_counters(self, name: str, copy: Tensor) -> torch.device:
         """Return where state is that is not like its parameter, such as the number of steps."""
-        group = next(g for g, names in zip(self.optimizer.param_groups, self._groups, strict=True) if name in names)
-        return copy.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
+        groups = zip(self.optimizer.param_groups, self._groups, strict=True)
+        own = [group for group, names in groups if name in names]  # none for frozen parameters
+        is_on_device = any(group.get("fused") or group.get("capturable") for group in own)
+        return copy.device if is_on_device else torch.device("cpu")
 
     def optimized(self) -> Mapping[str, nn.Parameter]:
         """Return the tensors that the optimizer changes, by name of their parameter."""
@@ -155,10 +192,43 @@ class LocalOptimizer:
         for parameter, copy in self._pairs.values():
             gradient = parameter.grad
             copy.grad = None if gradient is None else local_part(gradient).to(copy.device)
-            parameter.grad = None
         self.optimizer.step()
-        for _, copy in self._pairs.values():
-            copy.grad = None
+        self.drop_gradients()
+        self.write_back()
+
+    def drop_gradients(self) -> None:
+        """Drop the gradients, for the next step or instead of this one."""
+        for parameter, copy in self._pairs.values():
+            parameter.grad = copy.grad = None
+
+    @torch.no_grad()
+    def update_averages(self, decay: float) -> None:
+        """Move the averages of the trained parameters towards their values; the first values are the first averages."""
+        for name, (_, copy) in self._pairs.items():
+            if not copy.requires_grad or not copy.is_floating_point():
+                continue
+            average, value = self._averages.get(name), copy.detach().to(_average_type(copy))
+            if average is None:
+                self._averages[name] = value.clone()
+            else:
+                average.lerp_(value, 1 - decay)
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Let the parameters have the values of their averages within the context."""
+        self._swap_averages()
+        try:
+            yield
+        finally:
+            self._swap_averages()
+
+    @torch.no_grad()
+    def _swap_averages(self) -> None:
+        for name, average in self._averages.items():
+            copy = self._pairs[name][1]
+            value = copy.detach().clone()
+            copy.copy_(average)
+            average.copy_(value)
         self.write_back()
 
     def settings(self) -> list[dict[str, Any]]:
@@ -207,7 +277,9 @@ def _optimized_copy(parameter: nn.Parameter, offload: bool) -> nn.Parameter:
 def _kind(key: str, value: Tensor | float, copy: Tensor) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return LIKE_PARAMETER if is_like(key, value, copy) else describe(value.dtype, value.shape)
+    if not is_like(key, value, copy):
+        return describe(value.dtype, value.shape)
+    return LIKE_PARAMETER if value.dtype == copy.dtype else f"{LIKE_PARAMETER} {describe(value.dtype, ())[0]}"
 
 
 def _has_own_shape(kind: Any) -> bool:
@@ -223,13 +295,21 @@ def is_divided(parameter: Tensor) -> bool:
     return any(placement.is_shard() and size > 1 for placement, size in zip(parameter.placements, sizes, strict=True))
 
 
-def _empty(kind: Any, copy: Tensor, counters: torch.device, existing: Tensor | None) -> Tensor | float:
+def _empty(kind: Any, copy: Tensor, counters: torch.device, existing: Tensor | None) -> Any:
     """Return uninitialised state of a kind, or a tensor that can be used instead; numbers have their values."""
     if isinstance(kind, int | float):
         return kind
     if existing is not None and existing.device == copy.device:
         return existing
-    return torch.empty_like(copy.detach()) if kind == LIKE_PARAMETER else empty_tensor(kind, counters)
+    if not isinstance(kind, str):
+        return empty_tensor(kind, counters)
+    dtype = kind.removeprefix(LIKE_PARAMETER).strip()
+    return torch.empty_like(copy.detach(), dtype=getattr(torch, dtype) if dtype else None)
+
+
+def _average_type(parameter: Tensor) -> torch.dtype:
+    """Return the type of the average of a parameter: small changes of 16 bits would be rounded to nothing."""
+    return torch.promote_types(parameter.dtype, torch.float32)
 
 
 def _name_of(parameter: Tensor, names: Mapping[int, str]) -> str:

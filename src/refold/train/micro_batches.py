@@ -32,12 +32,14 @@ class TrainingStep:
         self._context = context
         self._pipeline = make_schedule(model, self._loss_of_rows) if plan.pipeline > 1 else None
         self._batch: Batch = None
+        self._scale = 1.0
 
-    def run(self, batch: Batch) -> StepLoss:
+    def run(self, batch: Batch, scale: float = 1.0) -> StepLoss:
         """Return the loss of the local share of the batch; 0 on ranks without the last pipeline stage.
 
-        Gradients are in the parameters: the mean over all micro-batches of the global batch.
+        Gradients are in the parameters: the mean over all micro-batches of the global batch, times `scale`.
         """
+        self._scale = scale
         if self._pipeline:
             self._run_pipeline(batch)
         else:
@@ -56,7 +58,7 @@ class TrainingStep:
             inputs = self._inputs(micro_batch)
             with self._context():
                 loss = self._losses.compute(chunk.model(inputs.main, **inputs.named), micro_batch, number)
-            (loss / count).backward()
+            (loss * (self._scale / count)).backward()
 
     def _run_pipeline(self, batch: Batch) -> None:
         assert self._pipeline is not None
@@ -75,7 +77,7 @@ class TrainingStep:
 
     def _loss_of_rows(self, output: Tensor, rows: Tensor) -> Tensor:
         first = int(rows[0])
-        return self._losses.compute(output, take(self._batch, slice(first, first + len(rows))), first)
+        return self._losses.compute(output, take(self._batch, slice(first, first + len(rows))), first) * self._scale
 
 
 def make_schedule(model: LocalModel, loss_of_rows: Callable[[Tensor, Tensor], Tensor]) -> Any:

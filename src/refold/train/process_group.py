@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator, Set
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -10,9 +15,11 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from refold.errors import RanksLost
 from refold.train.messages import Change
 
 TIMEOUT = timedelta(minutes=10)
+AGREEMENT_TIMEOUT = timedelta(seconds=10)
 
 
 class Rendezvous(NamedTuple):
@@ -39,6 +46,11 @@ def own_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def group_rank() -> int:
+    """Return the number of this rank in its process group, or what its launcher has set if there is none."""
+    return dist.get_rank() if dist.is_initialized() else own_rank()
+
+
 def choose_device() -> torch.device:
     """Return the device of this rank: the GPU of its local rank, or the CPU."""
     if not torch.cuda.is_available():
@@ -59,6 +71,45 @@ def join(rendezvous: Rendezvous, device: torch.device) -> None:
         store = dist.TCPStore(address, port, ranks, is_master=rank == 0, timeout=TIMEOUT)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=TIMEOUT)
+
+
+def all_ranks_are_at(place: str) -> bool:
+    """Return whether all ranks call this with the same words, within some seconds; not collective."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"{place}, rank {dist.get_rank()}", "")
+    try:
+        store.wait([f"{place}, rank {rank}" for rank in range(dist.get_world_size())], AGREEMENT_TIMEOUT)
+    except dist.DistStoreError:
+        return False
+    return True
+
+
+def connections() -> set[int]:
+    """Return the numbers of the TCP connections of this process, which the system gives them."""
+    return {number for number, _ in _connections()}
+
+
+def cut(numbers: Set[int]) -> None:
+    """Cut connections, so that whoever waits for something there gets an error: gloo cannot be aborted otherwise."""
+    for number, connection in _connections():
+        if number in numbers:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _connections() -> Iterator[tuple[int, socket.socket]]:
+    for path in Path("/proc/self/fd").iterdir() if sys.platform == "linux" else ():
+        with suppress(OSError):
+            status = os.fstat(int(path.name))
+            if stat.S_ISSOCK(status.st_mode):
+                with socket.socket(fileno=os.dup(int(path.name))) as connection:
+                    if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
+                        yield status.st_ino, connection
+
+
+def is_of_lost_rank(error: Exception) -> bool:
+    """Whether an error may be the consequence of the loss of another rank."""
+    return isinstance(error, (dist.DistError, RanksLost)) or "gloo" in str(error)
 
 
 def leave() -> None:

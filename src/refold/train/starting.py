@@ -13,11 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import default_collate
 
 from refold.model import Plan, Seconds
 from refold.train import process_group
-from refold.train.batches import Data
+from refold.train.batches import global_batch
 from refold.train.channel import RankChannel, connect
 from refold.train.checkpoints import Checkpoints
 from refold.train.fused_layers import replace_fused_layers
@@ -27,8 +26,9 @@ from refold.train.messages import Change, Ready
 from refold.train.pipeline_stages import PipelineRule
 from refold.train.reshaper import Reshaper
 from refold.train.run_settings import CHANGE_VARIABLE, SECRET_VARIABLE, read_plan
-from refold.train.session import SAVE_EVERY, LearningRateScheduler, Session, TrainingOptions
+from refold.train.session import Session
 from refold.train.tensor_rules import Split
+from refold.train.training_options import SAVE_EVERY, LearningRateScheduler, TrainingOptions
 from refold.train.training_state import TrainingState
 
 MAX_TRIED_PARAMETERS = 10**8
@@ -46,14 +46,15 @@ def start(
     optimizer: Optimizer,
     *,
     loss: Loss | None = None,
-    data: Data | None = None,
-    batch: int,
+    data: Any = None,
+    batch: int | None = None,
     steps: int,
     seed: int = 0,
     shuffle: bool = True,
     inputs: Callable[[Batch], Any] | None = None,
     scheduler: LearningRateScheduler | None = None,
     clip: float | None = None,
+    ema: float | None = None,
     autocast: torch.dtype | None = None,
     compile_layers: bool = False,
     tensor: Mapping[str, Split] | None = None,
@@ -67,24 +68,27 @@ def start(
     The model is an ordinary module, the same on every rank; use `session.model` from now on. `loss(output, batch)`
     returns the mean loss of a micro-batch, or, if samples have different numbers of tokens, the sum of their losses and
     the number of tokens. Without it, the model gets the labels, and its output has the loss. `data` is a data set with
-    a length (None: you pass each rank's part of a batch to `session.step` yourself), `batch` the global batch size,
-    `steps` the total number of steps. `inputs(batch)` returns what the model gets: a tensor, or tensors by parameter
+    a length, a DataLoader, or an iterable of whole batches (None: you pass each rank's part of a batch to
+    `session.step` yourself), `batch` the global batch size (default: that of the loader), `steps` the total number of
+    steps. `inputs(batch)` returns what the model gets: a tensor, or tensors by parameter
     (default: what the batch has for the parameters of the model, or its first part).
 
-    `clip`: largest norm of the gradients. `autocast`: type of mixed precision. `compile_layers`: compile each layer
+    `clip`: largest norm of the gradients. `ema`: decay of the average of the weights, such as 0.999. `autocast`: type
+    of mixed precision; the loss is scaled for torch.float16. `compile_layers`: compile each layer
     with torch.compile. `tensor` and `pipeline` say how to split a model whose names are not known. `shard_group`: ZeRO
-    shards over groups of so many ranks, which are replicas of each other. `checkpoint`: folder for checkpoints
-    (default: $REFOLD_CHECKPOINT, if set), written every `save_every` seconds, when the run is stopped, and at the end.
+    shards over groups of so many ranks, which are replicas of each other. `checkpoint`: folder for checkpoints,
+    or an address such as `s3://bucket/run` (default: $REFOLD_CHECKPOINT, if set), written every `save_every` seconds, when the run is stopped, and at the end.
 
     Without an agent, the plan is that of $REFOLD_PLAN, or data parallelism over the ranks of torchrun. A script that
     was started as a single process by the scheduler is replaced by `python -m refold.train script.py`.
     """
     channel = connect()
     if channel is None:
-        _become_agent_if_needed(os.environ)
+        become_agent_if_needed(os.environ)
     else:
         faulthandler.register(signal.SIGQUIT)  # sent to ranks that hang, whose stacks are then in the log
     reader = InputReader(model, inputs, with_labels=loss is None)
+    batch = global_batch(data, batch)
     options = TrainingOptions(
         batch=batch,
         steps=steps,
@@ -93,20 +97,25 @@ def start(
         shuffle=shuffle,
         scheduler=scheduler,
         clip=clip,
+        ema=ema,
         autocast=autocast,
         save_every=save_every,
     )
     replacements = replace_fused_layers(model, optimizer)
     splittable = SplittableModel(model, tensor=tensor, pipeline=pipeline, compile_layers=compile_layers)
-    if pipeline is None and data and _count_parameters(model) <= MAX_TRIED_PARAMETERS:
-        splittable.try_pipeline(model, reader.read(default_collate([data[0]])))
+    batches = None if data is None else options.batches_of(data)
+    if pipeline is None and batches and _count_parameters(model) <= MAX_TRIED_PARAMETERS:
+        sample = batches.first_sample()
+        if sample is not None:
+            splittable.try_pipeline(model, reader.read(sample))
     state = TrainingState(model, optimizer, splittable, replacements)
+    state.optimizer.is_averaged = ema is not None
     reshaper = Reshaper(state, batch, process_group.choose_device(), shard_group)
-    session = Session(reshaper, loss or _loss_of(model), data, options, channel, _checkpoints(checkpoint))
+    session = Session(reshaper, loss or _loss_of(model), batches, options, channel, _checkpoints(checkpoint))
     if channel is None:
         session.begin_alone(read_plan(os.environ), process_group.from_environment())
     else:
-        session.enter(_wait_for_first_change(channel, state, batch))
+        session.enter(wait_for_first_change(channel, Ready(process_group.own_rank(), state.estimated_bytes(), batch)))
     return session
 
 
@@ -122,18 +131,19 @@ def _count_parameters(model: nn.Module) -> int:
 
 def _checkpoints(folder: Path | str | None) -> Checkpoints | None:
     chosen = folder or os.environ.get("REFOLD_CHECKPOINT")
-    return Checkpoints(Path(chosen)) if chosen else None
+    return Checkpoints(chosen) if chosen else None
 
 
-def _wait_for_first_change(channel: RankChannel, state: TrainingState, batch: int) -> Change:
-    channel.send(Ready(process_group.own_rank(), state.estimated_bytes(), batch))
+def wait_for_first_change(channel: RankChannel, ready: Ready) -> Change:
+    """Tell the agent that this rank is ready; return what it is to enter."""
+    channel.send(ready)
     message: Any = None
     while not isinstance(message, Change):
         message = channel.wait()
     return message
 
 
-def _become_agent_if_needed(environment: Mapping[str, str]) -> None:
+def become_agent_if_needed(environment: Mapping[str, str]) -> None:
     """Replace this process by an agent if the plan needs more ranks than were started.
 
     Also if the plan may change, or instances may be lost: only the ranks of an agent can follow.

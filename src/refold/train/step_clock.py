@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from refold.model import Plan, Seconds
-from refold.train.batches import BatchReader
+from refold.train.batches import Batches
 from refold.train.layout import RankMesh
 from refold.train.losses import Batch
 from refold.train.slow_ranks import FORWARD, LOADING, PROBE, RankTimes
@@ -39,7 +39,7 @@ class StepClock:
         self._steps = 0
         self._parts: dict[str, Seconds] = {}
 
-    def read(self, batches: BatchReader, step: int, layout: RankMesh) -> Batch:
+    def read(self, batches: Batches, step: int, layout: RankMesh) -> Batch:
         """Return this rank's part of the batch of a step."""
         with self.part(LOADING):
             return batches.read(step, layout)

@@ -95,8 +95,8 @@ class Supervisor:
         if rank is None or rank.role is Role.DISMISSED:
             return []
         match message:
-            case Ready(_, size):
-                self._on_ready(rank, size)
+            case Ready():
+                self._on_ready(rank, message)
             case Entered():
                 self._on_entered(message)
             case NotEntered():
@@ -169,7 +169,7 @@ class Supervisor:
             elif self._phase is Phase.RESTARTING:
                 self._ranks.kill(self._ranks)
             elif self._phase is Phase.ENTERING:
-                self._log(f"generation {self._generation} does not train after {ENTER_SECONDS:g} s")
+                self._log(f"generation {self._generation} does not train in time")
                 self._restart_or_end(1)
             else:
                 self._refuse_changes(f"ranks were not ready within {JOIN_SECONDS:g} s: does the script call start()?")
@@ -181,9 +181,9 @@ class Supervisor:
         self._target = self._shape_to_start()
         self._ranks.start(range(self._target.plan.gpus // self._gang.instances), self._target, Role.MEMBER)
 
-    def _on_ready(self, rank: RankProcess, size: int) -> None:
-        rank.ready = True
-        self._state_bytes = max(self._state_bytes, size)
+    def _on_ready(self, rank: RankProcess, message: Ready) -> None:
+        rank.ready, rank.restarts = True, message.restarts
+        self._state_bytes = max(self._state_bytes, message.state_bytes)
         if self._phase is Phase.ENDING:
             self._ranks.kill([rank])  # it would wait for a generation that will not begin
         self._advance()
@@ -318,22 +318,22 @@ class Supervisor:
             case Phase.STARTING | Phase.JOINING if self._ranks.are_ready():
                 self._enter()
             case Phase.ENTERING if self._change_after_exits and self._ranks.are_joining():
-                self._ranks.send(self._ranks, self._with_copies(self._change_after_exits))
+                self._ranks.send(self._ranks, self._without_earlier_ranks(self._change_after_exits))
                 self._change_after_exits = None
             case _:
                 if not self._ranks and self._phase is not Phase.RESTARTING:
                     self._actions.append(Exit(self._status))
 
     def _begin_change(self, request: ChangeRequest) -> None:
-        """Start the ranks that are missing: all if one that would stay has a GPU that it must give up."""
+        """Start the ranks that are missing: all if one that would stay must give up its GPU; none if all restart."""
         count = request.plan.gpus
         members = sorted(self._ranks.having(Role.MEMBER), key=lambda rank: rank.rank)[:count]
         self._target, can_stay = self._shape_after(request, members)
         self._replaces_all = not can_stay
-        self._phase = Phase.JOINING
-        self._failed_joiners = 0
+        self._phase, self._failed_joiners = Phase.JOINING, 0
         self._deadline = self._machine.now() + JOIN_SECONDS
-        self._ranks.start(range(len(members) if can_stay else 0, count), self._target, Role.JOINING)
+        if not any(rank.restarts for rank in members):
+            self._ranks.start(range(len(members) if can_stay else 0, count), self._target, Role.JOINING)
         self._advance()
 
     def _enter(self) -> None:
@@ -348,8 +348,7 @@ class Supervisor:
                 return
         plan = self._target.plan
         self._generation += 1
-        change = Change(plan, plan.gpus, self._generation, state, resume)
-        change = change if resume else self._with_copies(change)
+        change = self._with_copies(Change(plan, plan.gpus, self._generation, state, resume))
         self._phase = Phase.ENTERING
         self._deadline = self._machine.now() + ENTER_SECONDS if resume else None
         if resume and self._replaces_all:
@@ -369,7 +368,11 @@ class Supervisor:
         return shape_after(self._shape, request, [rank.device for rank in members])
 
     def _with_copies(self, change: Change) -> Change:
-        """Return a change for new ranks with what they need to find each other and their state."""
+        """Return a change with what ranks need to find each other and their state."""
+        return change
+
+    def _without_earlier_ranks(self, change: Change) -> Change:
+        """Return a change for new ranks, now that those of the previous generation have ended."""
         return change
 
     def _restart_point(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -29,6 +29,10 @@ from refold.train.state import Box, Boxes, replicas
 Facts = dict[str, Any]
 """What belongs to the state besides tensors, as JSON: the step, settings of the optimizer, the user's own."""
 
+USER_BYTES = "user_bytes"
+"""The fact that says how many bytes the state of the user's objects has."""
+
+_USER_BOX = "user"
 _OPTIMIZER_COPIES = 3
 """Adam: tensors of the size of a parameter, which are the parameter and two moments. It also counts steps."""
 
@@ -63,11 +67,14 @@ class TrainingState:
         self._background = ThreadPoolExecutor(1, "refold-prepare")
         self._preparation: Future[None] | None = None
         self._prepared: _Prepared | None = None
+        self.user_state: Tensor | None = None
+        """The state of the user's objects, as bytes, while it is written or read."""
 
     def estimated_bytes(self) -> int:
         """Return the size of the whole state in shared memory, if the optimizer is Adam."""
         model = self.splittable.template.model
-        parameters = sum(_OPTIMIZER_COPIES * stored_bytes(value) + ALIGNMENT for value in model.parameters())
+        copies = _OPTIMIZER_COPIES + self.optimizer.is_averaged
+        parameters = sum(copies * stored_bytes(value) + ALIGNMENT for value in model.parameters())
         return parameters + sum(map(stored_bytes, model.buffers()))
 
     @property
@@ -77,15 +84,39 @@ class TrainingState:
         return self._model
 
     @property
-    def boxes(self) -> Boxes:
-        """The boxes of the current layout."""
+    def boxes(self) -> Iterator[Box]:
+        """The boxes of the current layout, and that of the user's state, of which each rank has all."""
         assert self._boxes is not None, "no layout yet"
-        return self._boxes
+        yield from self._boxes
+        if self.user_state is not None:
+            size = (len(self.user_state),)
+            yield Box(_USER_BOX, self.user_state, size, (0,), dist.get_rank(), dist.get_world_size())
 
-    def enter(self, layout: RankMesh) -> None:
-        """Build the local part of the model in a layout. Its values, and the state of the optimizer, are not set."""
+    def expect_user_state(self, facts: Facts) -> None:
+        """Make room for the user's state that is read next."""
+        size = facts.get(USER_BYTES, 0)
+        self.user_state = torch.empty(size, dtype=torch.uint8) if size else None
+
+    def enter(self, layout: RankMesh, kept: Mapping[str, Box] | None = None) -> None:
+        """Build the local part of the model in a layout. Its values, and the state of the optimizer, are not set.
+
+        `kept`: boxes of the layout before; their memory is used for parameters of which this rank keeps the region.
+        """
         self._free()
-        self._enter(self.splittable.build(layout))
+        model = self.splittable.build(layout)
+        if kept:
+            regions = Boxes(model, self.optimizer).regions()
+            self._kept = {
+                name: box.local
+                for name, box in kept.items()
+                if box.parameter and regions.get(box.parameter) == box.region()
+            }
+        self._enter(model)
+
+    def take_kept(self) -> dict[str, Tensor]:
+        """Return, once, the tensors that this rank has kept of the layout before."""
+        kept, self._kept = self._kept, {}
+        return kept
 
     def enter_prepared(self) -> None:
         """Enter the layout that was prepared, in the same process group; values and state are not set."""
@@ -204,7 +235,9 @@ class TrainingState:
         """Return what ranks write and keep; None: they write everything, for ranks that are not known yet."""
         if self._prepared is None:
             return None
-        before, after = zip(*gather((self.boxes.regions(), self._prepared.regions)), strict=True)
+        own = self._boxes
+        assert own is not None
+        before, after = zip(*gather((own.regions(), self._prepared.regions)), strict=True)
         return Handover(dist.get_rank(), before, after)
 
     def read_shared(self, path: Path) -> Facts:
@@ -212,6 +245,7 @@ class TrainingState:
         whole, all_slots, facts = json.loads(_facts_path(path).read_text())
         index, size = make_index(whole)
         self.optimizer.create_state(all_slots, self._kept)
+        self.expect_user_state(facts)
         SharedState(self._memory.map(path, size), index).read(self.boxes, self._kept)
         self._kept = {}
         self.optimizer.write_back()
@@ -225,14 +259,15 @@ class TrainingState:
 
     def load(self, checkpoints: Checkpoints, step: int) -> Facts:
         """Load a checkpoint, whatever layout wrote it."""
-        unused = self.optimizer.create_state(checkpoints.facts(step)["slots"])
+        known = checkpoints.facts(step)
+        unused = self.optimizer.create_state(known["slots"])
+        self.expect_user_state(known)
         facts = checkpoints.load(step, self._tensors(), {f"optimizer.{name}" for name in unused})
         self.optimizer.write_back()
         return facts
 
-    def clip_gradients(self, largest: float) -> None:
-        """Scale the gradients down so that their norm over the whole model is at most `largest`."""
-        gradients: list[Tensor] = []
+    def gradient_norm(self) -> Tensor:
+        """Return the norm of the gradients of the whole model."""
         total = torch.zeros((), device=self.model.layout.device)
         for name, parameter in self.model.named_parameters():
             if parameter.grad is not None:
@@ -240,11 +275,8 @@ class TrainingState:
                 copies = replicas(parameter, self.model, tied=self.model.is_on_two_stages(name))[1]
                 dtype = torch.promote_types(gradient.dtype, torch.float32)
                 total = total + torch.linalg.vector_norm(gradient, dtype=dtype).square() / copies
-                gradients.append(gradient)
         dist.all_reduce(total)
-        scale = (largest / (total.sqrt() + 1e-6)).clamp(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(scale)
+        return total.sqrt()
 
     def scale_gradients(self, factor: Tensor) -> None:
         """Multiply all gradients."""
@@ -254,7 +286,7 @@ class TrainingState:
 
     def full_state_dict(self) -> dict[str, Tensor]:
         """Return parameters and buffers of the whole model, on the host, on every rank."""
-        mine = {box.name: box for box in self.boxes if not box.name.startswith("optimizer.")}
+        mine = {box.name: box for box in self.boxes if box.name.startswith(("model.", "buffer."))}
         result: dict[str, Tensor] = {}
         for name, description in merge(gather({name: box.description() for name, box in mine.items()})).items():
             whole = empty_tensor(description).zero_()

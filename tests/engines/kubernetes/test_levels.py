@@ -15,8 +15,7 @@ from process_kubelet import ProcessKubelet
 
 from refold.engines.kubernetes import ApiError
 from refold.engines.kubernetes.gangs import gang_name
-from refold.engines.kubernetes.levels import KUEUE_GROUP, kueue_levels
-from refold.engines.kubernetes.nodes import map_nodes
+from refold.engines.kubernetes.nodes import KUEUE_GROUP, kueue_levels, map_nodes
 from refold.engines.kubernetes.owner_specs import Owner
 from refold.engines.kubernetes.pods import gang_submission
 from refold.errors import BadInput

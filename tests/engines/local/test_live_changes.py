@@ -36,7 +36,8 @@ from refold.server.batch import BatchRun
 from refold.server.clock import WallClock
 from refold.server.output import RunFiles, log_path
 from refold.server.subscribers import LoopStep
-from refold.testing.backend_contract import BackendContract, BackendHarness
+from refold.testing.backend_contract import BackendContract
+from refold.testing.backend_harness import BackendHarness
 
 FAKE_AGENT = Path(__file__).parents[2] / "helpers" / "fake_agent.py"
 

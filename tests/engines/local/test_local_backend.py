@@ -21,7 +21,8 @@ from refold.model import Allocation, Job, Launch, Share
 from refold.server.backend import Backend, Report
 from refold.server.output.log_files import LogChunk, read_log, tail_log
 from refold.server.output.run_files import RunFiles, log_path
-from refold.testing.backend_contract import LONG_GRACE, SHORT_GRACE, BackendContract, BackendHarness, Ending
+from refold.testing.backend_contract import SHORT_GRACE, BackendContract
+from refold.testing.backend_harness import LONG_GRACE, BackendHarness, Ending
 
 
 class TestLocalBackend(BackendContract):

@@ -27,7 +27,8 @@ from refold.model import Allocation, Job, Share
 from refold.server.backend import Backend, Report
 from refold.server.output.run_files import mark_prefix, new_mark
 from refold.server.unix_users import JobAccount
-from refold.testing.backend_contract import SHORT_GRACE, BackendContract, BackendHarness
+from refold.testing.backend_contract import SHORT_GRACE, BackendContract
+from refold.testing.backend_harness import BackendHarness
 
 pytestmark = pytest.mark.cgroups
 

@@ -23,7 +23,8 @@ from refold.engines.local.process_tree import ProcessScanner, ProcessTree
 from refold.engines.local.shim import CLAIM_FAILED, read_claim, read_exit_status, start_shim
 from refold.server.backend import Backend, Report
 from refold.server.output.run_files import RunFiles, StartRecord, new_mark
-from refold.testing.backend_contract import BackendContract, BackendHarness
+from refold.testing.backend_contract import BackendContract
+from refold.testing.backend_harness import BackendHarness
 
 LOST = "lost: its supervising shell (shim) was killed, or could not record its exit status"
 

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from refold.core.orders import StartRun
-from refold.engines.local import use_meter
+from refold.engines.local import process_tree
 from refold.engines.local.backend import LocalBackend
 from refold.engines.local.process import ProcessInfo, has_proc
-from refold.engines.local.use_meter import TICKS_PER_SECOND, UseMeter
+from refold.engines.local.process_tree import TICKS_PER_SECOND, UseMeter
 from refold.model import Allocation, Share
 from refold.server import MachineUse
 from refold.testing import make_job
 
-PAGES_PER_MIB = use_meter.PAGES_PER_MIB
+PAGES_PER_MIB = process_tree.PAGES_PER_MIB
 
 
 def process(pid: int, seconds: float, mib: int = 0, started: int = 1) -> ProcessInfo:
@@ -29,7 +29,7 @@ def process(pid: int, seconds: float, mib: int = 0, started: int = 1) -> Process
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [100.0]
-    monkeypatch.setattr(use_meter, "monotonic", lambda: now[0])
+    monkeypatch.setattr(process_tree, "monotonic", lambda: now[0])
     return now
 
 

@@ -12,7 +12,7 @@ from ray_cluster import RayCluster
 
 from refold.core import RunFailed, RunFinished, StartRun
 from refold.model import Allocation, Demand, Job, Share
-from refold.testing.backend_contract import BackendHarness
+from refold.testing.backend_harness import BackendHarness
 
 
 class TestRayBackend(OnRay):

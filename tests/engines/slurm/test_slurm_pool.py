@@ -35,7 +35,8 @@ from refold.engines.slurm.requests import SlurmSettings
 from refold.engines.slurm.run_jobs import QueuedRuns, RunJob, RunSteps, read_run_steps, run_mark
 from refold.errors import BadInput, BadValue
 from refold.model import Allocation, Demand, Job, Share
-from refold.testing.backend_contract import SHORT_GRACE, BackendHarness
+from refold.testing.backend_contract import SHORT_GRACE
+from refold.testing.backend_harness import BackendHarness
 
 WAIT = "echo >>starts; while [ ! -e go ]; do sleep 0.05; done"
 HOUR = 3600.0

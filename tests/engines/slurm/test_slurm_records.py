@@ -45,16 +45,21 @@ def test_all_formats_of_the_queue_say_the_same() -> None:
         job_json(1, 16, state="RUNNING", node_count=2, nodes="n[1-2]", name="with | bar"),
         job_json(2, 2, time_limit=None, tres_per_node="gres:gpu:a100:2", features="ib&big"),
         job_json(3, 0),
+        job_json(4, licenses="solver:2", dependency="afterok:3(unfulfilled)", shared=0, excluded_nodes="n[1-2]"),
     ]
     json_jobs = read_queue(FakePrograms(jobs, []).run).jobs
     assert json_jobs == read_queue(FakePrograms([newer(job) for job in jobs], []).run).jobs
     assert json_jobs == read_queue(FakePrograms(jobs, [], json_output=False).run).jobs
     assert json_jobs[0] == SlurmJob(
         "1", 1, "with | bar", "ada", "lab", ("gpu",), "RUNNING", "", 1_699_996_400.0, 1_699_998_200.0, 7200.0,
-        "n[1-2]", 2, 2, 200, GpuAmount(16), (), 1, "",
+        "n[1-2]", 2, 2, 200, GpuAmount(16), (), 1, "", "normal", eligible=1_699_996_400.0, billing=1.0,
     )  # fmt: skip
     assert (json_jobs[1].gpus, json_jobs[1].time_limit) == (GpuAmount(2, ("a100",)), None)
     assert json_jobs[2].gpus == GpuAmount(0)
+    last = json_jobs[3]
+    found = (last.licenses, last.dependency, last.is_exclusive, last.excluded_nodes)
+    assert found == ("solver:2", "afterok:3(unfulfilled)", True, "n[1-2]")
+    assert not json_jobs[0].is_exclusive
 
 
 @pytest.mark.parametrize(

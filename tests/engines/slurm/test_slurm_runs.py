@@ -13,7 +13,8 @@ from slurm_servers import SlurmServers, is_running
 from refold.core import JobCancelled, RunFailed, RunFinished, RunStarted, RunStopped, StartRun
 from refold.engines.slurm import run_state
 from refold.model import Allocation, Demand, Job, Launch, Plan, Share
-from refold.testing.backend_contract import SHORT_GRACE, BackendHarness
+from refold.testing.backend_contract import SHORT_GRACE
+from refold.testing.backend_harness import BackendHarness
 
 Made = Callable[[SlurmServers], OnSlurm]
 MODES = [on_slurm, in_pool]

@@ -31,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> No
 
 def look(jobs: list[dict[str, Any]], nodes: list[str] | None = None, **options: Any) -> SlurmSnapshot:
     sacct = options.pop("sacct", None)
-    return observe_slurm(FakePrograms(jobs, nodes or [node_line("n0")], sacct=sacct).run, "easy", 24 * HOUR, **options)
+    return observe_slurm(FakePrograms(jobs, nodes or [node_line("n0")], sacct=sacct).run, 24 * HOUR, **options)
 
 
 def of(found: SlurmSnapshot, kind: type[Event]) -> list[Any]:
@@ -115,9 +115,7 @@ def test_waiting_jobs_have_the_order_the_reasons_and_the_estimates_of_slurm() ->
     ("reason", "held"),
     [
         ("JobHeldUser", Reason.HELD),
-        ("Dependency", Reason.DEPENDENCY),
-        ("BeginTime", Reason.BEGIN_TIME),
-        ("JobArrayTaskLimit", Reason.ARRAY_LIMIT),
+        ("DependencyNeverSatisfied", Reason.DEPENDENCY),
         ("QOSMaxGRESPerUser", Reason.LIMIT),
         ("AssocGrpGRES", Reason.LIMIT),
         ("PartitionTimeLimit", Reason.LIMIT),
@@ -185,7 +183,7 @@ def test_without_accounting_there_is_a_note() -> None:
 
 def test_only_programs_that_read_are_called() -> None:
     programs = FakePrograms([job_json(1)], [node_line("n0")], sacct=SACCT)
-    observe_slurm(programs.run, "easy", HOUR)
+    observe_slurm(programs.run, HOUR)
     assert {tuple(call[:2]) for call in programs.calls} == {
         ("squeue", "--all"),
         ("scontrol", "show"),
@@ -222,12 +220,12 @@ def test_a_real_queue_reads_the_same_with_and_without_json(slurm: SlurmServers) 
     submit(slurm, "--gpus=12", "--time=1-0", "--job-name=two nodes")
     submit(slurm, "--gres=gpu:a100:2", "--hold", "--array=1-3")
     run = Programs(slurm.environment).run
-    found = observe_slurm(run, "easy", HOUR)
+    found = observe_slurm(run, HOUR)
 
     def without_json(program: str, *arguments: str) -> str:
         return run(program, *("--nonsense" if argument == "--json" else argument for argument in arguments))
 
-    other = observe_slurm(without_json, "easy", HOUR)
+    other = observe_slurm(without_json, HOUR)
     assert other.entry.events == found.entry.events
     jobs = [(event.job.id, str(event.job.demand), event.job.group) for event in of(found, JobSubmitted)]
     array = jobs[-1][0].partition("_")[0]

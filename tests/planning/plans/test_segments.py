@@ -8,7 +8,7 @@ from refold.model import Plan
 from refold.planning.catalogue import find_engine, find_gpu, find_model
 from refold.planning.perf import TrainingSetup, build_machines, estimate
 from refold.planning.plans import explain_segments
-from refold.planning.plans.segments import segment_times
+from refold.planning.plans.crossings import segment_times
 
 
 def setup(gpu: str, gpus: int) -> TrainingSetup:

@@ -19,7 +19,8 @@ from refold.train.layout import with_micro_batches
 from refold.train.local_model import SplittableModel
 from refold.train.process_group import Rendezvous
 from refold.train.reshaper import Reshaper
-from refold.train.session import Session, TrainingOptions
+from refold.train.session import Session
+from refold.train.training_options import TrainingOptions
 from refold.train.training_state import TrainingState
 
 
@@ -40,9 +41,9 @@ def make_session(meeting: Path, steps: int = 2) -> Session:
     torch.manual_seed(0)
     model = SmallGpt(dropout=0.5)
     state = TrainingState(model, torch.optim.SGD(model.parameters(), lr=0.5), SplittableModel(model))
-    session = Session(
-        Reshaper(state, 8, torch.device("cpu")), next_token_loss, RepeatedWords(), TrainingOptions(batch=8, steps=steps)
-    )
+    options = TrainingOptions(batch=8, steps=steps)
+    reshaper = Reshaper(state, 8, torch.device("cpu"))
+    session = Session(reshaper, next_token_loss, options.batches_of(RepeatedWords()), options)
     ranks = int(os.environ["WORLD_SIZE"])
     session.begin(Plan(data=ranks), Rendezvous(int(os.environ["RANK"]), ranks, meeting))
     return session

@@ -16,7 +16,8 @@ from refold.engines.local.backend import LocalBackend
 from refold.model import Allocation, Demand, Job, Launch, Plan, Share
 from refold.server import Backend, Report
 from refold.server.output.run_files import log_path
-from refold.testing.backend_contract import BackendContract, BackendHarness
+from refold.testing.backend_contract import BackendContract
+from refold.testing.backend_harness import BackendHarness
 
 TESTS = Path(__file__).parent
 HELPERS = TESTS.parents[1] / "helpers"

@@ -22,7 +22,8 @@ from refold.train.local_model import SplittableModel
 from refold.train.process_group import Rendezvous
 from refold.train.reshaper import Reshaper
 from refold.train.samples import SampleOrder
-from refold.train.session import Session, TrainingOptions
+from refold.train.session import Session
+from refold.train.training_options import TrainingOptions
 from refold.train.training_state import TrainingState
 
 BATCH = 8
@@ -57,7 +58,7 @@ def make_session(meeting: Path, first: Plan, steps: int, setup: Setup, *, with_d
     state = TrainingState(model, optimizer, SplittableModel(model))
     options = TrainingOptions(batch=BATCH, steps=steps, clip=setup.clip, scheduler=scheduler, seed=SEED)
     reshaper = Reshaper(state, BATCH, process_group.choose_device(), setup.shard_group)
-    session = Session(reshaper, next_token_loss, RepeatedWords() if with_data else None, options)
+    session = Session(reshaper, next_token_loss, options.batches_of(RepeatedWords()) if with_data else None, options)
     session.begin(first, Rendezvous(rank, ranks, meeting))
     return session
 

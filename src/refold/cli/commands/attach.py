@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import JobArgument, connect, format_placement, format_reason
+from refold.cli import JobArgument, connect, format_placement, format_reason, option, switch
 from refold.cli.commands.logs import ENDED_STATES, POLL_SECONDS, OutputStream, format_end
 from refold.cli.views import print_line, screen
 
@@ -29,11 +29,9 @@ UNKNOWN_EXIT_CODE = 1
 
 def attach(
     job: JobArgument,
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Number of earlier lines of output.")
-    ] = DEFAULT_LINES,
+    lines: Annotated[int, option("N", "Number of earlier lines of output.", "--lines", "-n", min=0)] = DEFAULT_LINES,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Pass all control sequences to the terminal; only for output that you trust.")
+        bool, switch("--raw", "Pass all control sequences to the terminal; only for output that you trust.")
     ] = False,
 ) -> None:
     """Follow a job until it ends: its output, and when it waits, starts, is requeued and ends.

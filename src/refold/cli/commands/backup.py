@@ -5,20 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from refold.cli import argument, option
 from refold.cli.views import AsJson, print_json, print_line
 from refold.errors import BadFile
 
 
 def backup(
-    to: Annotated[
-        Path | None,
-        typer.Option("--to", metavar="FILE", help="Output file (default: in the state folder)."),
-    ] = None,
-    state: Annotated[
-        Path | None, typer.Option("--state", metavar="FOLDER", help="State folder (default: ~/.refold).")
-    ] = None,
+    to: Annotated[Path | None, option("FILE", "Output file (default: in the state folder).")] = None,
+    state: Annotated[Path | None, option("FOLDER", "State folder (default: ~/.refold).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Back up the daemon's store: jobs, journal, events and tokens. The daemon may be running.
@@ -47,12 +41,8 @@ def backup(
 
 
 def restore(
-    file: Annotated[
-        Path | None, typer.Argument(metavar="BACKUP", help="A backup (default: the latest).", show_default=False)
-    ] = None,
-    state: Annotated[
-        Path | None, typer.Option("--state", metavar="FOLDER", help="State folder (default: ~/.refold).")
-    ] = None,
+    file: Annotated[Path | None, argument("BACKUP", "A backup (default: the latest).", show_default=False)] = None,
+    state: Annotated[Path | None, option("FOLDER", "State folder (default: ~/.refold).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Restore the daemon's store from a backup. The daemon must not be running.

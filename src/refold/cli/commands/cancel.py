@@ -18,6 +18,7 @@ from refold.cli import (
     list_jobs,
     make_client,
     select_jobs,
+    switch,
 )
 from refold.cli.views import AsJson, plural
 from refold.errors import BadInput
@@ -31,9 +32,9 @@ def cancel(
     jobs: OptionalLiveJobs = None,
     tenant: TenantFilter = None,
     user: UserFilter = None,
-    cancel_all: Annotated[bool, typer.Option("--all", help="Cancel all jobs.")] = False,
-    now: Annotated[bool, typer.Option("--now", help="Kill running jobs at once, without their grace period.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    cancel_all: Annotated[bool, switch("--all", "Cancel all jobs.")] = False,
+    now: Annotated[bool, switch("--now", "Kill running jobs at once, without their grace period.")] = False,
+    yes: Annotated[bool, switch("--yes", "Do not ask for confirmation.", "-y")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Cancel jobs. Running jobs are signalled to stop, and killed after their grace period, or when cancelled again.

@@ -7,8 +7,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from refold.cli import (
     ClusterFile,
     ExperimentOptions,
@@ -20,35 +18,39 @@ from refold.cli import (
     SourceOptions,
     SpreadPower,
     TraceOrDemo,
+    option,
     parse_settings,
+    switch,
     with_option_groups,
 )
 from refold.cli.views import AsJson, print_json, print_line, print_notes, print_paragraph, print_tables
 from refold.errors import BadInput
+from refold.model import format_count, format_duration
 
 if TYPE_CHECKING:
     from refold.cli.inputs import SelectedPolicy, Workload
     from refold.model import Job, PreemptionOutlook
-    from refold.simulator.results import Measures, Recorded, ReportRun
+    from refold.simulator.results import Measures, Recorded, ReportRun, Reproduction
+
+
+SLURM = "slurm"
+"""The policy that simulates Slurm's own order."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SeveralPolicies:
-    """The policies to compare."""
-
     policies: PolicyNames = None
     placements: PlacementNames = None
     spread_power: SpreadPower = False
     seed: Seed = None
     settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="[POLICY.]KEY=VALUE", help="Setting of one or all policies; repeatable."),
+        list[str] | None, option("[POLICY.]KEY=VALUE", "Setting of one or all policies; repeatable.", "--set")
     ] = None
     start_estimates: Annotated[
         bool,
-        typer.Option(
+        switch(
             "--start-estimates",
-            help="Estimate every hour when waiting jobs start, and measure the estimates; slow if queues are long.",
+            "Estimate every hour when waiting jobs start, and measure the estimates; slow if queues are long.",
         ),
     ] = False
 
@@ -85,26 +87,19 @@ class _Workers(StrEnum):
 class _OutputOptions:
     """How to run the comparison and what to write."""
 
-    processes: Annotated[
-        int,
-        typer.Option("--processes", metavar="N", min=1, max=256, help="Number of policies to simulate in parallel."),
-    ] = 1
+    processes: Annotated[int, option("N", "Number of policies to simulate in parallel.", min=1, max=256)] = 1
     workers: Annotated[
         _Workers | None,
-        typer.Option(
-            "--workers",
-            metavar="ray",
-            help="Simulate the policies in parallel on a Ray cluster: that of RAY_ADDRESS, or of this machine "
+        option(
+            "ray",
+            "Simulate the policies in parallel on a Ray cluster: that of RAY_ADDRESS, or of this machine "
             "(default: on this machine, see --processes).",
         ),
     ] = None
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Write report.html to this folder.")] = Path(
-        "refold-compare"
-    )
+    out: Annotated[Path, option("DIR", "Write report.html to this folder.")] = Path("refold-compare")
     as_json: AsJson = False
 
     def run(self, workload: Workload, policies: list[SelectedPolicy]) -> list[ReportRun]:
-        """Simulate the policies."""
         from refold.cli import run_policies, run_policies_on_ray, stoppable
 
         if self.workers is None:
@@ -128,7 +123,8 @@ def compare(
     """Compare policies on a trace: print a table and write a report with charts.
 
     Every policy is simulated with the same jobs and cluster. Without arguments, the default policies are compared on
-    the demo trace. With --from slurm, the jobs of the last weeks are read from Slurm's accounting.
+    the demo trace. With --from slurm, the jobs of the last weeks are read from Slurm's accounting, and two rows come
+    first: what Slurm did, and its own order, simulated. How far these differ is how far the other rows can be believed.
 
     With `refold` among the policies, it is simulated up to three times, to show the costs and benefits of preemption;
     --preemption never leaves that out.
@@ -153,16 +149,22 @@ def compare(
     if mode is PreemptionMode.ALWAYS:
         experiment = replace(experiment, consent=PreemptionOptions())
     workload, selected = prepare_experiment(trace, cluster, chosen, experiment, reader)
+    if workload.engine_policy is not None:
+        selected = [workload.engine_policy, *(policy for policy in selected if policy.policy != SLURM)]
     with output_folder(out):
         results = _simulate(workload, selected, mode, output)
         selected, runs = results.policies, results.runs
-        notes = collect_notes(workload, runs) + power_limit_notes(selected, runs)
+        if workload.engine_policy is not None:
+            runs[0] = replace(runs[0], is_reference=True)
+        reproduction = _reproduction(workload, runs)
+        notes = [*collect_notes(workload, runs), *power_limit_notes(selected, runs), *_reproduction_notes(reproduction)]
         title = f"{len(runs)} policies on {workload.name}"
         shown = [*([workload.recorded] if workload.recorded else []), *runs]
         conditions, recorded = describe_conditions(workload, runs), measure_waits(workload.jobs, workload.waits)
         report = try_write_report(out, shown, title, conditions, trace_notes(workload), results.outlook, recorded)
     if output.as_json:
-        print_json(_document(workload, results, recorded, conditions, notes, report))
+        document = _document(workload, results, recorded, conditions, notes, report)
+        print_json({**document, **({"reproduction": reproduction._asdict()} if reproduction else {})})
         return
     print_notes(notes)
     _print_tables(workload, results, shown, recorded)
@@ -224,6 +226,30 @@ def _simulate_outlook(
     return compute_outlook(workload.name, choice.name, workload.jobs, measure_jobs, has_consent=True, known=known)
 
 
+def _reproduction(workload: Workload, runs: list[ReportRun]) -> Reproduction | None:
+    """Return how well the order of the engine, simulated first, reproduces what was recorded."""
+    from refold.simulator.results import measure_reproduction
+
+    if workload.recorded is None or workload.engine_policy is None:
+        return None
+    return measure_reproduction(workload.recorded.history.jobs, runs[0].history.jobs)
+
+
+def _reproduction_notes(found: Reproduction | None) -> list[str]:
+    if found is None:
+        return []
+    waits = f"mean waiting time {format_duration(found.simulated)}, recorded {format_duration(found.recorded)}"
+    jobs = format_count(found.jobs, "job")
+    note = f"Slurm's backfill, simulated: {waits}; starts of {jobs} differ by {format_duration(found.error)} on average"
+    if found.is_close:
+        return [note]
+    doubt = (
+        "the simulation does not reproduce what Slurm did: reservations, nodes that were down and limits at that time "
+        "are not known. Compare the policies with the simulated row, and do not rely on small differences"
+    )
+    return [note, doubt]
+
+
 def _split_list(option: str, text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -238,7 +264,7 @@ def _document(
     conditions: str,
     notes: list[str],
     report: Path | None,
-) -> object:
+) -> dict[str, object]:
     from refold.cli import count_node_faults
 
     return {

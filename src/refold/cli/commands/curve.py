@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli import ClusterFile, with_option_groups
+from refold.cli import ClusterFile, option, with_option_groups
 from refold.cli.commands.plan import ACCURACY_NOTE
 from refold.cli.inputs import plan_request
 from refold.cli.views import (
@@ -42,8 +42,6 @@ BAR_WIDTH = 20
 
 @dataclass(frozen=True, slots=True)
 class _CurveSetup:
-    """The part of the setup that all curves share."""
-
     model: str
     shape: ModelShape
     engine: Engine
@@ -73,30 +71,23 @@ def curve(
     gpu: plan_request.GpuTypeName = None,
     gpus_up_to: Annotated[
         int | None,
-        typer.Option(
-            "--gpus-up-to",
-            metavar="N",
-            min=1,
-            max=plan_request.MAX_CURVE_GPUS,
-            help="Largest number of GPUs (default: 64, or all of the cluster).",
+        option(
+            "N", "Largest number of GPUs (default: 64, or all of the cluster).", min=1, max=plan_request.MAX_CURVE_GPUS
         ),
     ] = None,
     cpus_at: Annotated[
         int | None,
-        typer.Option(
-            "--cpus-at",
+        option(
+            "GPUS",
+            "Also show how throughput scales with CPUs, on this number of GPUs.",
             min=1,
             max=plan_request.MAX_CURVE_GPUS,
-            metavar="GPUS",
-            help="Also show how throughput scales with CPUs, on this number of GPUs.",
         ),
     ] = None,
     training: plan_request.BatchOptions,
     network: plan_request.NetworkRate = None,
     limits: plan_request.PlanLimitOptions,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write a chart: curve.svg or curve.html.")
-    ] = None,
+    out: Annotated[Path | None, option("FILE", "Write a chart: curve.svg or curve.html.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how training throughput scales with GPUs.

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from refold.cli import GpuIndex, NodeName, connect, print_node_change
+from refold.cli import GpuIndex, NodeName, connect, option, print_node_change, switch
 from refold.cli.views import AsJson
 
 
 def drain(
     node: NodeName,
     gpu: GpuIndex = None,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Reason, shown to users.")] = "",
-    move: Annotated[bool, typer.Option("--move", help="Preempt the jobs that run on the node.")] = False,
+    reason: Annotated[str, option("TEXT", "Reason, shown to users.")] = "",
+    move: Annotated[bool, switch("--move", "Preempt the jobs that run on the node.")] = False,
     now: Annotated[
-        bool,
-        typer.Option("--now", help="Kill the jobs that run there, without a grace period, and queue them again."),
+        bool, switch("--now", "Kill the jobs that run there, without a grace period, and queue them again.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from refold.cli import TenantFilter, complete_jobs, connect
+from refold.cli import TenantFilter, complete_jobs, connect, option, switch
 from refold.cli.views import AsJson, format_clock, print_line, resource_text
 
 if TYPE_CHECKING:
@@ -19,14 +17,10 @@ DEFAULT_LIMIT = 100
 
 
 def events(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new events until interrupted.")] = False,
-    job: Annotated[
-        str | None, typer.Option("--job", metavar="JOB", help="Only events of this job.", autocompletion=complete_jobs)
-    ] = None,
+    follow: Annotated[bool, switch("--follow", "Show new events until interrupted.", "-f")] = False,
+    job: Annotated[str | None, option("JOB", "Only events of this job.", complete=complete_jobs)] = None,
     tenant: TenantFilter = None,
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, metavar="N", help="Number of past events to show.")
-    ] = DEFAULT_LIMIT,
+    limit: Annotated[int, option("N", "Number of past events to show.", min=1)] = DEFAULT_LIMIT,
     as_json: AsJson = False,
 ) -> None:
     """Show the latest scheduler events: submissions, starts, stops, ends, drained nodes; with -f, also new ones.

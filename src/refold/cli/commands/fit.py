@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from refold.cli import argument, option
 from refold.cli.inputs import plan_request
 from refold.cli.views import AsJson, Column, Table, format_percent, print_json, print_notes, print_tables
 from refold.errors import BadFile, BadInput, BadValue, UnknownName
@@ -30,18 +29,12 @@ UNKNOWN_GPU_PRIOR_SCALE = 5.0
 
 
 def fit(
-    samples: Annotated[Path, typer.Argument(metavar="SAMPLES.csv", help="Measured steps (see docs/fit.md).")],
-    model: Annotated[
-        str | None, typer.Option("--model", metavar="NAME|FILE", help="Model to fit, if the file has several.")
-    ] = None,
+    samples: Annotated[Path, argument("SAMPLES.csv", "Measured steps (see docs/fit.md).")],
+    model: Annotated[str | None, option("NAME|FILE", "Model to fit, if the file has several.")] = None,
     engine: plan_request.EngineName = "pytorch",
-    form: Annotated[str, typer.Option("--form", metavar="|".join(FORMS), help="Form of the model.")] = FORMS[0],
-    against: Annotated[
-        Path | None, typer.Option("--against", metavar="MORE.csv", help="Further samples to validate the fit.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Output file (default: SAMPLES.fit.json).")
-    ] = None,
+    form: Annotated[str, option("|".join(FORMS), "Form of the model.")] = FORMS[0],
+    against: Annotated[Path | None, option("MORE.csv", "Further samples to validate the fit.")] = None,
+    out: Annotated[Path | None, option("FILE", "Output file (default: SAMPLES.fit.json).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fit the performance model to measured steps.

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
-
-from refold.cli import TenantFilter, UserFilter, format_job_gpus, list_jobs, make_client, parse_optional_duration
+from refold.cli import (
+    TenantFilter,
+    UserFilter,
+    format_job_gpus,
+    list_jobs,
+    make_client,
+    option,
+    parse_optional_duration,
+    switch,
+)
 from refold.cli.commands.logs import ENDED_STATES
 from refold.cli.views import (
     AsJson,
@@ -36,25 +43,17 @@ def _complete_states(incomplete: str) -> list[str]:
 
 
 def history(
-    since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="TIME", help="Only jobs that ended within this time, such as 12h or 7d."),
-    ] = None,
+    since: Annotated[str | None, option("TIME", "Only jobs that ended within this time, such as 12h or 7d.")] = None,
     tenant: TenantFilter = None,
     user: UserFilter = None,
     state: Annotated[
         str | None,
-        typer.Option(
-            "--state",
-            metavar="STATE",
-            help="Only jobs in this state: finished, failed, timed out or cancelled.",
-            autocompletion=_complete_states,
+        option(
+            "STATE", "Only jobs in this state: finished, failed, timed out or cancelled.", complete=_complete_states
         ),
     ] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", min=1, metavar="JOBS", help="Maximum number of jobs.")
-    ] = DEFAULT_LIMIT,
-    show_all: Annotated[bool, typer.Option("--all", help="Show all jobs.")] = False,
+    limit: Annotated[int, option("JOBS", "Maximum number of jobs.", min=1)] = DEFAULT_LIMIT,
+    show_all: Annotated[bool, switch("--all", "Show all jobs.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """List ended jobs, the latest first: state, waiting time and run time.

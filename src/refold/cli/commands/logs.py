@@ -5,9 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from refold.cli import JobArgument, connect, format_reason
+from refold.cli import JobArgument, connect, format_reason, option, switch
 from refold.cli.views import AsJson, Sanitizer, print_json, print_line, screen
 from refold.errors import BadInput, NoDaemon
 
@@ -34,28 +32,20 @@ MAX_FAILED_POLLS = 150
 
 def logs(
     job: JobArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Show new output until the job ends.")] = False,
-    run: Annotated[
-        int | None, typer.Option("--run", metavar="N", min=1, help="Run number (default: the last).")
-    ] = None,
-    instance: Annotated[
-        int | None, typer.Option("--instance", metavar="N", min=0, help="Instance number (default: 0).")
-    ] = None,
+    follow: Annotated[bool, switch("--follow", "Show new output until the job ends.", "-f")] = False,
+    run: Annotated[int | None, option("N", "Run number (default: the last).", min=1)] = None,
+    instance: Annotated[int | None, option("N", "Instance number (default: 0).", min=0)] = None,
     lines: Annotated[
         int | None,
-        typer.Option(
-            "--lines",
-            "-n",
-            metavar="N",
-            min=0,
-            help=f"Number of last lines (default: {DEFAULT_LINES} on a terminal, else all).",
+        option(
+            "N", f"Number of last lines (default: {DEFAULT_LINES} on a terminal, else all).", "--lines", "-n", min=0
         ),
     ] = None,
     all_instances: Annotated[
-        bool, typer.Option("--all-instances", help="Show all instances; lines start with the instance number.")
+        bool, switch("--all-instances", "Show all instances; lines start with the instance number.")
     ] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Pass all control sequences to the terminal; only for output that you trust.")
+        bool, switch("--raw", "Pass all control sequences to the terminal; only for output that you trust.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -127,14 +117,7 @@ class OutputStream:
     """Copies the output of one instance to stdout. `chunk`: the last chunk read."""
 
     def __init__(
-        self,
-        client: Client,
-        job: str,
-        run: int | None,
-        instance: int,
-        lines: int | None,
-        prefix: str,
-        sanitized: bool,
+        self, client: Client, job: str, run: int | None, instance: int, lines: int | None, prefix: str, sanitized: bool
     ) -> None:
         self._client, self._job, self._instance, self._prefix = client, job, instance, prefix
         self._sanitizer = Sanitizer() if sanitized else None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from refold.cli import argument
 from refold.cli.views import AsJson, Column, Table, format_number, format_parameters, print_json, print_tables
 
 if TYPE_CHECKING:
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
 
 def models(
     model: Annotated[
-        str | None,
-        typer.Argument(metavar="MODEL", help="Show this model instead: a name, or a file as for 'refold plan'."),
+        str | None, argument("MODEL", "Show this model instead: a name, or a file as for 'refold plan'.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -8,21 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli import with_option_groups
+from refold.cli import option, with_option_groups
 from refold.cli.inputs import LaunchTargetName, parse_launch_engine, plan_request, plan_values
 from refold.cli.views import AsJson, print_json, print_line, print_notes, print_tables
 from refold.errors import BadInput
 
 if TYPE_CHECKING:
     from refold.model import LaunchEngine, Plan
-    from refold.planning.perf import (
-        Estimate,
-        Fitted,
-        Machines,
-        ModelShape,
-        Training,
-        TrainingSetup,
-    )
+    from refold.planning.perf import Estimate, Fitted, Machines, ModelShape, Training, TrainingSetup
     from refold.planning.plans import LaunchSettings, PlanLimits, PlanSearch, Task
 
 ACCURACY_NOTE = "Estimated without measurements; see docs/accuracy.md. Correct the model with `refold fit`."
@@ -36,19 +29,13 @@ def plan(
     hardware: plan_request.MachineOptions,
     training: plan_request.BatchOptions,
     tuned: plan_request.TuningOptions,
-    top: Annotated[int, typer.Option("--top", metavar="N", min=1, max=1000, help="Number of plans to show.")] = 10,
-    fit: Annotated[
-        Path | None, typer.Option("--fit", metavar="FILE", help="Correct estimates with a file saved by 'refold fit'.")
-    ] = None,
+    top: Annotated[int, option("N", "Number of plans to show.", min=1, max=1000)] = 10,
+    fit: Annotated[Path | None, option("FILE", "Correct estimates with a file saved by 'refold fit'.")] = None,
     limits: plan_request.PlanLimitOptions,
     cost: plan_values.TrainingCostOptions,
     launch: LaunchTargetName = None,
-    explain: Annotated[
-        str | None, typer.Option("--explain", metavar="PLAN", help="Show the formulas of a plan's step time.")
-    ] = None,
-    why: Annotated[
-        str | None, typer.Option("--why", metavar="PLAN", help="Show why a plan is not the best, or not valid.")
-    ] = None,
+    explain: Annotated[str | None, option("PLAN", "Show the formulas of a plan's step time.")] = None,
+    why: Annotated[str | None, option("PLAN", "Show why a plan is not the best, or not valid.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the best plans for a model on given GPUs.
@@ -162,7 +149,6 @@ def _accumulation_notes(setup: TrainingSetup, limits: PlanLimits, plan: Plan) ->
 
 
 def _assumption_notes(setup: TrainingSetup, search: PlanSearch, network: str | None) -> list[str]:
-    """Return notes on assumptions that affect the result."""
     from refold.planning.perf import DEFAULT_CPUS_PER_GPU
 
     machines, found = setup.machines, (*search.best, *search.misses[:1])
@@ -345,12 +331,7 @@ def _compare(found: Estimate | None, best: Estimate | None) -> str:
 
 
 def _print_explanation(
-    setup: TrainingSetup,
-    limits: PlanLimits,
-    plan: Plan,
-    notes: Sequence[str],
-    as_json: bool,
-    whole: Training | None,
+    setup: TrainingSetup, limits: PlanLimits, plan: Plan, notes: Sequence[str], as_json: bool, whole: Training | None
 ) -> None:
     from refold.cli.views import plan_title, print_section
     from refold.planning.perf import estimate, explain, explain_cost

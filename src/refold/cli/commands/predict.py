@@ -8,9 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
-
-from refold.cli import TraceName, TraceOptions, with_option_groups
+from refold.cli import TraceName, TraceOptions, option, with_option_groups
 from refold.cli.views import (
     AsJson,
     Column,
@@ -56,16 +54,13 @@ def predict(
     reading: TraceOptions,
     draw_limits: Annotated[
         int | None,
-        typer.Option(
-            "--draw-limits",
+        option(
+            "SEED",
+            "Give jobs without a time limit a random one, 1 to 10 times their run time, with this random seed.",
             min=0,
-            metavar="SEED",
-            help="Give jobs without a time limit a random one, 1 to 10 times their run time, with this random seed.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write predictions.csv to this folder.")
-    ] = None,
+    out: Annotated[Path | None, option("DIR", "Write predictions.csv to this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Evaluate run-time predictions on a trace, compared with simpler methods.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from refold.cli import argument, option, switch
 from refold.cli.views import AsJson, Column, Table, plural, print_json, print_line, print_notes, print_tables, progress
 from refold.errors import BadFile, BadInput
 
@@ -23,37 +24,22 @@ DEFAULT_MAX_SIZES = {"cpu": (4, 64), "cuda": (32, 1_000_000)}
 
 
 def profile(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Model name (see 'refold models') or YAML file.")],
+    model: Annotated[str, argument("MODEL", "Model name (see 'refold models') or YAML file.")],
     batch: Annotated[
-        int | None,
-        typer.Option("--batch", metavar="N", min=1, help="Batch size in samples (default: the model's, at most 32)."),
+        int | None, option("N", "Batch size in samples (default: the model's, at most 32).", min=1)
     ] = None,
-    seq: Annotated[
-        int | None, typer.Option("--seq", metavar="N", min=1, help="Sequence length in tokens (default: the model's).")
-    ] = None,
-    samples: Annotated[
-        int, typer.Option("--samples", metavar="N", min=1, max=500, help="Number of configurations to measure.")
-    ] = 7,
+    seq: Annotated[int | None, option("N", "Sequence length in tokens (default: the model's).", min=1)] = None,
+    samples: Annotated[int, option("N", "Number of configurations to measure.", min=1, max=500)] = 7,
     measure_all: Annotated[
-        bool, typer.Option("--all", help="Measure all configurations that fit, not only the most informative.")
+        bool, switch("--all", "Measure all configurations that fit, not only the most informative.")
     ] = False,
-    steps: Annotated[
-        int, typer.Option("--steps", metavar="N", min=1, help="Steps to measure per configuration; the median is used.")
-    ] = 5,
+    steps: Annotated[int, option("N", "Steps to measure per configuration; the median is used.", min=1)] = 5,
     layers: Annotated[
-        int | None,
-        typer.Option(
-            "--layers", metavar="N", min=1, help="Reduce the model to this number of layers, for a quick test."
-        ),
+        int | None, option("N", "Reduce the model to this number of layers, for a quick test.", min=1)
     ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", metavar="cuda|cpu", help="Device (default: a GPU if available).")
-    ] = None,
-    threads: Annotated[
-        str | None,
-        typer.Option("--threads", metavar="N,…", help="CPU threads to try for offload (default: 16,4,8,2 of 16)."),
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file.")] = DEFAULT_OUTPUT,
+    device: Annotated[str | None, option("cuda|cpu", "Device (default: a GPU if available).")] = None,
+    threads: Annotated[str | None, option("N,…", "CPU threads to try for offload (default: 16,4,8,2 of 16).")] = None,
+    out: Annotated[Path, option("FILE", "Output file.")] = DEFAULT_OUTPUT,
     as_json: AsJson = False,
 ) -> None:
     """Measure training steps of a model on this machine: step time, its parts, and memory.

@@ -6,9 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from refold.cli import TenantFilter, UserFilter, make_client, require_option
+from refold.cli import TenantFilter, UserFilter, argument, make_client, option, require_option, switch
 from refold.cli.inputs import NOW, Arrivals, AtTime, ForecastOptions, FutureCount, FutureSeed
 from refold.cli.views import DEFAULT_LIMIT, AsJson, refresh_screen
 from refold.errors import BadInput
@@ -18,30 +16,22 @@ REFRESH_SECONDS = 2.0
 
 
 def queue(
-    journal: Annotated[
-        Path | None, typer.Argument(metavar="JOURNAL", help="Read this journal instead of asking the daemon.")
-    ] = None,
+    journal: Annotated[Path | None, argument("JOURNAL", "Read this journal instead of asking the daemon.")] = None,
     at: AtTime = None,
-    start: Annotated[bool, typer.Option("--start", help="Show when jobs may start.")] = False,
+    start: Annotated[bool, switch("--start", "Show when jobs may start.")] = False,
     futures: FutureCount = None,
     arrivals: Arrivals = False,
     seed: FutureSeed = 0,
     running: Annotated[
-        bool, typer.Option("--running", help="With JOURNAL: show running jobs as well, and when they may end.")
+        bool, switch("--running", "With JOURNAL: show running jobs as well, and when they may end.")
     ] = False,
     tenant: TenantFilter = None,
     user: UserFilter = None,
     limit: Annotated[
-        int | None,
-        typer.Option(
-            "--limit",
-            min=1,
-            metavar="JOBS",
-            help=f"Maximum number of jobs (default: {DEFAULT_LIMIT}; in a journal all).",
-        ),
+        int | None, option("JOBS", f"Maximum number of jobs (default: {DEFAULT_LIMIT}; in a journal all).", min=1)
     ] = None,
-    show_all: Annotated[bool, typer.Option("--all", help="Show all jobs.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Refresh every two seconds until interrupted.")] = False,
+    show_all: Annotated[bool, switch("--all", "Show all jobs.")] = False,
+    watch: Annotated[bool, switch("--watch", "Refresh every two seconds until interrupted.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show jobs, why they wait and when they may start (--start); of the daemon, or at a time of a journal.

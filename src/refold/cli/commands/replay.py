@@ -16,6 +16,7 @@ from refold.cli import (
     PlacementName,
     Seed,
     Settings,
+    argument,
     parse_settings,
     require_option,
     with_option_groups,
@@ -39,7 +40,7 @@ MAX_ORDERS = 5
 @with_option_groups
 def replay(
     *,
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="Journal file (plain or .gz).")],
+    journal: Annotated[Path, argument("JOURNAL", "Journal file (plain or .gz).")],
     policy: OtherPolicy = None,
     placement: PlacementName = None,
     seed: Seed = None,
@@ -185,7 +186,6 @@ def _simulate_other_policy(path: Path, choice: SelectedPolicy, costs: Costs, out
 
 
 def _recorded_and_simulated(path: Path, choice: SelectedPolicy, costs: Costs) -> tuple[list[ReportRun], Workload]:
-    """Return the recorded run and the simulated run of the other policy."""
     recorded, _ = read_recorded_run(path)
     workload = workload_from_history(path, recorded.history, costs)
     return [recorded, _simulate(workload, choice)], workload

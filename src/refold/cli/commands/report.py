@@ -7,9 +7,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import typer
-
-from refold.cli import HistorySourceOption, Since, make_client, require_option
+from refold.cli import HistorySourceOption, Since, argument, make_client, option, require_option
 from refold.cli.views import AsJson, print_json, print_line, print_notes, print_tables, progress
 from refold.errors import BadInput
 
@@ -20,12 +18,8 @@ if TYPE_CHECKING:
 
 
 def report(
-    journal: Annotated[
-        Path | None, typer.Argument(metavar="JOURNAL", help="Journal file, plain or .gz (default: the daemon's).")
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Write report.html to this folder.")] = Path(
-        "refold-report"
-    ),
+    journal: Annotated[Path | None, argument("JOURNAL", "Journal file, plain or .gz (default: the daemon's).")] = None,
+    out: Annotated[Path, option("DIR", "Write report.html to this folder.", "--out", "-o")] = Path("refold-report"),
     source: HistorySourceOption = None,
     since: Since = None,
     as_json: AsJson = False,

@@ -16,7 +16,9 @@ from refold.cli import (
     PolicyName,
     Settings,
     WatchOption,
+    argument,
     make_folder,
+    option,
     parse_duration_option,
     parse_settings,
 )
@@ -38,18 +40,13 @@ CONTROL_SEQUENCES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 def run(
-    jobs: Annotated[Path, typer.Argument(metavar="JOBS", help="Job file, as for 'refold submit' (docs/jobs.md).")],
-    slots: Annotated[int, typer.Option("--slots", metavar="N", min=1, max=62, help="Number of slots (GPUs).")],
+    jobs: Annotated[Path, argument("JOBS", "Job file, as for 'refold submit' (docs/jobs.md).")],
+    slots: Annotated[int, option("N", "Number of slots (GPUs).", min=1, max=62)],
     policy: PolicyName = "fifo",
     placement: PlacementName = None,
     settings: Settings = None,
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="DIR", help="Folder for journal and logs (default: refold-runs/DATE-TIME)."),
-    ] = None,
-    grace: Annotated[
-        str, typer.Option("--grace", metavar="TIME", help="Time that a run has to stop before it is killed.")
-    ] = "10s",
+    out: Annotated[Path | None, option("DIR", "Folder for journal and logs (default: refold-runs/DATE-TIME).")] = None,
+    grace: Annotated[str, option("TIME", "Time that a run has to stop before it is killed.")] = "10s",
     watch: WatchOption = None,
     as_json: AsJson = False,
 ) -> None:
@@ -133,8 +130,6 @@ def _new_folder(out: Path | None) -> Path:
 
 
 class _ProgressPrinter:
-    """Prints a line for each event."""
-
     def __init__(self, jobs: list[Job], folder: Path, on_stderr: bool) -> None:
         self._folder = folder
         self._on_stderr = on_stderr
@@ -146,7 +141,6 @@ class _ProgressPrinter:
             print_line(text, err=self._on_stderr, fg=fg)
 
     def step(self, step: LoopStep) -> None:
-        """Print what a step changed."""
         from refold.journal import Flagged
 
         now = step.entry.now

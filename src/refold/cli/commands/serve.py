@@ -8,9 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from refold.cli import PlacementName, Settings, parse_duration_option, with_option_groups
+from refold.cli import PlacementName, Settings, argument, option, parse_duration_option, switch, with_option_groups
 from refold.cli.views import print_line, print_notes
 from refold.errors import BadInput, MissingExtra
 
@@ -36,8 +34,6 @@ class EngineName(StrEnum):
 
 
 class LogFormat(StrEnum):
-    """How the log is written."""
-
     TEXT = "text"
     JSON = "json"
 
@@ -46,22 +42,14 @@ class LogFormat(StrEnum):
 class PoolOptions:
     """Allocations of Slurm in which runs are started."""
 
-    pool: Annotated[
-        int | None,
-        typer.Option("--pool", metavar="NODES", min=0, max=10_000, help="Hold nodes of Slurm and start runs inside."),
-    ] = None
-    pool_time: Annotated[
-        str | None,
-        typer.Option("--pool-time", metavar="TIME", help="Time limit of the pool's allocations (default: Slurm's)."),
-    ] = None
+    pool: Annotated[int | None, option("NODES", "Hold nodes of Slurm and start runs inside.", min=0, max=10_000)] = None
+    pool_time: Annotated[str | None, option("TIME", "Time limit of the pool's allocations (default: Slurm's).")] = None
     pool_job: Annotated[
-        list[int] | None,
-        typer.Option("--pool-job", metavar="ID", min=1, help="Start runs in this allocation of Slurm; repeatable."),
+        list[int] | None, option("ID", "Start runs in this allocation of Slurm; repeatable.", min=1)
     ] = None
 
     @property
     def are_given(self) -> bool:
-        """Whether there are any."""
         return self != PoolOptions()
 
     def override(self, config: SlurmConfig) -> SlurmConfig:
@@ -78,17 +66,10 @@ class PoolOptions:
 class EngineOptions:
     """What the daemon schedules, and how it is reached."""
 
-    on: Annotated[
-        EngineName,
-        typer.Option("--on", metavar="ENGINE", help="What to schedule: local, kubernetes, slurm or ray."),
-    ] = EngineName.LOCAL
-    kubeconfig: Annotated[
-        Path | None,
-        typer.Option("--kubeconfig", metavar="FILE", help="How to reach the cluster (default: as kubectl)."),
-    ] = None
+    on: Annotated[EngineName, option("ENGINE", "What to schedule: local, kubernetes, slurm or ray.")] = EngineName.LOCAL
+    kubeconfig: Annotated[Path | None, option("FILE", "How to reach the cluster (default: as kubectl).")] = None
     standby: Annotated[
-        bool,
-        typer.Option("--standby", help="Wait while another daemon schedules the Kubernetes cluster, then take over."),
+        bool, switch("--standby", "Wait while another daemon schedules the Kubernetes cluster, then take over.")
     ] = False
 
     @property
@@ -97,7 +78,6 @@ class EngineOptions:
         return self.on if self.kubeconfig is None else EngineName.KUBERNETES
 
     def check(self, config: Config, pool: PoolOptions) -> None:
-        """Reject what the engine cannot do."""
         if pool.are_given and self.name is not EngineName.SLURM:
             raise BadInput("--pool, --pool-time and --pool-job need --on slurm")
         if config.serve.user and self.name not in (EngineName.LOCAL, EngineName.SLURM):
@@ -126,38 +106,20 @@ class EngineOptions:
 @with_option_groups
 def serve(
     *,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", metavar="FILE", help="Configuration file (default: refold.yaml, if it exists)."),
-    ] = None,
+    config: Annotated[Path | None, option("FILE", "Configuration file (default: refold.yaml, if it exists).")] = None,
     slots: Annotated[
-        int | None,
-        typer.Option("--slots", metavar="N", min=1, max=62, help="Schedule this number of CPU slots instead of GPUs."),
+        int | None, option("N", "Schedule this number of CPU slots instead of GPUs.", min=1, max=62)
     ] = None,
-    policy: Annotated[
-        str | None,
-        typer.Option("--policy", metavar="POLICY", help="Scheduling policy, or a policy file (default: refold)."),
-    ] = None,
+    policy: Annotated[str | None, option("POLICY", "Scheduling policy, or a policy file (default: refold).")] = None,
     placement: PlacementName = None,
     settings: Settings = None,
-    host: Annotated[
-        str | None, typer.Option("--host", metavar="ADDRESS", help="Address to listen on (default: 127.0.0.1).")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option("--port", metavar="N", min=0, max=65535, help="Port; 0 chooses a free one (default: 7170)."),
-    ] = None,
+    host: Annotated[str | None, option("ADDRESS", "Address to listen on (default: 127.0.0.1).")] = None,
+    port: Annotated[int | None, option("N", "Port; 0 chooses a free one (default: 7170).", min=0, max=65535)] = None,
     engine: EngineOptions,
     pool: PoolOptions,
-    state: Annotated[
-        Path | None, typer.Option("--state", metavar="FOLDER", help="State folder (default: ~/.refold).")
-    ] = None,
-    new_token: Annotated[
-        bool, typer.Option("--new-token", help="Create a new owner token and revoke the old one.")
-    ] = False,
-    log_format: Annotated[
-        LogFormat, typer.Option("--log-format", metavar="FORMAT", help="Format of the log: text or json.")
-    ] = LogFormat.TEXT,
+    state: Annotated[Path | None, option("FOLDER", "State folder (default: ~/.refold).")] = None,
+    new_token: Annotated[bool, switch("--new-token", "Create a new owner token and revoke the old one.")] = False,
+    log_format: Annotated[LogFormat, option("FORMAT", "Format of the log: text or json.")] = LogFormat.TEXT,
 ) -> None:
     """Start the scheduler daemon: detect the GPUs of this machine, or schedule CPU slots.
 
@@ -297,8 +259,8 @@ DEFAULT_PATH = Path("refold.yaml")
 
 
 def init(
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Output file.", show_default=True)] = DEFAULT_PATH,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    path: Annotated[Path, argument("PATH", "Output file.", show_default=True)] = DEFAULT_PATH,
+    force: Annotated[bool, switch("--force", "Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented refold.yaml: cluster, tenants, policy, monitoring and notifications.
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import TenantOption, connect, format_reason
+from refold.cli import TenantOption, connect, format_reason, option
 from refold.cli.commands.attach import RUNNING_STATES, exit_code
 from refold.cli.commands.logs import ENDED_STATES, format_end
 from refold.cli.commands.submit import COMMAND_KEY, CommandAfterDashes
@@ -44,22 +44,12 @@ COMMAND_CLASSES = {"shell": CommandAfterDashes}
 
 def shell(
     context: typer.Context,
-    gpus: Annotated[
-        str | None, typer.Option("--gpus", metavar="N", help="Total GPUs: a number or a share (0.5) (default: 1).")
-    ] = None,
-    gpu_type: Annotated[
-        str | None, typer.Option("--gpu-type", metavar="NAME,…", help="Accepted GPU types (default: any).")
-    ] = None,
-    cpus: Annotated[
-        float | None, typer.Option("--cpus", metavar="N", min=0, help="CPUs (default: none requested).")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option("--memory", metavar="SIZE", help="Memory, such as 32 (GiB), 32GB or 512MB.")
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option("--time", metavar="TIME", help="Time limit, such as 90m, 12h or 2d.")
-    ] = None,
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Job name.")] = "shell",
+    gpus: Annotated[str | None, option("N", "Total GPUs: a number or a share (0.5) (default: 1).")] = None,
+    gpu_type: Annotated[str | None, option("NAME,…", "Accepted GPU types (default: any).")] = None,
+    cpus: Annotated[float | None, option("N", "CPUs (default: none requested).", min=0)] = None,
+    memory: Annotated[str | None, option("SIZE", "Memory, such as 32 (GiB), 32GB or 512MB.")] = None,
+    time: Annotated[str | None, option("TIME", "Time limit, such as 90m, 12h or 2d.")] = None,
+    name: Annotated[str, option("NAME", "Job name.")] = "shell",
     tenant: TenantOption = None,
 ) -> None:
     """Open a shell on allocated GPUs, or run another interactive command after --.
@@ -111,7 +101,6 @@ def _listener() -> Iterator[socket.socket]:
 
 
 def _submit(client: Client, listener: Path, command: Sequence[str], options: SubmitOptions) -> str:
-    """Submit the job and return its id."""
     from refold.cli.inputs import read_submissions
     from refold.client import choose_exported
     from refold.engines.local import terminal_command

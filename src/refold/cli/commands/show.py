@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
-import typer
-
-from refold.cli import make_client, open_or_print
+from refold.cli import argument, make_client, open_or_print, option, switch
 from refold.cli.views import AsJson, format_clock, plural, print_json, print_line, progress
 from refold.errors import BadFile, MissingExtra
 
@@ -18,24 +16,13 @@ if TYPE_CHECKING:
 
 
 def show(
-    journal: Annotated[Path, typer.Argument(metavar="JOURNAL", help="Journal file, plain or .gz.")],
+    journal: Annotated[Path, argument("JOURNAL", "Journal file, plain or .gz.")],
     port: Annotated[
-        int,
-        typer.Option(
-            "--port",
-            metavar="PORT",
-            min=0,
-            max=65535,
-            help="Port of 127.0.0.1 (default: a free one).",
-            show_default=False,
-        ),
+        int, option("PORT", "Port of 127.0.0.1 (default: a free one).", min=0, max=65535, show_default=False)
     ] = 0,
-    no_browser: Annotated[
-        bool, typer.Option("--no-browser", help="Print the link instead of opening a browser.")
-    ] = False,
+    no_browser: Annotated[bool, switch("--no-browser", "Print the link instead of opening a browser.")] = False,
     export: Annotated[
-        Path | None,
-        typer.Option("--export", metavar="FILE", help="Write one HTML file that opens without this command, and end."),
+        Path | None, option("FILE", "Write one HTML file that opens without this command, and end.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -103,7 +90,7 @@ def _serve(recording: Recording, port: int, no_browser: bool, as_json: bool) -> 
 
 
 def open_web_ui(
-    print_only: Annotated[bool, typer.Option("--print", help="Print the link instead of opening a browser.")] = False,
+    print_only: Annotated[bool, switch("--print", "Print the link instead of opening a browser.")] = False,
 ) -> None:
     """Open the web UI in a browser, signed in as you.
 

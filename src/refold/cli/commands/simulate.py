@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from refold.cli import (
     ClusterFile,
     ExperimentOptions,
@@ -17,6 +15,7 @@ from refold.cli import (
     Settings,
     SpreadPower,
     TraceName,
+    option,
     parse_settings,
     with_option_groups,
 )
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _OnePolicy:
-    """The policy to simulate."""
-
     policy: PolicyName = "fifo"
     placement: PlacementName = None
     spread_power: SpreadPower = False
@@ -54,12 +51,9 @@ def simulate(
     cluster: ClusterFile = None,
     policy: _OnePolicy,
     experiment: ExperimentOptions,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write journal.jsonl and report.html to this folder.")
-    ] = None,
+    out: Annotated[Path | None, option("DIR", "Write journal.jsonl and report.html to this folder.")] = None,
     journal: Annotated[
-        Path | None,
-        typer.Option("--journal", metavar="FILE", help="Write the journal to this file; compressed if it ends in .gz."),
+        Path | None, option("FILE", "Write the journal to this file; compressed if it ends in .gz.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -6,9 +6,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from refold.cli import Since, make_client, require_option
+from refold.cli import Since, make_client, option, require_option, switch
 from refold.cli.views import AsJson, plural, print_json, print_line, print_notes
 from refold.errors import BadFile
 
@@ -17,34 +15,28 @@ if TYPE_CHECKING:
 
 
 class Source(StrEnum):
-    """What is saved."""
-
     DAEMON = "daemon"
     KUBERNETES = "kubernetes"
     SLURM = "slurm"
 
 
 def snapshot(
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Output file.")] = Path("snapshot.jsonl"),
+    out: Annotated[Path, option("FILE", "Output file.", "--out", "-o")] = Path("snapshot.jsonl"),
     whole: Annotated[
-        bool, typer.Option("--whole", help="Include commands, environments and addresses, which may be confidential.")
+        bool, switch("--whole", "Include commands, environments and addresses, which may be confidential.")
     ] = False,
     source: Annotated[
         Source,
-        typer.Option(
+        option(
+            "SOURCE",
+            "What to save: daemon (the state of `refold serve`), kubernetes or slurm (a cluster, read-only).",
             "--from",
-            metavar="SOURCE",
-            help="What to save: daemon (the state of `refold serve`), kubernetes or slurm (a cluster, read-only).",
         ),
     ] = Source.DAEMON,
-    kubeconfig: Annotated[
-        Path | None,
-        typer.Option("--kubeconfig", metavar="FILE", help="How to reach the cluster (default: as kubectl)."),
-    ] = None,
+    kubeconfig: Annotated[Path | None, option("FILE", "How to reach the cluster (default: as kubectl).")] = None,
     since: Since = None,
     priorities: Annotated[
-        bool,
-        typer.Option("--priorities/--no-priorities", help="With --from slurm: keep Slurm's order of the waiting jobs."),
+        bool, switch("--priorities/--no-priorities", "With --from slurm: keep Slurm's order of the waiting jobs.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
@@ -94,9 +86,8 @@ def _save_cluster(out: Path, kubeconfig: Path | None, whole: bool) -> None:
 def _save_slurm(out: Path, since: str | None, priorities: bool, whole: bool) -> None:
     from refold.cli.inputs import parse_since
     from refold.engines.slurm import Programs, observe_slurm
-    from refold.server.config import Config
 
-    found = observe_slurm(Programs().run, Config().policy.name, parse_since(since), priorities=priorities)
+    found = observe_slurm(Programs().run, parse_since(since), priorities=priorities)
     _write(out, found.header, found.entry, found.notes, whole)
 
 

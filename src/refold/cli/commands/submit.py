@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from refold.cli import DependencyOption, TenantOption, connect, format_placement, format_reason, with_option_groups
+from refold.cli import (
+    DependencyOption,
+    TenantOption,
+    argument,
+    connect,
+    format_placement,
+    format_reason,
+    option,
+    switch,
+    with_option_groups,
+)
 from refold.cli.inputs import (
     ClassName,
     GpuTotal,
@@ -61,35 +71,21 @@ COMMAND_CLASSES = {"submit": CommandAfterDashes}
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What the job needs."""
-
     name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="Job name; run times are predicted from earlier jobs of the same name."
-        ),
+        str | None, option("NAME", "Job name; run times are predicted from earlier jobs of the same name.")
     ] = None
     gpus: GpuTotal = None
-    gpu_type: Annotated[
-        str | None, typer.Option("--gpu-type", metavar="NAME,…", help="Accepted GPU types (default: any).")
-    ] = None
+    gpu_type: Annotated[str | None, option("NAME,…", "Accepted GPU types (default: any).")] = None
     instances: InstanceCount = None
-    cpus: Annotated[
-        str | None, typer.Option("--cpus", metavar="N", help="CPUs per instance, or auto (default: none requested).")
-    ] = None
-    memory: Annotated[
-        str | None,
-        typer.Option("--memory", metavar="SIZE", help="Memory per instance: 32 (GiB), 32GB, 512MB or auto."),
-    ] = None
+    cpus: Annotated[str | None, option("N", "CPUs per instance, or auto (default: none requested).")] = None
+    memory: Annotated[str | None, option("SIZE", "Memory per instance: 32 (GiB), 32GB, 512MB or auto.")] = None
     required_level: RequiredLevel = None
     preferred_level: PreferredLevel = None
     segment: Segment = None
     switches: Switches = None
     tenant: TenantOption = None
     job_class: ClassName = None
-    priority: Annotated[
-        int | None, typer.Option("--priority", metavar="N", help="Priority, for policies that use it (default: 0).")
-    ] = None
+    priority: Annotated[int | None, option("N", "Priority, for policies that use it (default: 0).")] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,39 +94,26 @@ class _Changes:
 
     preemptible: Annotated[
         bool | None,
-        typer.Option(
+        switch(
             "--preemptible/--no-preemptible",
-            help="Whether the job may be stopped or reshaped for other jobs (default: only if it is best-effort or has "
-            "a range of GPUs).",
+            "Whether the job may be stopped or reshaped for other jobs (default: only if it is best-"
+            "effort or has a range of GPUs).",
             show_default=False,
         ),
     ] = None
-    reshape_at_most: Annotated[
-        int | None,
-        typer.Option("--reshape-at-most", metavar="N", min=0, help="Stop or reshape the job at most N times."),
-    ] = None
-    reshape_every: Annotated[
-        str | None,
-        typer.Option("--reshape-every", metavar="TIME", help="Minimum time between two such changes, such as 10m."),
-    ] = None
+    reshape_at_most: Annotated[int | None, option("N", "Stop or reshape the job at most N times.", min=0)] = None
+    reshape_every: Annotated[str | None, option("TIME", "Minimum time between two such changes, such as 10m.")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Training:
     """How long the job runs, and how it computes."""
 
-    time: Annotated[str | None, typer.Option("--time", metavar="TIME", help="Time limit, such as 90m, 12h or 2d.")] = (
-        None
-    )
-    estimate: Annotated[str | None, typer.Option("--estimate", metavar="TIME", help="Estimated run time.")] = None
-    steps: Annotated[int | None, typer.Option("--steps", metavar="N", min=0, help="Number of training steps.")] = None
+    time: Annotated[str | None, option("TIME", "Time limit, such as 90m, 12h or 2d.")] = None
+    estimate: Annotated[str | None, option("TIME", "Estimated run time.")] = None
+    steps: Annotated[int | None, option("N", "Number of training steps.", min=0)] = None
     plan: Annotated[
-        str | None,
-        typer.Option(
-            "--plan",
-            metavar="PLAN",
-            help="'auto' (chosen by the scheduler), 'off', or a plan: 'dp4 tp2' (default: off).",
-        ),
+        str | None, option("PLAN", "'auto' (chosen by the scheduler), 'off', or a plan: 'dp4 tp2' (default: off).")
     ] = None
     engine: LaunchEngineName = None
 
@@ -139,72 +122,48 @@ class _Training:
 class _Surroundings:
     """The variables and files of the job's processes."""
 
-    env: Annotated[
-        list[str] | None, typer.Option("--env", metavar="NAME=VALUE", help="Environment variable; repeatable.")
-    ] = None
-    secret: Annotated[
-        list[str] | None,
-        typer.Option("--secret", metavar="NAME", help="Pass this environment variable as a secret; repeatable."),
-    ] = None
+    env: Annotated[list[str] | None, option("NAME=VALUE", "Environment variable; repeatable.")] = None
+    secret: Annotated[list[str] | None, option("NAME", "Pass this environment variable as a secret; repeatable.")] = (
+        None
+    )
     export: Annotated[
         str | None,
-        typer.Option(
-            "--export",
-            metavar="ALL|NONE|A,B",
-            help="Variables of this environment that the job inherits; with NONE, it inherits the daemon's. "
+        option(
+            "ALL|NONE|A,B",
+            "Variables of this environment that the job inherits; with NONE, it inherits the daemon's. "
             "Variables that look like secrets are passed only if named (default: ALL).",
         ),
     ] = None
-    workdir: Annotated[
-        Path | None,
-        typer.Option("--workdir", metavar="DIR", help="Working directory (default: that of the file, or this one)."),
-    ] = None
+    workdir: Annotated[Path | None, option("DIR", "Working directory (default: that of the file, or this one).")] = None
     output: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "FILE",
+            "Copy the output to this file, such as logs/%x-%j.out; 'refold logs' shows it in any case.",
             "--output",
             "-o",
-            metavar="FILE",
-            help="Copy the output to this file, such as logs/%x-%j.out; 'refold logs' shows it in any case.",
         ),
     ] = None
-    error: Annotated[
-        str | None,
-        typer.Option("--error", "-e", metavar="FILE", help="Copy standard error to this file instead."),
-    ] = None
+    error: Annotated[str | None, option("FILE", "Copy standard error to this file instead.", "--error", "-e")] = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Conditions:
     """When the job starts, how often, and who is told."""
 
-    retries: Annotated[
-        int | None,
-        typer.Option("--retries", metavar="N", min=0, max=1000, help="Number of retries after failures (default: 0)."),
-    ] = None
+    retries: Annotated[int | None, option("N", "Number of retries after failures (default: 0).", min=0, max=1000)] = (
+        None
+    )
     after: DependencyOption = None
-    begin: Annotated[
-        str | None,
-        typer.Option("--begin", metavar="TIME", help="Do not start before: now+10m, 16:00 or 2026-12-31T08:00."),
-    ] = None
+    begin: Annotated[str | None, option("TIME", "Do not start before: now+10m, 16:00 or 2026-12-31T08:00.")] = None
     array: Annotated[
         str | None,
-        typer.Option(
-            "--array",
-            metavar="TASKS",
-            help="One job per task number, such as 0-9, 0-9:3 or 1,3,5-7; 0-9%2 runs at most 2 at once.",
-        ),
+        option("TASKS", "One job per task number, such as 0-9, 0-9:3 or 1,3,5-7; 0-9%2 runs at most 2 at once."),
     ] = None
-    notify: Annotated[
-        list[str] | None,
-        typer.Option("--notify", metavar="URL", help="Notification target as an apprise URL; repeatable."),
-    ] = None
-    hold: Annotated[bool, typer.Option("--hold", help="Hold the job until 'refold release'.")] = False
+    notify: Annotated[list[str] | None, option("URL", "Notification target as an apprise URL; repeatable.")] = None
+    hold: Annotated[bool, switch("--hold", "Hold the job until 'refold release'.")] = False
     allow_impossible: Annotated[
-        bool,
-        typer.Option(
-            "--allow-impossible", help="Accept a job that does not fit this cluster, for nodes that will be added."
-        ),
+        bool, switch("--allow-impossible", "Accept a job that does not fit this cluster, for nodes that will be added.")
     ] = False
 
 
@@ -212,8 +171,8 @@ class _Conditions:
 class _Mode:
     """What the command does with the job."""
 
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the expected outcome without submitting.")] = False
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job ends; exit with its exit status.")] = False
+    dry_run: Annotated[bool, switch("--dry-run", "Show the expected outcome without submitting.")] = False
+    wait: Annotated[bool, switch("--wait", "Wait until the job ends; exit with its exit status.")] = False
     as_json: AsJson = False
 
 
@@ -223,9 +182,7 @@ def submit(
     context: typer.Context,
     file: Annotated[
         str | None,
-        typer.Argument(
-            metavar="FILE | -- COMMAND…", help="Job file (YAML), script with #SBATCH lines, manifest; or a command."
-        ),
+        argument("FILE | -- COMMAND…", "Job file (YAML), script with #SBATCH lines, manifest; or a command."),
     ] = None,
     request: _Request,
     changes: _Changes,

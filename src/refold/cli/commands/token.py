@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from refold.cli import complete_tenants, complete_tokens, make_client
+from refold.cli import argument, complete_tenants, complete_tokens, make_client, option
 from refold.cli.views import AsJson, Column, Table, format_clock, print_json, print_line, print_tables
 from refold.errors import UnknownName
 
@@ -22,13 +22,9 @@ def _complete_roles(incomplete: str) -> list[str]:
     return [role for role in ROLES if role.startswith(incomplete)]
 
 
-TokenName = Annotated[
-    str, typer.Argument(metavar="NAME", help="Token name (see 'refold token list').", autocompletion=complete_tokens)
-]
+TokenName = Annotated[str, argument("NAME", "Token name (see 'refold token list').", complete=complete_tokens)]
 
-TokenTenant = Annotated[
-    str, typer.Option("--tenant", metavar="NAME", help="Tenant of the token.", autocompletion=complete_tenants)
-]
+TokenTenant = Annotated[str, option("NAME", "Tenant of the token.", "--tenant", complete=complete_tenants)]
 
 
 @app.command("list")
@@ -50,21 +46,17 @@ def list_tokens(as_json: AsJson = False) -> None:
 
 @app.command()
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Token name, such as the name of its user.")],
+    name: Annotated[str, argument("NAME", "Token name, such as the name of its user.")],
     role: Annotated[
         str,
-        typer.Option(
-            "--role",
-            metavar="ROLE",
-            help="reader: read only; member: also submit jobs of its tenant; owner: everything.",
-            autocompletion=_complete_roles,
+        option(
+            "ROLE",
+            "reader: read only; member: also submit jobs of its tenant; owner: everything.",
+            complete=_complete_roles,
         ),
     ] = "member",
     tenant: TokenTenant = "default",
-    user: Annotated[
-        str | None,
-        typer.Option("--user", metavar="NAME", help="Owner of jobs submitted with it (default: the token's name)."),
-    ] = None,
+    user: Annotated[str | None, option("NAME", "Owner of jobs submitted with it (default: the token's name).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a token and print its secret, which is shown only once. Use it by setting REFOLD_TOKEN.

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from refold.cli import GPUS_PER_INSTANCE, TraceFormatOptions, TraceName, max_gpus_per_node, with_option_groups
+from refold.cli import (
+    GPUS_PER_INSTANCE,
+    TraceFormatOptions,
+    TraceName,
+    argument,
+    max_gpus_per_node,
+    option,
+    with_option_groups,
+)
 from refold.cli.views import (
     AsJson,
     Column,
@@ -32,7 +40,7 @@ app = typer.Typer(
     help="Inspect, convert and generate traces (job histories).", no_args_is_help=True, rich_markup_mode=None
 )
 
-OutFile = Annotated[Path, typer.Argument(metavar="OUT", help="Output file; compressed if it ends in .gz.")]
+OutFile = Annotated[Path, argument("OUT", "Output file; compressed if it ends in .gz.")]
 MAX_TENANTS = 12
 MAX_SKIPPED_ROWS = 5
 
@@ -109,7 +117,7 @@ def _times(summary: Summary) -> Table:
 @app.command()
 @with_option_groups
 def convert(
-    source: Annotated[str, typer.Argument(metavar="IN", help="Trace to read.")],
+    source: Annotated[str, argument("IN", "Trace to read.")],
     out: OutFile,
     reading: TraceFormatOptions,
     as_json: AsJson = False,
@@ -124,20 +132,12 @@ def convert(
 @app.command()
 def generate(
     out: OutFile,
-    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, help="Number of jobs.")] = 1000,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Random seed.")] = 0,
-    like: Annotated[
-        str | None, typer.Option("--like", metavar="TRACE", help="Use the distributions of this trace.")
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option("--cluster", metavar="CLUSTER", help="Cluster file, 'demo' or shorthand such as 16x8:A100."),
-    ] = None,
+    jobs: Annotated[int, option("N", "Number of jobs.", min=1)] = 1000,
+    seed: Annotated[int, option("N", "Random seed.", min=0)] = 0,
+    like: Annotated[str | None, option("TRACE", "Use the distributions of this trace.")] = None,
+    cluster: Annotated[str | None, option("CLUSTER", "Cluster file, 'demo' or shorthand such as 16x8:A100.")] = None,
     load: Annotated[
-        float | None,
-        typer.Option(
-            "--load", metavar="FACTOR", help="Offered load relative to the cluster's capacity (default: 0.9)."
-        ),
+        float | None, option("FACTOR", "Offered load relative to the cluster's capacity (default: 0.9).")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

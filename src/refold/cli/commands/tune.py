@@ -7,14 +7,13 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from refold.cli import (
     ClusterFile,
     ExperimentOptions,
     OptionalTrace,
     Settings,
     SourceOptions,
+    option,
     parse_duration_option,
     parse_settings,
     with_option_groups,
@@ -55,24 +54,16 @@ def _complete_objectives(incomplete: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _TunedPolicy:
-    """The policy whose settings are chosen."""
-
     policy: Annotated[
-        str,
-        typer.Option(
-            "--policy",
-            metavar="POLICY",
-            help="Policy to tune: a name or a Python file.",
-            autocompletion=_complete_policies,
-        ),
+        str, option("POLICY", "Policy to tune: a name or a Python file.", complete=_complete_policies)
     ] = "refold"
     settings: Settings = None
     ranges: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
+            "KEY=LOW:HIGH|A,B,…",
+            "Range or values of a setting (default: what the policy declares; --set keeps one fixed); repeatable.",
             "--range",
-            metavar="KEY=LOW:HIGH|A,B,…",
-            help="Range or values of a setting (default: what the policy declares; --set keeps one fixed); repeatable.",
         ),
     ] = None
 
@@ -96,34 +87,19 @@ class _TunedPolicy:
         return TunedPolicy(name, Space(varied, selected.settings, _is_valid(name)), defaults)
 
 
+REPORT_SHARE = 0.4
+"""Share of the jobs, the latest, that are reported on. Settings are chosen on the earlier ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class _SearchOptions:
     """How long to search, and for what."""
 
-    trials: Annotated[
-        int, typer.Option("--trials", metavar="N", min=1, max=100_000, help="Number of settings to try.")
-    ] = 48
-    time: Annotated[
-        str | None, typer.Option("--time", metavar="TIME", help="Try no further settings after this time.")
-    ] = None
-    workers: Annotated[
-        int, typer.Option("--workers", metavar="N", min=1, max=256, help="Number of processes that simulate.")
-    ] = 1
-    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**62, help="Random seed of the search.")] = 0
-    report_share: Annotated[
-        float,
-        typer.Option(
-            "--report-share",
-            metavar="SHARE",
-            min=0.05,
-            max=0.95,
-            help="Share of the jobs, the latest, to report on; settings are chosen on the earlier ones.",
-        ),
-    ] = 0.4
-    baselines: Annotated[
-        str,
-        typer.Option("--baselines", metavar="NAME,…", help="Policies that the settings have to beat."),
-    ] = DEFAULT_BASELINES
+    trials: Annotated[int, option("N", "Number of settings to try.", min=1, max=100_000)] = 48
+    time: Annotated[str | None, option("TIME", "Try no further settings after this time.")] = None
+    workers: Annotated[int, option("N", "Number of processes that simulate.", min=1, max=256)] = 1
+    seed: Annotated[int, option("N", "Random seed of the search.", min=0, max=2**62)] = 0
+    baselines: Annotated[str, option("NAME,…", "Policies that the settings have to beat.")] = DEFAULT_BASELINES
 
     def select_baselines(self, tuned: SelectedPolicy) -> list[SelectedPolicy]:
         """Return the policies to compare with; the tuned policy itself is compared with its default settings anyway."""
@@ -139,29 +115,18 @@ class _Choice:
 
     objective: Annotated[
         str | None,
-        typer.Option(
-            "--objective",
-            metavar="NAME",
-            help="What to minimise: balanced, delay, tail, wide, fairness or preemptions (default: balanced).",
-            autocompletion=_complete_objectives,
+        option(
+            "NAME",
+            "What to minimise: balanced, delay, tail, wide, fairness or preemptions (default: balanced).",
+            complete=_complete_objectives,
         ),
     ] = None
-    weights: Annotated[
-        str | None,
-        typer.Option("--weights", metavar="NAME=W,…", help="Weights of the measures, such as delay=2,tail=1."),
-    ] = None
+    weights: Annotated[str | None, option("NAME=W,…", "Weights of the measures, such as delay=2,tail=1.")] = None
     pick: Annotated[
-        int | None,
-        typer.Option(
-            "--pick",
-            metavar="N",
-            min=1,
-            help="Choose this point of the trade-off (default: the best by the objective).",
-        ),
+        int | None, option("N", "Choose this point of the trade-off (default: the best by the objective).", min=1)
     ] = None
 
     def parse(self) -> Objective:
-        """Return the objective."""
         from refold.simulator.tuning import OBJECTIVES, Objective
 
         if self.weights is None:
@@ -191,10 +156,7 @@ def tune(
     search: _SearchOptions,
     choice: _Choice,
     experiment: ExperimentOptions,
-    out: Annotated[
-        Path,
-        typer.Option("--out", metavar="DIR", help="Folder of the study, the report and the policy file."),
-    ] = Path("refold-tune"),
+    out: Annotated[Path, option("DIR", "Folder of the study, the report and the policy file.")] = Path("refold-tune"),
     as_json: AsJson = False,
 ) -> None:
     """Choose the settings of a policy on one part of a history, and report on a later part.
@@ -220,7 +182,7 @@ def tune(
     with output_folder(out):
         read = kept.read if kept else None
         workload, [fixed, *others] = prepare_experiment(history or "", cluster, [fixed, *others], experiment, read)
-        split = split_history([job.submitted for job in workload.jobs], search.report_share)
+        split = split_history([job.submitted for job in workload.jobs], REPORT_SHARE)
         if kept:
             kept.write()
         goal = Goal(objective, tuple(map(_baseline, others)), choice.pick)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from refold.cli import OtherPolicy, make_client, require_option
+from refold.cli import OtherPolicy, argument, make_client, option, require_option
 from refold.cli.inputs import (
     Arrivals,
     AtTime,
@@ -56,16 +56,10 @@ MIN_DELAY_SECONDS = 1.0
 
 def whatif(
     files: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="[JOURNAL] JOB",
-            help="Job file, as for 'refold submit' (docs/jobs.md); the first job is used.",
-        ),
+        list[Path], argument("[JOURNAL] JOB", "Job file, as for 'refold submit' (docs/jobs.md); the first job is used.")
     ],
     at: AtTime = None,
-    gpus: Annotated[
-        str | None, typer.Option("--gpus", metavar="N,…", help="Also estimate with these numbers of GPUs per instance.")
-    ] = None,
+    gpus: Annotated[str | None, option("N,…", "Also estimate with these numbers of GPUs per instance.")] = None,
     job_class: OtherClass = None,
     policy: OtherPolicy = None,
     futures: FutureCount = None,
@@ -109,7 +103,6 @@ class _WhatIfOptions:
 
     @property
     def need_policy(self) -> bool:
-        """Whether the policy itself has to be simulated."""
         return bool(self.policy or self.forecast.futures or self.forecast.arrivals)
 
 
@@ -301,6 +294,7 @@ def _estimate(
                 charge=charge,
                 new_jobs=new_jobs,
                 arrivals=options.arrivals,
+                factors=state.range_factors,
                 advance=advance,
                 should_stop=stop_after(options.time_limit(state.is_live) / (len(variants) + 1)),
             )

@@ -7,9 +7,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from refold.cli import LIVE_STATES, complete_jobs, connect, format_placement, format_reason
+from refold.cli import LIVE_STATES, argument, complete_jobs, connect, format_placement, format_reason
 from refold.cli.views import (
     AsJson,
     Column,
@@ -43,10 +41,10 @@ MAX_RUNS = 6
 def why(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[JOURNAL] [JOB]",
-            help="Job of the daemon; or a journal file (plain or .gz) and one of its jobs.",
-            autocompletion=complete_jobs,
+        argument(
+            "[JOURNAL] [JOB]",
+            "Job of the daemon; or a journal file (plain or .gz) and one of its jobs.",
+            complete=complete_jobs,
         ),
     ] = None,
     as_json: AsJson = False,

@@ -10,15 +10,8 @@ from .forecast_arguments import (
     FutureCount as FutureCount,
     FutureSeed as FutureSeed,
 )
-from .forecast_options import (
-    MAX_WAITING_FOR_FUTURES as MAX_WAITING_FOR_FUTURES,
-    ForecastOptions as ForecastOptions,
-)
-from .hardware import (
-    GpuPool as GpuPool,
-    parse_gpu_pools as parse_gpu_pools,
-    pools_with_gpus as pools_with_gpus,
-)
+from .forecast_options import MAX_WAITING_FOR_FUTURES as MAX_WAITING_FOR_FUTURES, ForecastOptions as ForecastOptions
+from .hardware import GpuPool as GpuPool, parse_gpu_pools as parse_gpu_pools, pools_with_gpus as pools_with_gpus
 from .journal_state import (
     NOW as NOW,
     JournalState as JournalState,
@@ -60,10 +53,7 @@ from .power_limits import (
     spreads_power as spreads_power,
     with_power_limits as with_power_limits,
 )
-from .submission import (
-    SubmitOptions as SubmitOptions,
-    read_submissions as read_submissions,
-)
+from .submission import SubmitOptions as SubmitOptions, read_submissions as read_submissions
 from .tuning_inputs import KeptHistory as KeptHistory, parse_ranges as parse_ranges
 from .workload import (
     Workload as Workload,

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from refold.cli import option, switch
 from refold.cli.inputs.forecast_options import DEFAULT_FUTURES, MAX_FUTURES
 
 AtTime = Annotated[
-    str | None,
-    typer.Option(
-        "--at", metavar="TIME", help="Time in the journal, such as 2d3h or 02:30:00, or 'now' (default: end)."
-    ),
+    str | None, option("TIME", "Time in the journal, such as 2d3h or 02:30:00, or 'now' (default: end).", "--at")
 ]
 FutureCount = Annotated[
     int | None,
-    typer.Option(
-        "--futures",
-        min=1,
-        max=MAX_FUTURES,
-        metavar="N",
-        help=f"Number of simulated futures (default: {DEFAULT_FUTURES}).",
-    ),
+    option("N", f"Number of simulated futures (default: {DEFAULT_FUTURES}).", "--futures", min=1, max=MAX_FUTURES),
 ]
-Arrivals = Annotated[
-    bool, typer.Option("--arrivals", help="Simulate new jobs that arrive as in the past (default: no new jobs).")
-]
-FutureSeed = Annotated[int, typer.Option("--seed", metavar="N", min=0, max=2**62, help="Random seed of the futures.")]
+Arrivals = Annotated[bool, switch("--arrivals", "Simulate new jobs that arrive as in the past (default: no new jobs).")]
+FutureSeed = Annotated[int, option("N", "Random seed of the futures.", "--seed", min=0, max=2**62)]

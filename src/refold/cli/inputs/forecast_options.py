@@ -33,7 +33,6 @@ class ForecastOptions(NamedTuple):
 
     @property
     def future_count(self) -> int:
-        """The number of simulated futures."""
         return self.futures or DEFAULT_FUTURES
 
     def time_limit(self, is_live: bool) -> float:

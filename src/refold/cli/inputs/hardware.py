@@ -53,7 +53,6 @@ def parse_gpu_pools(
 
 
 def pools_with_gpus(pools: Sequence[GpuPool], gpus: int) -> list[GpuPool]:
-    """Return the pools that have at least that many GPUs."""
     enough = [pool for pool in pools if pool.up_to >= gpus]
     if not enough:
         available = ", ".join(f"{pool.up_to:,} {pool.gpu.name}" for pool in pools)
@@ -129,7 +128,6 @@ class ClusterGpus:
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs."""
         return sum(node.gpus for node in self.nodes)
 
     def __call__(self, gpus: int) -> Machines:

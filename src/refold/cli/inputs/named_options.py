@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from refold.cli import option
 from refold.errors import BadFile, UnknownName
 
 if TYPE_CHECKING:
@@ -24,55 +23,49 @@ def _complete(incomplete: str) -> list[str]:
 
 LaunchEngineName = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "NAME",
+        "Training framework of the command, which gets the plan as its arguments: megatron, "
+        "deepspeed, fsdp, accelerate or trainer.",
         "--engine",
-        metavar="NAME",
-        help="Training framework of the command, which gets the plan as its arguments: megatron, deepspeed, fsdp, "
-        "accelerate or trainer.",
-        autocompletion=_complete,
+        complete=_complete,
     ),
 ]
 
 LaunchTargetName = Annotated[
     str | None,
-    typer.Option(
+    option(
+        "NAME",
+        "Only plans that this framework can run, and how to start the best: megatron, deepspeed, fsdp"
+        " (or torchrun), accelerate or trainer.",
         "--launch",
-        metavar="NAME",
-        help="Only plans that this framework can run, and how to start the best: megatron, deepspeed, fsdp (or "
-        "torchrun), accelerate or trainer.",
-        autocompletion=_complete,
+        complete=_complete,
     ),
 ]
 
 
 GpuTotal = Annotated[
-    str | None,
-    typer.Option("--gpus", metavar="N", help="Total GPUs: a number, a share (0.5) or a range (2..8) (default: 1)."),
+    str | None, option("N", "Total GPUs: a number, a share (0.5) or a range (2..8) (default: 1).", "--gpus")
 ]
 
 InstanceCount = Annotated[
-    int | None,
-    typer.Option("--instances", metavar="N", min=1, help="Number of processes, started as a gang (default: 1)."),
+    int | None, option("N", "Number of processes, started as a gang (default: 1).", "--instances", min=1)
 ]
 
 RequiredLevel = Annotated[
-    str | None,
-    typer.Option("--required-level", metavar="LEVEL", help="Place all instances in one domain of this level."),
+    str | None, option("LEVEL", "Place all instances in one domain of this level.", "--required-level")
 ]
 
 PreferredLevel = Annotated[
-    str | None,
-    typer.Option("--preferred-level", metavar="LEVEL", help="Place all instances in one domain of it if they fit."),
+    str | None, option("LEVEL", "Place all instances in one domain of it if they fit.", "--preferred-level")
 ]
 
 Segment = Annotated[
-    str | None,
-    typer.Option("--segment", metavar="N[:LEVEL]", help="Place every N instances in one domain (default: innermost)."),
+    str | None, option("N[:LEVEL]", "Place every N instances in one domain (default: innermost).", "--segment")
 ]
 
 Switches = Annotated[
-    str | None,
-    typer.Option("--switches", metavar="N[@TIME]", help="Wait for N innermost domains, for so long (default: 5m)."),
+    str | None, option("N[@TIME]", "Wait for N innermost domains, for so long (default: 5m).", "--switches")
 ]
 
 
@@ -110,24 +103,17 @@ def _complete_classes(incomplete: str) -> list[str]:
 
 
 ClassName = Annotated[
-    str | None,
-    typer.Option(
-        "--class", metavar="CLASS", help="Job class: guaranteed or best-effort.", autocompletion=_complete_classes
-    ),
+    str | None, option("CLASS", "Job class: guaranteed or best-effort.", "--class", complete=_complete_classes)
 ]
 OtherClass = Annotated[
     str | None,
-    typer.Option(
-        "--class",
-        metavar="CLASS",
-        help="Also estimate with this job class: guaranteed or best-effort.",
-        autocompletion=_complete_classes,
+    option(
+        "CLASS", "Also estimate with this job class: guaranteed or best-effort.", "--class", complete=_complete_classes
     ),
 ]
 
 
 def parse_job_class(text: str) -> JobClass:
-    """Parse the name of a job class."""
     for name in CLASSES:
         if name == text:
             return name

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from refold.cli import argument, option, switch
 from refold.cli.inputs.plan_values import MAX_AMOUNT, parse_gib, parse_gpus, parse_network, parse_pins
 from refold.errors import BadInput, UnknownName
 from refold.model import plural
@@ -63,26 +62,18 @@ def _complete_gpus(incomplete: str) -> list[str]:
 
 ModelName = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL",
-        help="Model name (see 'refold models'), config.json or its folder, YAML file, or Python file with a module.",
-        autocompletion=_complete_models,
+    argument(
+        "MODEL",
+        "Model name (see 'refold models'), config.json or its folder, YAML file, or Python file with a module.",
+        complete=_complete_models,
     ),
 ]
-GpuTypeName = Annotated[
-    str | None, typer.Option("--gpu", metavar="TYPE", help="GPU type.", autocompletion=_complete_gpu_types)
-]
+GpuTypeName = Annotated[str | None, option("TYPE", "GPU type.", "--gpu", complete=_complete_gpu_types)]
 NetworkRate = Annotated[
-    str | None,
-    typer.Option(
-        "--network", metavar="RATE", help="Bandwidth per node, such as 100GB/s or 800Gb/s (default: by GPU type)."
-    ),
+    str | None, option("RATE", "Bandwidth per node, such as 100GB/s or 800Gb/s (default: by GPU type).", "--network")
 ]
 EngineName = Annotated[
-    str,
-    typer.Option(
-        "--engine", metavar="NAME", help="Training framework (see 'refold engines').", autocompletion=_complete_engines
-    ),
+    str, option("NAME", "Training framework (see 'refold engines').", "--engine", complete=_complete_engines)
 ]
 
 
@@ -92,46 +83,31 @@ class MachineOptions:
 
     gpus: Annotated[
         str,
-        typer.Option(
-            "--gpus",
-            metavar="COUNTxTYPE",
-            help="GPUs, such as 8xA100-80GB, A100-80GB:8, or 2x8:A100-80GB for two nodes (see 'refold gpus').",
-            autocompletion=_complete_gpus,
+        option(
+            "COUNTxTYPE",
+            "GPUs, such as 8xA100-80GB, A100-80GB:8, or 2x8:A100-80GB for two nodes (see 'refold gpus').",
+            complete=_complete_gpus,
         ),
     ]
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", metavar="N", min=1, help="Number of nodes (default: as few as possible).")
-    ] = None
+    nodes: Annotated[int | None, option("N", "Number of nodes (default: as few as possible).", min=1)] = None
     cpus: Annotated[
-        float | None,
-        typer.Option(
-            "--cpus",
-            metavar="N",
-            min=0.001,
-            max=MAX_AMOUNT,
-            help="Total CPU threads of all nodes (default: 8 per GPU).",
-        ),
+        float | None, option("N", "Total CPU threads of all nodes (default: 8 per GPU).", min=0.001, max=MAX_AMOUNT)
     ] = None
     host_memory: Annotated[
-        str | None,
-        typer.Option(
-            "--host-memory", metavar="SIZE", help="Total memory of all nodes, such as 1600GB (default: no limit)."
-        ),
+        str | None, option("SIZE", "Total memory of all nodes, such as 1600GB (default: no limit).")
     ] = None
     network: NetworkRate = None
     margin: Annotated[
         float | None,
-        typer.Option(
-            "--margin",
-            metavar="PERCENT",
+        option(
+            "PERCENT",
+            "Share of GPU memory to leave free, for fragmentation of the allocator (default: 6).",
             min=0,
             max=90,
-            help="Share of GPU memory to leave free, for fragmentation of the allocator (default: 6).",
         ),
     ] = None
 
     def parse(self) -> Machines:
-        """Return the machines."""
         from msgspec.structs import replace
 
         from refold.planning.catalogue import find_gpu
@@ -163,41 +139,32 @@ class BatchOptions:
     """The batch and the framework of a training."""
 
     batch: Annotated[
-        int | None,
-        typer.Option(
-            "--batch", metavar="N", min=1, max=MAX_AMOUNT, help="Global batch size in samples (default: the model's)."
-        ),
+        int | None, option("N", "Global batch size in samples (default: the model's).", min=1, max=MAX_AMOUNT)
     ] = None
     seq: Annotated[
-        int | None,
-        typer.Option(
-            "--seq", metavar="N", min=1, max=MAX_AMOUNT, help="Sequence length in tokens (default: the model's)."
-        ),
+        int | None, option("N", "Sequence length in tokens (default: the model's).", min=1, max=MAX_AMOUNT)
     ] = None
     engine: Annotated[
         str | None,
-        typer.Option(
-            "--engine",
-            metavar="NAME",
-            help="Training framework (see 'refold engines'; default: by model, GPUs and what is trained).",
-            autocompletion=_complete_engines,
+        option(
+            "NAME",
+            "Training framework (see 'refold engines'; default: by model, GPUs and what is trained).",
+            complete=_complete_engines,
         ),
     ] = None
     precision: Annotated[
         str | None,
-        typer.Option(
-            "--precision",
-            metavar="NAME",
-            help="Precision of the matrix products of layers: bf16, fp8, mxfp8 or nvfp4 (default: the engine's).",
-            autocompletion=_complete_precisions,
+        option(
+            "NAME",
+            "Precision of the matrix products of layers: bf16, fp8, mxfp8 or nvfp4 (default: the engine's).",
+            complete=_complete_precisions,
         ),
     ] = None
     async_tp: Annotated[
-        bool,
-        typer.Option("--async-tp", help="Tensor-parallel communication overlaps with products (asynchronous TP)."),
+        bool, switch("--async-tp", "Tensor-parallel communication overlaps with products (asynchronous TP).")
     ] = False
     cuda_graphs: Annotated[
-        bool, typer.Option("--cuda-graphs", help="CUDA graphs launch the kernels of layers, besides those of experts.")
+        bool, switch("--cuda-graphs", "CUDA graphs launch the kernels of layers, besides those of experts.")
     ] = False
 
     def resolve_engine(
@@ -273,47 +240,28 @@ DEFAULT_RANK = 16
 
 @dataclass(frozen=True, slots=True)
 class TuningOptions:
-    """What is trained."""
-
     lora: Annotated[
-        int | None,
-        typer.Option(
-            "--lora", metavar="RANK", min=1, max=MAX_RANK, help="Train LoRA adapters of this rank, all else frozen."
-        ),
+        int | None, option("RANK", "Train LoRA adapters of this rank, all else frozen.", min=1, max=MAX_RANK)
     ] = None
     qlora: Annotated[
-        bool, typer.Option("--qlora", help="Store frozen weights in 4 bits (QLoRA; default: adapters of rank 16).")
+        bool, switch("--qlora", "Store frozen weights in 4 bits (QLoRA; default: adapters of rank 16).")
     ] = False
     stored_weights: Annotated[
-        bool,
-        typer.Option("--stored-weights", help="Store frozen weights in the precision of the products (--precision)."),
+        bool, switch("--stored-weights", "Store frozen weights in the precision of the products (--precision).")
     ] = False
-    lora_layers: Annotated[
-        str,
-        typer.Option("--lora-layers", metavar="all|attention", help="Linear layers with adapters (default: all)."),
-    ] = "all"
-    frozen_layers: Annotated[
-        int,
-        typer.Option("--frozen-layers", metavar="N", min=0, help="Do not train the first N layers and the embedding."),
-    ] = 0
+    lora_layers: Annotated[str, option("all|attention", "Linear layers with adapters (default: all).")] = "all"
+    frozen_layers: Annotated[int, option("N", "Do not train the first N layers and the embedding.", min=0)] = 0
     packing: Annotated[
         int | None,
-        typer.Option(
-            "--packing",
-            metavar="TOKENS",
+        option(
+            "TOKENS",
+            "Sequences are filled with samples of so many tokens on average, which do not attend to each other.",
             min=1,
             max=MAX_AMOUNT,
-            help="Sequences are filled with samples of so many tokens on average, which do not attend to each other.",
         ),
     ] = None
     optimizer: Annotated[
-        str,
-        typer.Option(
-            "--optimizer",
-            metavar="NAME",
-            help="Optimizer: adamw, or adamw-8bit with moments in 8 bits.",
-            autocompletion=_complete_optimizers,
-        ),
+        str, option("NAME", "Optimizer: adamw, or adamw-8bit with moments in 8 bits.", complete=_complete_optimizers)
     ] = "adamw"
 
     def parse(self) -> tuple[Tuning, list[str]]:
@@ -342,20 +290,16 @@ class TuningOptions:
 
 @dataclass(frozen=True, slots=True)
 class PlanLimitOptions:
-    """Limits on the plans to search."""
-
-    pin: Annotated[
-        str | None, typer.Option("--pin", metavar="PLAN", help="Fix part of the plan, such as 'tp4 zero1'.")
-    ] = None
-    no_offload: Annotated[bool, typer.Option("--no-offload", help="Exclude plans with offload to the host.")] = False
+    pin: Annotated[str | None, option("PLAN", "Fix part of the plan, such as 'tp4 zero1'.")] = None
+    no_offload: Annotated[bool, switch("--no-offload", "Exclude plans with offload to the host.")] = False
     tensor_across_nodes: Annotated[
-        bool, typer.Option("--tensor-across-nodes", help="Allow tensor-parallel groups that span nodes.")
+        bool, switch("--tensor-across-nodes", "Allow tensor-parallel groups that span nodes.")
     ] = False
     uneven: Annotated[
         bool | None,
-        typer.Option(
+        switch(
             "--uneven/--even",
-            help="Whether pipeline stages may differ by one layer (default: they may, but not with --launch).",
+            "Whether pipeline stages may differ by one layer (default: they may, but not with --launch).",
         ),
     ] = None
 
@@ -367,9 +311,9 @@ class PlanLimitOptions:
 
         from refold.planning.plans import wide_limits
 
-        for option, value in for_offload.items():
+        for name, value in for_offload.items():
             if self.no_offload and value is not None:
-                raise BadInput(f"{option} applies only to plans with offload, which --no-offload excludes")
+                raise BadInput(f"{name} applies only to plans with offload, which --no-offload excludes")
         pinned = self.parse_pins()
         if self.no_offload and pinned.offload:
             raise BadInput(f"--pin {self.pin} requires offload, which --no-offload excludes: leave one of them out")
@@ -383,7 +327,6 @@ class PlanLimitOptions:
         )
 
     def parse_pins(self) -> Pins:
-        """Return what is pinned."""
         from refold.planning.plans import Pins
 
         return Pins() if self.pin is None else parse_pins(self.pin)

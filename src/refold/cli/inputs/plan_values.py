@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from refold.cli import option
 from refold.errors import BadInput
 
 if TYPE_CHECKING:
@@ -89,7 +88,6 @@ def parse_pins(text: str) -> Pins:
 
 
 def find_plan(text: str, search: PlanSearch) -> Plan:
-    """Return a plan given as text or by its number in the table of best plans."""
     from refold.model import parse_plan
 
     if not text.strip().isdecimal():
@@ -111,15 +109,9 @@ TOKEN_UNITS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 class TrainingCostOptions:
     """The whole training: what it takes is shown if one of these is given."""
 
-    tokens: Annotated[
-        str | None, typer.Option("--tokens", metavar="N", help="Tokens of the training, such as 15T or 300B.")
-    ] = None
-    price: Annotated[float | None, typer.Option("--price", metavar="DOLLARS", min=0.0, help="Price of a GPU hour.")] = (
-        None
-    )
-    mtbf: Annotated[
-        str | None, typer.Option("--mtbf", metavar="TIME", help="Mean time between failures of the job, such as 3h.")
-    ] = None
+    tokens: Annotated[str | None, option("N", "Tokens of the training, such as 15T or 300B.")] = None
+    price: Annotated[float | None, option("DOLLARS", "Price of a GPU hour.", min=0.0)] = None
+    mtbf: Annotated[str | None, option("TIME", "Mean time between failures of the job, such as 3h.")] = None
 
     def parse(self, setup: TrainingSetup) -> tuple[Training | None, list[str]]:
         """Return the training that was asked about, if any, and a note on what was assumed."""

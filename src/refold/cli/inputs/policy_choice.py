@@ -102,7 +102,6 @@ def check_spread_power(policies: Sequence[str], placements: Mapping[str, str | N
 
 
 def takes_placement(policy: str) -> bool:
-    """Whether a policy has a placement setting."""
     from refold.simulator import default_settings
 
     return "placement" in default_settings(policy)

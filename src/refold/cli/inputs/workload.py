@@ -12,6 +12,7 @@ from refold.model import Seconds, format_count
 
 if TYPE_CHECKING:
     from refold.cli import FaultOptions, NeverEndingOptions, PreemptionMode
+    from refold.cli.inputs.policy_choice import SelectedPolicy
     from refold.model import Cluster, Job
     from refold.simulator import Costs, Fault, NeverEnds
     from refold.simulator.results import ReportRun
@@ -24,7 +25,8 @@ class Workload:
     """Everything in an experiment except the policy. `skipped_rows` and `notes` are about reading the trace.
 
     `recorded`: what the scheduler of the trace did, if that is known; `waits`: or else how long jobs waited, by id.
-    `has_consent`: the jobs were submitted to a daemon, which has decided which of them may be preempted.
+    `engine_policy`: the engine's own order, if it is known. `has_consent`: the daemon or the engine that the jobs were
+    submitted to has decided which of them may be preempted.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Workload:
     recorded: ReportRun | None = None
     waits: Mapping[str, Seconds] = field(default_factory=dict)
     has_consent: bool = False
+    engine_policy: SelectedPolicy | None = None
 
     def __str__(self) -> str:
         cluster = f"{format_count(len(self.cluster.nodes), 'node')} with {format_count(self.cluster.gpus, 'GPU')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,8 +14,9 @@ from refold.model import Seconds, format_count
 
 if TYPE_CHECKING:
     from refold.cli import TraceOptions
+    from refold.cli.inputs.policy_choice import SelectedPolicy
     from refold.core import Header
-    from refold.engines.slurm import SlurmCluster, SlurmHistory
+    from refold.engines.slurm import Scheduling, SlurmCluster, SlurmHistory
     from refold.journal import History
     from refold.model import Cluster, Job
     from refold.simulator import Costs, Fault, StateAt
@@ -113,6 +115,7 @@ def read_slurm_workload(
 
     from refold.engines.slurm import (
         Programs,
+        Scheduling,
         SlurmError,
         map_nodes,
         read_history,
@@ -127,6 +130,7 @@ def read_slurm_workload(
         with progress("reading Slurm's accounting"):
             found = with_levels(map_nodes(read_nodes(run)), read_topology(run))
             history = read_history(run, found, time() - since)
+            scheduling = Scheduling(run)
     except (SlurmError, BadValue) as error:
         raise BadInput(f"Slurm's jobs cannot be read: {error}") from None
     machines = found.cluster if cluster is None else read_cluster(cluster)
@@ -137,10 +141,31 @@ def read_slurm_workload(
     skipped = len(ready.skipped_rows)
     if cluster is not None:  # Slurm's decisions were for its own nodes
         return Workload(ready.name, ready.jobs, machines, costs, (), skipped, ready.notes, waits=ready.waits)
-    recorded, left_out = _recorded_run(history._replace(trace=ready), found)
+    history = history._replace(trace=replace(ready, jobs=_preempted(ready.jobs, history, scheduling)))
+    recorded, left_out = _recorded_run(history, found)
     notes = [f"{format_count(left_out, 'job')} left out of what Slurm did: no GPUs were free by its records"]
-    notes = [*ready.notes, *found.notes, *(notes if left_out else [])]
-    return Workload(ready.name, ready.jobs, machines, costs, (), skipped, notes, recorded=recorded)
+    notes = [*ready.notes, *found.notes, *scheduling.notes, *(notes if left_out else [])]
+    own = _engine_policy(history, scheduling)
+    jobs = history.trace.jobs
+    return Workload(
+        ready.name, jobs, machines, costs, (), skipped, notes, recorded=recorded, has_consent=True, engine_policy=own
+    )
+
+
+def _preempted(jobs: Sequence[Job], history: SlurmHistory, scheduling: Scheduling) -> tuple[Job, ...]:
+    """Return the jobs, of which only those are preemptible that Slurm itself may stop for others."""
+    import msgspec
+
+    qos = {name: start.qos for name, start in history.starts.items()}
+    return tuple(msgspec.structs.replace(job, preemptible=qos.get(job.id) in scheduling.preempted_qos) for job in jobs)
+
+
+def _engine_policy(history: SlurmHistory, scheduling: Scheduling) -> SelectedPolicy:
+    from refold.cli.inputs.policy_choice import SelectedPolicy
+    from refold.engines.slurm import POLICY, history_settings
+
+    settings = history_settings(scheduling, history.trace.jobs, history.starts)
+    return SelectedPolicy(POLICY, settings, "Slurm's backfill, simulated")
 
 
 def _recorded_run(history: SlurmHistory, cluster: SlurmCluster) -> tuple[ReportRun, int]:

@@ -1,4 +1,3 @@
-from .formulas import print_section as print_section
 from .job_timeline import read_timeline as read_timeline
 from .json_option import AsJson as AsJson
 from .live_queue import DEFAULT_LIMIT as DEFAULT_LIMIT
@@ -36,17 +35,13 @@ from .plans import (
     micro_batch as micro_batch,
     plan_tables as plan_tables,
     plan_title as plan_title,
+    print_section as print_section,
     rejection_tables as rejection_tables,
     training_table as training_table,
 )
 from .previews import preview_table as preview_table
 from .screen import refresh_screen as refresh_screen
-from .tables import (
-    Column as Column,
-    Table as Table,
-    fact_table as fact_table,
-    print_tables as print_tables,
-)
+from .tables import Column as Column, Table as Table, fact_table as fact_table, print_tables as print_tables
 from .times import (
     format_clock as format_clock,
     format_clock_near as format_clock_near,

@@ -24,8 +24,6 @@ TIME_TOLERANCE_SECONDS = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class RunResources:
-    """The resources of a run."""
-
     run: int
     gpus: float
     plan: str | None
@@ -195,7 +193,6 @@ class JobTimeline:
 
 
 def read_timeline(header: Header, entries: Iterable[Entry], job_id: str, listed_by: str) -> JobTimeline:
-    """Read the timeline of a job from the entries of a journal."""
     from refold.core import JobSubmitted
 
     timeline = JobTimeline(header.cluster, job_id, header.scheduler)

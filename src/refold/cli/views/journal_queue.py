@@ -27,7 +27,6 @@ class JournalQueueOptions:
 
 
 def print_journal_queue(journal: Path, at: str | None, options: JournalQueueOptions, as_json: bool) -> None:
-    """Print the queue at a time of a journal."""
     state = read_journal_state(journal, at)
     queue = _read_queue(state, options)
     if as_json:

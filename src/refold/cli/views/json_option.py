@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+from refold.cli import switch
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+AsJson = Annotated[bool, switch("--json", "Print JSON, for programs.")]

@@ -46,7 +46,6 @@ class LiveQueueOptions(NamedTuple):
 
 
 def print_live_queue(client: Client, options: LiveQueueOptions, as_json: bool) -> None:
-    """Print the queue of the daemon."""
     queue = _read_queue(client, options)
     if as_json:
         print_json(queue.to_document())
@@ -98,7 +97,6 @@ class _LiveQueue(NamedTuple):
         return {**document, "expected": msgspec.to_builtins(estimate), "source": source}
 
     def print_text(self) -> None:
-        """Print the queue as a table."""
         info = self.info
         call_slots(info.slots)
         free = resource_text(f"{info.free_gpus:g} of {info.gpus:,} GPUs free")

@@ -248,7 +248,6 @@ def comparison_table(
 
 
 def outlook_table(outlook: PreemptionOutlook) -> Table:
-    """Return the table of the costs and benefits of preemption."""
     from refold.simulator.results import outlook_table as compared
 
     title = f"Costs and benefits of preemption: {plural(outlook.jobs, 'job')} under {outlook.policy}"

@@ -89,7 +89,6 @@ def resource_text(text: str) -> str:
 
 
 def output_width() -> int:
-    """Return the line width of the output."""
     from shutil import get_terminal_size
 
     if sys.stdout.isatty() or "COLUMNS" in os.environ:

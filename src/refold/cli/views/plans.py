@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from refold.cli.views.output import draw_bar, format_percent, output_width, plural
+import typer
+
+from refold.cli.views.output import draw_bar, format_percent, output_width, plural, print_line, printable
 from refold.cli.views.tables import COLUMN_GAP, Column, Table
 from refold.model import format_duration
 
 if TYPE_CHECKING:
     from refold.model import Plan
-    from refold.planning.perf import Estimate, ModelShape, Training, TrainingSetup
+    from refold.planning.perf import Estimate, FormulaLine, ModelShape, Section, Training, TrainingSetup
     from refold.planning.plans import PlanSearch, RejectedPlans
+
+
+def print_section(section: Section) -> None:
+    """Print the lines of a section: formulas, numbers inserted, values and their meanings."""
+    print_line()
+    print_line(section.title, fg="bold")
+    names = max(len(line.name) for line in section.lines)
+    values = max(len(_format_line_value(line)) for line in section.lines)
+    for line in section.lines:
+        redundant = {"", f"{line.value:.6g}"}
+        formulas = [text for text in dict.fromkeys((line.formula, line.numbers)) if text not in redundant]
+        for index, text in enumerate(formulas):
+            _print_wrapped(line.name if not index else "", names, text)
+        typer.secho(f"  {'' if formulas else line.name:<{names}} = {_format_line_value(line):<{values}}  ", nl=False)
+        typer.secho(printable(line.meaning), dim=True)
+
+
+def _print_wrapped(name: str, names: int, text: str) -> None:
+    for index, part in enumerate(wrap(text, max(40, output_width() - names - 5), break_long_words=False)):
+        print_line(f"  {name if not index else '':<{names}} {'=' if not index else ' '} {part}")
+
+
+def _format_line_value(line: FormulaLine) -> str:
+    return f"{line.value:.6g} {line.unit}".strip()
+
 
 DEFAULT_VALUES = {
     "tensor": 1,
@@ -109,12 +137,10 @@ def format_parameters(parameters: int) -> str:
 
 
 def micro_batch(setting: TrainingSetup, plan: Plan) -> float:
-    """Return the micro-batch size in samples."""
     return setting.batch / (plan.data * plan.accumulation)
 
 
 def plan_tables(setting: TrainingSetup, search: PlanSearch) -> list[Table]:
-    """Return the tables for a search that found plans that fit."""
     best = search.best[0]
     tables = [_best_table(setting, search), _step_table(best), _memory_table(setting, best)]
     if search.rejected:
@@ -172,7 +198,6 @@ def _risk(search: PlanSearch) -> str:
 
 
 def _fits_one_line(columns: Sequence[Column[Estimate]], rows: Sequence[Estimate]) -> bool:
-    """Whether all columns fit on one line."""
     texts = [[*column.title.split(), *(column.text(row) for row in rows)] for column in columns]
     return sum(max(map(len, column)) for column in texts) + COLUMN_GAP * (len(texts) - 1) <= output_width()
 
@@ -290,7 +315,6 @@ def format_factor(factor: float) -> str:
 
 
 def rejection_tables(setting: TrainingSetup, search: PlanSearch) -> list[Table]:
-    """Return the tables for a search in which no plan fits."""
     title = f"No plan fits: {plan_title(setting)}"
     tables = [_misses_table(title, search)] if search.misses else []
     invalid = [one for one in search.rejected if one.reason == "rule"]

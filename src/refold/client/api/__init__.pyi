@@ -20,10 +20,6 @@ from .calls import (
     Call as Call,
     Service as Service,
 )
-from .job_use import (
-    JobUse as JobUse,
-    UseSample as UseSample,
-)
 from .queries import (
     MAX_LOG_BYTES as MAX_LOG_BYTES,
     MAX_PAGE_JOBS as MAX_PAGE_JOBS,
@@ -73,9 +69,7 @@ from .signatures import (
     token_id as token_id,
 )
 from .submissions import (
-    MAX_CHANGED_JOBS as MAX_CHANGED_JOBS,
     MAX_COMMAND_CHARS as MAX_COMMAND_CHARS,
-    MAX_EXPORTED_BYTES as MAX_EXPORTED_BYTES,
     MAX_JOB_GPUS as MAX_JOB_GPUS,
     MAX_JOB_NUMBER as MAX_JOB_NUMBER,
     MAX_NAME_CHARS as MAX_NAME_CHARS,
@@ -101,6 +95,7 @@ from .wire import (
     JobExplanation as JobExplanation,
     Jobs as Jobs,
     JobStatus as JobStatus,
+    JobUse as JobUse,
     Logs as Logs,
     NodeGpus as NodeGpus,
     NodeStatus as NodeStatus,
@@ -112,4 +107,5 @@ from .wire import (
     Timeline as Timeline,
     TimelineRun as TimelineRun,
     UserStatus as UserStatus,
+    UseSample as UseSample,
 )

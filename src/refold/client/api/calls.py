@@ -9,7 +9,6 @@ import msgspec
 from msgspec import Meta
 
 from refold.client.api.access import CreatedToken, NewToken, SignInLink, TokenStatus
-from refold.client.api.job_use import JobUse
 from refold.client.api.queries import (
     Caller,
     CancelQuery,
@@ -43,6 +42,7 @@ from refold.client.api.wire import (
     JobExplanation,
     Jobs,
     JobStatus,
+    JobUse,
     Logs,
     NodeStatus,
     TenantStatus,

@@ -130,7 +130,6 @@ class Caller(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """How messages name the caller."""
         is_user = self.name.startswith(UNIX_PREFIX)
         return f"user {self.name.removeprefix(UNIX_PREFIX)!r}" if is_user else f"the token {self.name!r}"
 

@@ -77,12 +77,10 @@ def token_id(token_hash: str) -> str:
 
 
 def prove_server(token_hash: str, nonce: str, now: float) -> ServerProof:
-    """Return the proof that this daemon knows a token."""
     return ServerProof(_mac(token_hash, "server", nonce, repr(now)).hex(), now)
 
 
 def is_proven(proof: ServerProof, token: str, nonce: str) -> bool:
-    """Whether a proof is that of the daemon to which the token belongs."""
     return hmac.compare_digest(prove_server(hash_token(token), nonce, proof.now).proof.encode(), proof.proof.encode())
 
 

@@ -342,7 +342,6 @@ def _amount(given: float | Literal["auto"]) -> float:
 
 
 def is_variable_name(name: str) -> bool:
-    """Whether a name is a valid name of an environment variable."""
     return _VARIABLE.fullmatch(name) is not None
 
 

@@ -77,7 +77,6 @@ class SpecBuilder(LocatedFields):
         self.export = ""
 
     def note(self, part: Part, text: str) -> None:
-        """Add a note on a part of the file."""
         self.notes.append(f"{part.where} line {part.line}: {text}")
 
     def add_variables(self, variables: dict[str, str], part: Part) -> None:
@@ -124,5 +123,4 @@ def _describe(expected: re.Match[str]) -> str:
 
 
 def make_job_name(text: str) -> str:
-    """Make a valid job name from any text."""
     return re.sub(r"[^\w.-]+", "-", text).strip("-")[:MAX_NAME_CHARS] or "job"

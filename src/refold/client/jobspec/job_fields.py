@@ -122,7 +122,6 @@ def read_dependencies(part: Part) -> list[str]:
 
 
 def _read_texts(part: Part, max_chars: int) -> list[str]:
-    """Read a string or a list of strings."""
     entries = part.value if isinstance(part.value, list) else [part]
     return [entry.text(maximum=max_chars) for entry in entries]
 

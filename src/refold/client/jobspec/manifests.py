@@ -27,7 +27,6 @@ Parts = dict[str, Part]
 
 
 def read_manifest(document: Part, source: SpecSource) -> ReadJob:
-    """Read the job that a manifest describes."""
     fields = document.fields()
     kind = _required(document, "kind")
     name = kind.text("a kind")
@@ -151,7 +150,6 @@ def _put_limits(builder: SpecBuilder, parts: Parts) -> None:
 
 
 def _read_first_container(builder: SpecBuilder, template: Part) -> LocatedFields:
-    """Read the first container of a pod template."""
     pod = _required(template, "spec")
     _put_topology(builder, template)
     parts = pod.fields()

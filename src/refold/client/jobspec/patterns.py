@@ -37,7 +37,6 @@ class Pattern:
 
     @property
     def groups(self) -> int:
-        """The number of groups."""
         return int(self._captures.groups)
 
     def matches(self, text: str) -> bool:

@@ -19,7 +19,6 @@ SETUP_SCRIPT = "set -e\n{setup}\nset +e\n{then}"
 
 
 def read_refold_yaml(document: Part, source: SpecSource) -> ReadJob:
-    """Read the job that a part of a document describes."""
     builder = SpecBuilder(source, document)
     document.fields(expected=EXPECTED_JOB)
     _drop_ignored(builder, document, UNSUPPORTED)

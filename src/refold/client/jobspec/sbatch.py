@@ -36,7 +36,6 @@ It is prepended to the first line of the script, so that line numbers do not cha
 
 
 def read_script(text: str, source: SpecSource) -> ReadJob:
-    """Read the job that a script describes."""
     text = text.replace("\r\n", "\n")
     root = Part(source.where, 1, None)
     if len(text) > MAX_COMMAND_CHARS:

@@ -66,7 +66,6 @@ def _split_words(line: str, number: int, root: Part) -> list[str]:
 
 
 def _take_option(words: list[str], number: int, root: Part, known: frozenset[str]) -> tuple[str, str | None]:
-    """Remove the next option and its value from the words and return them."""
     word = words.pop(0)
     if word.startswith("--"):
         name, joined, value = word[2:].partition("=")

@@ -43,12 +43,10 @@ class SlurmTasks:
 
     @property
     def instances(self) -> int:
-        """Number of instances, which start together."""
         return self.nodes * self.per_node if self.one_task_each else self.nodes
 
     @property
     def tasks_per_instance(self) -> int:
-        """Tasks per instance, by which requests per task are multiplied."""
         return 1 if self.one_task_each else self.per_node
 
 

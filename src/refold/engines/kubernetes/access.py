@@ -50,11 +50,9 @@ class Access:
 
     @property
     def address(self) -> str:
-        """The address, for messages."""
         return f"{'http' if self.tls is None else 'https'}://{self.host}:{self.port}{self.prefix}"
 
     def headers(self) -> dict[str, str]:
-        """Return the headers that authenticate a request."""
         return {} if self._token is None else {"Authorization": f"Bearer {self._token()}"}
 
     def renew(self) -> bool:

@@ -9,11 +9,12 @@ import random
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -87,6 +88,43 @@ class WatchEvent(msgspec.Struct):
     object: msgspec.Raw
 
 
+class RequestKind(NamedTuple):
+    """Requests that are counted together. `resource`: such as `pods/binding`. `code`: 0 if there was no answer."""
+
+    method: str
+    resource: str
+    code: int
+
+
+class RequestCounts:
+    """Number and duration of requests, counted by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: Counter[RequestKind] = Counter()
+        self._seconds: Counter[RequestKind] = Counter()
+
+    def add(self, kind: RequestKind, seconds: Seconds) -> None:
+        """Count a request."""
+        with self._lock:
+            self._numbers[kind] += 1
+            self._seconds[kind] += seconds
+
+    def read(self) -> dict[RequestKind, tuple[int, Seconds]]:
+        """Return number and total duration by kind."""
+        with self._lock:
+            return {kind: (number, self._seconds[kind]) for kind, number in self._numbers.items()}
+
+
+def resource_of(path: str) -> str:
+    """Return the resource of a path, such as `pods/binding`, without names of objects."""
+    parts = path.strip("/").split("/")
+    rest = parts[2:] if parts[0] == "api" else parts[3:] if parts[0] == "apis" else []
+    if rest[:1] == ["namespaces"] and len(rest) > 2:
+        rest = rest[2:]
+    return "/".join(rest[::2]) or parts[0]
+
+
 class ApiServer:
     """A client. It may be used from several threads; each has its own connection."""
 
@@ -98,6 +136,7 @@ class ApiServer:
         self._local = threading.local()
         self._connections: list[http.client.HTTPConnection] = []
         self._closed = threading.Event()
+        self.requests = RequestCounts()
 
     def close(self) -> None:
         """Close the connections of all threads, and repeat no request any more. Watches have their own connections."""
@@ -108,23 +147,18 @@ class ApiServer:
 
     @property
     def address(self) -> str:
-        """The address of the API server."""
         return self._access.address
 
     def get(self, path: str, kind: type[T], query: Mapping[str, str] | None = None) -> T:
-        """Return an object, or a list of them."""
         return msgspec.json.decode(self.call("GET", path, query=query), type=kind)
 
     def create(self, path: str, body: object, *, retry: bool = True) -> bytes:
-        """Create an object."""
         return self.call("POST", path, body, retry=retry)
 
     def patch(self, path: str, body: object, content_type: str = MERGE_PATCH) -> bytes:
-        """Change fields of an object."""
         return self.call("PATCH", path, body, content_type=content_type)
 
     def delete(self, path: str, body: object = None) -> bytes:
-        """Delete an object."""
         return self.call("DELETE", path, body)
 
     def call(
@@ -146,7 +180,7 @@ class ApiServer:
         give_up_at, pause = time.monotonic() + self._retry_for, FIRST_PAUSE
         while True:
             try:
-                return self._send(method, target, content, content_type)
+                return self._count(method, path, partial(self._send, method, target, content, content_type))
             except ApiError as error:
                 if error.status == UNAUTHORIZED and self._access.renew():
                     continue
@@ -156,6 +190,16 @@ class ApiServer:
                 if self._closed.wait(wait):
                     raise
             pause = min(2 * pause, MAX_PAUSE)
+
+    def _count(self, method: str, path: str, send: Callable[[], bytes]) -> bytes:
+        began, code = time.monotonic(), 200
+        try:
+            return send()
+        except ApiError as error:
+            code = error.status
+            raise
+        finally:
+            self.requests.add(RequestKind(method, resource_of(path), code), time.monotonic() - began)
 
     def _send(self, method: str, target: str, content: bytes | None, content_type: str) -> bytes:
         if self._guard is not None and method != "GET":
@@ -240,7 +284,6 @@ class Calls:
         self._threads = threads
 
     async def run(self, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call a function in a thread."""
         call = partial(function, *arguments, **options)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
@@ -276,7 +319,6 @@ class Watch:
             self._connection.close()
 
     def close(self) -> None:
-        """End the watch."""
         with suppress(OSError, AttributeError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -301,6 +343,5 @@ def watch_error(event: WatchEvent) -> ApiError:
 
 
 def as_dict(text: bytes) -> dict[str, Any]:
-    """Decode an object of any kind."""
     found: dict[str, Any] = msgspec.json.decode(text)
     return found

@@ -81,7 +81,6 @@ def _verb(why: str, count: int) -> str:
 
 
 def has_resource(node: ApiNode, name: str, amount: Decimal) -> bool:
-    """Whether a node has this much of a resource for all of its pods."""
     return allocatable(node, name) >= amount
 
 
@@ -116,7 +115,6 @@ def _matches(term: SelectorTerm, node: ApiNode) -> bool:
 
 
 def is_tolerated(spec: PodSpec, taint: Taint) -> bool:
-    """Whether a pod tolerates a taint."""
     return any(
         toleration.effect in ("", taint.effect)
         and (
@@ -172,7 +170,6 @@ class NodeIndex:
         return found
 
     def _meeting(self, requirements: Sequence[Requirement], labels: Mapping[str, Mapping[str, int]]) -> int:
-        """Return the nodes that meet all requirements."""
         found = self._all
         for requirement in requirements:
             values = labels.get(requirement.key, {})
@@ -188,7 +185,6 @@ class NodeIndex:
         return found
 
     def _having(self, name: str, amount: Decimal) -> int:
-        """Return the nodes that have this much of a resource."""
         found = self._with_resource.get((name, amount))
         if found is None:
             if len(self._with_resource) >= MAX_REMEMBERED:

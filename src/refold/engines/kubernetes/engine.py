@@ -19,9 +19,8 @@ from refold.engines.kubernetes.gang_queue import CALLER, GangQueue, LocalQueues
 from refold.engines.kubernetes.gangs import DaemonIdentity
 from refold.engines.kubernetes.job_objects import OwnJobs
 from refold.engines.kubernetes.leadership import Leadership
-from refold.engines.kubernetes.levels import kueue_levels
 from refold.engines.kubernetes.mirror import Changed, Mirror
-from refold.engines.kubernetes.nodes import NodeMap, NodeReports, is_unchanged, map_nodes
+from refold.engines.kubernetes.nodes import NodeMap, NodeReports, is_unchanged, kueue_levels, map_nodes
 from refold.engines.kubernetes.objects import ApiNode
 from refold.engines.kubernetes.observation import past_gangs
 from refold.engines.kubernetes.own_jobs import own_constraints
@@ -101,18 +100,15 @@ class KubernetesEngine(ClusterEngine):
         return str(version.get("gitVersion", ""))
 
     async def close(self) -> None:
-        """Disconnect."""
         await self._mirror.stop()
         self._api.close()
 
     @property
     def nodes(self) -> NodeMap:
-        """The cluster, and the nodes that it was made from."""
         assert self._nodes is not None, "connect first"
         return self._nodes
 
     def rebuild(self) -> None:
-        """Take the nodes as they are now."""
         self._known = dict(self._mirror.nodes)
         try:
             self._nodes = self._map()
@@ -124,7 +120,6 @@ class KubernetesEngine(ClusterEngine):
 
     @property
     def cluster(self) -> Cluster:
-        """The cluster that is scheduled."""
         return self.nodes.cluster
 
     def make_backend(self, options: BackendOptions) -> KubernetesBackend:

@@ -18,9 +18,8 @@ from refold.core import JobCancelled, NodesAllowed
 from refold.engines.kubernetes.api_server import FORBIDDEN, NOT_FOUND, ApiError, ApiServer, as_dict
 from refold.engines.kubernetes.constraints import unsupported_fields
 from refold.engines.kubernetes.gangs import GangName, gang_name, is_ours, parse_gang_name, single_pod
-from refold.engines.kubernetes.levels import KUEUE_GROUP
 from refold.engines.kubernetes.mirror import Changed, Mirror
-from refold.engines.kubernetes.nodes import NodeMap, PodConstraints
+from refold.engines.kubernetes.nodes import KUEUE_GROUP, NodeMap, PodConstraints
 from refold.engines.kubernetes.objects import Pod
 from refold.engines.kubernetes.own_jobs import is_submitted, own_constraints
 from refold.engines.kubernetes.owner_specs import Json, Owner
@@ -107,7 +106,6 @@ class GangQueue(Subscriber):
         self._restored.set()
 
     def after_step(self, step: LoopStep) -> None:
-        """Follow which gangs have a job."""
         for change in step.changes:
             match change:
                 case Submitted(record):
@@ -176,7 +174,6 @@ class GangQueue(Subscriber):
             self._mirror.unfollow(self._changes)
 
     def _due_again(self) -> set[GangName]:
-        """Return gangs that are to be examined again, from time to time."""
         now = self._state.now()
         if now < self._retry_at:
             return set()

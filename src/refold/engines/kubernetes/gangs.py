@@ -56,7 +56,6 @@ class DaemonIdentity(NamedTuple):
         return hmac.digest(self.key.encode(), said, "sha256").hex()[:40]
 
     def has_signed(self, proof: str, namespace: str, uid: str, run: RunKey, instance: str = "") -> bool:
-        """Whether a proof is one of this daemon."""
         return hmac.compare_digest(self.sign(namespace, uid, run, instance).encode(), proof.encode())
 
 
@@ -113,7 +112,6 @@ def gang_name(pod: Pod) -> GangName:
 
 
 def single_pod(pod: Pod) -> GangName:
-    """Return the gang that a pod is by itself."""
     return GangName("Pod", pod.metadata.namespace, pod.metadata.name, pod.metadata.uid)
 
 
@@ -123,12 +121,10 @@ def controller_of(pod: Pod) -> OwnerReference | None:
 
 
 def is_ours(pod: Pod) -> bool:
-    """Whether the pod asks for this scheduler."""
     return pod.spec.scheduler_name == SCHEDULER_NAME
 
 
 def run_of(pod: Pod, daemon: DaemonIdentity) -> RunKey | None:
-    """Return the run for which a daemon has bound a pod."""
     metadata, annotations = pod.metadata, pod.metadata.annotations
     job, number = annotations.get(JOB_ANNOTATION, ""), annotations.get(RUN_ANNOTATION, "")
     if not pod.is_bound or annotations.get(DAEMON_ANNOTATION) != daemon.id or not is_run_number(number):

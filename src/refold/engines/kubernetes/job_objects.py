@@ -91,7 +91,6 @@ class OwnJobObjects:
         await asyncio.gather(*map(self._delete_with_pods, others))
 
     def _run_of(self, job: BatchJob) -> RunKey | None:
-        """Return the run for which this daemon has created a Job."""
         annotations = job.metadata.annotations
         number = annotations.get(RUN_ANNOTATION, "")
         if not is_run_number(number):

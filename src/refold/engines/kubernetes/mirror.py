@@ -33,8 +33,6 @@ log = logging.getLogger("refold")
 
 
 class HasMetadata(Protocol):
-    """An object of the API."""
-
     @property
     def metadata(self) -> Metadata:
         """Its name and version."""
@@ -97,7 +95,6 @@ class Mirror:
             await listed.wait()
 
     async def stop(self) -> None:
-        """Stop following."""
         await asyncio.gather(*(asyncio.to_thread(reflector.stop) for reflector in (*self._reflectors, *self._others)))
 
     @property
@@ -106,13 +103,11 @@ class Mirror:
         return next((reflector.problem for reflector in self._reflectors if reflector.problem), "")
 
     def follow(self) -> asyncio.Queue[Changed]:
-        """Return a queue that receives all changes from now on."""
         queue: asyncio.Queue[Changed] = asyncio.Queue()
         self._followers.append(queue)
         return queue
 
     def unfollow(self, queue: asyncio.Queue[Changed]) -> None:
-        """Stop sending changes to a queue."""
         self._followers.remove(queue)
 
     def gangs(self) -> Collection[GangName]:
@@ -120,26 +115,21 @@ class Mirror:
         return self._gangs.keys()
 
     def pods_of_gang(self, gang: GangName) -> Mapping[str, Pod]:
-        """Return the pods of a gang that ask for this scheduler."""
         if gang.kind != "Pod":
             return self._gangs.get(gang, {})
         pod = self.pods.get(f"{gang.namespace}/{gang.name}")
         return {pod.key: pod} if pod is not None and pod.metadata.uid == gang.uid else {}
 
     def run_of(self, pod: Pod) -> RunKey | None:
-        """Return the run of this daemon that a pod was bound for."""
         return run_of(pod, self.daemon)
 
     def pods_of_run(self, run: RunKey) -> Mapping[str, Pod]:
-        """Return the pods that were bound for a run."""
         return self._runs.get(run, {})
 
     def runs(self) -> Collection[RunKey]:
-        """Return the runs that have pods."""
         return self._runs.keys()
 
     def pods_on_node(self, name: str) -> Mapping[str, Pod]:
-        """Return the pods that are bound to a node."""
         return self._on_node.get(name, {})
 
     # From the watching threads to the event loop. Changes that arrive together are published together.
@@ -253,7 +243,6 @@ class Reflector(Generic[T]):
         self._thread = threading.Thread(target=self._run, name=f"refold-watch {path}", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import NamedTuple
 
 from refold.core import Event, NodeDrained, NodeLost, NodeReturned
+from refold.engines.kubernetes.api_server import FORBIDDEN, NOT_FOUND, ApiError, ApiServer, as_dict
 from refold.engines.kubernetes.constraints import NodeIndex, blocking_taints, constraints_text, refusal
 from refold.engines.kubernetes.mirror import Mirror
 from refold.engines.kubernetes.objects import ApiNode, Pod, PodSpec
@@ -106,11 +107,9 @@ class NodeMap:
         """The nodes that pods may be on, by their constraints. Most pods have the same ones."""
 
     def kubernetes_name(self, index: int) -> str:
-        """Return the name in Kubernetes of a node of the cluster."""
         return self.groups[index].node.name
 
     def indices(self, name: str) -> list[int]:
-        """Return the nodes of the cluster that are on a Kubernetes node."""
         return self._indices.get(name, [])
 
     def update(self, node: ApiNode) -> None:
@@ -256,7 +255,6 @@ class GroupUse(NamedTuple):
 
 
 def group_use(group: DeviceGroup, pods: Iterable[Pod]) -> GroupUse:
-    """Return what pods on the node of a device group use of it."""
     total = total_amounts(map(used_by, pods))
     cpus, memory = total.get("cpu", Decimal(0)) * group.share, total.get("memory", Decimal(0)) * group.share
     return GroupUse(int(total.get(group.resource, 0)), to_milli(cpus), to_mib_up(memory))
@@ -308,8 +306,6 @@ PREFIX = "kubernetes: "
 
 
 class NodeReports:
-    """Reports the state and the use of nodes."""
-
     def __init__(self, state: LiveState, inbox: Inbox, mirror: Mirror, nodes: NodeMap) -> None:
         self._state = state
         self._inbox = inbox
@@ -319,7 +315,6 @@ class NodeReports:
         self._has_warned = False
 
     def report(self, names: Iterable[str]) -> None:
-        """Report what has changed on these nodes."""
         for name in names:
             for index in self._nodes.indices(name):
                 for event in (self._availability(index, name), self._use(index, name)):
@@ -360,3 +355,26 @@ class NodeReports:
         if node is None or not group.gpus:
             return 0
         return max(0, group.gpus - int(allocatable(node, group.resource)))
+
+
+KUEUE_GROUP = "/apis/kueue.x-k8s.io"
+HOSTNAME_LABEL = "kubernetes.io/hostname"
+"""Kueue's innermost level is often the node itself, which is none here."""
+
+
+def kueue_levels(api: ApiServer) -> tuple[str, ...]:
+    """Return the labels of the levels of Kueue's Topology, outermost first.
+
+    None if there is no Topology or several, or if they may not be read. Blocks while the API server answers.
+    """
+    try:
+        version = as_dict(api.call("GET", KUEUE_GROUP)).get("preferredVersion", {}).get("version", "")
+        found = as_dict(api.call("GET", f"{KUEUE_GROUP}/{version}/topologies")).get("items", [])
+    except ApiError as error:
+        if error.status not in (FORBIDDEN, NOT_FOUND):
+            raise
+        return ()
+    if len(found) != 1:
+        return ()
+    labels = (level["nodeLabel"] for level in found[0]["spec"]["levels"])
+    return tuple(label for label in labels if label != HOSTNAME_LABEL)

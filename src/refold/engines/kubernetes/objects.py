@@ -16,8 +16,6 @@ class _Object(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 class OwnerReference(_Object, frozen=True):
-    """The object that an object belongs to."""
-
     kind: str
     name: str
     uid: str
@@ -75,15 +73,12 @@ class ApiNodeStatus(_Object, frozen=True):
 
 
 class ApiNode(_Object, frozen=True):
-    """A machine."""
-
     metadata: Metadata
     spec: NodeSpec = NodeSpec()
     status: ApiNodeStatus = ApiNodeStatus()
 
     @property
     def name(self) -> str:
-        """Its name."""
         return self.metadata.name
 
 
@@ -159,8 +154,6 @@ class PodAffinity(_Object, frozen=True):
 
 
 class Affinity(_Object, frozen=True):
-    """Constraints on nodes and on other pods."""
-
     node_affinity: NodeAffinity = NodeAffinity()
     pod_affinity: PodAffinity = PodAffinity()
     pod_anti_affinity: PodAffinity = PodAffinity()
@@ -254,8 +247,6 @@ class WaitingState(_Object, frozen=True):
 
 
 class ContainerState(_Object, frozen=True):
-    """State of a container."""
-
     waiting: WaitingState | None = None
     running: dict[str, Any] | None = None
     terminated: TerminatedState | None = None
@@ -269,8 +260,6 @@ class ContainerStatus(_Object, frozen=True):
 
 
 class PodStatus(_Object, frozen=True):
-    """How far a pod is."""
-
     phase: str = "Pending"
     reason: str = ""
     message: str = ""
@@ -289,12 +278,10 @@ class Pod(_Object, frozen=True):
 
     @property
     def key(self) -> str:
-        """Its namespace and name."""
         return f"{self.metadata.namespace}/{self.metadata.name}"
 
     @property
     def claim_names(self) -> list[str]:
-        """The volume claims that it uses."""
         return [
             volume.persistent_volume_claim.claim_name
             if volume.persistent_volume_claim is not None
@@ -305,17 +292,14 @@ class Pod(_Object, frozen=True):
 
     @property
     def is_bound(self) -> bool:
-        """Whether it has a node."""
         return bool(self.spec.node_name)
 
     @property
     def has_ended(self) -> bool:
-        """Whether all its containers have ended for good."""
         return self.status.phase in ("Succeeded", "Failed")
 
     @property
     def is_deleted(self) -> bool:
-        """Whether its deletion was requested."""
         return self.metadata.deletion_timestamp is not None
 
 
@@ -344,5 +328,4 @@ class BatchJob(_Object, frozen=True):
 
     @property
     def has_ended(self) -> bool:
-        """Whether it is complete, or has failed."""
         return any(entry.type in ("Complete", "Failed") and entry.status == "True" for entry in self.status.conditions)

@@ -15,9 +15,8 @@ import msgspec
 from refold.core import PastJob
 from refold.engines.kubernetes.api_server import ApiError, ApiServer, ObjectList
 from refold.engines.kubernetes.gangs import GangName, gang_name
-from refold.engines.kubernetes.levels import kueue_levels
 from refold.engines.kubernetes.mirror import NODES, PODS
-from refold.engines.kubernetes.nodes import NodeMap, map_nodes
+from refold.engines.kubernetes.nodes import NodeMap, kueue_levels, map_nodes
 from refold.engines.kubernetes.objects import ApiNode, Pod
 from refold.engines.kubernetes.owner_specs import Owner, read_owner
 from refold.engines.kubernetes.owners import Owners
@@ -54,7 +53,6 @@ def past_gangs(nodes: NodeMap, pods: Sequence[Pod]) -> list[PastJob]:
 
 
 def _read_owners(api: ApiServer, pods: Iterable[Pod]) -> dict[GangName, Owner]:
-    """Return the owners of the gangs of pods, as far as they can be read."""
     members: dict[GangName, list[Pod]] = {}
     for pod in filter(is_job, pods):
         members.setdefault(gang_name(pod), []).append(pod)

@@ -81,12 +81,10 @@ class PodSettings(NamedTuple):
 
     @property
     def daemon(self) -> str:
-        """The id of the daemon."""
         return self.identity.id
 
     @property
     def service(self) -> str:
-        """The Service by which the pods of a gang find each other."""
         return f"refold-{self.daemon}"
 
 

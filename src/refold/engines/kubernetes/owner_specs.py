@@ -57,7 +57,6 @@ class OwnerState(NamedTuple):
 
     @property
     def has_succeeded(self) -> bool:
-        """Whether all pods have succeeded."""
         return self.finished in SUCCEEDED
 
 

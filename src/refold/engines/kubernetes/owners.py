@@ -166,7 +166,6 @@ class Owners:
             raise
 
     def path(self, name: GangName) -> str:
-        """Return the path of the object behind a gang."""
         version = self._version_of_pod_groups() if name.kind == "PodGroup" else ""
         return PATHS[name.kind].format(namespace=name.namespace, name=quote(name.name, safe=""), version=version)
 

@@ -83,12 +83,10 @@ def has_finished(pod: Pod) -> bool:
 
 
 def have_succeeded(pods: Collection[Pod], count: int) -> bool:
-    """Whether this number of pods has succeeded."""
     return sum(map(has_finished, pods)) >= count
 
 
 def have_started(pods: Collection[Pod], count: int) -> bool:
-    """Whether this number of pods runs, or has run."""
     return sum(pod.status.phase in ("Running", "Succeeded", "Failed") for pod in pods) >= count
 
 
@@ -109,7 +107,6 @@ def bindable(pods: Mapping[str, Pod]) -> list[Pod]:
 
 
 def pod_path(pod: Pod) -> str:
-    """Return the path of a pod."""
     return f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}"
 
 
@@ -122,7 +119,6 @@ class PodTarget(NamedTuple):
 
 
 def eviction(pod: Pod) -> dict[str, Any]:
-    """Return the request that evicts a pod."""
     return {
         "apiVersion": "policy/v1",
         "kind": "Eviction",

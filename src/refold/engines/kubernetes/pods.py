@@ -118,7 +118,6 @@ def pod_constraints(pods: Sequence[Pod], volumes: PodVolumes) -> PodConstraints:
 
 
 def _command(pod: Pod) -> list[str]:
-    """Return what is shown as the command of the job."""
     container = pod.spec.containers[0]
     return [*container.command, *container.args] or [container.image or "pod"]
 

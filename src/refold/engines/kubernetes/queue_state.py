@@ -95,8 +95,6 @@ class HoldPods(NamedTuple):
 
 
 class CancelJob(NamedTuple):
-    """Cancel the job of the gang."""
-
     job: str
     why: str
 

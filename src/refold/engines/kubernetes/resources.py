@@ -54,7 +54,6 @@ def amount_of(amounts: Amounts, resource: str) -> Decimal:
 
 
 def allocatable(node: ApiNode, resource: str) -> Decimal:
-    """Return how much of a resource a node has for its pods."""
     return amount_of(node.status.allocatable, resource)
 
 
@@ -141,7 +140,6 @@ def is_foreign(pod: Pod) -> bool:
 
 
 def is_counted(resource: str) -> bool:
-    """Whether decisions of the scheduler count a resource."""
     return resource in ("cpu", "memory") or is_accelerator(resource)
 
 
@@ -175,13 +173,11 @@ def _parse_all(amounts: Amounts) -> dict[str, Decimal]:
 
 
 def add_amounts(total: dict[str, Decimal], amounts: Mapping[str, Decimal]) -> None:
-    """Add amounts to a total, by resource."""
     for name, amount in amounts.items():
         total[name] = total.get(name, Decimal(0)) + amount
 
 
 def total_amounts(each: Iterable[Mapping[str, Decimal]]) -> dict[str, Decimal]:
-    """Return the sum of amounts, by resource."""
     total: dict[str, Decimal] = {}
     for amounts in each:
         add_amounts(total, amounts)

@@ -70,7 +70,6 @@ class NodeRoom:
         return self._find_missing(node, gpus) is not None
 
     def runs_on(self, name: str) -> list[RunKey]:
-        """Return the runs that are being bound to a node."""
         return [run for run, claimed in self._claims.items() if name in claimed]
 
     def _find_missing(self, node: ApiNode, wanted: Amounts) -> Unfit | None:

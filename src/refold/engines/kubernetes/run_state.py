@@ -112,7 +112,6 @@ class GangRunState:
 
     @property
     def can_suspend(self) -> bool:
-        """Whether the object that creates the pods can be suspended."""
         return self.gang.kind in SUSPENDABLE
 
     def stop(self, grace: Seconds | None, is_preemption: bool) -> None:
@@ -126,7 +125,6 @@ class GangRunState:
 
     @property
     def is_ending(self) -> bool:
-        """Whether the run is being ended, or will be."""
         return self.stopping or self.ending is not None
 
     def undo(self, why: str) -> bool:
@@ -137,7 +135,6 @@ class GangRunState:
         return True
 
     def next_steps(self, facts: GangFacts) -> list[GangStep]:
-        """Return what is to be done now."""
         self._pods = remember(self._seen, facts.pods)
         return self._phase(facts)
 

@@ -48,14 +48,11 @@ class BudgetStatus(_BudgetObject, frozen=True):
 
 
 class DisruptionBudget(_BudgetObject, frozen=True):
-    """A PodDisruptionBudget."""
-
     metadata: Metadata
     spec: BudgetSpec = BudgetSpec()
     status: BudgetStatus = BudgetStatus()
 
     def covers(self, pod: Pod) -> bool:
-        """Whether a pod counts for the budget."""
         selector = self.spec.selector
         return selector is not None and selector.matches(pod.metadata.labels)
 
@@ -131,8 +128,6 @@ class ReportStart(NamedTuple):
 
 
 class ReportEnd(NamedTuple):
-    """Report the end of the run."""
-
     end: RunEnd
 
 
@@ -176,8 +171,6 @@ class KubeletSaid(NamedTuple):
 
 
 class OwnerSuspended(NamedTuple):
-    """Whether the object was suspended."""
-
     accepted: bool
 
 

@@ -47,20 +47,16 @@ class ClaimStatus(_StorageObject, frozen=True):
 
 
 class VolumeClaim(_StorageObject, frozen=True):
-    """A PersistentVolumeClaim."""
-
     metadata: Metadata
     spec: ClaimSpec = ClaimSpec()
     status: ClaimStatus = ClaimStatus()
 
     @property
     def is_bound(self) -> bool:
-        """Whether it has a volume."""
         return self.status.phase == "Bound"
 
     @property
     def path(self) -> str:
-        """Its path on the API server."""
         return f"/api/v1/namespaces/{self.metadata.namespace}/persistentvolumeclaims/{self.metadata.name}"
 
 
@@ -77,15 +73,11 @@ class VolumeSpec(_StorageObject, frozen=True):
 
 
 class Volume(_StorageObject, frozen=True):
-    """A PersistentVolume."""
-
     metadata: Metadata
     spec: VolumeSpec = VolumeSpec()
 
 
 class TopologyTerm(_StorageObject, frozen=True):
-    """Labels that must all match."""
-
     match_label_expressions: list[Requirement] = []
 
 
@@ -113,11 +105,9 @@ class StorageTable(Generic[StorageKind]):
     found: dict[str, StorageKind] | None = None
 
     def replace(self, found: Sequence[StorageKind]) -> None:
-        """Take all objects."""
         self.found = {_key(each): each for each in found}
 
     def change(self, changed: StorageKind, deleted: bool) -> None:
-        """Take an object, or forget it."""
         assert self.found is not None, "objects are listed before they change"
         self.found[_key(changed)] = changed
         if deleted:

@@ -20,8 +20,7 @@ from refold.engines.local.environment import (
 from refold.engines.local.gang import Gang
 from refold.engines.local.process import has_proc
 from refold.engines.local.process_host import ProcessHost
-from refold.engines.local.process_tree import ProcessScanner, ProcessTree, find_strays
-from refold.engines.local.use_meter import UseMeter
+from refold.engines.local.process_tree import ProcessScanner, ProcessTree, UseMeter, find_strays
 from refold.model import SLOT, Allocation, Cluster, Job, MiB, Node, Seconds
 from refold.server import ExportedOf, LimitsOf, MachineUse, Report, RunLimits, SecretsOf
 from refold.server.output import (
@@ -40,7 +39,6 @@ NO_GRACE: Seconds = 0.0
 
 
 def no_limits(_: Job) -> RunLimits:
-    """Return no limits."""
     return RunLimits()
 
 
@@ -209,6 +207,5 @@ async def _end_stray(tree: ProcessTree) -> None:
 
 
 def _gpus(allocation: Allocation | None) -> frozenset[tuple[int, int]]:
-    """Return the GPUs of an allocation, as (node, GPU)."""
     shares = allocation.placement if allocation is not None else ()
     return frozenset((share.node, gpu) for share in shares for gpu in share.gpus)

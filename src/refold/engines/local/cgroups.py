@@ -54,8 +54,6 @@ class Tree:
 
 
 class Cgroups:
-    """The cgroups of the runs of one state folder."""
-
     usable = True
 
     def __init__(self, trees: Sequence[Tree]) -> None:
@@ -124,7 +122,6 @@ class Cgroups:
     # Reading.
 
     def usage(self, run: str) -> Sequence[InstanceUsage]:
-        """Return what each instance of a run has used until now."""
         usage: dict[int, InstanceUsage] = {}
         for tree, folder, instance in self._folders_of(run):
             usage[instance] = _read_usage(tree, folder, usage.get(instance, InstanceUsage(instance)))
@@ -235,7 +232,6 @@ def _check_usable(folder: Path) -> None:
 
 
 def _find(mount: Path, name: str) -> list[Path]:
-    """Return the folders of this name in a hierarchy."""
     found: list[Path] = []
     for folder, names, _ in os.walk(mount):
         if name in names:

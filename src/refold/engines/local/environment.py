@@ -29,7 +29,6 @@ MAX_PID_CHARS = 20
 
 
 def no_secrets(job: str) -> Mapping[str, str]:
-    """Return no secrets."""
     del job
     return {}
 
@@ -250,7 +249,6 @@ def output_path(pattern: str, job: Job, folder: Path, instance: int) -> Path | N
 
 
 def slurm_id(job: Job) -> int:
-    """Return the number of a job, as scripts for Slurm expect."""
     return number_of(job.id) if job.launch.array is None else job.launch.array.number
 
 

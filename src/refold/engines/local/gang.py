@@ -94,7 +94,6 @@ class Gang:
             self._change_requested.set_result(next_allocation)
 
     async def processes(self) -> list[ProcessInfo]:
-        """Return the living processes of the run."""
         return await self._tree.processes()
 
     def kill(self) -> None:

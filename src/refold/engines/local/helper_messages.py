@@ -78,8 +78,6 @@ class KillRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class LimitInstance(msgspec.Struct, frozen=True, tag=True):
-    """Change the limits of an instance."""
-
     place: GroupPlace
 
 
@@ -91,8 +89,6 @@ class ReadRun(msgspec.Struct, frozen=True, tag=True):
 
 
 class RemoveRun(msgspec.Struct, frozen=True, tag=True):
-    """Remove the cgroups of a run."""
-
     run: str
 
 
@@ -137,7 +133,6 @@ def receive_request(connection: socket.socket) -> tuple[Request, list[int]]:
 
 
 def receive_reply(connection: socket.socket) -> HelperReply:
-    """Receive a reply. Raises EOFError at the end of the connection."""
     return msgspec.json.decode(_receive(connection)[0], type=HelperReply)
 
 

@@ -57,7 +57,6 @@ class Instance:
 
     @property
     def place(self) -> GroupPlace:
-        """The cgroup of the instance, and its limits there."""
         return GroupPlace(self._tree.group, self._number, self.limits)
 
     def is_claimed(self) -> bool:
@@ -65,7 +64,6 @@ class Instance:
         return is_regular(self._files.claim(self._number))
 
     def forget(self) -> None:
-        """Let the instance be started again."""
         for path in (self._files.exit(self._number), self._files.claim(self._number)):
             path.unlink(missing_ok=True)
 

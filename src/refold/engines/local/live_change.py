@@ -44,7 +44,6 @@ POLL_SECONDS: Seconds = 0.02
 
 
 def has_agent(files: RunFiles) -> bool:
-    """Whether an agent runs the processes of a run."""
     return is_regular(files.agent)
 
 

@@ -114,7 +114,6 @@ def _read_proc_file(path: str) -> bytes:
 
 
 def has_proc() -> bool:
-    """Whether this system has /proc."""
     return (PROC / "self" / "stat").exists()
 
 

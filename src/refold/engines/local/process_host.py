@@ -121,7 +121,6 @@ class OwnProcesses:
         return find_start_problem(program, folder, environment, copies)
 
     def command(self, command: Sequence[str]) -> Sequence[str]:
-        """Return the command as it is."""
         return command
 
     def start(
@@ -132,7 +131,6 @@ class OwnProcesses:
         output: int,
         place: GroupPlace | None = None,
     ) -> int:
-        """Start a child of this process."""
         shell = start_in_group(
             words,
             place,
@@ -153,7 +151,6 @@ class OwnProcesses:
         return process.list_processes(MARK_VARIABLE)
 
     def signal(self, uid: int | None, groups: Iterable[int], number: signal.Signals) -> None:  # noqa: ARG002
-        """Signal process groups."""
         signal_groups(groups, number)
 
 

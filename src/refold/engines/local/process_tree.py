@@ -1,4 +1,4 @@
-"""The process tree of a run: its processes and all their descendants, including daemonised ones.
+"""The process tree of a run: its processes and all descendants, also daemonised ones; what jobs use by their processes.
 
 Where there are cgroups, descendants cannot leave that of their run. Every process that the back end starts also leads
 its own session and carries a mark in its environment, which descendants inherit, and is recognised by either. Without
@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic
 
 from refold.engines.local import process
 from refold.engines.local.process import Process, ProcessInfo
 from refold.engines.local.process_host import NO_SUCH_GROUP, OwnProcesses, ProcessHost
 from refold.engines.local.run_groups import InstanceUsage, group_name
 from refold.model import Seconds
-from refold.server import is_job_uid
+from refold.server import MachineUse, is_job_uid
 from refold.server.output import RETRY_SECONDS, ResourceShortage, retry_on_shortage
 
 NO_MARK = "\0"
@@ -77,7 +78,6 @@ class ProcessTree:
 
     @property
     def group(self) -> str:
-        """The name of its cgroups."""
         return self._group or group_name(self.mark)
 
     @property
@@ -86,11 +86,9 @@ class ProcessTree:
         return self._scanner.host
 
     def with_mark(self, mark: str) -> ProcessTree:
-        """Return the tree of another mark."""
         return ProcessTree(mark, self._scanner, uid=self._uid)
 
     def add_leader(self, leader: Process) -> None:
-        """Add a session leader, whose session belongs to the tree."""
         self._leaders[leader.pid] = leader
 
     async def owns(self, process: Process) -> bool:
@@ -145,7 +143,6 @@ class ProcessTree:
         return set(await retry_on_shortage(lambda: self.host.groups.members(self.group)))
 
     async def processes(self) -> list[ProcessInfo]:
-        """Return the living processes of the tree."""
         members = await self._members()
         return self._among(await self._scanner.scan(), members)
 
@@ -207,3 +204,36 @@ def _group_exists(group: int) -> bool:
     except NO_SUCH_GROUP:
         return False
     return True
+
+
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+PAGES_PER_MIB = 2**20 // os.sysconf("SC_PAGE_SIZE")
+
+
+class UseMeter:
+    """Compares the CPU time of processes with that of the measurement before.
+
+    What a process uses after the last measurement before its end is not counted. Memory that processes share, as those
+    of one training do that are forked, counts for each.
+    """
+
+    def __init__(self) -> None:
+        self._measured_at: Seconds = monotonic()
+        self._ticks: dict[tuple[int, int], int] = {}
+
+    def measure(self, processes: Mapping[str, Iterable[ProcessInfo]]) -> dict[str, MachineUse]:
+        now, before = monotonic(), self._ticks
+        seconds = max(now - self._measured_at, 1 / TICKS_PER_SECOND)
+        self._measured_at, self._ticks = now, {}
+        return {job: self._use_of(infos, before, seconds) for job, infos in processes.items()}
+
+    def _use_of(
+        self, processes: Iterable[ProcessInfo], before: Mapping[tuple[int, int], int], seconds: Seconds
+    ) -> MachineUse:
+        used = pages = 0
+        for info in processes:
+            identity = info.pid, info.started
+            self._ticks[identity] = info.cpu_ticks
+            used += info.cpu_ticks - before.get(identity, 0)
+            pages += info.memory_pages
+        return MachineUse(round(used / TICKS_PER_SECOND / seconds, 2), pages // PAGES_PER_MIB)

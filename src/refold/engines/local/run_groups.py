@@ -74,7 +74,6 @@ class NoGroups:
     usable = False
 
     def members(self, run: str) -> list[int]:  # noqa: ARG002
-        """Return nothing."""
         return []
 
     def kill(self, run: str) -> None:
@@ -84,14 +83,12 @@ class NoGroups:
         """Do nothing."""
 
     def usage(self, run: str) -> Sequence[InstanceUsage]:  # noqa: ARG002
-        """Return nothing."""
         return []
 
     def remove(self, run: str) -> None:
         """Do nothing."""
 
     def runs(self) -> list[str]:
-        """Return nothing."""
         return []
 
     def close(self) -> None:
@@ -112,7 +109,6 @@ def limits_of(share: Share) -> ResourceLimits:
 
 
 def total_usage(usage: Sequence[InstanceUsage]) -> RunUsage:
-    """Return what all instances of a run have used."""
     seconds = [one.cpu_seconds for one in usage if one.cpu_seconds is not None]
     peaks = [one.peak_memory_mib for one in usage if one.peak_memory_mib is not None]
     killed = any(one.oom_kills for one in usage)

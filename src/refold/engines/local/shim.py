@@ -153,7 +153,6 @@ def linker_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_linker_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return all other variables."""
     return {name: value for name, value in environment.items() if not LINKER_VARIABLE.fullmatch(name)}
 
 
@@ -169,7 +168,6 @@ def output_copies(job: Job, run: int, folder: Path, instance: int) -> tuple[Outp
 
 
 def _make_pipe(pipe: Path) -> str:
-    """Create a pipe, and return its path."""
     pipe.unlink(missing_ok=True)
     os.mkfifo(pipe, OWNER_ONLY_FILE)
     share_pipe(pipe)

@@ -10,10 +10,18 @@ from .nodes import (
     map_nodes as map_nodes,
     read_nodes as read_nodes,
 )
-from .observation import observe_slurm as observe_slurm
+from .observation import (
+    SlurmSnapshot as SlurmSnapshot,
+    observe_slurm as observe_slurm,
+)
 from .programs import (
     Programs as Programs,
     SlurmError as SlurmError,
+)
+from .scheduling import (
+    POLICY as POLICY,
+    Scheduling as Scheduling,
+    history_settings as history_settings,
 )
 from .topology import (
     read_topology as read_topology,

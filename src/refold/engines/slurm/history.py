@@ -33,6 +33,8 @@ COLUMNS = (
     "ReqTRES",
     "AllocTRES",
     "NodeList",
+    "QOS",
+    "Priority",
     "JobName",
 )
 """What is asked of `sacct`. The name comes last: it may contain the separator.
@@ -45,17 +47,23 @@ SHORTEST_RUN: Seconds = 1e-3
 
 
 class RecordedStart(NamedTuple):
-    """When and where the last run of a job started. `at`: in the time of the trace."""
+    """When and where the last run of a job started. `at`: in the time of the trace. `priority`: at that time."""
 
     at: Seconds
     nodes: str
+    qos: str = ""
+    priority: int = 0
 
 
 class SlurmHistory(NamedTuple):
-    """The jobs with GPUs that ran, with the GPU types that they could use, and how they started."""
+    """The jobs with GPUs that ran, with the GPU types that they could use, and how they started.
+
+    `begin`: time 0 of the trace, in seconds since 1970.
+    """
 
     trace: Trace
     starts: dict[str, RecordedStart]
+    begin: Seconds = 0.0
 
 
 def read_history(run: Run, cluster: SlurmCluster, since: Seconds) -> SlurmHistory:
@@ -80,7 +88,8 @@ def read_history(run: Run, cluster: SlurmCluster, since: Seconds) -> SlurmHistor
     notes = [f"{format_count(others, 'job')} without GPUs skipped"] if others else []
     if trace.jobs and not jobs:
         notes.append("no job has GPUs: AccountingStorageTRES in slurm.conf must include gres/gpu")
-    return SlurmHistory(replace(trace, jobs=tuple(jobs), notes=(*trace.notes, *notes)), _starts(jobs, rows))
+    begin, starts = _starts(jobs, rows)
+    return SlurmHistory(replace(trace, jobs=tuple(jobs), notes=(*trace.notes, *notes)), starts, begin)
 
 
 def _rows(text: str) -> dict[str, dict[str, str]]:
@@ -89,7 +98,8 @@ def _rows(text: str) -> dict[str, dict[str, str]]:
     return {row[0]: dict(zip(COLUMNS, row, strict=True)) for row in rows if len(row) == len(COLUMNS)}
 
 
-def _starts(jobs: Sequence[Job], rows: Mapping[str, Mapping[str, str]]) -> dict[str, RecordedStart]:
+def _starts(jobs: Sequence[Job], rows: Mapping[str, Mapping[str, str]]) -> tuple[Seconds, dict[str, RecordedStart]]:
+    """Return time 0 of the trace, and the starts."""
     known = {job.id: rows[job.id] for job in jobs if job.id in rows and rows[job.id]["Start"].isdecimal()}
     offsets = [
         float(known[job.id]["Eligible"]) - job.submitted
@@ -97,9 +107,14 @@ def _starts(jobs: Sequence[Job], rows: Mapping[str, Mapping[str, str]]) -> dict[
         if job.id in known and known[job.id]["Eligible"].isdecimal()
     ]
     if not offsets:
-        return {}
+        return 0.0, {}
     begin = min(offsets)  # that of requeued jobs is larger: they were submitted before their last row
-    return {name: RecordedStart(float(row["Start"]) - begin, row["NodeList"]) for name, row in known.items()}
+    return begin, {name: _recorded_start(row, begin) for name, row in known.items()}
+
+
+def _recorded_start(row: Mapping[str, str], begin: Seconds) -> RecordedStart:
+    priority = int(row["Priority"]) if row["Priority"].isdecimal() else 0
+    return RecordedStart(float(row["Start"]) - begin, row["NodeList"], row["QOS"], priority)
 
 
 def _with_types(job: Job, partitions: tuple[str, ...], cluster: SlurmCluster) -> Job:

@@ -37,6 +37,13 @@ COLUMNS = {
     "tres-per-task": 128,
     "PriorityLong": 24,
     "Feature": 128,
+    "QOS": 64,
+    "Licenses": 256,
+    "Dependency": 1024,
+    "EligibleTime": 24,
+    "OverSubscribe": 8,
+    "ReqNodes": 1024,
+    "ExcNodes": 1024,
     "Name": 256,
 }
 """What is asked of `squeue --Format`, with widths: names may contain any separator."""
@@ -48,11 +55,17 @@ RUNNING = frozenset({"RUNNING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALIN
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD", "REQUEUE_FED"})
 
 
+NOT_SHARED = (0, "none", ["none"])
+"""How `squeue --json` prints `--exclusive`, in several versions."""
+
+
 class SlurmJob(msgspec.Struct, frozen=True):
     """A job, or all tasks of an array that wait: then `id` is '17_[0-5%2]'.
 
     `started`: when it started, or when Slurm expects it to. `nodes`: a list of hosts, if it has started. `gpus`: in
-    total. `gpus_on_nodes`: those on each of its nodes, such as 'gpu:a100:2(IDX:0-1)', if known.
+    total. `gpus_on_nodes`: those on each of its nodes, such as 'gpu:a100:2(IDX:0-1)', if known. `eligible`: since when
+    it waits for resources. `billing`: how fast it uses the share of its user. `required_nodes`, `excluded_nodes`: lists
+    of hosts.
     """
 
     id: str
@@ -74,6 +87,14 @@ class SlurmJob(msgspec.Struct, frozen=True):
     gpus_on_nodes: tuple[str, ...]
     priority: int
     features: str
+    qos: str = ""
+    licenses: str = ""
+    dependency: str = ""
+    eligible: Seconds | None = None
+    is_exclusive: bool = False
+    required_nodes: str = ""
+    excluded_nodes: str = ""
+    billing: float = 0.0
 
     @property
     def is_running(self) -> bool:
@@ -160,6 +181,13 @@ def _row_of_entry(entry: Mapping[str, Any]) -> dict[str, str]:
         "tres-per-task": text("tres_per_task"),
         "PriorityLong": text("priority"),
         "Feature": text("features"),
+        "QOS": text("qos"),
+        "Licenses": text("licenses"),
+        "Dependency": text("dependency"),
+        "EligibleTime": text("eligible_time"),
+        "OverSubscribe": "NO" if entry.get("shared") in NOT_SHARED else "",
+        "ReqNodes": text("required_nodes"),
+        "ExcNodes": text("excluded_nodes"),
         "Name": text("name"),
         "gres-detail": "\n".join(map(str, details)) if isinstance(details, list) else "",
     }
@@ -221,6 +249,14 @@ def _make_job(row: Mapping[str, str]) -> SlurmJob:
         gpus_on_nodes=tuple(line for line in row.get("gres-detail", "").split("\n") if line),
         priority=_whole(cell("PriorityLong"), "PriorityLong"),
         features=cell("Feature"),
+        qos=cell("QOS"),
+        licenses=cell("Licenses"),
+        dependency=cell("Dependency"),
+        eligible=_time(cell("EligibleTime"), "EligibleTime"),
+        is_exclusive=cell("OverSubscribe") == "NO",
+        required_nodes=cell("ReqNodes"),
+        excluded_nodes=cell("ExcNodes"),
+        billing=float(_whole(tres.get("billing", ""), "tres-alloc")),
     )
 
 

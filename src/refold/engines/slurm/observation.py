@@ -1,12 +1,13 @@
 """The current state of a Slurm cluster as a snapshot. Only `squeue`, `scontrol show` and `sacct` are called.
 
 Jobs that request GPUs are jobs; what other jobs use of the nodes with GPUs is use by others. Waiting jobs keep Slurm's
-order of priority, its reasons and its start estimates. Times are seconds since 1970.
+order of priority, its reasons and its start estimates; the policy is Slurm's own, as the site has configured it. Times
+are seconds since 1970.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from time import time
 from typing import NamedTuple
 
@@ -36,9 +37,23 @@ from refold.engines.slurm.nodes import (
 )
 from refold.engines.slurm.programs import Run, SlurmError
 from refold.engines.slurm.run_jobs import is_limit
+from refold.engines.slurm.scheduling import POLICY, Scheduling, dependencies, queue_facts
 from refold.engines.slurm.topology import read_topology, with_levels
 from refold.errors import BadInput, BadValue
-from refold.model import WHOLE, Allocation, Demand, Job, Reason, Seconds, Share, StartEstimate, Wait
+from refold.model import (
+    WHOLE,
+    Allocation,
+    Demand,
+    Job,
+    Launch,
+    NodeSet,
+    Reason,
+    Seconds,
+    Share,
+    StartEstimate,
+    Wait,
+)
+from refold.policies.slurm import SlurmJobFacts
 from refold.server import MAX_PAST_JOBS
 from refold.simulator import StateAt
 from refold.simulator.traces import BadCell, GpuAmount, demand_on_nodes, parse_gpus
@@ -51,14 +66,18 @@ SCHEDULER = "Slurm"
 HELD = {
     "JobHeldUser": Reason.HELD,
     "JobHeldAdmin": Reason.HELD,
+    "DependencyNeverSatisfied": Reason.DEPENDENCY,
+}
+"""Slurm's reasons of jobs that cannot start unless somebody changes something; see also `_hold_reason`."""
+
+WAITING = {
+    "Resources": Reason.RESOURCES,
+    "Priority": Reason.PRIORITY,
+    "Reservation": Reason.RESERVED,
     "BeginTime": Reason.BEGIN_TIME,
     "Dependency": Reason.DEPENDENCY,
-    "DependencyNeverSatisfied": Reason.DEPENDENCY,
     "JobArrayTaskLimit": Reason.ARRAY_LIMIT,
 }
-"""Slurm's reasons of jobs that cannot start before something else happens; see also `_hold_reason`."""
-
-WAITING = {"Resources": Reason.RESOURCES, "Priority": Reason.PRIORITY, "Reservation": Reason.RESERVED}
 
 
 class SlurmSnapshot(NamedTuple):
@@ -69,7 +88,7 @@ class SlurmSnapshot(NamedTuple):
     notes: list[str]
 
 
-def observe_slurm(run: Run, policy: str, history: Seconds, *, priorities: bool = True) -> SlurmSnapshot:
+def observe_slurm(run: Run, history: Seconds, *, priorities: bool = True) -> SlurmSnapshot:
     """Read the state of a cluster. `history`: of how many seconds past jobs are read, to predict run times.
 
     `priorities`: keep Slurm's order of the waiting jobs; otherwise they are in the order of submission.
@@ -80,24 +99,37 @@ def observe_slurm(run: Run, policy: str, history: Seconds, *, priorities: bool =
         waiting = [job for job in records.jobs if job.is_waiting and job.gpus.total]
         features = {feature for job in waiting for feature in constraint_features(job.features)}
         cluster = with_levels(map_nodes(read_nodes(run), features), read_topology(run))
+        scheduling = Scheduling(run)
+        present = [job for job in records.jobs if job.is_running or job.is_waiting]
+        facts = queue_facts(scheduling, run, present, now)
     except (SlurmError, BadValue) as error:
         raise BadInput(f"Slurm's state cannot be read: {error}") from None
-    notes = [*records.notes, *cluster.notes]
+    notes = [*records.notes, *cluster.notes, *scheduling.notes]
     try:
-        past = read_history(run, cluster, now - history).trace.jobs[-MAX_PAST_JOBS:]
+        found = read_history(run, cluster, now - history)
     except (SlurmError, BadInput) as error:
         notes.append(f"no past jobs, so run times are predicted from time limits: {error}")
-        past = ()
-    running = {job.id for job in records.jobs if job.is_running or job.is_waiting}
-    events = [PastJob(job, job.work or 0.0) for job in past if job.id not in running]
-    observer = _QueueObserver(cluster, now, notes, priorities)
-    return observer.observe(policy, records.jobs, waiting, events)
+        past: list[Job] = []
+    else:
+        past = [replace(job, submitted=job.submitted + found.begin) for job in found.trace.jobs[-MAX_PAST_JOBS:]]
+    events = [PastJob(job, job.work or 0.0) for job in past if job.id not in facts]
+    observer = _QueueObserver(cluster, now, notes, priorities, scheduling, facts)
+    return observer.observe(records.jobs, waiting, events)
 
 
 class _QueueObserver:
     """Builds the events of a snapshot."""
 
-    def __init__(self, cluster: SlurmCluster, now: Seconds, notes: list[str], priorities: bool) -> None:
+    def __init__(
+        self,
+        cluster: SlurmCluster,
+        now: Seconds,
+        notes: list[str],
+        priorities: bool,
+        scheduling: Scheduling,
+        facts: Mapping[str, SlurmJobFacts],
+    ) -> None:
+        self._scheduling, self._facts = scheduling, facts
         self._cluster = cluster
         self._now = now
         self._notes = notes
@@ -106,9 +138,7 @@ class _QueueObserver:
         self._used = [[0, 0] for _ in cluster.groups]
         """Thousandths of CPUs, and memory, of the jobs on each node."""
 
-    def observe(
-        self, policy: str, jobs: Iterable[SlurmJob], waiting: Sequence[SlurmJob], past: Sequence[Event]
-    ) -> SlurmSnapshot:
+    def observe(self, jobs: Iterable[SlurmJob], waiting: Sequence[SlurmJob], past: Sequence[Event]) -> SlurmSnapshot:
         running = self._running([job for job in jobs if job.is_running and job.gpus.total])
         ordered = sorted(waiting, key=lambda job: (-job.priority * self._priorities, job.submitted, job.number))
         ranks = {priority: rank for rank, priority in enumerate(sorted({job.priority for job in waiting}))}
@@ -119,15 +149,18 @@ class _QueueObserver:
         estimates: list[StartEstimate] = []
         for slurm_job, job in tasks:
             submitted.append(JobSubmitted(job))
-            held = _hold_reason(slurm_job)
+            held = self._hold_reason(slurm_job)
             if held is not None:
                 holds.append(JobHeld(job.id, held))
                 continue
-            waits.append(Wait(job.id, WAITING.get(slurm_job.reason, Reason.NOT_CONSIDERED)))
+            limited = Reason.LIMIT if is_limit(slurm_job.reason) else Reason.NOT_CONSIDERED
+            waits.append(Wait(job.id, WAITING.get(slurm_job.reason, limited)))
             if slurm_job.started and slurm_job.started >= self._now:
                 estimates.append(StartEstimate(job.id, slurm_job.started))
         events = (*past, *running, *submitted, *holds, *self._node_events())
-        header = Header(self._cluster.cluster, policy, snapshot=True, scheduler=SCHEDULER)
+        facts = {**self._facts, **{job.id: self._facts[slurm_job.id] for slurm_job, job in tasks}}
+        settings = self._scheduling.settings(facts)
+        header = Header(self._cluster.cluster, POLICY, settings, snapshot=True, scheduler=SCHEDULER)
         return SlurmSnapshot(header, self._entry(events, waits, estimates), self._notes)
 
     def _entry(self, events: tuple[Event, ...], waits: list[Wait], estimates: list[StartEstimate]) -> Entry:
@@ -172,6 +205,7 @@ class _QueueObserver:
         types = self._cluster.accepted_types(job.partitions, job.gpus.types, job.features)
         if not types:
             raise BadValue(f"no node of partition {','.join(job.partitions)} has the GPUs that it requests")
+        begin = job.eligible if job.reason == "BeginTime" else None
         return Job(
             job_id,
             min(job.submitted, self._now),
@@ -182,18 +216,33 @@ class _QueueObserver:
             priority=priority,
             preemptible=False,
             time_limit=job.time_limit,
+            launch=Launch(after=dependencies(job.dependency), begin=begin),
         )
 
     def _demand(self, job: SlurmJob, types: tuple[str, ...]) -> Demand:
-        largest = max(group.gpus for group in self._cluster.groups if group.gpu_type in types)
+        groups = [group for group in self._cluster.groups if group.gpu_type in types]
+        largest = max(group.gpus for group in groups)
         nodes = max(job.node_count, -(-job.gpus.total // largest))
-        return demand_on_nodes(
-            job.gpus.total,
+        whole = job.is_exclusive and job.is_waiting
+        found = demand_on_nodes(
+            nodes * min(group.gpus for group in groups) if whole else job.gpus.total,
             nodes,
             largest,
-            cpu_milli=job.cpus * WHOLE,
+            cpu_milli=nodes * min(group.node.cpus for group in groups) * WHOLE if whole else job.cpus * WHOLE,
             memory_mib=job.memory_mib,
             gpu_types=() if types == self._cluster.cluster.type_names else types,
+        )
+        return replace(found, allowed_nodes=self._allowed_nodes(job))
+
+    def _allowed_nodes(self, job: SlurmJob) -> NodeSet | None:
+        """Return the nodes that a waiting job names, if these are all of its nodes, without those that it excludes."""
+        required, excluded = set(expand_hosts(job.required_nodes)), set(expand_hosts(job.excluded_nodes))
+        wanted = required if len(required) >= job.node_count else set()
+        if job.is_running or not (wanted or excluded):
+            return None
+        names = [group.node.name for group in self._cluster.groups]
+        return NodeSet.of(
+            index for index, name in enumerate(names) if name not in excluded and (not wanted or name in wanted)
         )
 
     # Nodes.
@@ -246,11 +295,12 @@ class _QueueObserver:
                 events.append(NodeDrained(index, node.drain_reason))
         return events
 
-
-def _hold_reason(job: SlurmJob) -> Reason | None:
-    """Return why a job cannot start before something else happens; None: it can, as soon as its turn comes."""
-    if job.state != "PENDING":
-        return Reason.HELD
-    if job.reason in HELD:
-        return HELD[job.reason]
-    return Reason.LIMIT if is_limit(job.reason) or job.reason.startswith("Partition") else None
+    def _hold_reason(self, job: SlurmJob) -> Reason | None:
+        """Return why a job cannot start unless something else happens than jobs that start and end."""
+        if job.state != "PENDING":
+            return Reason.HELD
+        if job.reason in HELD:
+            return HELD[job.reason]
+        is_known = bool(self._facts[job.id].uses)
+        is_limited = job.reason not in WAITING and is_limit(job.reason) and not is_known
+        return Reason.LIMIT if is_limited or job.reason.startswith("Partition") else None

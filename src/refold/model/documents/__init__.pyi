@@ -1,7 +1,4 @@
-from .parts import (
-    Part as Part,
-    shorten as shorten,
-)
+from .parts import Part as Part, shorten as shorten
 from .structs import (
     Duration as Duration,
     PositiveDuration as PositiveDuration,

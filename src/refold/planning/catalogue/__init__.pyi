@@ -15,8 +15,5 @@ from .builtin import (
     model_names as model_names,
     models as models,
 )
-from .measurements import (
-    read_samples as read_samples,
-    write_samples as write_samples,
-)
+from .measurements import read_samples as read_samples, write_samples as write_samples
 from .model_files import read_model as read_model, shape_from_config as shape_from_config

@@ -55,7 +55,6 @@ class _EngineTable(msgspec.Struct, forbid_unknown_fields=True):
 
 @cache
 def gpus() -> tuple[GpuSpec, ...]:
-    """Return all GPU types of the catalogue."""
     return _read_table("gpus.yaml", _GpuTable).gpus
 
 
@@ -76,22 +75,18 @@ def models() -> tuple[ModelShape, ...]:
 
 
 def model_aliases() -> Mapping[str, str]:
-    """Return the aliases of models, and the names they stand for."""
     return MappingProxyType(_model_table().aliases)
 
 
 def _read_table(file: str, kind: type[T]) -> T:
-    """Read a data file of this package."""
     return parse(files("refold.planning.catalogue").joinpath(file).read_text(encoding="utf-8"), kind, file)
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Return the names of all GPUs, without aliases."""
     return tuple(gpu.name for gpu in gpus())
 
 
 def model_names() -> tuple[str, ...]:
-    """Return the names of all models, without aliases."""
     return tuple(model.name for model in models())
 
 
@@ -149,7 +144,6 @@ def _model_by_key() -> Mapping[str, ModelShape]:
 
 
 def find_engine(name: str) -> Engine:
-    """Return the engine of that name."""
     by_key = {model_key(engine.name): engine for engine in engines()}
     match = by_key.get(model_key(name))
     if match is None:

@@ -43,7 +43,6 @@ class ConfigKeys:
         return 0 if part is None else part.integer(f"a whole number from 0 to {MAX_COUNT:.0e}", 0, MAX_COUNT)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Return a boolean."""
         part = self.get(name)
         return default if part is None else part.boolean()
 

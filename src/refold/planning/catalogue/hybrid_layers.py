@@ -52,7 +52,6 @@ def hybrid_fields(model_type: str, keys: ConfigKeys, known: dict[str, Any]) -> d
 
 
 def _layer_kinds(model_type: str, keys: ConfigKeys, layers: int) -> list[str]:
-    """Return the kind of each layer of a hybrid model."""
     if pattern := keys.text("hybrid_override_pattern"):
         return _known_kinds(keys, [LAYERS_OF_PATTERN.get(letter, letter) for letter in pattern])
     for name in ("layers_block_type", "layer_types"):

@@ -123,7 +123,6 @@ class _Row:
         return BadRow(self.path, self.line, column, self.text(column), expected)
 
     def integer(self, column: str, default: int, minimum: int = 1) -> int:
-        """Return an integer."""
         return int(self._number(column, int, default, minimum, f"a whole number from {minimum} to {MAX_DEGREE}"))
 
     def number(self, column: str, default: float | None = None) -> float | None:
@@ -144,7 +143,6 @@ class _Row:
         return number
 
     def boolean(self, column: str) -> bool:
-        """Return a boolean."""
         text = self.text(column, "no").lower()
         if text not in BOOLEAN_TEXTS:
             raise self.error(column, "yes or no")

@@ -228,7 +228,6 @@ def _latent_attention_fields(keys: ConfigKeys) -> dict[str, Any]:
 
 
 def _type_specific_fields(model_type: str, keys: ConfigKeys) -> dict[str, Any]:
-    """Return the fields that are specific to one model type."""
     match model_type:
         case "falcon":
             grouped = keys.flag("new_decoder_architecture", False) or not keys.flag("multi_query", True)

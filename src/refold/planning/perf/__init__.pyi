@@ -6,17 +6,8 @@ from .columns import (
     concatenate_plans as concatenate_plans,
     plans_to_columns as plans_to_columns,
 )
-from .compute import (
-    TENSOR_CORE_ALIGNMENT as TENSOR_CORE_ALIGNMENT,
-    head_time as head_time,
-    layer_time as layer_time,
-)
-from .engine import (
-    Arithmetic as Arithmetic,
-    Engine as Engine,
-    PlanFeature as PlanFeature,
-    Precision as Precision,
-)
+from .compute import TENSOR_CORE_ALIGNMENT as TENSOR_CORE_ALIGNMENT, head_time as head_time, layer_time as layer_time
+from .engine import Arithmetic as Arithmetic, Engine as Engine, PlanFeature as PlanFeature, Precision as Precision
 from .estimation import (
     DEFAULT_CPUS_PER_GPU as DEFAULT_CPUS_PER_GPU,
     Estimate as Estimate,
@@ -27,10 +18,7 @@ from .estimation import (
     model_flops as model_flops,
     step_time_parts as step_time_parts,
 )
-from .explained_communication import (
-    FormulaLine as FormulaLine,
-    Section as Section,
-)
+from .explained_communication import FormulaLine as FormulaLine, Section as Section
 from .explanation import explain as explain
 from .fitting import (
     Fitted as Fitted,
@@ -48,11 +36,7 @@ from .fitting import (
     refit_if_needed as refit_if_needed,
     relative_errors as relative_errors,
 )
-from .forms import (
-    CorrectedForm as CorrectedForm,
-    RubickForm as RubickForm,
-    apply_corrections as apply_corrections,
-)
+from .forms import CorrectedForm as CorrectedForm, RubickForm as RubickForm, apply_corrections as apply_corrections
 from .hardware import (
     Crossing as Crossing,
     Efficiency as Efficiency,
@@ -62,14 +46,8 @@ from .hardware import (
     spread_evenly as spread_evenly,
 )
 from .linear_attention import LinearAttention as LinearAttention
-from .measurement import (
-    Measurement as Measurement,
-    Status as Status,
-)
-from .memory_model import (
-    MEMORY_PART_MEANINGS as MEMORY_PART_MEANINGS,
-    memory_footprint as memory_footprint,
-)
+from .measurement import Measurement as Measurement, Status as Status
+from .memory_model import MEMORY_PART_MEANINGS as MEMORY_PART_MEANINGS, memory_footprint as memory_footprint
 from .module_totals import (
     ModuleCosts as ModuleCosts,
     ModuleTotals as ModuleTotals,
@@ -77,10 +55,7 @@ from .module_totals import (
     ProductTotals as ProductTotals,
     TrafficKind as TrafficKind,
 )
-from .shapes import (
-    ModelKind as ModelKind,
-    ModelShape as ModelShape,
-)
+from .shapes import ModelKind as ModelKind, ModelShape as ModelShape
 from .training_cost import (
     Training as Training,
     TrainingCost as TrainingCost,

@@ -47,18 +47,15 @@ class PlanColumns:
 
     @property
     def gpus(self) -> Column:
-        """The number of GPUs of each plan."""
         return self.replicas * self.tensor * self.pipeline
 
     def __len__(self) -> int:
         return len(self.data)
 
     def rows(self, which: NDArray[np.intp] | NDArray[np.bool_] | slice) -> PlanColumns:
-        """Return a subset of the plans."""
         return PlanColumns(*(getattr(self, field.name)[which] for field in fields(self)))
 
     def plan(self, row: int) -> Plan:
-        """Return the plan of a row."""
         values = {field.name: int(getattr(self, field.name)[row]) for field in fields(self)}
         flags = {name: bool(values[name]) for name in ("offload", "sequence_parallel")}
         fields_of_plan: dict[str, Any] = {**values, **flags, "recompute": RECOMPUTE[values["recompute"]]}
@@ -66,7 +63,6 @@ class PlanColumns:
 
 
 def plans_to_columns(plans: Sequence[Plan]) -> PlanColumns:
-    """Return plans as columns."""
     rows = [
         (
             plan.data,

@@ -90,7 +90,6 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def estimate_all(setup: TrainingSetup, plans: PlanColumns) -> EstimateColumns:
-    """Estimate each of the plans."""
     parts = step_time_parts(setup, plans)
     needs = memory_footprint(setup, plans)
     seconds = sum(parts, np.zeros(len(plans)))  # in a fixed order, so that sums do not depend on the number of plans
@@ -100,7 +99,6 @@ def estimate_all(setup: TrainingSetup, plans: PlanColumns) -> EstimateColumns:
 
 
 def estimate(setup: TrainingSetup, plan: Plan) -> Estimate:
-    """Estimate one plan."""
     return estimate_at(setup, plan, estimate_all(setup, plans_to_columns([plan])), 0)
 
 

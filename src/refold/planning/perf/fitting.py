@@ -107,7 +107,6 @@ class Fitted(msgspec.Struct, frozen=True):
 
     @property
     def mean_error(self) -> float:
-        """Mean absolute error on the samples it was fitted to."""
         return float(np.mean(np.abs(self.errors)))
 
     @property

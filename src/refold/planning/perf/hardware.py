@@ -140,7 +140,6 @@ class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     @property
     def gpus(self) -> int:
-        """Total number of GPUs."""
         return sum(self.gpus_on_node)
 
     @property
@@ -150,7 +149,6 @@ class Machines(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_f
 
     @property
     def nodes(self) -> int:
-        """Number of nodes."""
         return len(self.gpus_on_node)
 
     @property

@@ -49,12 +49,10 @@ class LinearAttention(msgspec.Struct, frozen=True, omit_defaults=True, forbid_un
 
     @property
     def value_width(self) -> int:
-        """Width of the values of a token."""
         return self.heads * self.head_size
 
     @property
     def key_width(self) -> int:
-        """Width of the keys of a token, and of its queries."""
         return self.key_heads * self.key_size
 
     @property

@@ -132,7 +132,6 @@ def stage_parameters(setup: TrainingSetup, plans: PlanColumns, *, is_last: bool)
 
 
 def _parameters(setup: TrainingSetup, plans: PlanColumns, stage: _StageKind) -> StageParameters:
-    """Return the number of weights of a stage on one GPU."""
     model = setup.model
     ends = model.parameters - model.stack_parameters
     tied_copy = model.vocabulary * model.hidden if model.tied and model.predicts_tokens else 0

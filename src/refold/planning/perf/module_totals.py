@@ -76,7 +76,6 @@ class ProductTotals(msgspec.Struct):
     by_results: float = 0.0
 
     def add(self, flops: float, rows: float, width: float, *, is_forward: bool) -> None:
-        """Add a product."""
         self.flops += flops
         if is_forward:
             self.forward_flops += flops

@@ -200,12 +200,10 @@ class ModelShape(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
     @property
     def head_width(self) -> int:
-        """Width of one attention head."""
         return self.head_size or self.hidden // self.heads
 
     @property
     def query_width(self) -> int:
-        """Width of all queries of a token."""
         return self.heads * (self.head_width + self.rope_size)
 
     @property

@@ -77,7 +77,6 @@ def compute_training_cost(setup: TrainingSetup, found: Estimate, training: Train
 
 
 def explain_cost(setup: TrainingSetup, found: Estimate, training: Training) -> Section:
-    """Return the formulas of what a training takes."""
     ((title, lines),) = _lines(setup, found, training).sections
     return Section(title, tuple(lines))
 

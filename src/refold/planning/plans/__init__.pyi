@@ -1,5 +1,5 @@
 from .cluster_machines import Layout as Layout, Spread as Spread
-from .crossings import Crossings as Crossings
+from .crossings import Crossings as Crossings, explain_segments as explain_segments
 from .curves import (
     MIN_SPEEDUP as MIN_SPEEDUP,
     Curve as Curve,
@@ -8,11 +8,7 @@ from .curves import (
     cpu_curve as cpu_curve,
     gpu_curve as gpu_curve,
 )
-from .defaults import (
-    Task as Task,
-    default_engine as default_engine,
-    default_sizes as default_sizes,
-)
+from .defaults import Task as Task, default_engine as default_engine, default_sizes as default_sizes
 from .launch_targets import (
     LAUNCH_TARGETS as LAUNCH_TARGETS,
     LaunchRequest as LaunchRequest,
@@ -32,11 +28,7 @@ from .rendezvous import (
     check_gang_command as check_gang_command,
     gang_variables as gang_variables,
 )
-from .rules import (
-    RULES as RULES,
-    format_gib as format_gib,
-    rejection_reasons as rejection_reasons,
-)
+from .rules import RULES as RULES, format_gib as format_gib, rejection_reasons as rejection_reasons
 from .search import (
     RISKY_GIB as RISKY_GIB,
     PlanSearch as PlanSearch,
@@ -44,7 +36,6 @@ from .search import (
     best_plans as best_plans,
     is_risky as is_risky,
 )
-from .segments import explain_segments as explain_segments
 from .selection import TIE_FACTOR as TIE_FACTOR, RejectedPlans as RejectedPlans
 from .space import (
     Pins as Pins,
@@ -58,6 +49,8 @@ from .speeds import (
     Knowledge as Knowledge,
     Speed as Speed,
     Speeds as Speeds,
+)
+from .workloads import (
     WorkloadKind as WorkloadKind,
     requested_cpus as requested_cpus,
     requested_layout as requested_layout,

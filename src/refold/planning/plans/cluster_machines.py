@@ -26,8 +26,6 @@ MIB_PER_GIB = 1024
 
 
 class ClusterMachines:
-    """Machines of one cluster."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
@@ -102,7 +100,6 @@ class ClusterMachines:
 
     @cached_property
     def gpus(self) -> dict[str, GpuSpec]:
-        """The GPU types of the cluster that the catalogue has."""
         specs = {}
         for name in self._cluster.type_names:
             try:

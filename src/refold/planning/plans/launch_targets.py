@@ -56,7 +56,6 @@ class LaunchRequest(msgspec.Struct, frozen=True):
         return self.batch // (self.plan.data * self.plan.accumulation)
 
     def path(self, name: str) -> str:
-        """Return the path of a file."""
         return f"{self.folder}/{name}" if self.folder else name
 
 
@@ -69,7 +68,6 @@ class LaunchSettings(msgspec.Struct, frozen=True):
     files: dict[str, str] = {}
 
     def command(self, script: str = "train.py") -> str:
-        """Return the command line for a shell."""
         return " ".join(map(_quote, (*self.launcher, script, *self.arguments)))
 
     def variables(self) -> dict[str, str]:
@@ -107,7 +105,6 @@ def launch_settings(engine: LaunchEngine, request: LaunchRequest) -> LaunchSetti
 
 
 def cannot_launch(engine: LaunchEngine, plans: PlanColumns) -> NDArray[np.bool_]:
-    """Return which of the plans a framework cannot run."""
     broken = [limit.test(plans) for limit in LAUNCH_TARGETS[engine].unsupported]
     return np.asarray(np.logical_or.reduce([np.zeros(len(plans), bool), *broken]))
 

@@ -52,7 +52,6 @@ class Rule:
     message: Callable[[SinglePlan], str]
 
     def broken(self, setup: TrainingSetup, plans: PlanColumns, limits: PlanLimits) -> Mask:
-        """Return which of the plans break the rule."""
         return np.broadcast_to(np.asarray(self.test(PlanBatch(setup, plans, limits)), bool), len(plans))
 
 
@@ -67,7 +66,6 @@ def rejection_reasons(setup: TrainingSetup, plan: Plan, limits: PlanLimits = DEF
 
 
 def memory_shortages(result: Estimate) -> list[str]:
-    """Return messages for the memory that an estimate lacks."""
     amounts = (("memory", result.memory_gib, result.spare_gib), ("host memory", result.host_gib, result.host_spare_gib))
     return [
         f"out of {name} by {format_gib(-spare)} GiB: needs {format_gib(needs)} of {format_gib(needs + spare)} GiB"

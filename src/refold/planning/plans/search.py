@@ -229,7 +229,6 @@ def _with_adapters(setup: TrainingSetup, limits: PlanLimits) -> Iterator[str]:
 
 
 def _best_on(setup: TrainingSetup, limits: PlanLimits, others: Iterator[Machines]) -> Iterator[Estimate]:
-    """Yield the best plan on each of other machines, where something fits."""
     result = (best_plan(msgspec.structs.replace(setup, machines=machines), limits) for machines in others)
     return (best for best in result if best)
 

@@ -77,7 +77,6 @@ class MemoryHeadroom(NamedTuple):
 
     @property
     def fits(self) -> Mask:
-        """Whether each plan fits."""
         return np.asarray((self.gpu >= 0) & (self.host >= 0))
 
     @property
@@ -182,7 +181,6 @@ class RejectedPlans(msgspec.Struct, frozen=True):
 
 
 def family_of(plans: PlanColumns) -> Rows:
-    """Return the index of the family of each plan."""
     split, staged = plans.tensor > 1, plans.pipeline > 1
     return np.select(
         [plans.offload > 0, plans.zero == 3, split & staged, staged, split, plans.zero > 0], [6, 2, 5, 4, 3, 1], 0

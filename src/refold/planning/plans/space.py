@@ -254,7 +254,6 @@ def can_split_tensors(setup: TrainingSetup, limits: PlanLimits, tensor: int) -> 
 
 
 def can_split_layers(setup: TrainingSetup, limits: PlanLimits, pipeline: int) -> bool:
-    """Whether the layers can be split into this many pipeline stages."""
     blocks = setup.model.blocks
     if pipeline == 1 or setup.model.opaque:
         return pipeline == 1
@@ -356,13 +355,11 @@ def lacking_features(engine: Engine) -> list[PlanFeature]:
 
 
 def cannot_run(engine: Engine, plans: PlanColumns) -> NDArray[np.bool_]:
-    """Return which of the plans a framework cannot run."""
     used = [USES[feature](plans) for feature in lacking_features(engine)]
     return np.asarray(np.logical_or.reduce([np.zeros(len(plans), bool), *used]))
 
 
 def cannot_run_reason(engine: Engine, plan: Plan) -> str:
-    """Return why a framework cannot run a plan."""
     plans = plans_to_columns([plan])
     missing = [NAMES[feature] for feature in lacking_features(engine) if USES[feature](plans)[0]]
     return f"{engine.name} has no {', '.join(missing)}"

@@ -1,9 +1,4 @@
-from .limits import (
-    MIN_CONNECTIONS as MIN_CONNECTIONS,
-    HttpConfig as HttpConfig,
-    LimitsConfig as LimitsConfig,
-    TenantLimits as TenantLimits,
-)
+from .limits import MIN_CONNECTIONS as MIN_CONNECTIONS, HttpConfig as HttpConfig, LimitsConfig as LimitsConfig
 from .reader import read_config as read_config
 from .settings import (
     POWER_PLACEMENT as POWER_PLACEMENT,
@@ -12,7 +7,6 @@ from .settings import (
     ClusterConfig as ClusterConfig,
     Config as Config,
     IdleRule as IdleRule,
-    KubernetesConfig as KubernetesConfig,
     NotificationKind as NotificationKind,
     NotifyConfig as NotifyConfig,
     OutputAction as OutputAction,
@@ -27,7 +21,4 @@ from .settings import (
 )
 from .template import write_template as write_template
 from .topology import Topology as Topology
-from .values import (
-    AUTO as AUTO,
-    OFF as OFF,
-)
+from .values import AUTO as AUTO, OFF as OFF

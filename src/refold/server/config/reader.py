@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
-
-import msgspec
 
 from refold.errors import BadValue
 from refold.model.documents import Part, convert, load_yaml, read_text
-from refold.server.config.settings import Config, PolicyConfig, WatchConfig
-from refold.server.config.values import Quantile
+from refold.server.config.settings import Config, WatchConfig
 
-
-class PredictionConfig(msgspec.Struct, frozen=True):
-    """Settings of policies that predict run times."""
-
-    durations: Literal["predicted", "limit"] | None = None
-    duration_quantile: Quantile | None = None
-    confidence: Quantile | None = None
-
-
-class ConfigFile(Config, frozen=True):
-    """The sections of the file."""
-
-    prediction: PredictionConfig = PredictionConfig()
+REMOVED = {
+    "prediction": "its keys are settings of the policies easy and conservative; write them to policy.settings",
+    "watch.silent_too": "job files may set no_progress for jobs that always report progress",
+    "watch.tail_at_least": "it is always 1h",
+    "watch.end_beyond_tail": "runs beyond the tail are flagged; give jobs a time limit to have them ended",
+    "serve.backup_every": "a backup is made once a day; for others, run 'refold backup'",
+    "http.connections_per_address": "it is always half of http.connections",
+    "http.header_size": "it is always 32KiB",
+    "http.headers": "it is always 100",
+    "http.header_timeout": "it is always 10s",
+    "http.body_timeout": "it is always 30s",
+    "http.write_timeout": "it is always 60s",
+    "http.idle_timeout": "it is always 5s",
+}
+"""Settings that earlier versions had, and what to do without them."""
 
 
 def read_config(path: Path) -> Config:
@@ -35,7 +33,8 @@ def read_config(path: Path) -> Config:
 def parse_config(text: str, source: str) -> Config:
     """Parse the text of a configuration file; `source` names it in errors."""
     root = load_yaml(text, source)
-    file = convert(root, ConfigFile)
+    _check_removed(root)
+    file = convert(root, Config)
     _check_cluster(root.at("cluster"))
     _check_watch(root.at("watch"), file.watch)
     _check_power(root.at("power"), file)
@@ -44,8 +43,15 @@ def parse_config(text: str, source: str) -> Config:
         _check_tenant(root.at("limits", "tenants", tenant), tenant, file)
     for tenant in file.preemption.tenants:
         _check_tenant(root.at("preemption", "tenants", tenant), tenant, file)
-    sections = {name: getattr(file, name) for name in Config.__struct_fields__}
-    return Config(**sections | {"policy": _apply_prediction(root, file)})
+    return file
+
+
+def _check_removed(root: Part) -> None:
+    for path, advice in REMOVED.items():
+        section, _, key = path.rpartition(".")
+        part = root.at(section) if section else root
+        if (part is not root or not section) and part.has(key):
+            raise part.at(key).error(f"no longer a setting: {advice}")
 
 
 def _check_cluster(part: Part) -> None:
@@ -54,7 +60,7 @@ def _check_cluster(part: Part) -> None:
         raise part.error(f"{' and '.join(keys)} are mutually exclusive")
 
 
-def _check_power(part: Part, file: ConfigFile) -> None:
+def _check_power(part: Part, file: Config) -> None:
     """Check that no node is in two racks, and that watts have an effect."""
     racks = file.power.racks
     if not racks:
@@ -70,48 +76,22 @@ def _check_power(part: Part, file: ConfigFile) -> None:
             rack_of[node] = name
 
 
-def _check_users(part: Part, file: ConfigFile) -> None:
-    """Check that the tenants of users exist."""
+def _check_users(part: Part, file: Config) -> None:
     for entry, tenant in file.users.tenants.items():
         _check_tenant(part.at("tenants", entry), tenant, file)
 
 
-def _check_tenant(part: Part, tenant: str, file: ConfigFile) -> None:
+def _check_tenant(part: Part, tenant: str, file: Config) -> None:
     known = {"default", *(known.name for known in file.tenants)}
     if file.tenants and tenant not in known:
         raise part.error(f"unknown tenant {tenant!r}; known tenants: {', '.join(sorted(known))}")
 
 
 def _check_watch(part: Part, watch: WatchConfig) -> None:
-    if not watch.rules:
-        for key in ("silent_too", "tail_at_least", "end_beyond_tail"):
-            if part.has(key):
-                raise part.at(key).error("has no effect: the rule that it modifies is off")
-    elif part.value:
+    if watch.rules and part.value:
         from refold.policies.common import WatchRules  # slow to import
 
         try:
             WatchRules(**watch.rules)
         except BadValue as error:
             raise part.error(error) from None
-
-
-def _apply_prediction(root: Part, file: ConfigFile) -> PolicyConfig:
-    """Return the policy with the keys of `prediction` as settings. Raises if the policy lacks one of them."""
-    given: dict[str, Any] = {
-        key: value for key, value in msgspec.structs.asdict(file.prediction).items() if value is not None
-    }
-    if not given:
-        return file.policy
-    from refold.simulator import default_settings
-
-    known = default_settings(file.policy.name)
-    for key in given:
-        part = root.at("prediction", key)
-        if key not in known:
-            raise part.error(
-                f"policy {file.policy.name!r} has no setting {key!r}; the policies easy and conservative have it"
-            )
-        if key in file.policy.settings:
-            raise part.error(f"also set by policy.settings.{key}; set it once")
-    return PolicyConfig(file.policy.name, {**file.policy.settings, **given})

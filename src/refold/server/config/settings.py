@@ -200,11 +200,8 @@ def _read_idle(part: Part) -> IdleRule | None:
 
 RULES = (
     "no_progress",
-    "silent_too",
     "beyond_limit",
     "beyond_tail",
-    "tail_at_least",
-    "end_beyond_tail",
     "grace",
     "limit_grace",
 )
@@ -214,11 +211,8 @@ class WatchConfig(msgspec.Struct, frozen=True):
     """What is monitored. Time limits are enforced by default, and at once, because policies plan with them."""
 
     no_progress: PositiveDuration | None = None
-    silent_too: bool | None = None
     beyond_limit: bool = True
     beyond_tail: Annotated[float, Meta(gt=0, le=1e6, description="a factor such as 3")] | None = None
-    tail_at_least: Duration | None = None
-    end_beyond_tail: bool | None = None
     grace: Duration = 5 * MINUTE
     limit_grace: Duration = 5.0
     """Not 0: after a restart of the daemon, the ends of runs meanwhile are reported first."""
@@ -254,7 +248,7 @@ class ServeConfig(msgspec.Struct, frozen=True):
 
     `socket`: path of the Unix socket; auto: in the state folder or, if other users are allowed, where they find it.
     `user`: started by root, the daemon runs as this user, and jobs run as those who submit them.
-    Ended jobs are kept for `keep_jobs_for`, at most `keep_jobs` of them. `keep_backups`: number of automatic backups.
+    Ended jobs are kept for `keep_jobs_for`, at most `keep_jobs` of them. `keep_backups`: of daily backups.
     `allowed_hosts`: host names under which clients may call the daemon, in addition to the machine's own.
     `cgroup`: the cgroup in which those of runs are created; auto: that of the daemon.
     """
@@ -269,7 +263,6 @@ class ServeConfig(msgspec.Struct, frozen=True):
     user: Annotated[str, Meta(pattern=r"^[\w.-]{0,64}\Z", description="the name of an account for the daemon")] = ""
     keep_jobs_for: PositiveDuration = 365 * DAY
     keep_jobs: Annotated[int, Meta(ge=1000, description="a number of jobs from 1000")] = 200_000
-    backup_every: PositiveDuration = DAY
     keep_backups: Annotated[int, Meta(ge=0, le=1000, description="a number from 0 to 1000")] = 3
     cgroup: CgroupPath = AUTO
 

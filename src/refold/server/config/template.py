@@ -52,21 +52,12 @@ power:
 #  gpu_watts: {{idle: 60, busy: 700}}     # of each GPU; default: 0 and the maximum of its data sheet
 #  node_watts: {{idle: 300, busy: 800}}   # of each node without its GPUs; default: 0
 
-# Run-time predictions of the policies easy and conservative; rejected with others.
-prediction:
-#  durations: predicted  # or limit: use the time limits of jobs
-#  duration_quantile: 0.5  # quantile of the run time used for reservations
-#  confidence: 0.8       # quantile of the run time used for backfilling
-
 # Stuck runs are flagged and, after the grace period, ended.
 watch:
 #  no_progress: 30m      # time without progress, for jobs that report progress
-#  silent_too: false     # also for jobs that have never reported progress
 #  beyond_limit: true    # run time above the job's time limit
 #  limit_grace: 5s       # the same after this time; then the stop signal, and SIGKILL after the job's grace
-#  beyond_tail: 3        # run time above 3 × the predicted 99th percentile: flagged, not ended
-#  tail_at_least: 1h     # minimum run time for beyond_tail
-#  end_beyond_tail: false
+#  beyond_tail: 3        # run time above 3 × the predicted 99th percentile, and 1h: flagged, not ended
 #  grace: 5m
 #  idle: {{utilisation_below: 5, for: 30m}}   # percent; idle runs are reported once; off: never
 #  bad_gpus: drain       # action on GPU hardware errors (XID, ECC): drain, warn or off
@@ -99,21 +90,13 @@ serve:
 #  keep_logs_for: 30d    # how long logs are kept after the job has ended
 #  keep_jobs_for: 365d   # how long ended jobs, their events and the journal are kept
 #  keep_jobs: 200000     # maximum number of ended jobs that are kept
-#  backup_every: 1d      # how often the store is backed up, to backups/ in the state folder
-#  keep_backups: 3       # number of these backups that are kept; 0: none is made
+#  keep_backups: 3       # number of daily backups of the store that are kept; 0: none is made
 #  cgroup: auto          # where the cgroups of runs are created: auto (in the daemon's own), off, or a cgroup: /refold
 
 # What the HTTP server allows.
 http:
 #  connections: 1024     # at most; by default fewer if the process has few file descriptors
-#  connections_per_address: 512   # by default half of them
-#  header_size: 32KiB    # maximum size of the request line and all headers, up to 1MiB
-#  headers: 100          # maximum number of headers
 #  body_size: 1MiB       # maximum size of a request body, up to 8MiB
-#  header_timeout: 10s   # time for sending all headers
-#  body_timeout: 30s     # time for sending the body
-#  write_timeout: 60s    # time for accepting some of the answer
-#  idle_timeout: 5s      # time between two requests of a connection
 
 # Users of this machine who may use the daemon without a token, besides its own user and root: names, '@' and a group,
 # or all. They are members, who can read and change their own jobs only. Jobs run as the daemon's user: allow only

@@ -65,7 +65,6 @@ def _read_pattern(part: Part) -> str:
 
 
 def _read_addresses(part: Part) -> list[str]:
-    """Read an address or a list of addresses."""
     return [convert(entry, _Address) for entry in (part.entries() if isinstance(part.value, list) else [part])]
 
 
@@ -88,7 +87,6 @@ Slots = Annotated[int, Meta(ge=1, le=MAX_GPUS_PER_NODE, description=f"a number o
 GpuIndex = Annotated[int, Meta(ge=0, le=1023, description="a GPU number from 0 to 1023")]
 Gpus = Annotated[float, Meta(ge=0, le=MAX_AMOUNT, description="GPUs ≥ 0")]
 Percent = Annotated[float, Meta(ge=0, le=100, description="a percentage from 0 to 100")]
-Quantile = Annotated[float, Meta(ge=0, le=1, description="a quantile from 0 to 1")]
 Size = Annotated[int, ReadBy(_read_size)]
 _Address: Any = Annotated[
     str, Meta(pattern="^[a-z0-9]+://.", description="an Apprise URL such as ntfys://ntfy.sh/our-gpus")

@@ -14,9 +14,8 @@ from refold.client.api import CALLS, EVENT_STREAM, IDENTITY_PATH, JSON_LINES, Ca
 from refold.errors import BadField, Forbidden, NotFound, TooManyRequests, Unauthenticated
 from refold.server.http import asgi
 from refold.server.http.asgi import HttpError, Receive, Reply, Request, Scope, Send, UnreadBody, header
-from refold.server.http.authentication import Authenticator, Identity, UserLookup
+from refold.server.http.authentication import AllowedHosts, Authenticator, Identity, UserLookup
 from refold.server.http.event_stream import EventFilter, EventStream
-from refold.server.http.hosts import AllowedHosts
 from refold.server.http.loop_shares import LoopShares, Metered
 from refold.server.http.openapi import build_openapi, render_docs_page
 from refold.server.http.requests import QueryReader, read_json
@@ -39,7 +38,6 @@ class Routes:
         self._patterns: dict[re.Pattern[str], dict[str, Endpoint]] = {}
 
     def add(self, path: str, endpoints: Mapping[str, Endpoint]) -> None:
-        """Add endpoints, by method, to those of a path."""
         if "{" not in path:
             self._exact.setdefault(path, {}).update(endpoints)
             return

@@ -163,7 +163,6 @@ def reply_to_error(error: Exception) -> Reply:
 
 
 def response_start(status: int, media: str, length: int | None, headers: dict[str, str]) -> dict[str, Any]:
-    """Build the ASGI message that starts a response."""
     lines = [(b"x-content-type-options", b"nosniff")]
     if "cache-control" not in headers:
         lines.append((b"cache-control", b"no-store"))

@@ -1,13 +1,16 @@
-"""Who makes a request: the user at the other end of a Unix socket, or the holder of a token."""
+"""Who makes a request: the user at the other end of a Unix socket, or the holder of a token; and to which host."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Iterable
+from ipaddress import ip_address
 from time import time
 from typing import Protocol
 
 import msgspec
 
+from refold.client import LOOPBACK_OF_WILDCARD
 from refold.client.api import NONCE_CHARS, Caller, IdentityQuery, hash_body, prove_server
 from refold.errors import BadField, Unauthenticated
 from refold.server.http.asgi import Reply, Request, Scope, header
@@ -25,7 +28,6 @@ _IDENTITY_QUERY = QueryReader(IdentityQuery)
 
 
 def user_subject(uid: int) -> str:
-    """Return the subject of a user of this machine."""
     return f"{USER_SUBJECT}{uid}"
 
 
@@ -118,3 +120,37 @@ def _target(scope: Scope) -> str:
     path: bytes = scope.get("raw_path") or scope["path"].encode()
     query: bytes = scope["query_string"]
     return (path + b"?" + query if query else path).decode("latin-1")
+
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class AllowedHosts:
+    """The values that a request's `Host` header may have: the names and addresses of this daemon.
+
+    `host` is the configured listen address, `bound` the address it resolved to, `extra_names` further names. If the
+    daemon is bound to a wildcard address, every numeric address is allowed: DNS rebinding needs a name.
+    """
+
+    def __init__(self, host: str = "127.0.0.1", bound: str = "", extra_names: Iterable[str] = ()) -> None:
+        bound = bound or host
+        known = [*LOOPBACK, host, bound, *extra_names]
+        if not _is_loopback(bound):
+            known += [socket.gethostname(), socket.getfqdn()]
+        self._known = {name.lower().strip("[]").rstrip(".") for name in known if name}
+        self._any_address = bound in LOOPBACK_OF_WILDCARD
+
+    def __contains__(self, name: str) -> bool:
+        return name.lower().rstrip(".") in self._known or (self._any_address and _is_address(name))
+
+
+def _is_loopback(address: str) -> bool:
+    return address in LOOPBACK or (_is_address(address) and ip_address(address).is_loopback)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -36,7 +36,6 @@ class EventFilter(msgspec.Struct, frozen=True):
     tenant: str = ""
 
     def matches(self, event: Event) -> bool:
-        """Whether the event passes the filter."""
         return (not self.job or event.job == self.job) and (not self.tenant or event.tenant == self.tenant)
 
     def redact(self, event: Event) -> Event:
@@ -63,7 +62,6 @@ class EventStream:
 
     @property
     def listeners(self) -> int:
-        """Number of open streams."""
         return self._listeners.total()
 
     def is_full(self, caller: Caller) -> bool:

@@ -32,7 +32,6 @@ BODY_ERRORS = (413, 415)
 
 
 def build_openapi() -> dict[str, Any]:
-    """Return the OpenAPI document."""
     types = [
         type_
         for call in CALLS

@@ -43,7 +43,6 @@ class StoredToken(msgspec.Struct, frozen=True):
     hash: str
 
     def caller(self) -> Caller:
-        """Return the identity that the token stands for."""
         return Caller(self.name, self.role, self.tenant, self.user)
 
     def status(self) -> TokenStatus:

@@ -1,10 +1,6 @@
 from .gpu_poller import GpuPoller as GpuPoller
 from .gpu_use import GpuUseWatch as GpuUseWatch
-from .job_use import (
-    USE_POLL_SECONDS as USE_POLL_SECONDS,
-    JobUseHistory as JobUseHistory,
-    SampleSeries as SampleSeries,
-)
+from .job_use import USE_POLL_SECONDS as USE_POLL_SECONDS, JobUseHistory as JobUseHistory
 from .machine import (
     Layout as Layout,
     Machine as Machine,
@@ -16,13 +12,7 @@ from .machine import (
     with_power as with_power,
     with_topology as with_topology,
 )
-from .nvidia import (
-    DetectedGpu as DetectedGpu,
-    GpuProblem as GpuProblem,
-    GpuReading as GpuReading,
-    NvidiaDriver as NvidiaDriver,
-    open_driver as open_driver,
-)
+from .nvidia import open_driver as open_driver
 from .output import (
     OUTPUT_POLL_SECONDS as OUTPUT_POLL_SECONDS,
     OutputFollower as OutputFollower,

@@ -14,8 +14,6 @@ from refold.server.monitor.nvidia import GpuProblem
 
 
 class RunGpus(msgspec.Struct, frozen=True):
-    """A run and its GPUs."""
-
     job: str
     run: int
     gpus: tuple[GpuPosition, ...]

@@ -92,7 +92,6 @@ class GpuUseWatch:
         return [*drained, *returned]
 
     def close(self) -> None:
-        """Release the locks."""
         self._locks.close()
 
     def _held_by_others(self) -> dict[GpuPosition, str]:

@@ -69,6 +69,5 @@ class JobUseHistory:
                 del self._series[job]
 
     def of(self, job: str) -> list[UseSample]:
-        """Return the samples of a job."""
         series = self._series.get(job)
         return [] if series is None else list(series.samples)

@@ -40,8 +40,6 @@ GpuPosition = tuple[int, int]
 
 
 class Machine(Protocol):
-    """A source of GPUs and their readings."""
-
     def gpus(self) -> Sequence[DetectedGpu]:
         """Return the usable GPUs; `index` counts from 0 in this list."""
 
@@ -56,8 +54,6 @@ class Machine(Protocol):
 
 
 class NvidiaMachine:
-    """The GPUs of the NVIDIA driver."""
-
     def __init__(self, driver: NvidiaDriver) -> None:
         self._driver = driver
 
@@ -74,13 +70,10 @@ class NvidiaMachine:
         return self._driver.problems()
 
     def close(self) -> None:
-        """Release the driver."""
         self._driver.close()
 
 
 class SlotsMachine:
-    """Slots in place of GPUs. They have no readings and no problems."""
-
     def __init__(self, slots: int) -> None:
         self._slots = slots
 
@@ -89,11 +82,9 @@ class SlotsMachine:
         return [DetectedGpu(index, "", SLOT, SLOT) for index in range(self._slots)]
 
     def read(self) -> Sequence[GpuReading]:
-        """Return empty readings."""
         return [GpuReading(index) for index in range(self._slots)]
 
     def problems(self) -> Sequence[GpuProblem]:
-        """Return no problems."""
         return []
 
     def close(self) -> None:

@@ -87,7 +87,6 @@ class NvidiaDriver:
         self._events = self._subscribe()
 
     def close(self) -> None:
-        """Close the connection."""
         with suppress(self._library.NVMLError):
             if self._events is not None:
                 self._library.nvmlEventSetFree(self._events)
@@ -133,7 +132,6 @@ class NvidiaDriver:
         return f"{slices}g.{round((gpu.memory_mib or 0) / 1024)}gb"
 
     def read(self) -> list[GpuReading]:
-        """Read all GPUs."""
         return [self._reading(index, handle) for index, handle in enumerate(self._handles)]
 
     def _reading(self, index: int, handle: Any) -> GpuReading:
@@ -261,8 +259,6 @@ Verdict = Literal["bad", "inspect", "application"]
 
 
 class Xid(NamedTuple):
-    """The meaning of an XID."""
-
     verdict: Verdict
     text: str
 

@@ -43,7 +43,6 @@ PlaceOf = Callable[[str, SlowPlace], str]
 
 
 def say_nothing(job: str, place: SlowPlace) -> str:
-    """Return nothing."""
     del job, place
     return ""
 
@@ -75,11 +74,9 @@ class OutputWatch:
         self._closed = threading.Event()
 
     def follow(self, job: Job, run: int, instances: int) -> None:
-        """Follow a run that was started or restored."""
         self._followed.setdefault((job.id, run), _FollowedRun(job, run, instances, self._out, self._rules))
 
     def forget(self, job_id: str, run: int) -> None:
-        """Stop following a run."""
         self._followed.pop((job_id, run), None)
 
     def close(self) -> None:
@@ -252,7 +249,6 @@ class _FollowedRun:
         return lines
 
     def record_match(self, pattern: _OutputPattern, match: str) -> None:
-        """Store a match."""
         if pattern.action is not None:
             self.matched.setdefault(pattern.action, pattern.text)
         elif (steps := _parse_steps(match)) is not None:

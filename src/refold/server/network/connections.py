@@ -9,8 +9,6 @@ from refold.server.network.limits import ConnectionLimits
 
 
 class OpenConnection(Protocol):
-    """A connection."""
-
     @property
     def address(self) -> str:
         """The client's address, without its port."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, cast
 
 import msgspec
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from refold.client import peer_uid
@@ -15,6 +18,7 @@ from refold.client.api import Problem
 from refold.server.http import UNIX_CLIENT
 from refold.server.network.connections import ConnectionTable
 from refold.server.network.limits import ConnectionLimits
+from refold.server.network.turnstile import Turnstile
 
 SLICE_BYTES = 16 * 1024
 """Received bytes are parsed in slices of this size, so that limits are checked in between."""
@@ -66,7 +70,6 @@ class LimitedProtocol(HttpToolsProtocol):
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Admit or refuse the connection."""
         super().connection_made(transport)
         uid = read_peer_uid(transport.get_extra_info("socket"))
         if uid is not None:
@@ -77,7 +80,6 @@ class LimitedProtocol(HttpToolsProtocol):
             self._reject(503, "too many connections; try again later")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
         self._table.remove(self)
         self._cancel_reading()
         if self._write_deadline is not None:
@@ -85,7 +87,6 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has arrived."""
         for start in range(0, len(data), SLICE_BYTES):
             if self.transport.is_closing():
                 return
@@ -101,7 +102,6 @@ class LimitedProtocol(HttpToolsProtocol):
         self._write_deadline = self.loop.call_later(self._limits.write_seconds, self.drop)
 
     def resume_writing(self) -> None:
-        """Continue to answer."""
         super().resume_writing()
         if self._write_deadline is not None:
             self._write_deadline.cancel()
@@ -114,7 +114,6 @@ class LimitedProtocol(HttpToolsProtocol):
     # Called by the parser.
 
     def on_message_begin(self) -> None:
-        """Begin a request."""
         super().on_message_begin()
         self._phase = "headers"
         self._header_count = self._header_bytes = 0
@@ -126,7 +125,6 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header, or a trailer."""
         self._header_count += 1
         self._count_header_bytes(len(name) + len(value) + HEADER_FRAMING_BYTES)
         if self._header_count > self._limits.headers:
@@ -147,17 +145,14 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        """Pass on a part of the body."""
         self._unparsed -= len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """End a request."""
         self._phase, self._unparsed = "complete", 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """End an answer."""
         super().on_response_complete()
         if self.cycle.response_complete:  # of the latest request
             self._table.mark_idle(self)
@@ -230,3 +225,27 @@ def read_peer_uid(connection: Any) -> int | None:
         return None
     with socket.socket(fileno=os.dup(connection.fileno())) as duplicate:
         return peer_uid(duplicate)
+
+
+GRACEFUL_SHUTDOWN_SECONDS = 3
+
+
+def make_http_server(app: Any, limits: ConnectionLimits, table: ConnectionTable) -> uvicorn.Server:
+    logging.getLogger("uvicorn.error").setLevel(
+        logging.ERROR
+    )  # its warnings are about requests: anybody can cause them
+    protocol = cast(Any, partial(LimitedProtocol, table, limits))
+    config = uvicorn.Config(
+        Turnstile(app),
+        http=protocol,
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        ws="none",
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=cast(int, limits.idle_seconds),  # of a timer, which may be a fraction
+        timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
+        backlog=limits.backlog,
+    )
+    return uvicorn.Server(config)

@@ -16,17 +16,14 @@ MIN_BACKLOG = 16
 RESERVED_DESCRIPTORS = 128
 """File descriptors that connections leave to the store, to runs, and to everything else."""
 
-BODY_MARGIN = 1.5
-"""The API times out first, so that the client gets an answer; a body that nobody reads takes this much longer."""
-
 
 class ConnectionLimits(msgspec.Struct, frozen=True):
     """What the HTTP server allows. A connection beyond `total` or `per_address` replaces the one that idles longest.
 
     `header_bytes`: of the request line and all headers. `framing_bytes`: of a body, beyond its content. `pipelined`:
     requests that wait for the answer to an earlier one. `backlog`: connections that may wait to be accepted; a burst
-    can exceed the limits by this number for a moment. Times are for sending all headers, for sending the body, and for
-    accepting some of the answer; `idle_seconds`: between two requests.
+    can exceed the limits by this number for a moment. Times are for sending all headers, for sending the body (more
+    than in the API, which then has answered), and for accepting some of the answer; `idle_seconds`: between requests.
     """
 
     total: int = MAX_CONNECTIONS
@@ -49,14 +46,8 @@ def limits_for(descriptors: int, config: HttpConfig) -> ConnectionLimits:
     total = min(config.connections or MAX_CONNECTIONS, possible)
     return ConnectionLimits(
         total,
-        min(config.connections_per_address or max(MIN_CONNECTIONS, total // 2), total),
-        config.header_size,
-        config.headers,
+        min(max(MIN_CONNECTIONS, total // 2), total),
         backlog=backlog,
-        header_seconds=config.header_timeout,
-        body_seconds=BODY_MARGIN * config.body_timeout,
-        write_seconds=config.write_timeout,
-        idle_seconds=config.idle_timeout,
     )
 
 

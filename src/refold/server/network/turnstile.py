@@ -1,11 +1,14 @@
-"""Fairness between requests and the scheduler, which share an event loop."""
+"""Fairness between requests and the scheduler, which share an event loop, and by how much that is late."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
+from time import monotonic
 from typing import Any
+
+from refold.model import MINUTE, Seconds
 
 REQUESTS_PER_TURN = 16
 """How many requests begin in one turn of the event loop. All other tasks get their turn in between."""
@@ -57,3 +60,23 @@ class Turnstile:
                 self._begun += 1
         if self._queue or self._begun:
             self._schedule_turn()
+
+
+INTERVAL: Seconds = 0.5
+
+
+class LoopLag:
+    """Sleeps again and again, and measures how much longer it took; keeps the measurements of a minute."""
+
+    def __init__(self) -> None:
+        self._lags: deque[Seconds] = deque(maxlen=round(MINUTE / INTERVAL))
+
+    def largest(self) -> Seconds:
+        return max(self._lags, default=0.0)
+
+    async def run(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            due = monotonic() + INTERVAL
+            await asyncio.sleep(INTERVAL)
+            self._lags.append(max(0.0, monotonic() - due))

@@ -63,7 +63,6 @@ class JobMessages(Subscriber):
         self._notified: set[str] = set(store.reader.read_meta(LONG_WAITS_KEY, list[str]) or ())
 
     def after_step(self, step: LoopStep) -> None:
-        """Send the notices of a step."""
         for notice in step.notices:
             kind = NOTIFICATION_KINDS.get(notice.kind)
             if kind is not None and notice.job is not None:
@@ -71,7 +70,6 @@ class JobMessages(Subscriber):
                 self.notify(kind, notice.job, _title(notice), notice.text + last_lines)
 
     def notify(self, kind: NotificationKind, job: Job, title: str, body: str = "") -> None:
-        """Send a message about a job."""
         self._notifier.notify(Message(kind, title, body, job.id, job.user, job.tenant), job.launch.notify)
 
     def _last_lines(self, job: Job, notice: Notice) -> str:

@@ -87,7 +87,6 @@ class Notifier:
 
     @property
     def counts(self) -> Counts:
-        """Number of messages by outcome."""
         return Counts(self._outbox.sent, self._outbox.failed, self._dropped)
 
     def close(self, within: Seconds = 5.0) -> None:

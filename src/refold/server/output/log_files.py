@@ -125,7 +125,6 @@ def _while_unrotated(path: Path, read: Callable[[], Result]) -> Result:
 
 
 def _read_bytes(path: Path, offset: int, limit: int) -> tuple[int, bytes]:
-    """Return the offset of the first byte, and the bytes."""
     removed, older = _removed_bytes(path), _sibling(path, "1")
     oldest = max(0, removed - regular_size(older))
     begin = max(offset, oldest)
@@ -197,7 +196,6 @@ def _copy(log: IO[bytes], older: IO[bytes], remaining: int) -> None:
 
 
 def _removed_bytes(path: Path) -> int:
-    """Return the number of bytes that rotation has removed from the log."""
     try:
         digits = read_regular(_sibling(path, "gone"), MAX_OFFSET_DIGITS + 2).strip()
     except (OSError, ResourceShortage):

@@ -64,8 +64,6 @@ class StartRecord(msgspec.Struct, frozen=True):
 
 
 class RunFiles:
-    """The paths and records of one run."""
-
     def __init__(self, out: Path, job: str, run: int) -> None:
         self.job = job
         self.run = run
@@ -93,7 +91,6 @@ class RunFiles:
         return self._path_of(instance, f"{stream}.pipe")
 
     def claim(self, instance: int) -> Path:
-        """Return the file that names the process that runs the instance."""
         return self._path_of(instance, "claim")
 
     def exit(self, instance: int) -> Path:
@@ -142,7 +139,6 @@ class RunFiles:
         return path.suffix in RECORD_SUFFIXES
 
     def of_run(self, run: int) -> RunFiles:
-        """Return the files of another run of the job."""
         return RunFiles(self._out, self.job, run)
 
     def _path_of(self, instance: int, kind: str) -> Path:
@@ -162,7 +158,6 @@ class RunFiles:
         return self.replace_start(record)
 
     def replace_start(self, record: StartRecord) -> StartRecord:
-        """Write the start record, and return it."""
         self._make_records_folder()
         write_atomically(self._start, msgspec.json.encode(record))
         self._origin = record.origin or self.run
@@ -220,7 +215,6 @@ def mark_prefix(out: Path) -> str:
 
 
 def new_mark(out: Path) -> str:
-    """Return a new mark for the processes of a run."""
     return mark_prefix(out) + uuid4().hex
 
 

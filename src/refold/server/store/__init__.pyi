@@ -6,16 +6,8 @@ from .backups import (
     remove_old_backups as remove_old_backups,
     restore_database as restore_database,
 )
-from .folder_lock import (
-    FILE_NAME as FILE_NAME,
-    FolderInUse as FolderInUse,
-    FolderLock as FolderLock,
-)
-from .journal_reader import (
-    Checkpoint as Checkpoint,
-    JournalReader as JournalReader,
-    StoredEpoch as StoredEpoch,
-)
+from .folder_lock import FILE_NAME as FILE_NAME, FolderInUse as FolderInUse, FolderLock as FolderLock
+from .journal_reader import Checkpoint as Checkpoint, JournalReader as JournalReader, StoredEpoch as StoredEpoch
 from .reader import (
     ACTIVE as ACTIVE,
     EndedRow as EndedRow,
@@ -24,9 +16,4 @@ from .reader import (
     with_launch as with_launch,
     without_launch as without_launch,
 )
-from .store import (
-    Commit as Commit,
-    EndedJob as EndedJob,
-    NewJob as NewJob,
-    Store as Store,
-)
+from .store import Commit as Commit, EndedJob as EndedJob, NewJob as NewJob, Store as Store

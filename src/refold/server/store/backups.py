@@ -77,7 +77,6 @@ def restore_database(backup: Path, database: Path, now: datetime) -> Path | None
 
 
 def remove_old_backups(folder: Path, keep: int) -> None:
-    """Remove all but the newest backups."""
     for path in list_backups(folder)[keep:]:
         path.unlink(missing_ok=True)
 

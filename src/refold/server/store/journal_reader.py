@@ -65,7 +65,6 @@ class JournalReader:
         return number
 
     def time_of(self, entry: int) -> Seconds:
-        """Return the time of an entry."""
         (line,) = next(self.encoded_entries(entry, entry + 1))
         return _ENTRY.decode(line).now
 

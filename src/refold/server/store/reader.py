@@ -73,7 +73,6 @@ class StoreReader:
         return None if row is None else msgspec.json.decode(row[0], type=type_)
 
     def last_numbers(self) -> tuple[int, int]:
-        """Return the numbers of the last job and of the last event."""
         query = "SELECT (SELECT coalesce(max(number), 0) FROM jobs), (SELECT coalesce(max(number), 0) FROM events)"
         job, event = self._fast.execute(query).fetchone()
         return job, event
@@ -115,7 +114,6 @@ class StoreReader:
         return frozenset(state for (state,) in rows)
 
     def _array_id(self, number: int) -> str:
-        """Return the id of an array whose first job has this number."""
         row = self._fast.execute("SELECT name FROM jobs WHERE number=?", (number,)).fetchone()
         return "" if row is None else f"{row[0]}-{number}"
 
@@ -212,7 +210,6 @@ class StoreReader:
         return [Event(*row) for row in reversed(rows)]
 
     def secrets(self, job_id: str) -> dict[str, str]:
-        """Return the secret environment variables of a job."""
         row = self._fast.execute("SELECT variables FROM secrets WHERE job=?", (job_id,)).fetchone()
         return {} if row is None else msgspec.json.decode(row[0], type=dict[str, str])
 
@@ -222,7 +219,6 @@ class StoreReader:
         return None if row is None else EnvironmentRow(row[0], msgspec.json.decode(row[1], type=dict[str, str]))
 
     def tokens(self) -> list[StoredToken]:
-        """Return all stored tokens."""
         rows = self._fast.execute("SELECT name, role, tenant, user, created, hash FROM tokens ORDER BY created, name")
         return [StoredToken(*row) for row in rows.fetchall()]
 

@@ -25,8 +25,8 @@ from refold.server.store.backups import BACKUPS_FOLDER, copy_database, list_back
 from refold.server.store.checksums import find_damage, register, row_checksum, seal_schema
 from refold.server.store.folder_lock import FILE_NAME, FolderLock
 from refold.server.store.journal_reader import Checkpoint, ReadConnections
-from refold.server.store.migrations import can_migrate, migrate
 from refold.server.store.reader import ACTIVE, StoreReader, without_launch
+from refold.server.store.schema import can_migrate, migrate
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -213,16 +213,13 @@ class Store:
         )
 
     def add_token(self, token: StoredToken) -> None:
-        """Store a token."""
         row = (token.hash, token.name, token.role, token.tenant, token.user, token.created)
         self._in_transaction(lambda: self._insert("tokens", [row]))
 
     def remove_token(self, token_hash: str) -> None:
-        """Delete a token."""
         self._in_transaction(lambda: self._connection.execute("DELETE FROM tokens WHERE hash=?", (token_hash,)))
 
     def write_environment(self, environment_id: str, user: str, variables: Mapping[str, str], stored: float) -> None:
-        """Store the environment of a user."""
         row = (environment_id, user, stored, _ENCODER.encode(variables))
         self._in_transaction(lambda: self._insert("environments", [row], replace=True))
 
@@ -306,7 +303,6 @@ class Store:
         copy_database(self.path, target)
 
     def write_meta(self, key: str, value: object) -> None:
-        """Store a value under a key."""
         row = (key, _ENCODER.encode(value))
         self._in_transaction(lambda: self._insert("meta", [row], replace=True))
 

@@ -97,7 +97,6 @@ class FifoLoop:
             self.next_task[task], self.head_of[demand] = self.head_of[demand], task
 
     def result(self) -> ReplayResult:
-        """Return what has happened."""
         (started, ended), (first_row, placements) = self.times, self.tasks.arrays
         return ReplayResult(self.columns, started, ended, first_row, placements, *self.numbers)
 
@@ -140,11 +139,9 @@ class FifoLoop:
         return -1
 
     def _fits_empty(self, task: int) -> bool:
-        """Whether a task fits the empty cluster."""
         return self.tasks.fits_empty[self.tasks.demand_of[task]]
 
     def _start(self, task: int) -> None:
-        """Start a task whose resources are taken."""
         self.started[task], self.ended[task] = self.now, self.now + self.work[task] / self._speed(task)
         self.start_step[task], self.start_number[task] = self.step, self.starts
         self.starts += 1
@@ -170,7 +167,6 @@ class FifoLoop:
             self.tasks.rule.cache.clear()
 
     def _start_tasks(self) -> None:
-        """Start tasks until none can be started."""
         while self.waiting > 0:
             task = self._first_task() if self.strict else self._first_candidate()
             if task >= self.arrived:
@@ -225,7 +221,6 @@ class PlacedTasks:
         self.rule.make_room(int(rows[:, 0].max(initial=0)))
 
     def need(self, task: int) -> Need:
-        """Return the need of one instance of a task."""
         return need_at(self.demands, self.demand_of[task])
 
     def place(self, free: FreeArrays, task: int) -> bool:
@@ -243,7 +238,6 @@ class PlacedTasks:
         self._change(free, task, -1)
 
     def release(self, free: FreeArrays, task: int) -> None:
-        """Release the placement of a task."""
         self._change(free, task, 1)
 
     def _change(self, free: FreeArrays, task: int, sign: int) -> None:

@@ -1,10 +1,4 @@
-from .axes import (
-    Axis as Axis,
-    Frame as Frame,
-    Plot as Plot,
-    range_axis as range_axis,
-    value_axis as value_axis,
-)
+from .axes import Axis as Axis, Frame as Frame, Plot as Plot, range_axis as range_axis, value_axis as value_axis
 from .figures import ReportRun as ReportRun
 from .guarantees import (
     GuaranteeReport as GuaranteeReport,
@@ -12,11 +6,7 @@ from .guarantees import (
     check_guarantees as check_guarantees,
     find_violations as find_violations,
 )
-from .job_measures import (
-    JobMeasures as JobMeasures,
-    join_measures as join_measures,
-    measure_jobs as measure_jobs,
-)
+from .job_measures import JobMeasures as JobMeasures, join_measures as join_measures, measure_jobs as measure_jobs
 from .measures import (
     MeasureGroup as MeasureGroup,
     Measures as Measures,
@@ -36,12 +26,14 @@ from .power import (
     format_rack_name as format_rack_name,
     sort_by_limit_margin as sort_by_limit_margin,
 )
-from .recorded import measure_waits as measure_waits, peak_gpus as peak_gpus
-from .replayed import replayed_history as replayed_history
-from .report import (
-    compare_with_record as compare_with_record,
-    write_report as write_report,
+from .recorded import (
+    Reproduction as Reproduction,
+    measure_reproduction as measure_reproduction,
+    measure_waits as measure_waits,
+    peak_gpus as peak_gpus,
 )
+from .replayed import replayed_history as replayed_history
+from .report import compare_with_record as compare_with_record, write_report as write_report
 from .start_estimates import StartEstimateGroup as StartEstimateGroup
 from .svg import html_page as html_page
 from .tables import (
@@ -58,6 +50,4 @@ from .tables import (
     measure_table as measure_table,
     outlook_table as outlook_table,
 )
-from .topology import (
-    TopologyUse as TopologyUse,
-)
+from .topology import TopologyUse as TopologyUse

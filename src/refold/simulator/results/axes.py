@@ -52,7 +52,6 @@ class Frame:
 
     @property
     def plot_width(self) -> float:
-        """Width of the plot area."""
         return self.width - self.left - self.right
 
     @property
@@ -67,7 +66,6 @@ class Frame:
 
     @property
     def plot_height(self) -> float:
-        """Height of the plot area."""
         return self.height - self.top - self.bottom
 
 
@@ -80,11 +78,9 @@ class Plot:
     y_axis: Axis
 
     def x(self, value: float) -> float:
-        """Return the x coordinate of a value."""
         return float(self._xs(np.array([value]))[0])
 
     def y(self, value: float) -> float:
-        """Return the y coordinate of a value."""
         return float(self._ys(np.array([value]))[0])
 
     def path(self, x_values: Floats, y_values: Floats) -> str:
@@ -95,7 +91,6 @@ class Plot:
         return "M" + text[1:].removesuffix(".0")
 
     def points(self, x_values: Floats, y_values: Floats) -> tuple[Floats, Floats]:
-        """Return the coordinates of points."""
         return self._xs(x_values), self._ys(y_values)
 
     def band(self, x_values: Floats, low: Floats, high: Floats) -> str:
@@ -118,7 +113,6 @@ class Plot:
         return [svg.horizontal_line(left, right, self.y(value), "grid") for value, _ in ticks(self.y_axis)]
 
     def draw_y_labels(self) -> list[str]:
-        """Draw the labels of the y axis."""
         x = self.frame.left - 8
         return [svg.label_text(text, x, self.y(value), "tick y") for value, text in ticks(self.y_axis)]
 
@@ -142,7 +136,6 @@ class Plot:
 
 
 def ticks(axis: Axis) -> list[tuple[float, str]]:
-    """Return the positions and labels of the ticks of an axis."""
     if axis.marks:
         return list(axis.marks)
     match axis.kind:

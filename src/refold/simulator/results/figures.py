@@ -35,6 +35,8 @@ class ReportRun:
     measures: Measures
     is_recorded: bool = False
     """It happened, and was not simulated."""
+    is_reference: bool = False
+    """It is what happened, simulated like the other policies, which are compared with it."""
     is_oracle: bool = False
     """The policy knows run times in advance."""
 
@@ -123,7 +125,6 @@ def queue_figure(runs: Sequence[ReportRun], span: tuple[float, float]) -> Figure
 
 
 def fragmentation_figure(runs: Sequence[ReportRun], span: tuple[float, float]) -> Figure:
-    """Return the fragmentation over time."""
     values = [time_series.fragmentation(run.history, midpoints(*span, TIME_INTERVALS)) for run in runs]
     top = min(1.0, nice_maximum(max((float(value.max()) for value in values), default=1.0)))
     remarks = [tables.format_value(run.measures.fragmentation, "%") for run in runs]
@@ -185,14 +186,12 @@ def _power_caption(use: power.PowerUse) -> str:
 
 
 def completion_figure(runs: Sequence[ReportRun]) -> Figure:
-    """Return the distribution of completion times."""
     values = [_select_finished(run.history, run.history.jobs.ended - run.history.jobs.submitted) for run in runs]
     spreads = [run.measures.completion for run in runs]
     return _distribution("Completion time", "From submission to end.", runs, values, spreads)
 
 
 def waiting_figure(runs: Sequence[ReportRun]) -> Figure:
-    """Return the distribution of waiting times."""
     values = []
     for run in runs:
         jobs = run.history.jobs

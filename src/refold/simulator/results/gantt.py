@@ -55,14 +55,12 @@ def choose_colours(history: History) -> JobColours:
 
 
 def count_blocks(history: History) -> int:
-    """Return the number of blocks in the chart of a history."""
     return sum(
         1 for allocation in history.runs.allocations for share in allocation.placement for _ in _adjacent_gpus(share)
     )
 
 
 def gantt_chart(history: History, colours: JobColours, axis: Axis, *, as_image: bool, label: str) -> Chart:
-    """Draw the Gantt chart of a history."""
     gpus = history.cluster.gpus
     row_height = min(16.0, (400 if gpus <= 400 else 520) / max(gpus, 1))
     frame = Frame(FULL_WIDTH, row_height * gpus + 42, left=84, right=18, top=8, bottom=34)
@@ -105,7 +103,6 @@ def _node_labels(cluster: Cluster, frame: Frame, row_height: float) -> tuple[lis
 
 
 def _first_rows(cluster: Cluster) -> list[int]:
-    """Return the row of the first GPU of each node."""
     return [0, *accumulate(node.gpus for node in cluster.nodes)]
 
 

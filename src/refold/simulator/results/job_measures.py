@@ -28,7 +28,6 @@ class JobMeasures:
         return len(self.delay)
 
     def of(self, jobs: Ints) -> JobMeasures:
-        """Return the measures of some jobs, by their numbers."""
         return JobMeasures(self.delay[jobs], self.fairness[jobs], self.preemptions[jobs])
 
 
@@ -48,7 +47,6 @@ def measure_jobs(history: History) -> JobMeasures:
 
 
 def join_measures(parts: Sequence[JobMeasures]) -> JobMeasures:
-    """Return the measures of the jobs of several histories."""
     return JobMeasures(
         np.concatenate([part.delay for part in parts]),
         np.concatenate([part.fairness for part in parts]),

@@ -41,8 +41,6 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class OutcomeCounts(msgspec.Struct, frozen=True):
-    """Number of jobs by outcome."""
-
     finished: int = 0
     failed: int = 0
     cancelled: int = 0
@@ -142,7 +140,7 @@ def measure(history: History, crossings: Crossings | None = None) -> Measures:
         runs=len(runs),
         preemptions=int((runs.ending == Ending.STOPPED).sum()),
         reshapes=reshapes,
-        reshapes_per_job=_ratio(reshapes, _reshapable_jobs(history)),
+        reshapes_per_job=_ratio(reshapes, int(_is_reshapable(history)[~np.isnan(history.jobs.first_start)].sum())),
         failures=int((runs.ending == Ending.FAILED).sum()),
         lost_seconds=float(lost.sum()),
         lost_gpu_hours=float((lost * runs.gpus).sum()) / HOUR,
@@ -312,11 +310,6 @@ def _reshapes(history: History) -> int:
     return int(_is_reshapable(history)[runs.job[after[reshaped]]].sum())
 
 
-def _reshapable_jobs(history: History) -> int:
-    """Count the reshapable jobs that were started."""
-    return int(_is_reshapable(history)[~np.isnan(history.jobs.first_start)].sum())
-
-
 def _is_reshapable(history: History) -> Ints:
     return history.jobs.by_kind(lambda job: job.reshapable)
 
@@ -371,7 +364,6 @@ _SIZE_LIMITS = (1, 4, 8, 32)
 
 
 def size_of(job: Job) -> int:
-    """Return the index of the size class of a job in SIZES."""
     demand = job.demand
     if not demand.gpus:
         return 0
@@ -404,12 +396,5 @@ def _group(per_job: _PerJob, name: str, jobs: Ints) -> MeasureGroup:
 
 
 def _outcomes(outcome: Ints) -> OutcomeCounts:
-    counts = np.bincount(outcome, minlength=len(Outcome)).tolist() if len(outcome) else [0] * len(Outcome)
-    return OutcomeCounts(
-        finished=counts[Outcome.FINISHED],
-        failed=counts[Outcome.FAILED],
-        cancelled=counts[Outcome.CANCELLED],
-        running=counts[Outcome.RUNNING],
-        waiting=counts[Outcome.WAITING],
-        infeasible=counts[Outcome.INFEASIBLE],
-    )
+    counts = np.bincount(outcome, minlength=len(Outcome)).tolist()
+    return OutcomeCounts(**{each.name.lower(): counts[each] for each in Outcome})

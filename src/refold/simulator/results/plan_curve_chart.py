@@ -60,7 +60,6 @@ class CurveChart:
     linear: bool = True
 
     def svg(self) -> str:
-        """Return the chart as a self-contained SVG file."""
         plot, drawn = self._plot(), self._drawn()
         parts = [*self._legend(), *plot.draw_axes(), *plot.draw_titles(self.resource, "samples/s")]
         if self.linear:
@@ -166,7 +165,6 @@ def _labels(plot: Plot, curves: Sequence[tuple[str, StepCurve]]) -> list[str]:
 
 
 def _plan_changes(curves: Sequence[tuple[str, StepCurve]]) -> list[tuple[str, CurveStep]]:
-    """Return the steps at which the plan changes, highest first."""
     return [
         (colour, step)
         for colour, curve in curves

@@ -57,7 +57,6 @@ class RackPowerSeries:
     _change: Floats
 
     def level(self, rack: int) -> Floats:
-        """Return the watts of a rack from each time on."""
         of_rack = self._rack == rack
         changes = np.bincount(self._time_index[of_rack], self._change[of_rack], minlength=len(self.times))
         # Rounding removes floating-point errors, which would show as peaks or as exceeded limits.

@@ -29,7 +29,6 @@ class JobKinds(NamedTuple):
     reshapable: Bools
 
     def minimum(self, job: int) -> Demand:
-        """Return the minimum demand of a job."""
         return self.demands[int(self.demand[job])]
 
 

@@ -52,7 +52,6 @@ class _Intervals:
                 self._open[job] = now, self._texts.setdefault(found, found)
 
     def close_all(self, now: Seconds) -> None:
-        """End all intervals."""
         for job in list(self._open):
             self._close(job, now)
 
@@ -142,7 +141,6 @@ class _WaitingJobs:
         self._held: set[int] = set()
 
     def apply(self, change: _Change) -> None:
-        """Update the waiting jobs."""
         match change.kind:
             case _Kind.RUN_STARTED:
                 job = int(self._job_of_run[change.target])
@@ -211,7 +209,6 @@ class _AvailableGpus:
         ]
 
     def apply(self, change: _Change) -> None:
-        """Update the available GPUs."""
         match change.kind:
             case _Kind.RUN_STARTED:
                 self._runs[int(self._history.runs.job[change.target])] = change.target
@@ -301,7 +298,6 @@ class _AvailableGpus:
         return f"{needs}: {free.sum()} are up and not guaranteed to other jobs"
 
     def explain(self, job: int, nodes: list[int]) -> str:
-        """Return what a job needs and which GPUs of these nodes it could get."""
         held, entitled, unguaranteed = (float(milli[nodes].sum()) / WHOLE for milli in self._node_milli.values())
         free = float(self._gpus_up[nodes].sum()) - held
         counts = {

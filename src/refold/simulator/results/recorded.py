@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
+from math import isfinite, nan
 from typing import NamedTuple
 
 import numpy as np
 
+from refold.journal import JobColumns
 from refold.model import Job, Seconds
 from refold.simulator.results.measures import Measures, compute_spread
 from refold.simulator.results.tables import MAIN_MEASURES, MeasureColumn, Recorded, format_value
@@ -27,6 +29,10 @@ MIN_RATIO, MAX_RATIO = 1.05, 100.0
 """Ratios between these are stated: '1.0 × shorter' says nothing."""
 
 
+MAX_DEVIATION, CLOSE_ENOUGH = 0.25, 60.0
+"""A simulation reproduces a mean waiting time if it differs by less than this part, or these seconds."""
+
+
 class Headline(NamedTuple):
     """The best value of a measure, the policy that achieved it, and how it compares with the record or a baseline."""
 
@@ -35,6 +41,39 @@ class Headline(NamedTuple):
     value: str
     policy: str
     remark: str
+
+
+class Reproduction(NamedTuple):
+    """How well a simulation of the scheduler that was recorded reproduces the record, over jobs that started in both.
+
+    `recorded`, `simulated`: mean waiting times. `error`: mean difference of the starts of jobs.
+    """
+
+    jobs: int
+    recorded: Seconds
+    simulated: Seconds
+    error: Seconds
+
+    @property
+    def is_close(self) -> bool:
+        """Whether the mean waiting time is reproduced."""
+        return abs(self.simulated - self.recorded) <= max(MAX_DEVIATION * self.recorded, CLOSE_ENOUGH)
+
+
+def measure_reproduction(recorded: JobColumns, simulated: JobColumns) -> Reproduction | None:
+    """Compare a record with its simulation; None if no job started in both."""
+    starts = {job.id: at for job, at in zip(simulated.jobs, simulated.first_start.tolist(), strict=True)}
+    rows = [
+        (start - submitted, starts[job.id] - submitted)
+        for job, submitted, start in zip(
+            recorded.jobs, recorded.submitted.tolist(), recorded.first_start.tolist(), strict=True
+        )
+        if isfinite(start) and isfinite(starts.get(job.id, nan))
+    ]
+    if not rows:
+        return None
+    was, would_be = np.array(rows).T
+    return Reproduction(len(rows), float(was.mean()), float(would_be.mean()), float(np.abs(was - would_be).mean()))
 
 
 def measure_waits(jobs: Sequence[Job], waits: Mapping[str, Seconds]) -> Recorded | None:
@@ -74,7 +113,6 @@ def find_reference(measured: Sequence[tuple[str, Measures]], recorded_run: str |
 
 
 def _values_of(name: str, measures: Measures) -> Recorded:
-    """Return measures by the keys of their columns."""
     return Recorded(name, measures.jobs, {column.key: get(measures) for column, get in MAIN_MEASURES})
 
 
@@ -99,7 +137,6 @@ def find_headlines(measured: Sequence[tuple[str, Measures]], reference: Recorded
 
 
 def _equal(reference: str, policy: str, policies: Collection[str]) -> str:
-    """Describe a best value that is that of the reference."""
     if reference not in policies:
         return f"as {reference}"
     return f"best of {len(policies)}" if policy in policies and len(policies) > 1 else ""

@@ -41,7 +41,6 @@ def tag(name: str, text: str | None = None, **attributes: float | str) -> str:
 
 
 def parent(name: str, children: Sequence[str], **attributes: float | str) -> str:
-    """Return an element around the children, which are elements."""
     inside = "".join(children)
     head = f"{name}{_format_attributes(attributes)}"
     return f"<{head}>{inside}</{name}>" if inside else f"<{head}/>"
@@ -53,7 +52,6 @@ def group(children: Sequence[str], **attributes: float | str) -> str:
 
 
 def drawing(width: float, height: float, children: Sequence[str], **attributes: float | str) -> str:
-    """Return an <svg> element."""
     return parent("svg", children, viewBox=_view_box(width, height), **attributes)
 
 
@@ -75,12 +73,10 @@ def _view_box(width: float, height: float) -> str:
 
 
 def horizontal_line(x1: float, x2: float, y: float, class_: str) -> str:
-    """Return a horizontal line."""
     return tag("line", class_=class_, x1=x1, x2=x2, y1=y, y2=y)
 
 
 def vertical_line(x: float, y1: float, y2: float, class_: str) -> str:
-    """Return a vertical line."""
     return tag("line", class_=class_, x1=x, x2=x, y1=y1, y2=y2)
 
 

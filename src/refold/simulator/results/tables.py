@@ -337,7 +337,6 @@ def _reasons(history: History) -> list[str]:
 
 
 def requests_only_absent_types(job: Job, cluster: Cluster) -> bool:
-    """Return whether the job requests GPU types of which the cluster has none."""
     demand = job.demand
     return bool(demand.gpus and demand.gpu_types) and not set(demand.gpu_types) & set(cluster.type_names)
 

@@ -30,7 +30,6 @@ class StepFunction:
     values: Floats
 
     def integral(self, until: Floats) -> Floats:
-        """Return the integral up to each of these times."""
         if not len(self.times):
             return np.zeros_like(until)
         areas = np.concatenate([[0.0], np.cumsum(np.diff(self.times) * self.values[:-1])])
@@ -62,7 +61,6 @@ def overlap(starts: Floats, ends: Floats, first: float, last: float) -> Floats:
 
 
 def gpus_allocated(history: History) -> StepFunction:
-    """Return the number of GPUs allocated to runs over time."""
     return sum_intervals(history.runs.start, history.run_end, history.runs.gpus)
 
 

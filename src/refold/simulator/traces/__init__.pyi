@@ -24,12 +24,7 @@ from .sacct_cells import (
     parse_tres as parse_tres,
 )
 from .shorthand import UNKNOWN_GPU_TYPE as UNKNOWN_GPU_TYPE
-from .summary import (
-    QUANTILES as QUANTILES,
-    Portion as Portion,
-    Summary as Summary,
-    summarise as summarise,
-)
+from .summary import QUANTILES as QUANTILES, Portion as Portion, Summary as Summary, summarise as summarise
 from .synthetic import (
     Lognormal as Lognormal,
     PoissonArrivals as PoissonArrivals,

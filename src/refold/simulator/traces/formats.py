@@ -101,7 +101,6 @@ def read_cluster(path: str | Path) -> Cluster:
 
 
 def write_cluster(cluster: Cluster, path: str | Path) -> None:
-    """Write the cluster as YAML."""
     from refold.simulator.traces import clusters
 
     clusters.write(cluster, Path(path))

@@ -302,8 +302,6 @@ class _TresLists(msgspec.Struct):
 
 
 class SacctJob(msgspec.Struct):
-    """A job."""
-
     job_id: int
     time: _Time
     state: _State

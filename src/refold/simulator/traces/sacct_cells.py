@@ -28,7 +28,6 @@ class GpuAmount(NamedTuple):
     types: tuple[str, ...] = ()
 
     def times(self, nodes: int) -> GpuAmount:
-        """Return the total over a number of nodes."""
         return GpuAmount(self.total * nodes, self.types)
 
     @staticmethod

@@ -20,7 +20,6 @@ _SHORTHAND = re.compile(rf"\s*((?:{_LEVEL})*){_NODES}\s*", re.ASCII)
 
 
 def is_shorthand(text: str) -> bool:
-    """Whether a text is shorthand for a cluster."""
     return all(_SHORTHAND.fullmatch(part) for part in text.split("+"))
 
 

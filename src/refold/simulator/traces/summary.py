@@ -51,7 +51,6 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def summarise(trace: Trace) -> Summary:
-    """Compute the summary statistics of a trace."""
     jobs = trace.jobs
     sizes = _portions(jobs, lambda job: size_name(job.demand))
     order = ("no GPU", "fraction", *_SIZE_NAMES)

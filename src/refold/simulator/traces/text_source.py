@@ -42,8 +42,6 @@ _SECOND = timedelta(seconds=1)
 
 @dataclass(frozen=True, slots=True)
 class TextSource:
-    """The path and the text of a file."""
-
     path: Path
     text: str
 
@@ -171,7 +169,6 @@ class TextTable:
         return self._reader.line_num
 
     def bad_row(self, cell: BadCell) -> BadRow:
-        """Return the error for a bad cell of the current row."""
         return BadRow(self.path, self.line, cell.column, cell.found, cell.expected)
 
 

@@ -18,10 +18,7 @@ from .search import (
     expected_slices as expected_slices,
     find_front as find_front,
 )
-from .study import (
-    Study as Study,
-    StudyInputs as StudyInputs,
-)
+from .study import Study as Study, StudyInputs as StudyInputs
 from .trade_off import (
     MEASURES as MEASURES,
     OBJECTIVES as OBJECTIVES,

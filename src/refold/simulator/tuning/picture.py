@@ -61,7 +61,6 @@ class IntervalChart:
     rows: Sequence[IntervalRow]
 
     def svg(self) -> str:
-        """Return the chart as a self-contained SVG file."""
         height = TOP + ROW_HEIGHT * len(self.rows) + 48
         parts = [
             svg.label_text(
@@ -102,7 +101,6 @@ def _interval(plot: Plot, y: float, ratio: Ratio, class_: str, tooltip: str) -> 
 
 
 def render_trade_off(report: TuningReport, title: str, description: str, verdict: str, command: str) -> str:
-    """Return the page."""
     measures = [name for name in MEASURES if name in report.rows[0].values]
     rows = [_row(row, measures, report.chosen) for row in report.rows if row.policy.kind != "default"]
     chart = IntervalChart(title, description, ["score", *(TITLES[name] for name in measures)], rows)

@@ -139,7 +139,6 @@ class TuningReport(msgspec.Struct, frozen=True):
         return bool(self.gains) and all(gain.relation == "better" for gain in self.gains if gain.required)
 
     def row(self, number: int) -> ReportRow:
-        """Return the row of a point."""
         return next(row for row in self.rows if row.policy.number == number)
 
 

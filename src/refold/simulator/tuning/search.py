@@ -131,7 +131,6 @@ class Search:
 
     @property
     def tried(self) -> int:
-        """Number of settings that were drawn."""
         return max(0, len(self._seen) - 1)
 
     def run(self, evaluate: Evaluate, trials: int, may_continue: Callable[[], bool]) -> list[Evaluated]:
@@ -233,7 +232,6 @@ class Search:
         return [self._found[row].settings for row in (*by_objective, *by_objective, *by_measure)]
 
     def _values(self, measured: Sequence[JobMeasures], parts: Sequence[int]) -> Floats:
-        """Return the values of the measures over the jobs of several slices."""
         reference = join_measures([self._reference[part] for part in parts])
         gpus = np.concatenate([self._gpus[part] for part in parts])
         return CountedJobs.finished_under(reference, gpus).trade_off(join_measures(measured))
@@ -249,7 +247,6 @@ def _check_waiting(measured: Sequence[JobMeasures]) -> None:
 
 
 def _finite_sum(values: Floats) -> float:
-    """Return the sum of the finite values."""
     return float(values[np.isfinite(values)].sum())
 
 

@@ -58,7 +58,6 @@ class Study:
         return self._results.get(_key(run))
 
     def add(self, run: PartRun, result: JobMeasures) -> None:
-        """Add a result and write it to the file."""
         line = _Line(
             run.policy,
             dict(run.settings),

@@ -57,7 +57,6 @@ class CountedJobs:
         return values
 
     def resampled(self, jobs: JobMeasures, weights: Floats) -> Floats:
-        """Return a row of values for each row of weights of the counted jobs."""
         delay, fairness = jobs.delay[self.counted], jobs.fairness[self.counted]
         return np.column_stack(
             [
@@ -120,7 +119,6 @@ class Objective(msgspec.Struct, frozen=True):
 
 
 def ratios_of(values: Floats, reference: Floats) -> Floats:
-    """Return the ratios of measures to those of a reference."""
     with np.errstate(invalid="ignore"):
         ratios: Floats = (values + FLOORS) / (reference + FLOORS)
     return ratios

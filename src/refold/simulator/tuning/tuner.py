@@ -42,7 +42,6 @@ class HistoryPart(NamedTuple):
 
     @property
     def simulated(self) -> int:
-        """Number of simulated jobs."""
         return self.last - self.first
 
 
@@ -158,7 +157,6 @@ class Tuner:
         return make_report(measured, list(zip(policies, results, strict=True)), objective, chosen, self._seed)
 
     def gpus_of_slices(self) -> list[Floats]:
-        """Return the GPUs of the measured jobs of each slice."""
         return [self._gpus[part.measured : part.last] for part in self._split.slices]
 
     def evaluator(self, policy: str) -> Evaluate:

@@ -1,6 +1,6 @@
-"""Groups of options: a parameter of a command whose type is a dataclass stands for one option per field.
+"""Options and arguments of commands, declared in few words. Typer reads them from the annotations of parameters.
 
-The field types are `Annotated` typer options. A field may itself be a group, so that groups can be combined.
+A parameter whose type is a dataclass is a group: it stands for one option per field. A field may itself be a group.
 """
 
 from __future__ import annotations
@@ -10,6 +10,35 @@ from dataclasses import MISSING, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from typing import Any, get_type_hints
+
+import typer
+
+
+def option(
+    metavar: str,
+    help: str,
+    *flags: str,
+    min: float | None = None,
+    max: float | None = None,
+    complete: Callable[..., list[str]] | None = None,
+    show_default: bool = True,
+) -> Any:
+    """Return an option with a value. Without `flags`, it is named like its parameter."""
+    return typer.Option(
+        *flags, metavar=metavar, help=help, min=min, max=max, autocompletion=complete, show_default=show_default
+    )
+
+
+def switch(flag: str, help: str, *flags: str, show_default: bool = True) -> Any:
+    """Return an option without a value."""
+    return typer.Option(flag, *flags, help=help, show_default=show_default)
+
+
+def argument(
+    metavar: str, help: str, *, complete: Callable[..., list[str]] | None = None, show_default: bool = True
+) -> Any:
+    """Return an argument."""
+    return typer.Argument(metavar=metavar, help=help, autocompletion=complete, show_default=show_default)
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
