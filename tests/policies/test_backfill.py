@@ -386,16 +386,6 @@ def test_the_reason_says_whether_gpus_are_lacking_or_reserved() -> None:
     assert {wait.job: wait.reason for wait in waits} == {"wide": Reason.RESOURCES, "small": Reason.RESERVED}
 
 
-def test_a_job_that_may_not_start_yet_although_it_fits_has_the_reason_reserved() -> None:
-    """`old` must not be overtaken any more, so `small` waits although two GPUs are free, and has a reservation."""
-    policy = make_policy("conservative", LIMIT | {"max_wait_seconds": 10.0})
-    scheduler = Scheduler(make_cluster(4), policy)
-    scheduler.step(0.0, [JobSubmitted(make_job("runs", gpus=2, time_limit=600, preemptible=False))])
-    scheduler.step(1.0, [JobSubmitted(make_job("old", gpus=4, at=1.0, time_limit=60))])
-    waits = scheduler.step(20.0, [JobSubmitted(make_job("small", gpus=2, at=20.0, time_limit=60))]).waits
-    assert [(wait.job, wait.reason) for wait in waits] == [("small", Reason.RESERVED)]
-
-
 def test_the_reason_is_reported_again_after_a_job_was_held_while_no_other_waited() -> None:
     scheduler = Scheduler(make_cluster(1), make_policy("easy", LIMIT))
     jobs = [make_job(name, time_limit=60, preemptible=False) for name in ("runs", "waits")]
@@ -505,50 +495,7 @@ STREAM = [
 ]
 
 
-def test_no_job_is_overtaken_more_often_than_max_overtaken() -> None:
-    started_jobs = starts("easy", STREAM, make_cluster(4), max_overtaken=2)
-    assert started_jobs == [
-        (0, "a"),
-        (2, "s0"),
-        (6, "s1"),
-        (100, "wide"),
-        (110, "s2"),
-        (110, "s3"),
-        (110, "s4"),
-        (110, "s5"),
-    ]
-
-
-def test_no_job_is_overtaken_after_max_wait_seconds() -> None:
-    started_jobs = starts("easy", STREAM, make_cluster(4), max_wait_seconds=9.5)
-    assert [job for at, job in started_jobs if at < 100] == ["a", "s0", "s1", "s2"]
-
-
-def test_reservations_of_jobs_that_may_not_start_yet_do_not_wake_the_policy() -> None:
-    """From 10 on nothing may overtake `wide`, so the policy has nothing to do until `runs` ends."""
-    jobs = [
-        make_job("runs", gpus=2, work=100, preemptible=False),
-        make_job("wide", at=1, gpus=4, work=10),
-        *[make_job(f"s{number}", at=15, gpus=2, work=2 + number) for number in range(8)],
-    ]
-    started_jobs, entries = run(make_policy("conservative", KNOWN | {"max_wait_seconds": 9.0}), jobs, make_cluster(4))
-    assert [entry.now for entry in entries if entry.now < 110] == [0, 1, 15, 100]
-    assert started_jobs[:2] == [(0, "runs"), (100, "wide")]
-    assert {job for at, job in started_jobs if at == 110} == {"s0", "s1"}
-
-
-def test_a_reserved_job_does_not_start_if_it_would_overtake_a_blocking_job() -> None:
-    jobs = [
-        make_job("a", gpus=3, work=100),
-        make_job("b", work=10),
-        make_job("wide", at=1, gpus=4, work=10),
-        *[make_job(f"s{n}", at=2 + n, work=10) for n in range(3)],
-    ]
-    started_jobs = starts("conservative", jobs, make_cluster(4), max_overtaken=1)
-    assert started_jobs == [(0, "a"), (0, "b"), (10, "s0"), (100, "wide"), (110, "s1"), (110, "s2")]
-
-
-def test_without_a_limit_all_jobs_that_fit_overtake() -> None:
+def test_all_jobs_that_fit_overtake() -> None:
     started_jobs = starts("easy", STREAM, make_cluster(4))
     assert started_jobs == [(0, "a"), *[(2 + 4 * n, f"s{n}") for n in range(6)], (100, "wide")]
 
@@ -781,8 +728,6 @@ def test_runs_that_never_end_do_not_block_jobs_on_other_gpus() -> None:
         ({"preempt": "sometimes"}, "preempt is 'sometimes', expected one of never, whole-node, always"),
         ({"order": "chaos"}, "order is 'chaos', expected one of arrival, fair-share, shortest, attained"),
         ({"durations": "guessed"}, "durations is 'guessed', expected one of predicted, limit, known"),
-        ({"max_overtaken": -1}, "max_overtaken is -1, expected ≥ 0 (0: no limit)"),
-        ({"max_wait_seconds": -1.0}, "max_wait_seconds is -1.0, expected ≥ 0 (0: no limit)"),
         ({"depth": -1}, "depth is -1, expected ≥ 0 (0: the default of easy)"),
     ],
 )
@@ -904,29 +849,6 @@ def distinct(seed: int, jobs: int = 60) -> tuple[list[Job], Cluster]:
         )
         for number, job in enumerate(made)
     ], cluster
-
-
-@pytest.mark.parametrize("policy", ["easy", "conservative"])
-@pytest.mark.parametrize("seed", range(5))
-def test_on_random_workloads_no_job_is_overtaken_more_often_than_max_overtaken(policy: str, seed: int) -> None:
-    jobs, cluster = distinct(seed)
-    for most in (1, 4):
-        settings = {"durations": "limit", "max_overtaken": most, "lanes": seed % 2 == 1}
-        _, entries = run(make_policy(policy, settings), jobs, cluster)
-        assert max(period.overtaken for _, waiting in waiting_periods(entries) for period in waiting.values()) == most
-
-
-@pytest.mark.parametrize("policy", ["easy", "conservative"])
-@pytest.mark.parametrize("seed", range(5))
-def test_on_random_workloads_no_job_is_overtaken_after_max_wait_seconds(policy: str, seed: int) -> None:
-    jobs, cluster = distinct(seed)
-    _, entries = run(make_policy(policy, {"durations": "limit", "max_wait_seconds": 100.0}), jobs, cluster)
-    overtaken: dict[str, int] = {}
-    for entry, waiting in waiting_periods(entries):
-        for job_id, period in waiting.items():
-            if entry.now - period.job.submitted >= 100.0:
-                assert period.overtaken <= overtaken.get(job_id, period.overtaken), f"{job_id} at {entry.now}"
-            overtaken[job_id] = period.overtaken
 
 
 @pytest.mark.parametrize("policy", ["easy", "conservative"])

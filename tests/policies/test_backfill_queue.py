@@ -1,6 +1,5 @@
-"""The backfill queue and its gaps: order, overtaking, limits, and which job is offered a gap."""
+"""The backfill queue and its gaps: order, and which job is offered a gap."""
 
-from math import inf
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from refold.core import Scheduler, View
 from refold.model import Demand, Share
 from refold.placement import Placer
 from refold.policies.backfill.bookings import Bookings
-from refold.policies.backfill.queue import LAST_POSITION, BackfillQueue, Gaps, QueuedJob, QueuedRequest
+from refold.policies.backfill.queue import BackfillQueue, Gaps, QueuedJob, QueuedRequest
 from refold.policies.backfill.sizing import JobSize
 from refold.testing import make_cluster, make_job
 
@@ -27,8 +26,8 @@ def queued(
     return QueuedJob(QueuedRequest(job, ((key,), number), duration, duration), JobSize(job.demand, None, 1.0))
 
 
-def make_queue(*jobs: QueuedJob, max_overtaken: int = 0, max_wait: float = inf) -> BackfillQueue:
-    queue = BackfillQueue(max_overtaken, max_wait, SECOND_LANE_GPUS)
+def make_queue(*jobs: QueuedJob) -> BackfillQueue:
+    queue = BackfillQueue(SECOND_LANE_GPUS)
     for job in jobs:
         queue.add(job)
     return queue
@@ -92,49 +91,6 @@ class TestOrder:
         assert queue.in_order({"j1", "j20", "j3"}) == ["j20", "j3", "j1"]
 
 
-class TestLimits:
-    def test_without_limits_any_job_may_start(self) -> None:
-        queue = make_queue(queued("a", 1))
-        queue.count_overtaken(((0,), 9))
-        assert queue.start_limit(1e9) == LAST_POSITION
-
-    def test_a_job_blocks_those_behind_it_once_it_was_overtaken_often_enough(self) -> None:
-        queue = make_queue(queued("a", 1), queued("b", 2), max_overtaken=2)
-        queue.count_overtaken(((0,), 9))
-        assert queue.start_limit(0.0) == LAST_POSITION
-        queue.count_overtaken(((0,), 9))
-        assert queue.start_limit(0.0) == ((0,), 1)
-        queue.remove("a")
-        assert queue.start_limit(0.0) == ((0,), 2)
-        queue.remove("b")
-        assert queue.start_limit(0.0) == LAST_POSITION
-
-    def test_only_jobs_ahead_are_overtaken_in_both_lanes(self) -> None:
-        jobs = [queued(name, number, lane=number % 2) for number, name in enumerate("abcd")]
-        queue = make_queue(*jobs, max_overtaken=5)
-        queue.count_overtaken(jobs[2].position)
-        assert [job.overtaken for job in jobs] == [1, 1, 0, 0]
-
-    def test_without_a_limit_overtaking_is_not_counted(self) -> None:
-        job = queued("a", 1)
-        make_queue(job).count_overtaken(((0,), 9))
-        assert job.overtaken == 0
-
-    @pytest.mark.parametrize(("now", "limit"), [(109.9, LAST_POSITION), (110.0, ((0,), 1)), (150.0, ((0,), 1))])
-    def test_a_job_blocks_those_behind_it_once_it_has_waited_long_enough(self, now: float, limit: object) -> None:
-        queue = make_queue(queued("a", 1, at=10.0), queued("b", 2, at=50.0), max_wait=100.0)
-        assert queue.start_limit(now) == limit
-
-    def test_the_limit_changes_with_time_and_with_new_jobs(self) -> None:
-        queue = make_queue(queued("b", 2, at=0.0), max_wait=100.0)
-        assert queue.start_limit(50.0) == LAST_POSITION
-        assert queue.start_limit(100.0) == ((0,), 2)
-        queue.add(queued("a", 1, at=0.0))
-        assert queue.start_limit(100.0) == ((0,), 1)
-        queue.resort(lambda job: (job.job.id == "a",))
-        assert queue.start_limit(100.0) == ((False,), 2)
-
-
 def empty_bookings(*sizes: int) -> Bookings:
     return Bookings(make_cluster(*sizes), Placer("first-fit"))
 
@@ -152,15 +108,15 @@ class TestGaps:
             gaps.add(job)
         return gaps
 
-    def next_name(self, gaps: Gaps, bookings: Bookings, limit: Any = LAST_POSITION) -> str | None:
-        job = gaps.next(0.0, limit, bookings)
+    def next_name(self, gaps: Gaps, bookings: Bookings) -> str | None:
+        job = gaps.next(0.0, bookings)
         return None if job is None else job.job.id
 
     def test_the_shortest_job_is_offered_first_then_the_earlier_one(self) -> None:
         jobs = [queued("a", 1, duration=30), queued("b", 2, duration=10), queued("c", 3, duration=10)]
         gaps, bookings = self.make(*jobs), empty_bookings(4)
         order = []
-        while (job := gaps.next(0.0, LAST_POSITION, bookings)) is not None:
+        while (job := gaps.next(0.0, bookings)) is not None:
             order.append(job.job.id)
             gaps.remove(job)
         assert order == ["b", "c", "a"]
@@ -173,11 +129,6 @@ class TestGaps:
     def test_the_shortest_of_several_demands_is_offered(self) -> None:
         gaps = self.make(queued("a", 1, gpus=2, duration=30), queued("b", 2, gpus=1, duration=20))
         assert self.next_name(gaps, empty_bookings(4)) == "b"
-
-    def test_a_job_behind_the_limit_is_not_offered(self) -> None:
-        gaps = self.make(queued("a", 1, duration=30), queued("b", 2, duration=10))
-        assert self.next_name(gaps, empty_bookings(4), ((0,), 1)) == "a"
-        assert self.next_name(gaps, empty_bookings(4), ((0,), 0)) is None
 
     @pytest.mark.parametrize(("duration", "offered"), [(49.0, "a"), (50.0, "a"), (51.0, None)])
     def test_a_job_fits_if_it_ends_by_the_next_reservation(self, duration: float, offered: str | None) -> None:

@@ -59,12 +59,12 @@ class TestSlurm(PolicyContract):
 
 class TestEasyInTwoLanesByShortest(PolicyContract):
     def make_policy(self) -> Policy:
-        return make_policy("easy", {"lanes": True, "order": "shortest", "max_overtaken": 3, "backfill_order": "queue"})
+        return make_policy("easy", {"lanes": True, "order": "shortest", "backfill_order": "queue"})
 
 
 class TestEasyByFairShareWithoutPreemption(PolicyContract):
     def make_policy(self) -> Policy:
-        return make_policy("easy", {"order": "fair-share", "preempt": "never", "max_wait_seconds": 60.0})
+        return make_policy("easy", {"order": "fair-share", "preempt": "never"})
 
 
 class TestConservative(PolicyContract):

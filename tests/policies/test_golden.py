@@ -55,11 +55,11 @@ WORKLOADS = ("steady", "burst", "scarce", "mixed")
 
 BACKFILL: dict[str, dict[str, object]] = {
     "easy": {},
-    "easy patient": {"preempt": "never", "max_overtaken": 2, "depth": 4, "confidence": 0.95},
-    "easy shortest": {"order": "shortest", "backfill_order": "queue", "max_wait_seconds": 120.0},
+    "easy patient": {"preempt": "never", "depth": 4, "confidence": 0.95},
+    "easy shortest": {"order": "shortest", "backfill_order": "queue"},
     "conservative": {},
     "conservative lanes": {"lanes": True, "durations": "known", "duration_quantile": 0.9},
-    "easy limits": {"durations": "limit", "lanes": True, "preempt": "whole-node", "max_overtaken": 3},
+    "easy limits": {"durations": "limit", "lanes": True, "preempt": "whole-node"},
     "easy fair": {"order": "fair-share", "duration_quantile": 0.7, "backfill_order": "queue"},
     "conservative limits": {"durations": "limit", "order": "attained", "depth": 9},
 }

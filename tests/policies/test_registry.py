@@ -60,6 +60,8 @@ def test_a_broken_file_is_listed_with_its_problem_and_does_not_affect_others(fol
 def test_a_setting_that_a_policy_had_once_is_rejected_with_what_replaces_it() -> None:
     with pytest.raises(BadInput, match=r"'starvation_seconds' any more; .* 'overtaking_share'"):
         make_policy("refold", {"starvation_seconds": 3600})
+    with pytest.raises(BadInput, match=r"easy has no setting 'max_overtaken' any more; .* 'refold'"):
+        make_policy("easy", {"max_overtaken": 3})
 
 
 def test_unknown_names_files_and_folders_are_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

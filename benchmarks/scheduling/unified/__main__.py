@@ -3,7 +3,8 @@
 A table with one row for each target: value (mean of draws), spread, target, best other policy, met or missed; then all
 policies on each workload, which are not on the page. The exit status is 1 if a target is missed. `--write` adds the
 figures to those in docs/results/unified.json, where they replace earlier ones of the same workload and policy, and
-writes docs/results/unified.md and targets.md beside this file.
+writes docs/results/unified.md and targets.md beside this file. `--quick` shows the targets of the workloads that it
+does not run as well, with the figures in that file.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def main() -> None:
     policies = options.policies.split(",") if options.policies else []
     runs = plan_runs(chosen, options.tuning, policies, draws, _settings(parser, options))
 
-    earlier = read_results([FIGURES]) if options.write and FIGURES.exists() else {}
+    completes = options.write or (options.quick and not (options.only or options.tuning or options.set))
+    earlier = read_results([FIGURES]) if completes and FIGURES.exists() else {}
 
     def save(results: Results) -> None:
         if options.json:
@@ -97,14 +99,15 @@ def main() -> None:
         if options.write:
             write_results(FIGURES, merge(earlier, results))
 
+    ran = chosen
     results = read_results(options.stored) if options.stored else run_all(runs, options.workers, save)
     save(results)
-    if options.write:
+    if completes:
         chosen, results = list(workloads().values()), merge(earlier, results)
     publish(options, TARGETS, targets_page(chosen, results))
     publish(options, PAGE, page(chosen, results), as_plain(chosen, results))
     if not options.write:
-        print(all_policies(chosen, results))
+        print(all_policies(ran, results))
     rows = [row for workload in chosen for row in target_results(workload, results.get(workload.name, {}))]
     sys.exit(any(row.verdict == "missed" for row in rows))
 

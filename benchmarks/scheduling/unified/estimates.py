@@ -48,7 +48,9 @@ SLICES = {
     "pai": LongSlice(PAI, "69x8", 30_000, 10_000),
 }
 KEPT = Target("kept_in_worst_week", at_least=0.95)
-NARROW = (Target("bound_to_wait", at_most=8), Target("rank_correlation", at_least=0.75))
+CORRELATED = Target("rank_correlation", at_least=0.75)
+NARROW = (KEPT, Target("bound_to_wait", at_most=8), CORRELATED)
+NARROW_WITHOUT_PREEMPTION = (KEPT, Target("bound_to_wait", at_most=4), CORRELATED)
 
 
 def estimates_setup(trace: str, first: int, draw: int, *, warm: bool, preemptible: bool) -> Setup:
@@ -74,7 +76,7 @@ def estimate_workloads(tuning: bool) -> list[Workload]:
             ),
             1,
             POLICIES,
-            (KEPT,) if preemptible else (KEPT, *NARROW),
+            NARROW if preemptible else NARROW_WITHOUT_PREEMPTION,
             settings={policy: {START_ESTIMATES: True} for policy in POLICIES},
         )
         for trace, part in SLICES.items()

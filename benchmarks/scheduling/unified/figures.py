@@ -45,6 +45,7 @@ def measure_times(history: History, setup: Setup) -> dict[str, float]:
         "makespan": (float(history.run_end.max()) - history.first_submission) / HOUR,
         "delay": float(delay.mean()),
         "delay_p99": float(np.percentile(delay, 99)),
+        "longest": float(delay.max()),
         "restarts": float(runs_of_job.max() - 1),
     }
     wide = delay[jobs.gpus >= WIDE_GPUS]

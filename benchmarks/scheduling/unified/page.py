@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from benchmarks.scheduling.unified.runs import Results
 from benchmarks.scheduling.unified.slices import SLICES
 from benchmarks.scheduling.unified.targets import MEASURES, Figures, Measure, Target, mean_figures
-from benchmarks.scheduling.unified.workload import RESTARTS_AT_MOST, VARIANTS, Workload
+from benchmarks.scheduling.unified.workload import RESTARTS_AT_MOST, VARIANTS, Workload, variant_of
 from benchmarks.table import Verdict, markdown
 from refold.policies import POLICIES
 
@@ -122,7 +122,7 @@ def _target_result(
         verdict = "met" if target.is_met(draws, limit) else "missed"
         text = f"{relation} {measure.format(limit)}" + (f" ({label})" if label else "")
     others = {policy: found[name] for policy, found in means.items() if name in found}
-    others = {policy: value for policy, value in others.items() if policy != "refold" and not _is_oracle(policy)}
+    others = {policy: value for policy, value in others.items() if _is_other(policy)}
     best = min(others, key=lambda policy: sign * others[policy], default=None)
     baseline = "" if best is None else f"{policy_name(best)} {measure.format(others[best])}"
     return TargetResult(workload, target, draws, limit, text, baseline, verdict)
@@ -138,9 +138,7 @@ def simple_table(chosen: Sequence[Workload], results: Results) -> str:
     for workload in chosen:
         means = {policy: mean_figures(draws) for policy, draws in results.get(workload.name, {}).items()}
         simple = {
-            policy: found
-            for policy, found in means.items()
-            if policy != "refold" and not _is_oracle(policy) and set(SIMPLE_MEASURES) <= set(found)
+            policy: found for policy, found in means.items() if _is_other(policy) and set(SIMPLE_MEASURES) <= set(found)
         }
         if "refold" not in means or not simple or not workload.name.removeprefix("no-preemption-").startswith(TRACES):
             continue
@@ -156,6 +154,11 @@ def simple_table(chosen: Sequence[Workload], results: Results) -> str:
 def _bold_if(value: float, lowest: float, measure: Measure) -> str:
     text = measure.format(value)
     return f"**{text}**" if text == measure.format(lowest) else text
+
+
+def _is_other(policy: str) -> bool:
+    """Return whether `refold` is compared with a policy: with no variant of itself, and none that knows durations."""
+    return variant_of(policy).policy != "refold" and not _is_oracle(policy)
 
 
 def _is_oracle(policy: str) -> bool:

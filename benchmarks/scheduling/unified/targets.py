@@ -36,6 +36,7 @@ MEASURES = {
     "delay": Measure("mean delay", "h", 3),
     "wide_delay": Measure("mean delay, ≥ 8 GPUs", "h", 3),
     "delay_p99": Measure("p99 of delays", "h", 2),
+    "longest": Measure("longest delay", "h", 1),
     "wide_delay_p99": Measure("p99 of delays, ≥ 8 GPUs", "h", 2),
     "restarts": Measure("most restarts of a job", "", 0),
     "jain_users": Measure("Jain's index of users", "", 3, more_is_better=True),

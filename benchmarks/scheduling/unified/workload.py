@@ -46,9 +46,12 @@ class Variant(NamedTuple):
 RESTARTS_AT_MOST = 10
 """How often `refold` restarts a job at most."""
 
+WITHOUT_FAIR_SHARE = "refold-without-fair-share"
+
 VARIANTS = {
     "las-10-restarts": Variant("las", restarts_at_most=RESTARTS_AT_MOST),
     "easy-shortest": Variant("easy", {"order": "shortest"}),
+    WITHOUT_FAIR_SHARE: Variant("refold", {"fair_share": 0.0}),
 }
 """Variants by the names under which they stand in tables."""
 

@@ -47,6 +47,11 @@ FIXED_SETTINGS = ("placement", "seed", "restart_seconds")
 
 FORMER_SETTINGS = {
     ("refold", "starvation_seconds"): "waits are bounded by GPU time that others use meanwhile: 'overtaking_share'",
+    **{
+        (policy, setting): "it hardly shortened the longest waits: waits are bounded under the policy 'refold'"
+        for policy in ("easy", "conservative")
+        for setting in ("max_overtaken", "max_wait_seconds")
+    },
 }
 """What replaces settings that policies had once."""
 

@@ -51,8 +51,6 @@ class Backfill:
         "backfill_order": Choices(("queue", "shortest")),
         "preempt": Choices(("never", "whole-node", "always")),
         "lanes": Choices((False, True)),
-        "max_overtaken": Choices((0, 3, 10, 30, 100)),
-        "max_wait_seconds": Choices((0.0, 4 * 3600.0, 12 * 3600.0, 24 * 3600.0, 48 * 3600.0)),
         "depth": Choices((1, 2, 4, 8, 16, 64)),
     }
 
@@ -67,8 +65,6 @@ class Backfill:
         backfill_order: BackfillOrder = "shortest",
         preempt: Preempt = "always",
         lanes: bool = False,
-        max_overtaken: int = 0,
-        max_wait_seconds: float = 0.0,
         depth: int = 0,
         knowledge: Knowledge | Mapping[str, Any] = CATALOGUE_ONLY,
     ) -> None:
@@ -77,11 +73,10 @@ class Backfill:
         `duration_quantile`: quantile of durations for reservations. `confidence`: quantile for filling gaps.
         `backfill_order`: whether gaps are offered in queue order or to the shortest job first. `preempt`: for which
         first jobs the runs that overtook them are preempted. `lanes`: whether jobs that take whole nodes have a
-        separate lane. `max_overtaken`, `max_wait_seconds`: a job that was overtaken this often, or has waited this
-        long, is not overtaken again (0: no limit). `depth`: number of jobs per lane that get a reservation (0: the
-        default of the policy). `knowledge`: speeds for jobs with a GPU range.
+        separate lane. `depth`: number of jobs per lane that get a reservation (0: the default of the policy).
+        `knowledge`: speeds for jobs with a GPU range.
         """
-        _check(duration_quantile, confidence, backfill_order, preempt, max_overtaken, max_wait_seconds)
+        _check(duration_quantile, confidence, backfill_order, preempt)
         if depth < 0:
             raise BadValue(f"depth is {depth}, expected ≥ 0 (0: the default of {self.name})")
         self.depth = depth or self.depth
@@ -89,7 +84,7 @@ class Backfill:
         self._durations = DurationSource(durations, knowledge)
         self._ordering = Ordering(order)
         self._duration_quantile, self._confidence = duration_quantile, confidence
-        self._two_lanes, self._max_overtaken, self._max_wait = lanes, max_overtaken, max_wait_seconds or inf
+        self._two_lanes = lanes
         self._shortest_first = backfill_order == "shortest"
         self._preemption = Preemption(preempt, self._placer)
         self._reasons = Reasons(self._placer)
@@ -116,10 +111,9 @@ class Backfill:
         self._make_reservations(view, schedule)
         while self._advance_reservations(view, schedule):
             self._make_reservations(view, schedule)  # the first jobs of the lanes have changed
-        self._start_due(view, schedule)  # jobs that the start limit no longer holds back
         self._fill_gaps(view, schedule)
         waits = self._collect_reasons(view, schedule)
-        return Decision(tuple(self._starts), tuple(self._stops), waits=waits, wake_at=schedule.next_start(view.now))
+        return Decision(tuple(self._starts), tuple(self._stops), waits=waits, wake_at=schedule.due.next(view.now))
 
     def _observe(self, view: View) -> Schedule:
         """Update the schedule by what has changed since the last round."""
@@ -128,7 +122,7 @@ class Backfill:
         schedule = self._schedule
         if schedule is None:
             second_lane_gpus = view.cluster.max_node_gpus if self._two_lanes else inf
-            queue = BackfillQueue(self._max_overtaken, self._max_wait, second_lane_gpus)
+            queue = BackfillQueue(second_lane_gpus)
             schedule = self._schedule = Schedule(view, self._placer, queue, Gaps(self._shortest_first))
             self._sizes = SizeChoice(view, self._knowledge)
         self._rounds += 1
@@ -257,22 +251,18 @@ class Backfill:
 
     def _fill_gaps(self, view: View, schedule: Schedule) -> None:
         """Start jobs without a reservation that fit for as long as they will run."""
-        queue, gaps, bookings = schedule.queue, schedule.gaps, schedule.bookings
+        gaps, bookings = schedule.gaps, schedule.bookings
         gaps.reopen(view, bookings)
-        limit = queue.start_limit(view.now)
-        while (queued := gaps.next(view.now, limit, bookings)) is not None:
+        while (queued := gaps.next(view.now, bookings)) is not None:
             placement = bookings.place_now(queued.demand, queued.backfill_duration, view.now)
             if placement is None or not view.trial().take(placement):
                 gaps.close(queued.demand)
                 continue
             self._start(view, schedule, queued, placement)
-            limit = queue.start_limit(view.now)
 
     def _start_if_free(self, view: View, schedule: Schedule, queued: QueuedJob, reserved: Reservation) -> bool:
         """Start a job if its reserved time has come and the GPUs are free; return whether it starts."""
-        if reserved.start > view.now or queued.position > schedule.queue.start_limit(view.now):
-            return False
-        if not view.trial().take(reserved.placement):
+        if reserved.start > view.now or not view.trial().take(reserved.placement):
             return False
         self._start(view, schedule, queued, reserved.placement)
         return True
@@ -284,7 +274,6 @@ class Backfill:
         self._starts.append(Start(job_id, Allocation(placement, queued.plan)))
         if len(schedule.queue):
             self._preemption.note_start(queued, self._arrivals)
-            schedule.queue.count_overtaken(queued.position)
 
     def _collect_reasons(self, view: View, schedule: Schedule) -> tuple[Wait, ...]:
         queue = schedule.queue
@@ -300,14 +289,7 @@ def _displace_later_jobs(schedule: Schedule, queued: QueuedJob, placement: Place
     schedule.displace_conflicting(placement, now, end, lambda other: other.position > queued.position)
 
 
-def _check(
-    duration_quantile: float,
-    confidence: float,
-    backfill_order: str,
-    preempt: str,
-    max_overtaken: int,
-    max_wait_seconds: float,
-) -> None:
+def _check(duration_quantile: float, confidence: float, backfill_order: str, preempt: str) -> None:
     for name, quantile in (("duration_quantile", duration_quantile), ("confidence", confidence)):
         if not 0 < quantile < 1:
             raise BadValue(f"{name} is {quantile}, expected a quantile between 0 and 1")
@@ -317,10 +299,6 @@ def _check(
     ):
         if value not in allowed:
             raise BadValue(f"{name} is {value!r}, expected one of {', '.join(allowed)}")
-    if max_overtaken < 0:
-        raise BadValue(f"max_overtaken is {max_overtaken}, expected ≥ 0 (0: no limit)")
-    if not max_wait_seconds >= 0:
-        raise BadValue(f"max_wait_seconds is {max_wait_seconds}, expected ≥ 0 (0: no limit)")
 
 
 class Easy(Backfill):

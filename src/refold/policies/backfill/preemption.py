@@ -49,10 +49,8 @@ class Preemption:
 
     def find_claim(self, view: View, schedule: Schedule) -> OverdueClaim | None:
         """Return the first overdue job that fits without its overtakers; the other lane follows in later rounds."""
-        limit = schedule.queue.start_limit(view.now)
         for first in schedule.queue.first(1):
-            is_overdue = view.now >= first.reserved_start and first.position <= limit
-            if not is_overdue or not self._may_preempt(view, schedule, first):
+            if view.now < first.reserved_start or not self._may_preempt(view, schedule, first):
                 continue
             reserved = schedule.reservations.get(first.job.id)
             if reserved is not None and reserved.start <= view.now and _will_be_free(view, reserved.placement):

@@ -1,4 +1,4 @@
-"""The backfill queue: its order, how often jobs were overtaken, and which jobs fit into gaps."""
+"""The backfill queue: its order, and which jobs fit into gaps."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from refold.policies.backfill.sizing import JobSize
 
 QueuePosition = tuple[Any, int]
 """Position in the queue: a sort key, and a number that breaks ties."""
-
-LAST_POSITION: QueuePosition = ((inf,), 0)
 
 MAX_SORTED_SHARE = 0.1
 """If fewer than this share of all jobs are selected, sorting them is faster than filtering the whole queue."""
@@ -42,7 +40,6 @@ class QueuedJob:
         "duration",
         "gpus",
         "job",
-        "overtaken",
         "plan",
         "position",
         "reserved_start",
@@ -56,8 +53,6 @@ class QueuedJob:
         self.position = request.position
         self.duration = request.duration / size.speedup
         self.backfill_duration = request.backfill_duration / size.speedup
-        self.overtaken = 0
-        """Number of jobs behind this one that have started."""
         self.reserved_start: Seconds = inf
         """Earliest start that was ever reserved for the job."""
 
@@ -65,12 +60,10 @@ class QueuedJob:
 class BackfillQueue:
     """All waiting jobs in order, in one lane or two."""
 
-    def __init__(self, max_overtaken: int, max_wait: Seconds, second_lane_gpus: float = inf) -> None:
+    def __init__(self, second_lane_gpus: float = inf) -> None:
         """`second_lane_gpus`: jobs with at least so many GPUs per node are in the second lane."""
-        self._max_overtaken, self._max_wait, self._second_lane_gpus = max_overtaken, max_wait, second_lane_gpus
+        self._second_lane_gpus = second_lane_gpus
         self._jobs: dict[str, QueuedJob] = {}
-        self._limit: tuple[Seconds, QueuePosition] | None = None
-        """Cached start limit and its time; None after a change of the queue."""
         self._lanes: tuple[list[tuple[Any, int, QueuedJob]], ...] = ([], [])
 
     def __len__(self) -> int:
@@ -85,14 +78,12 @@ class BackfillQueue:
 
     def add(self, queued: QueuedJob) -> None:
         """Add a job."""
-        self._limit = None
         self._jobs[queued.job.id] = queued
         insort(self._lane_of(queued), (*queued.position, queued))
 
     def remove(self, job_id: str) -> QueuedJob | None:
         """Remove and return a job; None if it is not in the queue."""
         queued = self._jobs.pop(job_id, None)
-        self._limit = None
         if queued is not None:
             lane = self._lane_of(queued)
             del lane[bisect_left(lane, queued.position)]
@@ -112,7 +103,6 @@ class BackfillQueue:
 
     def resort(self, key: Any) -> None:
         """Sort all jobs again by a new key."""
-        self._limit = None
         for lane in self._lanes:
             for _, _, queued in lane:
                 queued.position = (key(queued), queued.position[1])
@@ -124,29 +114,8 @@ class BackfillQueue:
         ahead = merge(first_lane, second_lane) if first_lane and second_lane else first_lane or second_lane
         return [queued for _, _, queued in ahead]
 
-    def count_overtaken(self, position: QueuePosition) -> None:
-        """Count that a job at this position has started before all jobs ahead of it."""
-        if self._max_overtaken:
-            self._limit = None
-            for lane in self._lanes:
-                for _, _, queued in lane[: bisect_left(lane, position)]:
-                    queued.overtaken += 1
-
-    def start_limit(self, now: Seconds) -> QueuePosition:
-        """Return the position of the first job that must not be overtaken any more: no job behind it may start."""
-        if not self._max_overtaken and self._max_wait == inf:
-            return LAST_POSITION
-        if self._limit is None or self._limit[0] != now:
-            blocking = (queued.position for queued in self._jobs.values() if self._is_blocking(queued, now))
-            self._limit = now, min(blocking, default=LAST_POSITION)
-        return self._limit[1]
-
     def _lane_of(self, queued: QueuedJob) -> list[tuple[Any, int, QueuedJob]]:
         return self._lanes[queued.demand.gpus >= self._second_lane_gpus]
-
-    def _is_blocking(self, queued: QueuedJob, now: Seconds) -> bool:
-        too_often = self._max_overtaken and queued.overtaken >= self._max_overtaken
-        return bool(too_often) or now - queued.job.submitted >= self._max_wait
 
 
 class Gaps:
@@ -205,16 +174,16 @@ class Gaps:
         """Return whether a demand may fit now, for however short a time."""
         return self._fits_until.get(demand, 0.0) > now
 
-    def next(self, now: Seconds, limit: QueuePosition, bookings: Bookings) -> QueuedJob | None:
-        """Return the next job up to the `limit` that fits for as long as it will run; None if there is none."""
-        while (candidate := self._candidate(now, limit)) is not None:
+    def next(self, now: Seconds, bookings: Bookings) -> QueuedJob | None:
+        """Return the next job that fits for as long as it will run; None if there is none."""
+        while (candidate := self._candidate(now)) is not None:
             fits_for = bookings.free_duration(candidate.demand, now)
             self._fits_until[candidate.demand] = now + fits_for
             if candidate.backfill_duration <= fits_for:
                 return candidate
         return None
 
-    def _candidate(self, now: Seconds, limit: QueuePosition) -> QueuedJob | None:
+    def _candidate(self, now: Seconds) -> QueuedJob | None:
         """Return the best of the jobs that may fit by the stored bounds."""
         best: QueuedJob | None = None
         best_rank: tuple[Any, int] = (inf, 0)
@@ -223,8 +192,6 @@ class Gaps:
             for duration, number, queued in candidates:
                 if duration > fits_for:
                     break
-                if queued.position > limit:
-                    continue
                 rank = (duration, number) if self._shortest_first else queued.position
                 if best is None or rank < best_rank:
                     best, best_rank = queued, rank

@@ -15,7 +15,7 @@ from refold.model import Placement, Seconds
 from refold.placement import Placer
 from refold.policies.backfill.booked_runs import BookedRuns
 from refold.policies.backfill.bookings import Bookings, Reservation
-from refold.policies.backfill.queue import LAST_POSITION, BackfillQueue, Gaps, QueuedJob
+from refold.policies.backfill.queue import BackfillQueue, Gaps, QueuedJob
 from refold.policies.backfill.reservations import Reservations
 
 MAX_NODE_CHECKS = 150_000
@@ -57,7 +57,7 @@ class Schedule:
         """Give a job without a reservation another size."""
         self.gaps.remove(queued)
         self.queue.remove(queued.job.id)
-        other.overtaken, other.reserved_start = queued.overtaken, queued.reserved_start
+        other.reserved_start = queued.reserved_start
         self.add(other)
         self._displaced.pop(queued.job.id, None)
 
@@ -119,17 +119,6 @@ class Schedule:
         """Return the jobs whose reserved start has come, in queue order; each has to be started or postponed."""
         due = [self.queue.get(job_id) for job_id in self.due.pop(now)]
         return sorted(due, key=lambda queued: queued.position) if len(due) > 1 else due
-
-    def next_start(self, now: Seconds) -> Seconds | None:
-        """Return the next reserved start after now of a job that may start then; None if there is none.
-
-        No job behind the start limit starts before the job at the limit does.
-        """
-        limit = self.queue.start_limit(now)
-        if limit == LAST_POSITION:
-            return self.due.next(now)
-        reserved = ((self.queue.get(job_id).position, one.start) for job_id, one in self.reservations.by_job.items())
-        return min((start for position, start in reserved if position <= limit and now < start < inf), default=None)
 
     def postpone(self, queued: QueuedJob, now: Seconds) -> None:
         """Let a reservation whose resources are not free yet start now."""
