@@ -203,7 +203,7 @@ class Changed:
         cost = [] if self._seconds is None else [ChangeMeasured("a", number, self._seconds, "live")]
         self.live.step(RunStarted("a", number), RunProgressed("a", number, 0.0, 1), *cost)
 
-    def submit(self, name: str, **options: object) -> None:
+    def submit(self, name: str, priority: int = 0) -> None:
         self._step(
             JobSubmitted(make_job(name, **{"gpus": 2, "workload": "bert", "batch": 64, "steps": 100, **options}))
         )

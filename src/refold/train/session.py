@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ from refold.train.losses import Batch, Loss, LossReducer, without_labels
 from refold.train.messages import Change
 from refold.train.micro_batches import TrainingStep
 from refold.train.process_group import Rendezvous
-from refold.train.reports import Reports
+from refold.train.reports import Reports, warn_of_plan
 from refold.train.reshaper import PhaseTimer, ReadState, Reshaper
 from refold.train.session_checkpoints import SessionCheckpoints
 from refold.train.state_copies import StateCopies
@@ -92,7 +91,7 @@ class Session:
                 pass  # ranks that have joined ask at their first step, so the others do as well
             self._has_batch = True
             batch = self._clock.read(batches, self.steps_done, self._reshaper.model.layout)
-            seed_all(self._step_seed())
+            seed_all(self._reshaper.model.layout.seed(self._options.seed, self.steps_done))
             yield batch
             if self._has_batch:
                 raise BadInput("call session.step(batch) once for every batch of the session")
@@ -116,7 +115,7 @@ class Session:
     def step(self, batch: Batch) -> Tensor:
         """Train with a batch of the session; return the mean loss of the global batch."""
         assert self._training_step is not None
-        torch.manual_seed(self._step_seed())
+        torch.manual_seed(self._reshaper.model.layout.seed(self._options.seed, self.steps_done))
         loss, factor = self._reducer.reduce(self._training_step.run(batch, self._update.loss_scale), batch)
         if self._copies is not None:
             self._copies.before_update()
@@ -221,7 +220,7 @@ class Session:
         self._reshaper.check(plan)
         if plan.gpus != dist.get_world_size():
             raise BadInput(f"{plan} needs {plan.gpus} ranks, the session has {dist.get_world_size()}")
-        with tempfile.TemporaryDirectory(dir=_shared_memory()) as folder:
+        with tempfile.TemporaryDirectory(dir=process_group.shared_memory()) as folder:
             shared: list[Any] = [Path(folder)]
             dist.broadcast_object_list(shared, 0)
             meeting = Path(f"{shared[0]}.group")  # PyTorch removes it when the ranks leave the process group
@@ -245,7 +244,7 @@ class Session:
             raise BadInput(f"{why}, and other plans for {ranks} ranks do not fit either")
         self.begin(usable, rendezvous)
         if self.rank == 0:
-            _warn_of_plan(why, usable)
+            warn_of_plan(why, usable)
 
     def enter(self, change: Change) -> None:
         """Enter the first shape, as told by the agent."""
@@ -374,12 +373,6 @@ class Session:
         if scheduler is not None and facts["scheduler"] is not None:
             scheduler.load_state_dict(restored(facts["scheduler"], scheduler.state_dict()))
 
-    def _step_seed(self) -> int:
-        """Return the random seed of this step: equal for tensor-parallel ranks, and for a repeated step."""
-        position = self._reshaper.model.layout.position
-        part = position.data * self.plan.pipeline + position.stage
-        return hash((self._options.seed, self.steps_done, part)) & 0x7FFF_FFFF_FFFF_FFFF
-
     def _close_data(self) -> None:
         if self._batches is not None:
             self._batches.close()
@@ -390,7 +383,7 @@ class Session:
 
     def _report_entered(self, change: Change, why: str) -> None:
         if self.rank == 0:
-            _warn_of_plan(why, self.plan)
+            warn_of_plan(why, self.plan)
             process_group.remove_group_files(change, except_for=self._reshaper.meeting)
         self._reports.entered(change, self.plan, self.steps_done, self.phases, why)
 
@@ -401,13 +394,3 @@ class Session:
         process_group.leave()
         fork_server.leave_quickly()
         sys.exit(0)
-
-
-def _warn_of_plan(why: str, plan: Plan) -> None:
-    """Say why the requested plan is not used, if there is a reason."""
-    if why:
-        log.warning("%s; the plan is %s instead", why, plan)
-
-
-def _shared_memory() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
