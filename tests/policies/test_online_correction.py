@@ -201,12 +201,11 @@ class Changed:
         """Report a first step, and the cost of a change if it is known."""
         number, _ = self.live.run_of(self.job)
         cost = [] if self._seconds is None else [ChangeMeasured("a", number, self._seconds, "live")]
-        self.live.step(RunStarted("a", number), RunProgressed("a", number, 0.0, 1), *cost)
+        self._step(RunStarted("a", number), RunProgressed("a", number, 0.0, 1), *cost)
 
-    def submit(self, name: str, **options: object) -> None:
-        self._step(
-            JobSubmitted(make_job(name, **{"gpus": 2, "workload": "bert", "batch": 64, "steps": 100, **options}))
-        )
+    def submit(self, name: str, priority: int = 0) -> None:
+        job = make_job(name, gpus=2, workload="bert", batch=64, steps=100, priority=priority)
+        self._step(JobSubmitted(job))
 
     def wait(self, seconds: float) -> None:
         for _ in range(int(seconds / 10)):

@@ -23,7 +23,7 @@ from torch.utils.data import (
 from refold.errors import BadInput
 from refold.train.layout import RankMesh
 from refold.train.losses import Batch
-from refold.train.prefetch import Prefetcher, Read, Share, to_device
+from refold.train.prefetch import BatchShare, Prefetcher, Read, to_device
 from refold.train.samples import Epoch, SampleOrder
 from refold.train.streamed_batches import StreamedBatches
 
@@ -169,8 +169,8 @@ class IndexedBatches:
         self._order = order
         self._seed = seed
         self._lock = Lock()
-        self._requested: deque[Share] = deque()
-        self._next = self._expected = Share(0, 0, 1)
+        self._requested: deque[BatchShare] = deque()
+        self._next = self._expected = BatchShare(0, 0, 1)
         self._prefetcher: Prefetcher | None = None
 
     def first_sample(self) -> Batch:
@@ -178,7 +178,7 @@ class IndexedBatches:
         return to_device(collate([self._loader.dataset[0]]), torch.device("cpu"))
 
     def read(self, step: int, layout: RankMesh) -> Batch:
-        wanted = Share(step, layout.position.data, layout.plan.data)
+        wanted = BatchShare(step, layout.position.data, layout.plan.data)
         if wanted != self._expected or self._prefetcher is None:
             with self._lock:
                 self._next = wanted

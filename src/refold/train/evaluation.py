@@ -17,7 +17,7 @@ from refold.train.layout import check_batch
 from refold.train.local_model import LocalModel
 from refold.train.losses import IGNORED_LABEL, LABELS, Batch, Loss, LossRecorder, ModelInputs
 from refold.train.micro_batches import Context, make_schedule, take
-from refold.train.prefetch import Prefetcher, Read, Share
+from refold.train.prefetch import BatchShare, Prefetcher, Read
 
 
 class EvaluatedSamples(NamedTuple):
@@ -76,7 +76,10 @@ class ModelEvaluation:
     def _read(self, data: Data | DataLoader[Any], batch: int) -> Iterator[tuple[EvaluatedSamples, Batch]]:
         """Yield what this rank evaluates; it is read in the background."""
         loader = data if isinstance(data, DataLoader) else DataLoader(data)  # type: ignore[arg-type]
-        layout, parts = self._model.layout, Share(0, self._model.layout.position.data, self._model.layout.plan.data)
+        layout, parts = (
+            self._model.layout,
+            BatchShare(0, self._model.layout.position.data, self._model.layout.plan.data),
+        )
         own = list(shares(len(loader.dataset), batch, parts.part, parts.parts))  # type: ignore[arg-type]
         batches = iter(load(loader, ([(index, index) for index in share.samples] for share in own), seed=0))
         prefetcher = Prefetcher((Read(parts, each) for each in batches), layout.device)

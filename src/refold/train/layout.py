@@ -82,6 +82,11 @@ class RankMesh:
         replica, shard = divmod(self.position.data, shards)
         self.coordinates = {REPLICA: replica, SHARD: shard, TENSOR: self.position.tensor}
 
+    def seed(self, seed: int, step: int) -> int:
+        """Return the random seed of a step: equal for tensor-parallel ranks, and for a repeated step."""
+        part = self.position.data * self.plan.pipeline + self.position.stage
+        return hash((seed, step, part)) & 0x7FFF_FFFF_FFFF_FFFF
+
     @property
     def data_mesh(self) -> DeviceMesh:
         """The data-parallel mesh of a rank for `fully_shard` (ZeRO) or `replicate`."""

@@ -19,7 +19,7 @@ _DEPTH = 2
 _POLL_SECONDS = 0.05
 
 
-class Share(NamedTuple):
+class BatchShare(NamedTuple):
     """One of `parts` equal parts of the batch of a step."""
 
     step: int
@@ -30,7 +30,7 @@ class Share(NamedTuple):
 class Read(NamedTuple):
     """A batch that was read: a share, or the whole batch of which a share is to be taken."""
 
-    share: Share
+    share: BatchShare
     batch: Batch
     whole: Batch = None
     copied: Any = None

@@ -136,3 +136,8 @@ def remove_group_files(change: Change, except_for: Path | None) -> None:
     for file in state.parent.glob(f"{state.name}.group-*"):
         if file != except_for:
             file.unlink(missing_ok=True)
+
+
+def shared_memory() -> str | None:
+    """Return the folder of shared memory; None: only that of temporary files can be used."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from refold.train.slow_ranks import RankTimes
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = logging.getLogger("refold.train")
 
 REPORT_EVERY: Seconds = 1.0
 """Time between two reports of progress."""
@@ -72,3 +75,9 @@ class Reports:
     def _send(self, message: ToAgent) -> None:
         if self._channel is not None and group_rank() == 0:
             self._channel.send(message)
+
+
+def warn_of_plan(why: str, plan: Plan) -> None:
+    """Say why the requested plan is not used, if there is a reason."""
+    if why:
+        log.warning("%s; the plan is %s instead", why, plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 
@@ -15,7 +16,7 @@ Epoch = Callable[[int], Sequence[int]]
 
 def shuffled(samples: int, seed: int) -> Epoch:
     """Return epochs of all samples, in an order drawn anew for each epoch."""
-    return lambda epoch: np.random.default_rng([seed, epoch]).permutation(samples)
+    return lambda epoch: cast("Sequence[int]", np.random.default_rng([seed, epoch]).permutation(samples))
 
 
 class SampleOrder:

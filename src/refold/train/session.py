@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -28,7 +27,7 @@ from refold.train.messages import Change
 from refold.train.micro_batches import TrainingStep
 from refold.train.process_group import Rendezvous
 from refold.train.recovery import Recovery
-from refold.train.reports import Reports
+from refold.train.reports import Reports, warn_of_plan
 from refold.train.reshaper import PhaseTimer, ReadState, Reshaper
 from refold.train.session_checkpoints import SessionCheckpoints
 from refold.train.session_state import LOSS
@@ -86,7 +85,7 @@ class Session(SessionView):
         while self.steps_done < self._last_step:
             batch = self._next_batch(batches)
             self._has_batch = True
-            seed_all(self._step_seed())
+            seed_all(self._reshaper.model.layout.seed(self._options.seed, self.steps_done))
             yield batch
             if self._has_batch:
                 raise BadInput("call session.step(batch) once for every batch of the session")
@@ -135,7 +134,7 @@ class Session(SessionView):
 
     def _train(self, batch: Batch) -> Tensor:
         assert self._training_step is not None
-        torch.manual_seed(self._step_seed())
+        torch.manual_seed(self._reshaper.model.layout.seed(self._options.seed, self.steps_done))
         loss, factor = self._reducer.reduce(self._training_step.run(batch, self._update.loss_scale), batch)
         self._update.run(factor, self._begin_update)
         self.steps_done += 1
@@ -194,7 +193,7 @@ class Session(SessionView):
         self._reshaper.check(plan)
         if plan.gpus != dist.get_world_size():
             raise BadInput(f"{plan} needs {plan.gpus} ranks, the session has {dist.get_world_size()}")
-        with tempfile.TemporaryDirectory(dir=_shared_memory()) as folder:
+        with tempfile.TemporaryDirectory(dir=process_group.shared_memory()) as folder:
             shared: list[Any] = [Path(folder)]
             dist.broadcast_object_list(shared, 0)
             meeting = Path(f"{shared[0]}.group")  # PyTorch removes it when the ranks leave the process group
@@ -218,7 +217,7 @@ class Session(SessionView):
             raise BadInput(f"{why}, and other plans for {ranks} ranks do not fit either")
         self.begin(usable, rendezvous)
         if self.rank == 0:
-            _warn_of_plan(why, usable)
+            warn_of_plan(why, usable)
 
     def enter(self, change: Change) -> None:
         """Enter the first shape, as told by the agent."""
@@ -377,7 +376,7 @@ class Session(SessionView):
 
     def _report_entered(self, change: Change, why: str) -> None:
         if self.rank == 0:
-            _warn_of_plan(why, self.plan)
+            warn_of_plan(why, self.plan)
             process_group.remove_group_files(change, except_for=self._reshaper.meeting)
         self._reports.entered(change, self.plan, self.steps_done, self.phases, why)
 
@@ -388,13 +387,3 @@ class Session(SessionView):
         process_group.leave()
         fork_server.leave_quickly()
         sys.exit(0)
-
-
-def _warn_of_plan(why: str, plan: Plan) -> None:
-    """Say why the requested plan is not used, if there is a reason."""
-    if why:
-        log.warning("%s; the plan is %s instead", why, plan)
-
-
-def _shared_memory() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -92,12 +92,6 @@ class SessionView:
         device, autocast = self._reshaper.model.layout.device.type, self._options.autocast
         return self._clock.timed(nullcontext if autocast is None else partial(torch.autocast, device, autocast))
 
-    def _step_seed(self) -> int:
-        """Return the random seed of this step: equal for tensor-parallel ranks, and for a repeated step."""
-        position = self._reshaper.model.layout.position
-        part = position.data * self.plan.pipeline + position.stage
-        return hash((self._options.seed, self.steps_done, part)) & 0x7FFF_FFFF_FFFF_FFFF
-
     def _close_data(self) -> None:
         if self._batches is not None:
             self._batches.close()

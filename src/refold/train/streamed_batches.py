@@ -15,7 +15,7 @@ from refold.model import Seconds
 from refold.train.layout import RankMesh
 from refold.train.losses import Batch
 from refold.train.micro_batches import batch_size, take
-from refold.train.prefetch import Prefetcher, Read, Share, each_tensor, to_device
+from refold.train.prefetch import BatchShare, Prefetcher, Read, each_tensor, to_device
 
 SNAPSHOT_SECONDS: Seconds = 1.0
 """Time between two positions of a stream that are remembered. What it has yielded since then is read again."""
@@ -31,7 +31,7 @@ class StreamedBatches:
         self._stream: Any = stream
         self._batch = batch
         self._seed = seed
-        self._share = Share(0, 0, 1)
+        self._share = BatchShare(0, 0, 1)
         self._step = self._epoch = self._first_of_epoch = 0
         self._is_restored = False
         self._has_state = hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
@@ -43,7 +43,7 @@ class StreamedBatches:
         return None
 
     def read(self, step: int, layout: RankMesh) -> Batch:
-        wanted = self._share = Share(step, layout.position.data, layout.plan.data)
+        wanted = self._share = BatchShare(step, layout.position.data, layout.plan.data)
         item = self._next(step, layout.device)
         while item.share.step < step:
             item = self._next(step, layout.device)
@@ -101,7 +101,8 @@ class StreamedBatches:
 
     def _iterate(self) -> Iterator[Batch]:
         """Begin an epoch. Only the main thread may fork workers: PyTorch cannot clean up after it in others."""
-        for part in (self._stream, getattr(self._stream, "dataset", None)):
+        parts: list[Any] = [self._stream, getattr(self._stream, "dataset", None)]
+        for part in parts:
             if hasattr(part, "set_epoch"):
                 part.set_epoch(self._epoch)
         if isinstance(self._stream, DataLoader):
@@ -127,7 +128,7 @@ class StreamedBatches:
             state = self._stream.state_dict()
             self._snapshots.append({"step": self._step, "epoch": self._epoch, "state": state, "at": now})
 
-    def _part(self, batch: Batch, share: Share) -> Batch:
+    def _part(self, batch: Batch, share: BatchShare) -> Batch:
         size = self._batch // share.parts
         return take(batch, slice(share.part * size, (share.part + 1) * size))
 

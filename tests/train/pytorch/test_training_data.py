@@ -83,7 +83,8 @@ def collate(samples: Sequence[Words]) -> dict[str, Tensor]:
 
 
 def loss_of_dict(logits: Tensor, batch: Any) -> Tensor:
-    return next_token_loss(logits, batch if isinstance(batch, list | tuple) else (batch["tokens"], batch["next"]))
+    words: Any = (batch["tokens"], batch["next"]) if isinstance(batch, dict) else batch
+    return next_token_loss(logits, words)
 
 
 def plain() -> Any:
