@@ -42,7 +42,7 @@ LOAD = 0.95
 POPULAR_LIMITS = [hours * HOUR for hours in (1, 2, 4, 8, 12, 24)]
 """What users ask for. The trace has no time limits."""
 
-SNAPSHOT_SECONDS = 10.0
+SNAPSHOT_SECONDS = 30.0
 FUTURES = 20
 SETTINGS = {
     "AccountingStorageEnforce": "associations,limits,qos",

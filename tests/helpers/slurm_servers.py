@@ -34,9 +34,6 @@ PROGRAMS = (
     "scontrol",
     "scancel",
 )
-NODE_MARK = "REFOLD_TEST_NODE"
-"""Environment variable of a slurmd and its steps: the name of the node."""
-
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 """Where daemons are installed, which users often do not have in their PATH."""
 
@@ -188,8 +185,10 @@ class SlurmServers:
         self.wait_until(lambda: saved.exists() and saved.stat().st_mtime > now, "slurmctld has saved its jobs")
 
     def start_node(self, name: str) -> None:
-        """Start the slurmd of a node, possibly again."""
-        self._start("slurmd", "-D", "-d", find_program("slurmstepd"), "-N", name, name=name)
+        """Start the slurmd of a node, possibly again; in a folder by which its steps are found."""
+        self._node_folder(name).mkdir(exist_ok=True)
+        words = ("-D", "-d", find_program("slurmstepd"), "-N", name)
+        self._start("slurmd", *words, name=name, folder=self._node_folder(name))
 
     def kill(self, name: str) -> None:
         """Kill a server: munged, slurmctld, or the slurmd of a node. Runs on a node continue."""
@@ -200,7 +199,7 @@ class SlurmServers:
     def kill_node(self, name: str) -> None:
         """Kill a node together with all that runs on it, as if its power had failed."""
         self.kill(name)
-        _kill_all(pid for pid in self._processes_of_this_cluster() if _is_of_node(pid, name))
+        _kill_all(pid for pid in self._processes_of_this_cluster() if self._is_of_node(pid, name))
 
     def cancel_all(self) -> None:
         """Kill all jobs, and wait until the nodes are free."""
@@ -262,28 +261,34 @@ class SlurmServers:
         self._start("munged", "--foreground", "--force", f"--socket={socket_path}", *arguments)
         self.wait_until(socket_path.exists, "munged answers")
 
-    def _start(self, program: str, *arguments: str, name: str = "") -> None:
+    def _node_folder(self, name: str) -> Path:
+        return self.folder / f"node-{name}"
+
+    def _start(self, program: str, *arguments: str, name: str = "", folder: Path | None = None) -> None:
         with (self.folder / f"{name or program}.out").open("ab") as log:
             self._processes[name or program] = subprocess.Popen(
                 [find_program(program), *arguments],
-                env={**self.environment, NODE_MARK: name},
+                env=self.environment,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                cwd=self.folder,
+                cwd=folder or self.folder,
             )
 
     def _processes_of_this_cluster(self) -> list[int]:
-        """Return the steps, and the processes of jobs: all have the configuration in their environment."""
+        """Return the steps, and the processes of jobs: all have the configuration in their environment.
+
+        Newer versions write the title of a step over its environment: it is in the folder of its node.
+        """
         mark = f"SLURM_CONF={self.conf}".encode()
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-        return [pid for pid in pids if pid != os.getpid() and mark in _environment(pid)]
+        found = (pid for pid in pids if mark in _environment(pid) or _folder(pid).parent == self.folder)
+        return [pid for pid in found if pid != os.getpid()]
 
-
-def _is_of_node(pid: int, node: str) -> bool:
-    """Whether a process is a step of a node, which has the environment of slurmd, or belongs to a job there."""
-    marks = (f"{NODE_MARK}={node}".encode(), f"SLURMD_NODENAME={node}".encode())
-    return any(mark in _environment(pid) for mark in marks)
+    def _is_of_node(self, pid: int, node: str) -> bool:
+        """Whether a process is a step of a node, or belongs to a job there."""
+        mark = f"SLURMD_NODENAME={node}".encode()
+        return _folder(pid) == self._node_folder(node) or mark in _environment(pid)
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -291,6 +296,14 @@ def _environment(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def _folder(pid: int) -> Path:
+    """Return the working directory of a process."""
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:
+        return Path()
 
 
 def _kill_all(pids: Iterable[int]) -> None:

@@ -119,6 +119,26 @@ def test_a_run_shrinks(machine: FakeMachine) -> None:
     assert supervisor.exited(2, -SIGKILL) == [Answer(ChangeAnswer(7, ONE, 6, {}))]
 
 
+@pytest.mark.parametrize("devices", [None, "4,5"])
+def test_ranks_that_restart_for_a_change_leave_before_others_start(machine: FakeMachine, devices: str | None) -> None:
+    supervisor = Supervisor(TWO, devices, machine)
+    supervisor.start()
+    for process in (1, 2):
+        supervisor.received(process, Ready(process - 1, 8, restarts=True))
+    supervisor.received(1, Entered(1, TWO, 0, {}))
+    asked = "6,7,8" if devices else None
+    told = change(THREE, 2, ranks=0 if devices else 3)
+    assert supervisor.request(ChangeRequest(7, THREE, asked)) == [Send(1, told), Send(2, told)]
+    assert supervisor.received(1, Left(0, 6, restart=True)) == [Report(6)]
+    supervisor.received(2, Left(1, 6, restart=True))
+    assert supervisor.exited(1, 0) == []
+    assert supervisor.exited(2, 0) == [StartRank(process, process - 3, 3, asked) for process in (3, 4, 5)]
+    ready(supervisor, p3=0, p4=1, p5=2)
+    machine.time = 2.0
+    answer = Answer(ChangeAnswer(7, THREE, 6, {"restart": 2.0}, way="cold"))
+    assert supervisor.received(3, Entered(3, THREE, 6, {})) == [answer]
+
+
 def test_a_rank_that_leaves_but_does_not_exit_is_killed(machine: FakeMachine) -> None:
     supervisor = training(machine)
     supervisor.request(ChangeRequest(7, ONE))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from time import time
 
 from msgspec.structs import replace
@@ -10,21 +10,20 @@ from msgspec.structs import replace
 from refold import __version__
 from refold.client import api
 from refold.errors import BadInput
-from refold.model import Job, PreemptionOutlook, PreemptionRules
-from refold.server.admission import Admission, CompleteJob, as_submitted
+from refold.model import Job, PreemptionOutlook
+from refold.server.admission import Admission, AdmissionRules
 from refold.server.alerts import find_alerts
-from refold.server.config import LimitsConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
 from refold.server.http import EventStream
 from refold.server.inbox import Inbox
 from refold.server.job_changes import JobChanger
-from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries
 from refold.server.live_state import LiveState, journal_lines, snapshot_lines
 from refold.server.monitor import GpuPoller
 from refold.server.planner import CostlyQuestions, Planner
-from refold.server.policy_comparison import PolicyComparer, PreemptionAdviser
+from refold.server.policy_comparison import PolicyComparer
+from refold.server.preemption_question import PreemptionAdviser
 from refold.server.preview import Previewer
 from refold.server.run_log import RunLog, make_timeline
 from refold.server.start_conditions import StartConditions
@@ -55,18 +54,11 @@ class SchedulerService:
         event_stream: EventStream,
         use_of: Callable[[str], list[api.UseSample]],
         kill: Callable[[str], None],
-        preemption: PreemptionRules,
-        limits: JobLimits | None = None,
+        rules: AdmissionRules,
         node_limits: str = "",
-        allowed_targets: Sequence[str] | None = None,
-        complete: CompleteJob = as_submitted,
     ) -> None:
-        """`kill`: kills the run of a job without a grace period. `limits`: those of the owner.
+        """`kill`: kills the run of a job without a grace period. `use_of`: returns what a job has used over time.
 
-        `use_of`: returns what a job has used over time.
-
-        `allowed_targets`: those of notifications, if the owner limits them.
-        `complete`: adds to a job what the engine knows.
         `node_limits`: whether CPUs and memory that jobs request are enforced or counted.
         """
         self._node_limits = node_limits
@@ -75,17 +67,7 @@ class SchedulerService:
         self._inbox = inbox
         self._reader = store.reader
         self._jobs = jobs
-        self.admission = Admission(
-            state,
-            inbox,
-            store.reader,
-            environments,
-            jobs.find,
-            preemption,
-            limits or JobLimits(LimitsConfig()),
-            allowed_targets,
-            complete,
-        )
+        self.admission = Admission(state, inbox, store.reader, environments, jobs.find, rules)
         self._costly = CostlyQuestions()
         self._planner = Planner()
         self._policies = PolicyComparer(state, store.reader)

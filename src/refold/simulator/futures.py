@@ -116,7 +116,7 @@ class RangeFactors(NamedTuple):
 
 
 AS_SIMULATED = RangeFactors()
-OTHER_SCHEDULER = RangeFactors(0.4, 2.0)
+OTHER_SCHEDULER = RangeFactors(0.4, 3.0)
 """For the queue of another scheduler, of which only a simulation is known.
 
 Futures lack jobs that arrive later, and draw the run times of jobs that are alike independently. The factors were

@@ -14,6 +14,7 @@ from refold.model import Seconds
 from refold.train import progress
 from refold.train.channel import RankChannel
 from refold.train.messages import Change, CopySecured, StopTraining
+from refold.train.process_group import group_rank
 
 ASK_EVERY: Seconds = 0.1
 """Time between two questions, so that short steps are not slowed down."""
@@ -43,8 +44,12 @@ class BoundaryRequest(IntEnum):
 class Boundary:
     """Asks the agent, or looks for a stop signal, and tells all ranks the answer at the same step."""
 
-    def __init__(self, channel: RankChannel | None, save_every: Seconds) -> None:
+    def __init__(
+        self, channel: RankChannel | None, save_every: Seconds, group: dist.ProcessGroup | None = None
+    ) -> None:
+        """`group`: where the ranks agree (default: the default group, if there is one)."""
         self._channel = channel
+        self._group = group
         self._save_every = save_every
         if channel is None:
             progress.checkpoint_requested()  # the signal reaches all ranks, and must not end those that do not ask
@@ -86,14 +91,13 @@ class Boundary:
             return BoundaryRequest.NOTHING
         if self.preparation is not None:
             return self._await_preparation(step, self.preparation)
-        ranks = dist.get_world_size()
         self._step = step
         answer = torch.zeros(2, dtype=torch.int64)
-        if dist.get_rank() == 0:
+        if group_rank() == 0:
             answer[0] = self._request()
             answer[1] = step + self._interval(step)
-        if ranks > 1:
-            dist.broadcast(answer, 0)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.broadcast(answer, 0, self._group)
         request, self._next_step = BoundaryRequest(int(answer[0])), int(answer[1])
         if request in (BoundaryRequest.PREPARE, BoundaryRequest.CHANGE) and self.change is None:
             self._await_change()

@@ -1,14 +1,13 @@
-"""Checkpoints of a training job on disk, which any other layout of the same model can load.
+"""Checkpoints of a training job, which any other layout of the same model can load.
 
-A checkpoint is a folder `step-N` in the format of `torch.distributed.checkpoint`, with the facts about the training in
-`facts.json`. PyTorch is imported when a checkpoint is written or read, not before.
+A checkpoint is a folder `step-N`, on disk or at an address, in the format of `torch.distributed.checkpoint`, with the
+facts about the training in `facts.json`. PyTorch is imported when a checkpoint is written or read, not before.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import shutil
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -18,11 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from refold.errors import BadFile, CheckpointNotWritten
+from refold.train.checkpoint_folders import FACTS_FILE, PREFIX, checkpoint_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch.distributed.checkpoint import FileSystemReader
 
-    from refold.train.checkpoint_writer import AtomicWriter
+    from refold.train.checkpoint_writer import CheckpointWriter
 
 __all__ = ["KEPT", "CheckpointNotWritten", "Checkpoints"]
 
@@ -30,9 +31,6 @@ log = logging.getLogger("refold.train")
 
 KEPT = 2
 """How many checkpoints are kept: the newest ones."""
-
-_PREFIX = "step-"
-_FACTS_FILE = "facts.json"
 
 
 class Checkpoints:
@@ -43,8 +41,9 @@ class Checkpoints:
     destroyed.
     """
 
-    def __init__(self, folder: Path, keep: int = KEPT) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path | str, keep: int = KEPT) -> None:
+        """`folder`: a path, or an address of fsspec, such as `s3://bucket/run`."""
+        self._folder = checkpoint_folder(folder)
         self._keep = keep
         self._groups: tuple[Any, Any] = (None, None)  # the default group, and a gloo group of the same ranks
         self._in_flight: tuple[int, Future[None]] | None = None
@@ -55,10 +54,10 @@ class Checkpoints:
 
     def facts(self, step: int) -> dict[str, Any]:
         """Return the facts that were saved with a checkpoint."""
-        path = self._path(step) / _FACTS_FILE
         try:
-            facts: dict[str, Any] = json.loads(path.read_text())
+            facts: dict[str, Any] = json.loads(self._folder.facts(_name(step)))
         except (OSError, ValueError) as error:
+            path = f"{self._folder.path(_name(step))}/{FACTS_FILE}"
             raise BadFile(path, f"cannot be read as facts of a checkpoint: {error}") from None
         return facts
 
@@ -68,13 +67,11 @@ class Checkpoints:
         At most one checkpoint is written at a time. `facts`, as JSON, are those of rank 0. Raises
         `CheckpointNotWritten`; in the background, `finish` does.
         """
-        from refold.train.checkpoint_writer import AtomicWriter
-
         try:
             self.finish()
         except CheckpointNotWritten as error:
             log.warning("%s", error)
-        writer = AtomicWriter(self._path(step), {_FACTS_FILE: json.dumps(facts)})
+        writer = self._folder.writer(_name(step), {FACTS_FILE: json.dumps(facts)})
         group = self._group()
         if wait:
             self._write(step, dict(tensors), writer, group)
@@ -114,27 +111,29 @@ class Checkpoints:
         """
         import torch.distributed.checkpoint as dcp
 
-        path = self._path(step)
+        path = self._folder.path(_name(step))
         group = self._group()
-        problem = _agree(_first_difference(path, tensors, unused, group), group)
+        problem = _agree(_first_difference(self._folder.reader(_name(step)), tensors, unused, group), group)
         if problem:
             raise BadFile(path, problem)
         try:
             with _without_warning():
-                dcp.load(dict(tensors), storage_reader=dcp.FileSystemReader(path), **_members(group))
+                dcp.load(dict(tensors), storage_reader=self._folder.reader(_name(step)), **_members(group))
         except dcp.CheckpointException as error:
             raise BadFile(path, f"cannot be loaded: {_cause(error)}") from None
         return self.facts(step)
 
     def _steps(self) -> list[int]:
-        try:
-            names = [entry.name for entry in self._folder.iterdir()]
-        except FileNotFoundError:
-            return []
-        return [int(number) for name in names if (number := name.removeprefix(_PREFIX)).isdecimal() and number != name]
+        names = self._folder.names()
+        return [int(number) for name in names if (number := name.removeprefix(PREFIX)).isdecimal() and number != name]
 
-    def _path(self, step: int) -> Path:
-        return self._folder / f"{_PREFIX}{step}"
+    def _steps_if_known(self) -> list[int]:
+        """Return the steps of the checkpoints after one was written, or not: that must not fail for another reason."""
+        try:
+            return sorted(self._steps())
+        except BadFile as error:
+            log.warning("%s", error)
+            return []
 
     def _group(self) -> Any:
         """Return a gloo group of all ranks that only checkpoints use; None outside of a process group."""
@@ -148,7 +147,7 @@ class Checkpoints:
         return self._groups[1]
 
     def _write_in_background(
-        self, step: int, tensors: dict[str, Tensor], writer: AtomicWriter, group: Any, future: Future[None]
+        self, step: int, tensors: dict[str, Tensor], writer: CheckpointWriter, group: Any, future: Future[None]
     ) -> None:
         try:
             self._write(step, tensors, writer, group)
@@ -157,14 +156,14 @@ class Checkpoints:
         else:
             future.set_result(None)
 
-    def _write(self, step: int, tensors: dict[str, Tensor], writer: AtomicWriter, group: Any) -> None:
+    def _write(self, step: int, tensors: dict[str, Tensor], writer: CheckpointWriter, group: Any) -> None:
         import torch.distributed.checkpoint as dcp
 
         try:
             with _without_warning():
                 dcp.save(tensors, storage_writer=writer, **_members(group))
         except dcp.CheckpointException as error:
-            latest = self.latest()
+            latest = max(self._steps_if_known(), default=None)
             remains = "there is no earlier one" if latest is None else f"the one of step {latest} is intact"
             if _is_first(group):
                 writer.remove_partial()
@@ -172,8 +171,12 @@ class Checkpoints:
                 f"the checkpoint of step {step} was not written to {self._folder} ({_cause(error)}); {remains}"
             ) from None
         if _is_first(group):
-            for old in sorted(self._steps())[: -self._keep]:
-                shutil.rmtree(self._path(old), ignore_errors=True)
+            for old in self._steps_if_known()[: -self._keep]:
+                self._folder.remove(_name(old))
+
+
+def _name(step: int) -> str:
+    return f"{PREFIX}{step}"
 
 
 def _members(group: Any) -> dict[str, Any]:
@@ -222,13 +225,11 @@ def _copy_to_host(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-def _first_difference(path: Path, tensors: Mapping[str, Tensor], unused: Set[str], group: Any) -> str:
+def _first_difference(reader: FileSystemReader, tensors: Mapping[str, Tensor], unused: Set[str], group: Any) -> str:
     """Describe the first difference between a checkpoint and the model of all ranks; empty if there is none."""
-    import torch.distributed.checkpoint as dcp
-
     names, known = _all_names(tensors, group), _all_names({*tensors, *unused}, group)
     try:
-        saved = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        saved = reader.read_metadata().state_dict_metadata
     except Exception as error:
         return f"is not a checkpoint: {error}"
     if missing := sorted(names - set(saved)):

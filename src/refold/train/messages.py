@@ -66,12 +66,14 @@ ToRank = Change | StopTraining | CopySecured
 class Ready(msgspec.Struct, frozen=True, tag=True):
     """From a rank that has called `start` and waits for its first `Change`; `state_bytes`: size of the state.
 
-    `batch`: the global batch size.
+    `batch`: the global batch size. `restarts`: for a change, it saves a checkpoint and leaves (`Left.restart`), so that
+    no ranks need to be started before.
     """
 
     rank: int
     state_bytes: int
     batch: int = 0
+    restarts: bool = False
 
 
 class Entered(msgspec.Struct, frozen=True, tag=True):

@@ -46,6 +46,11 @@ def own_rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def group_rank() -> int:
+    """Return the number of this rank in its process group, or what its launcher has set if there is none."""
+    return dist.get_rank() if dist.is_initialized() else own_rank()
+
+
 def choose_device() -> torch.device:
     """Return the device of this rank: the GPU of its local rank, or the CPU."""
     if not torch.cuda.is_available():

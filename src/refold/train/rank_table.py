@@ -29,7 +29,7 @@ class Role(Enum):
 
 @dataclass(slots=True)
 class RankProcess:
-    """A process that runs the script. `device`: the GPU that it uses, if there are any."""
+    """A process that runs the script. `device`: the GPU that it uses, if there are any. `restarts`: see `Ready`."""
 
     process: int
     rank: int
@@ -38,6 +38,7 @@ class RankProcess:
     ready: bool = False
     host: int = 0
     local_rank: int = 0
+    restarts: bool = False
 
 
 class RankTable:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from time import monotonic
 from typing import TYPE_CHECKING
 
-import torch.distributed as dist
-
 from refold.model import Plan, Seconds
 from refold.train import progress
 from refold.train.channel import RankChannel
 from refold.train.messages import Change, Entered, Finished, Left, NotEntered, Progress, Saved, ToAgent
-from refold.train.process_group import own_rank
+from refold.train.process_group import group_rank, own_rank
 from refold.train.slow_ranks import RankTimes
 
 if TYPE_CHECKING:
@@ -33,19 +31,20 @@ class Reports:
         """Measure the speed from this step on."""
         self._reported_at, self._reported_step = monotonic(), step
 
-    def progressed(self, step: int, loss: Tensor, times: RankTimes | None = None) -> None:
+    def progressed(self, step: int, loss: Tensor | float | None, times: RankTimes | None = None) -> None:
         """Report progress from time to time, and what this rank has measured of its own work."""
         if times is not None and self._channel is not None:
             self._channel.send(times)
         seconds = monotonic() - self._reported_at
-        if seconds < REPORT_EVERY or dist.get_rank():
+        if seconds < REPORT_EVERY or group_rank():
             return
         speed = (step - self._reported_step) * self._batch / seconds
         self.begin(step)
+        value = None if loss is None else float(loss)
         if self._channel is None:
-            progress.report(step, float(loss), speed)
+            progress.report(step, value, speed)
         else:
-            self._channel.send(Progress(step, float(loss), speed))
+            self._channel.send(Progress(step, value, speed))
 
     def entered(self, change: Change, plan: Plan, step: int, phases: dict[str, Seconds], why: str) -> None:
         """Report that the ranks train together; `why`: why not with the requested plan."""
@@ -62,7 +61,7 @@ class Reports:
     def finished(self, step: int) -> None:
         """Report that all steps are done."""
         self._send(Finished(step))
-        if self._channel is None and dist.get_rank() == 0:
+        if self._channel is None and group_rank() == 0:
             progress.report(step)
 
     def left(self, step: int, phases: dict[str, Seconds], *, restart: bool = False) -> None:
@@ -71,5 +70,5 @@ class Reports:
             self._channel.send(Left(own_rank(), step, restart, phases))
 
     def _send(self, message: ToAgent) -> None:
-        if self._channel is not None and dist.get_rank() == 0:
+        if self._channel is not None and group_rank() == 0:
             self._channel.send(message)

@@ -51,6 +51,7 @@ class Reshaper:
         """Raise an error if the model or the batch cannot be divided as a plan says."""
         check_batch(plan, self._batch)
         self.state.splittable.check(plan)
+        self.state.optimizer.check(plan)
 
     def usable_plan(self, plan: Plan, ranks: int) -> tuple[Plan, str]:
         """Return a plan, or one that is possible for the same number of ranks and why the plan is not."""
@@ -60,7 +61,8 @@ class Reshaper:
             if plan.gpus != ranks:
                 raise BadInput(f"{plan} needs {plan.gpus} ranks, there are {ranks}")
         except BadInput as error:
-            return fallback_plan(ranks, self._batch), str(error)
+            divides = self.state.optimizer.is_elementwise
+            return fallback_plan(ranks, self._batch, divides=divides), str(error)
         return plan, ""
 
     def prepare(self, plan: Plan, ranks: int, shared: Path | None = None) -> Future[None]:

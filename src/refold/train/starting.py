@@ -76,15 +76,15 @@ def start(
     `clip`: largest norm of the gradients. `ema`: decay of the average of the weights, such as 0.999. `autocast`: type
     of mixed precision; the loss is scaled for torch.float16. `compile_layers`: compile each layer
     with torch.compile. `tensor` and `pipeline` say how to split a model whose names are not known. `shard_group`: ZeRO
-    shards over groups of so many ranks, which are replicas of each other. `checkpoint`: folder for checkpoints
-    (default: $REFOLD_CHECKPOINT, if set), written every `save_every` seconds, when the run is stopped, and at the end.
+    shards over groups of so many ranks, which are replicas of each other. `checkpoint`: folder for checkpoints,
+    or an address such as `s3://bucket/run` (default: $REFOLD_CHECKPOINT, if set), written every `save_every` seconds, when the run is stopped, and at the end.
 
     Without an agent, the plan is that of $REFOLD_PLAN, or data parallelism over the ranks of torchrun. A script that
     was started as a single process by the scheduler is replaced by `python -m refold.train script.py`.
     """
     channel = connect()
     if channel is None:
-        _become_agent_if_needed(os.environ)
+        become_agent_if_needed(os.environ)
     else:
         faulthandler.register(signal.SIGQUIT)  # sent to ranks that hang, whose stacks are then in the log
     reader = InputReader(model, inputs, with_labels=loss is None)
@@ -115,7 +115,7 @@ def start(
     if channel is None:
         session.begin_alone(read_plan(os.environ), process_group.from_environment())
     else:
-        session.enter(_wait_for_first_change(channel, state, batch))
+        session.enter(wait_for_first_change(channel, Ready(process_group.own_rank(), state.estimated_bytes(), batch)))
     return session
 
 
@@ -131,18 +131,19 @@ def _count_parameters(model: nn.Module) -> int:
 
 def _checkpoints(folder: Path | str | None) -> Checkpoints | None:
     chosen = folder or os.environ.get("REFOLD_CHECKPOINT")
-    return Checkpoints(Path(chosen)) if chosen else None
+    return Checkpoints(chosen) if chosen else None
 
 
-def _wait_for_first_change(channel: RankChannel, state: TrainingState, batch: int) -> Change:
-    channel.send(Ready(process_group.own_rank(), state.estimated_bytes(), batch))
+def wait_for_first_change(channel: RankChannel, ready: Ready) -> Change:
+    """Tell the agent that this rank is ready; return what it is to enter."""
+    channel.send(ready)
     message: Any = None
     while not isinstance(message, Change):
         message = channel.wait()
     return message
 
 
-def _become_agent_if_needed(environment: Mapping[str, str]) -> None:
+def become_agent_if_needed(environment: Mapping[str, str]) -> None:
     """Replace this process by an agent if the plan needs more ranks than were started.
 
     Also if the plan may change, or instances may be lost: only the ranks of an agent can follow.

@@ -95,8 +95,8 @@ class Supervisor:
         if rank is None or rank.role is Role.DISMISSED:
             return []
         match message:
-            case Ready(_, size):
-                self._on_ready(rank, size)
+            case Ready():
+                self._on_ready(rank, message)
             case Entered():
                 self._on_entered(message)
             case NotEntered():
@@ -181,9 +181,9 @@ class Supervisor:
         self._target = self._shape_to_start()
         self._ranks.start(range(self._target.plan.gpus // self._gang.instances), self._target, Role.MEMBER)
 
-    def _on_ready(self, rank: RankProcess, size: int) -> None:
-        rank.ready = True
-        self._state_bytes = max(self._state_bytes, size)
+    def _on_ready(self, rank: RankProcess, message: Ready) -> None:
+        rank.ready, rank.restarts = True, message.restarts
+        self._state_bytes = max(self._state_bytes, message.state_bytes)
         if self._phase is Phase.ENDING:
             self._ranks.kill([rank])  # it would wait for a generation that will not begin
         self._advance()
@@ -325,15 +325,15 @@ class Supervisor:
                     self._actions.append(Exit(self._status))
 
     def _begin_change(self, request: ChangeRequest) -> None:
-        """Start the ranks that are missing: all if one that would stay has a GPU that it must give up."""
+        """Start the ranks that are missing: all if one that would stay must give up its GPU; none if all restart."""
         count = request.plan.gpus
         members = sorted(self._ranks.having(Role.MEMBER), key=lambda rank: rank.rank)[:count]
         self._target, can_stay = self._shape_after(request, members)
         self._replaces_all = not can_stay
-        self._phase = Phase.JOINING
-        self._failed_joiners = 0
+        self._phase, self._failed_joiners = Phase.JOINING, 0
         self._deadline = self._machine.now() + JOIN_SECONDS
-        self._ranks.start(range(len(members) if can_stay else 0, count), self._target, Role.JOINING)
+        if not any(rank.restarts for rank in members):
+            self._ranks.start(range(len(members) if can_stay else 0, count), self._target, Role.JOINING)
         self._advance()
 
     def _enter(self) -> None:

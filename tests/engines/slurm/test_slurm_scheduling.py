@@ -211,14 +211,14 @@ def row(number: int, eligible: int, start: int, seconds: int, priority: int) -> 
     return "|".join(cells.get(column, "") for column in COLUMNS)
 
 
-def compare(monkeypatch: pytest.MonkeyPatch, out: Path, *rows: str, **config: str) -> Result:
+def compare(monkeypatch: pytest.MonkeyPatch, out: Path, *rows: str, json_output: bool = True, **config: str) -> Result:
     text = "\n".join(["|".join(COLUMNS), *rows]) + "\n"
     site: dict[str, Any] = {"config": {**CONFIG, **config}, "tables": TABLES}
     monkeypatch.setattr(
         "refold.engines.slurm.Programs", lambda: FakePrograms([], [node_line("n0")], sacct=text, **site)
     )
-    words = ["compare", "--from", "slurm", "--policies", "fifo,slurm", "--out", str(out), "--json"]
-    return CliRunner().invoke(app, words)
+    words = ["compare", "--from", "slurm", "--policies", "fifo,slurm", "--out", str(out)]
+    return CliRunner().invoke(app, [*words, *(["--json"] if json_output else [])])
 
 
 URGENT_LAST = (row(1, 1000, 1000, 1000, 5), row(2, 1100, 3000, 500, 5), row(3, 1200, 2000, 1000, 900))
@@ -236,6 +236,12 @@ def test_slurm_s_own_order_is_simulated_beside_what_was_recorded(
     assert "0 of 3 jobs preemptible" in document["conditions"]
     note = "Slurm's backfill, simulated: mean waiting time 15 min, recorded 15 min; starts of 3 jobs differ by"
     assert f"{note} 0 s on average" in document["notes"]
+
+
+def test_policies_are_compared_with_slurm_as_simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = compare(monkeypatch, tmp_path / "out", *URGENT_LAST, json_output=False).output
+    assert "Slurm (recorded)" in text
+    assert "mean waiting time: fifo 12 min 13 s, 1.2 × shorter than Slurm's backfill, simulated" in text
 
 
 def test_a_simulation_that_does_not_reproduce_the_record_is_doubted(
