@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from refold.errors import Disconnected, WaitTimeout
+from refold.errors import Disconnected, RanksLost, WaitTimeout
 from refold.model import Plan
 from refold.train.channel import AGENT_VARIABLE, AgentChannel, Listener, RankChannel, connect
 from refold.train.messages import Change, Finished, Progress, Ready, StopTraining
@@ -68,6 +69,28 @@ def test_a_rank_notices_that_the_agent_is_gone(ends: tuple[AgentChannel, RankCha
 def test_waiting_has_a_time_limit(ends: tuple[AgentChannel, RankChannel]) -> None:
     with pytest.raises(WaitTimeout, match=r"the agent sent no message within 0\.01 s"):
         ends[1].wait(timeout=0.01)
+
+
+def test_a_rank_that_waits_hears_that_others_are_lost(ends: tuple[AgentChannel, RankChannel]) -> None:
+    agent, rank = ends
+    interrupted = threading.Event()
+    rank.listen(interrupted.set)
+    planned = Change(Plan(data=2), 2, 3, "", False)
+    agent.send(planned)
+    assert rank.wait(10.0) == planned
+    change = Change(Plan(), 1, 4, "", False, keep=True, lost=True)
+    agent.send(StopTraining(5.0))
+    agent.send(change)
+    assert interrupted.wait(10.0)
+    with pytest.raises(RanksLost):
+        rank.wait(10.0)
+    with pytest.raises(RanksLost):
+        rank.poll()
+    assert rank.take_loss(10.0) == change
+    assert rank.poll() is None, "what was sent before is of no use"
+    assert rank.take_loss(0.01) is None
+    agent.send(StopTraining(7.0))
+    assert rank.wait(10.0) == StopTraining(7.0)
 
 
 def test_there_is_no_channel_without_an_agent() -> None:

@@ -273,10 +273,10 @@ class Session(SessionView):
                 else:
                     self._hand_over(self._copies)
             case BoundaryRequest.PREPARE:
-                change = self._boundary.change
-                assert change is not None
-                plan, ranks, _ = self._target(change)
-                self._boundary.preparation = self._reshaper.prepare(plan, ranks, Path(change.state))
+                requested = self._boundary.change
+                assert requested is not None
+                plan, ranks, _ = self._target(requested)
+                self._boundary.preparation = self._reshaper.prepare(plan, ranks, Path(requested.state))
             case BoundaryRequest.CHANGE:
                 self._follow_change(self._boundary.take_change())
         self._checkpoints.finish(wait=False)

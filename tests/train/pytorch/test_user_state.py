@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import RepeatedWords, SmallGpt, next_token_loss
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch_ranks import run_ranks
 
