@@ -1,7 +1,8 @@
 """Find Slurm for the Slurm tests, or install Debian's packages where that is allowed; print the version.
 
 The tests start daemons of their own, so nothing has to run. Packages are installed only by root on Debian and the like.
-`--find` only looks. The accounting daemon and MariaDB are wanted, not required.
+`--find` only looks. The accounting daemon and MariaDB are wanted, not required. REFOLD_SLURM=24.11 or 26.05 chooses
+another version than the machine's, which is unpacked into the cache.
 """
 
 from __future__ import annotations
@@ -10,6 +11,11 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from slurm_versions import programs_of, unpack, wanted_version
 
 REQUIRED = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 WANTED = {"slurmdbd": "slurmdbd", "mariadbd": "mariadb-server"}
@@ -56,6 +62,9 @@ def main() -> None:
             install(missing(REQUIRED))  # perhaps only the accounting cannot be had
     if absent := missing(REQUIRED):
         raise SystemExit(f"missing: {', '.join(absent)}; on Debian and Ubuntu: apt install {' '.join(absent)}")
+    if other := wanted_version():
+        unpack(other)
+        os.environ["PATH"] = f"{programs_of(other)}{os.pathsep}{os.environ['PATH']}"
     version = subprocess.run([find("slurmctld") or "", "-V"], capture_output=True, text=True, check=True).stdout.strip()
     print(f"{version}, {'without' if missing(WANTED) else 'with'} slurmdbd")
 

@@ -3,7 +3,8 @@
 Measures the time from a submission to the start of its process, as a job and in a pool, beside plain `sbatch` and
 `srun`, or on Ray, beside its own jobs. `--faults N` kills daemons, controllers and nodes N times each, and counts
 what goes wrong. `--jobs N` plays jobs of a trace through Slurm, by its own backfill and by Refold in a pool, beside the
-simulator. `--nodes N` starts jobs on all nodes of a large cluster.
+simulator. `--estimates N` lets Slurm alone schedule N jobs of a trace, and compares start estimates for its queue with
+those of `squeue --start`. `--nodes N` starts jobs on all nodes of a large cluster.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import sys
 
 from benchmarks.engines.ray_latency import measure_ray_latency, ray_latency_table
+from benchmarks.engines.slurm_estimates import measure_estimates
 from benchmarks.engines.slurm_faults import POOL_FAULTS, SLURM_FAULTS, fault_table, measure_fault
 from benchmarks.engines.slurm_latency import latency_table, measure_latency
 from benchmarks.engines.slurm_scale import measure_scale, scale_table
@@ -27,20 +29,24 @@ def main() -> None:
     parser.add_argument("--pool", action="store_true", help="runs are started in a pool that Refold holds")
     parser.add_argument("--seed", type=int, default=0, help="random seed of the failures (default: 0)")
     parser.add_argument("--jobs", type=_count, metavar="N", help="play N jobs of the Philly trace")
-    parser.add_argument("--speed-up", type=_count, default=150, help="of the trace (default: 150)")
+    parser.add_argument("--estimates", type=_count, metavar="N", help="estimate the starts of N jobs in Slurm's queue")
+    parser.add_argument("--speed-up", type=_count, help="of the trace (default: 150; with --estimates, 60)")
     parser.add_argument("--nodes", type=_count, metavar="N", help="start jobs on all of N nodes, and on all at once")
     parser.add_argument("--on", choices=("slurm", "ray"), default="slurm", help="the engine (default: slurm)")
     options = parser.parse_args()
     if options.on == "ray":
-        if (options.faults, options.jobs, options.nodes) != (None, None, None):
-            parser.error("--faults, --jobs and --nodes are measured on Slurm only")
+        if {options.faults, options.jobs, options.nodes, options.estimates} != {None}:
+            parser.error("--faults, --jobs, --nodes and --estimates are measured on Slurm only")
         print("\n".join(ray_latency_table(measure_ray_latency(options.repeats))))
         return
     if options.nodes is not None:
         print("\n".join(scale_table(measure_scale(options.nodes))))
         return
+    if options.estimates is not None:
+        print("\n".join(measure_estimates(options.estimates, options.speed_up or 60)))
+        return
     if options.jobs is not None:
-        print("\n".join(measure_trace(Replay(options.jobs, options.speed_up))))
+        print("\n".join(measure_trace(Replay(options.jobs, options.speed_up or 150))))
         return
     if options.faults is None:
         print("\n".join(latency_table(measure_latency(options.repeats))))

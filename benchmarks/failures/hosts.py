@@ -161,11 +161,11 @@ class Hosts:
         """Cut the link of a host, or mend it."""
         _ip("-n", self._hub, "link", "set", f"port{host}", "up" if up else "down")
 
-    def request(self, host: int, run: int, plan: dict[str, int]) -> None:
+    def request(self, host: int, run: int, plan: dict[str, int], way: str = "live") -> None:
         """Request a change of the plan on a host."""
         path = self.own_folder(host) / "change"
         new = path.with_name("request")
-        new.write_bytes(msgspec.json.encode({"run": run, "plan": plan, "devices": None}))
+        new.write_bytes(msgspec.json.encode({"run": run, "plan": plan, "devices": None, "way": way}))
         new.replace(path)
 
     def answer(self, host: int, run: int) -> dict[str, Any]:

@@ -33,12 +33,15 @@ class LiveChange(NamedTuple):
         return (self.large_seconds - self.small_seconds) / ((self.large_bytes - self.small_bytes) / 1e9)
 
 
-def seconds_per_gigabyte(gigabits: float) -> LiveChange:
-    """Measure changes from ZeRO-3 on two hosts to plain data parallelism: each host gets half of the state."""
-    return LiveChange(*_pause(SMALL, gigabits), *_pause(LARGE, gigabits))
+def seconds_per_gigabyte(gigabits: float, way: str) -> LiveChange:
+    """Measure changes from ZeRO-3 on two hosts to plain data parallelism: each host gets half of the state.
+
+    `way`: 'live', in which ranks stay, or 'warm', in which new ones load a copy from memory of the hosts.
+    """
+    return LiveChange(*_pause(SMALL, gigabits, way), *_pause(LARGE, gigabits, way))
 
 
-def _pause(width: int, gigabits: float) -> tuple[float, int]:
+def _pause(width: int, gigabits: float, way: str) -> tuple[float, int]:
     """Return the median pause, and how many bytes each host gets from the other."""
     with tempfile.TemporaryDirectory() as folder:
         hosts = Hosts(2, Path(folder), megabits=round(1000 * gigabits))
@@ -49,9 +52,10 @@ def _pause(width: int, gigabits: float) -> tuple[float, int]:
             wait_until((hosts.own_folder(0) / "change.agent").exists, 300.0)
             pauses = []
             for number in range(CHANGES):
-                hosts.request(0, number + 2, {"data": 2, "zero": 3 * (number % 2)})
+                hosts.request(0, number + 2, {"data": 2, "zero": 3 * (number % 2)}, way)
                 answer = hosts.answer(0, number + 2)
                 assert not answer.get("error"), answer
+                assert answer["way"] == way, answer
                 pauses.append(sum(answer["phases"].values()))
                 print(f"width {width}, {answer['plan']}: {answer['phases']}", flush=True)
             return median(pauses[::2]), width * width * LAYERS * BYTES // 2

@@ -30,11 +30,11 @@ folder, checkpoints = Path(sys.argv[1]), sys.argv[2]
 save_every, steps, load_milliseconds = float(sys.argv[3]), int(sys.argv[4]), float(sys.argv[5])
 
 
-def write_timed(copies: StateCopies, *arguments: Any) -> float:
+def write_timed(copies: StateCopies, *arguments: Any, **options: Any) -> float | None:
     """Write a copy, and note how long it took."""
-    seconds = write(copies, *arguments)
+    seconds = write(copies, *arguments, **options)
     with (folder / "copies").open("a") as file:
-        file.write(f"{seconds:.6f}\n")
+        file.write(f"{seconds or 0.0:.6f}\n")
     return seconds
 
 

@@ -15,7 +15,14 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.kubernetes import replay, steady
-from benchmarks.kubernetes.faults import CLEAN_UP_SECONDS, FAULTS, PODS, Outcome, measure as measure_fault
+from benchmarks.kubernetes.faults import (
+    CLEAN_UP_SECONDS,
+    FAULTS,
+    PODS,
+    Outcome,
+    measure as measure_fault,
+    measure_takeovers,
+)
 from benchmarks.kubernetes.kubelets import describe
 from benchmarks.kubernetes.placing import SCHEDULERS, WITH_RACKS, Placed, Size, available, measure
 
@@ -42,6 +49,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--faults", type=int, metavar="N", help="let something fail N times, for each kind of failure")
     parser.add_argument("--fault", choices=FAULTS, action="append", help="one kind of failure; can be repeated")
+    parser.add_argument("--takeovers", type=int, metavar="N", help="kill the leader of two replicas N times")
     parser.add_argument(
         "--steady", type=float, metavar="RATE", help="let pods arrive, so many per second, for --seconds"
     )
@@ -52,8 +60,12 @@ def main() -> None:
         "--speed-up", type=float, action="append", help="speed of --replay; can be repeated (default: 180 and 360)"
     )
     options = parser.parse_args()
-    needs_peers = options.only != ["refold"]
+    needs_peers = options.only != ["refold"] and options.takeovers is None
     assets = find_servers(*(["--all"] if needs_peers else []))
+    if options.takeovers is not None:
+        seconds = measure_takeovers(assets, options.takeovers)
+        print(f"takeover: median {median(seconds):.1f} s, longest {max(seconds):.1f} s, {len(seconds)} times")
+        return
     if options.faults is not None:
         outcomes: list[Outcome] = []
         for fault in options.fault or FAULTS:

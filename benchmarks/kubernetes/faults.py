@@ -244,6 +244,32 @@ def measure(assets: Path, fault: str, times: int, seed: int = 0) -> Outcome:
     return Outcome(fault, times, times, late, max(durations, default=0.0), observer.seen.allocated_twice, forgotten)
 
 
+def measure_takeovers(assets: Path, times: int) -> list[float]:
+    """Kill the daemon that schedules; return the seconds until the other one, as on another machine, serves."""
+    servers, found = KubernetesServers(assets), []
+    with ExitStack() as ending:
+        ending.callback(servers.stop)
+        servers.start()
+        kubelet = ProcessKubelet(servers.api, kubelet_nodes(NODES), instant=True)
+        ending.callback(kubelet.stop)
+        kubelet.start()
+        apply_rights(servers.api)
+        folder = Path(mkdtemp(prefix="state-", dir=servers.folder))
+        leader, other = (KubernetesDaemon(servers, folder, "--standby", host=name) for name in ("a", "b"))
+        for daemon in (leader, other):
+            ending.callback(daemon.kill)
+        leader.start()
+        for _ in range(times):
+            other.launch()
+            wait_for(lambda: other.is_waiting, "the other daemon waits")  # noqa: B023
+            leader.kill()
+            killed = time.monotonic()
+            other.wait_until_serving()
+            found.append(time.monotonic() - killed)
+            leader, other = other, leader
+    return found
+
+
 def wait_for_bindings(observer: Observer, job: str, count: int) -> None:
     """Wait until this number of pods of a gang was bound, or for a while if it does not fit now."""
     deadline = time.monotonic() + TRIGGER_SECONDS

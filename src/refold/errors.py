@@ -142,6 +142,10 @@ class Disconnected(RefoldError):
     """The other end of a channel is gone. For a rank: the agent has ended, and the rank should exit."""
 
 
+class RanksLost(RefoldError):
+    """Other ranks of a training are lost, and those that are left form a new group."""
+
+
 class NoDaemon(RefoldError):
     """No daemon answers at the address."""
 

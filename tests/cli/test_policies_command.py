@@ -58,7 +58,7 @@ def test_a_missing_folder_and_a_file_that_cannot_be_loaded_are_reported(
 @pytest.mark.parametrize(
     ("line", "completed"),
     [
-        ("refold simulate demo --policy s", {"sia", "sjf", "srtf", "synergy"}),
+        ("refold simulate demo --policy s", {"sia", "sjf", "slurm", "srtf", "synergy"}),
         ("refold simulate demo --placement w", {"worst-fit", "worth"}),
         ("refold compare --policies fifo,l", {"fifo,las"}),
         ("refold compare --placements first-fit,t", {"first-fit,tetris"}),

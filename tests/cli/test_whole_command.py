@@ -238,3 +238,17 @@ def test_every_command_in_the_documentation_parses(page: Path) -> None:
             command.make_context(command.name, words)
         except UsageError as error:
             pytest.fail(f"{page.name}: {line}: {error.format_message()}")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("top", "--interval", "5"), "--interval is no longer an option: the screen is refreshed every two seconds"),
+        (("tune", "demo", "--report-share=0.3"), "--report-share is no longer an option: settings are chosen on the"),
+        (("top", "--intervall", "5"), "No such option: --intervall; see refold top --help"),
+    ],
+)
+def test_a_removed_option_is_rejected_with_what_to_do_without_it(
+    error_of: Callable[..., str], words: tuple[str, ...], message: str
+) -> None:
+    assert error_of(*words).startswith(f"error: {message}")

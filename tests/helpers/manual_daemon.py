@@ -18,7 +18,9 @@ from refold.core.events import Event, RunFailed, RunFinished, RunStopped
 from refold.errors import BadDecision
 from refold.model import Cluster, Node, Preemption, PreemptionRules
 from refold.model.units import HOUR
+from refold.server.admission import AdmissionRules
 from refold.server.backend import MachineUse
+from refold.server.config.limits import LimitsConfig
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
@@ -140,8 +142,7 @@ class ManualDaemon:
             tokens=TokenStore(self.writer, self.store, self.tokens),
             event_stream=event_stream,
             kill=self.killed.append,
-            preemption=PreemptionRules(preemption),
-            limits=limits,
+            rules=AdmissionRules(PreemptionRules(preemption), limits or JobLimits(LimitsConfig())),
         )
         self.notices: list[Notice] = []
         subscribers = [

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -51,7 +53,11 @@ func main() {
 	functions := template.FuncMap{
 		"toYaml": toYaml,
 		"indent": indent,
-		"quote":  func(value any) string { return fmt.Sprintf("%q", fmt.Sprint(value)) },
+		"sha256sum": func(text string) string {
+			sum := sha256.Sum256([]byte(text))
+			return hex.EncodeToString(sum[:])
+		},
+		"quote": func(value any) string { return fmt.Sprintf("%q", fmt.Sprint(value)) },
 	}
 	for _, path := range os.Args[2:] {
 		text, err := os.ReadFile(path)

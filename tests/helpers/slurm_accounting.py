@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_servers import READY_SECONDS, SlurmServers, find_program, free_ports
+from slurm_servers import READY_SECONDS, VERSION, SlurmServers, find_program, free_ports
+from tools.slurm_versions import plugins_of
 
 PROGRAMS = ("mariadbd", "mariadb-install-db", "mariadb-admin", "slurmdbd", "sacct", "sacctmgr")
 
@@ -51,7 +52,7 @@ class SlurmWithAccounting(SlurmServers):
         )
         conf = self.folder / "slurmdbd.conf"
         conf.touch(mode=0o600)  # slurmdbd refuses a file that others may read
-        conf.write_text(text)
+        conf.write_text(text + (f"PluginDir={plugins_of(VERSION)}\n" if VERSION else ""))
 
     def start(self, seconds: float = READY_SECONDS) -> None:
         """Start all servers; return when all nodes are idle."""

@@ -140,8 +140,8 @@ def node_line(name: str, gres: str = "gpu:a100:8", **fields: str) -> str:
 class FakePrograms:
     """Answers in place of Slurm's programs. `sacct`: what it prints; None: accounting is disabled.
 
-    `topology`, `config`, `licences`: what `scontrol show` prints of them. `tables`: what sshare prints, and sacctmgr for
-    'qos' and 'assoc'; without one, they fail.
+    `topology`, `config`, `licences`: what `scontrol show` prints of them. `tables`: what sshare prints, and sacctmgr
+    for 'qos' and 'assoc'; without one, they fail.
     """
 
     def __init__(

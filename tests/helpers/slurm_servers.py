@@ -1,7 +1,8 @@
 """A real Slurm for tests: munged, slurmctld and several slurmd as processes of this machine.
 
 Everything is in a temporary folder with ports and a socket of its own: a Slurm of the machine is not touched. GPUs are
-links to /dev/null. Nodes are processes, so that a test can kill one.
+links to /dev/null. Nodes are processes, so that a test can kill one. REFOLD_SLURM chooses another version than the
+machine's, which `make test-slurm` unpacks into the cache.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from tools.slurm_versions import plugins_of, programs_of, wanted_version
+
 READY_SECONDS = 30.0
 PROGRAMS = (
     "munged",
@@ -31,9 +34,6 @@ PROGRAMS = (
     "scontrol",
     "scancel",
 )
-NODE_MARK = "REFOLD_TEST_NODE"
-"""Environment variable of a slurmd and its steps: the name of the node."""
-
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 """Where daemons are installed, which users often do not have in their PATH."""
 
@@ -73,6 +73,10 @@ SlurmdParameters=config_overrides
 GresTypes={gres_types}
 """
 
+VERSION = wanted_version()
+if VERSION:
+    os.environ["PATH"] = f"{programs_of(VERSION)}{os.pathsep}{os.environ['PATH']}"
+
 DEFAULTS = {"AccountingStorageType": "accounting_storage/none", "DefMemPerCPU": "100"}
 
 
@@ -84,6 +88,11 @@ def missing_programs(names: Iterable[str] = PROGRAMS) -> list[str]:
 def find_program(name: str) -> str:
     """Return the path of a program; its name if it is not installed."""
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(SYSTEM_FOLDERS)) or name
+
+
+def plugins(name: str) -> list[Path]:
+    """Return the files of a plugin; [] if this Slurm does not have it."""
+    return [*plugins_of(VERSION).glob(f"{name}.so")] if VERSION else [*Path("/usr").glob(f"lib*/**/slurm*/{name}.so")]
 
 
 class SlurmServers:
@@ -129,6 +138,7 @@ class SlurmServers:
             gres_types="gpu,shard" if shards else "gpu",
         )
         lines = [f"{key}={value}" for key, value in {**DEFAULTS, **(settings or {})}.items()]
+        lines += [f"PluginDir={plugins_of(VERSION)}"] if VERSION else []
         parts = f",shard:{shards * gpus}" if shards else ""
         gres = f"Gres=gpu:{gpu_type}:{gpus}{parts} " if gpus else ""
         lines += [
@@ -175,8 +185,10 @@ class SlurmServers:
         self.wait_until(lambda: saved.exists() and saved.stat().st_mtime > now, "slurmctld has saved its jobs")
 
     def start_node(self, name: str) -> None:
-        """Start the slurmd of a node, possibly again."""
-        self._start("slurmd", "-D", "-N", name, name=name)
+        """Start the slurmd of a node, possibly again; in a folder by which its steps are found."""
+        self._node_folder(name).mkdir(exist_ok=True)
+        words = ("-D", "-d", find_program("slurmstepd"), "-N", name)
+        self._start("slurmd", *words, name=name, folder=self._node_folder(name))
 
     def kill(self, name: str) -> None:
         """Kill a server: munged, slurmctld, or the slurmd of a node. Runs on a node continue."""
@@ -187,7 +199,7 @@ class SlurmServers:
     def kill_node(self, name: str) -> None:
         """Kill a node together with all that runs on it, as if its power had failed."""
         self.kill(name)
-        _kill_all(pid for pid in self._processes_of_this_cluster() if _is_of_node(pid, name))
+        _kill_all(pid for pid in self._processes_of_this_cluster() if self._is_of_node(pid, name))
 
     def cancel_all(self) -> None:
         """Kill all jobs, and wait until the nodes are free."""
@@ -249,28 +261,34 @@ class SlurmServers:
         self._start("munged", "--foreground", "--force", f"--socket={socket_path}", *arguments)
         self.wait_until(socket_path.exists, "munged answers")
 
-    def _start(self, program: str, *arguments: str, name: str = "") -> None:
+    def _node_folder(self, name: str) -> Path:
+        return self.folder / f"node-{name}"
+
+    def _start(self, program: str, *arguments: str, name: str = "", folder: Path | None = None) -> None:
         with (self.folder / f"{name or program}.out").open("ab") as log:
             self._processes[name or program] = subprocess.Popen(
                 [find_program(program), *arguments],
-                env={**self.environment, NODE_MARK: name},
+                env=self.environment,
                 stdout=log,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
-                cwd=self.folder,
+                cwd=folder or self.folder,
             )
 
     def _processes_of_this_cluster(self) -> list[int]:
-        """Return the steps, and the processes of jobs: all have the configuration in their environment."""
+        """Return the steps, and the processes of jobs: all have the configuration in their environment.
+
+        Newer versions write the title of a step over its environment: it is in the folder of its node.
+        """
         mark = f"SLURM_CONF={self.conf}".encode()
         pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
-        return [pid for pid in pids if pid != os.getpid() and mark in _environment(pid)]
+        found = (pid for pid in pids if mark in _environment(pid) or _folder(pid).parent == self.folder)
+        return [pid for pid in found if pid != os.getpid()]
 
-
-def _is_of_node(pid: int, node: str) -> bool:
-    """Whether a process is a step of a node, which has the environment of slurmd, or belongs to a job there."""
-    marks = (f"{NODE_MARK}={node}".encode(), f"SLURMD_NODENAME={node}".encode())
-    return any(mark in _environment(pid) for mark in marks)
+    def _is_of_node(self, pid: int, node: str) -> bool:
+        """Whether a process is a step of a node, or belongs to a job there."""
+        mark = f"SLURMD_NODENAME={node}".encode()
+        return _folder(pid) == self._node_folder(node) or mark in _environment(pid)
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -278,6 +296,14 @@ def _environment(pid: int) -> list[bytes]:
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
         return []
+
+
+def _folder(pid: int) -> Path:
+    """Return the working directory of a process."""
+    try:
+        return Path(f"/proc/{pid}/cwd").readlink()
+    except OSError:
+        return Path()
 
 
 def _kill_all(pids: Iterable[int]) -> None:

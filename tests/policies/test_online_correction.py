@@ -185,3 +185,88 @@ def test_more_slots_that_do_not_help_are_not_tried_twice() -> None:
     estimator = estimator_of(live)
     speeds = [estimator.speed(jobs[1], allocation) for allocation in (Allocation((Share(0, (0,)),), Plan()), FOUR)]
     assert speeds == pytest.approx([1.0, 1.0])
+
+
+class Changed:
+    """A long job with a range of GPUs, alone on a node, whose changes take some seconds; others come and go."""
+
+    def __init__(self, seconds: float | None, **settings: object) -> None:
+        self.live = Live(make_cluster(8, types=GPU), "refold", **settings)
+        self.job = make_job("a", workload="bert", batch=64, steps=10**6, reshapable=True, gpu_range=(1, 8))
+        self.live.step(JobSubmitted(self.job))
+        self.changes = 0
+        self._seconds = seconds
+
+    def begin(self) -> None:
+        """Report a first step, and the cost of a change if it is known."""
+        number, _ = self.live.run_of(self.job)
+        cost = [] if self._seconds is None else [ChangeMeasured("a", number, self._seconds, "live")]
+        self.live.step(RunStarted("a", number), RunProgressed("a", number, 0.0, 1), *cost)
+
+    def submit(self, name: str, **options: object) -> None:
+        self._step(
+            JobSubmitted(make_job(name, **{"gpus": 2, "workload": "bert", "batch": 64, "steps": 100, **options}))
+        )
+
+    def wait(self, seconds: float) -> None:
+        for _ in range(int(seconds / 10)):
+            self._step()
+
+    def _step(self, *events: Event) -> None:
+        stops = self.live.step(*events)
+        while stops:
+            self.changes += sum(stop.job == "a" for stop in stops)
+            stops = self.live.step(*(RunStopped(stop.job, stop.run, 1.0, 2) for stop in stops))
+
+
+def test_a_run_is_changed_once_a_minute_for_other_jobs() -> None:
+    changed = Changed(2.0)
+    changed.begin()
+    changed.submit("first")
+    assert changed.changes == 1, "shrunk for the first"
+    changed.submit("second")
+    changed.wait(20.0)
+    assert changed.changes == 1
+    changed.wait(60.0)
+    assert changed.changes >= 2
+    changed.live.assert_replays()
+
+
+def test_a_change_that_costs_more_is_made_less_often() -> None:
+    changed = Changed(10.0)
+    changed.begin()
+    changed.submit("first")
+    changed.submit("second")
+    changed.wait(150.0)
+    assert changed.changes == 1
+    changed.wait(60.0)
+    assert changed.changes >= 2
+
+
+def test_a_job_of_higher_priority_does_not_wait_for_that() -> None:
+    changed = Changed(2.0)
+    changed.begin()
+    changed.submit("first")
+    changed.submit("urgent", priority=5)
+    assert changed.changes == 2
+
+
+def test_a_run_without_a_step_is_left_to_begin() -> None:
+    changed = Changed(2.0)
+    number, _ = changed.live.run_of(changed.job)
+    changed.live.step(RunStarted("a", number), ChangeMeasured("a", number, 2.0, "live"))
+    changed.submit("first")
+    changed.wait(100.0)
+    assert changed.changes == 0
+    changed.begin()
+    changed.wait(30.0)
+    assert changed.changes == 1
+
+
+def test_without_a_step_a_run_is_left_alone_for_some_minutes_only() -> None:
+    changed = Changed(2.0)
+    number, _ = changed.live.run_of(changed.job)
+    changed.live.step(RunStarted("a", number), ChangeMeasured("a", number, 2.0, "live"))
+    changed.submit("first")
+    changed.wait(320.0)
+    assert changed.changes == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -24,6 +24,8 @@ HOUR = 3600.0
 NEVER = 1.0
 TIMES_AS_LONG = 3
 """How many times as long a job waits as in order of submission, at most, with the default settings."""
+TIMES_WITH_RESTARTS = 6
+"""The same if jobs may be preempted: a run has run as long as its starts have cost before it is stopped again."""
 TWO_NODES = make_cluster(4, 4)
 
 
@@ -107,50 +109,91 @@ def test_runs_on_closed_nodes_may_stay_but_no_other_job_starts_there() -> None:
     assert draft.free.whole_gpus == 6
 
 
-SHORT_JOBS = st.lists(st.tuples(st.sampled_from((1, 1, 1, 2)), st.floats(5.0, 60.0)), min_size=4, max_size=12)
-LOADS = st.floats(0.7, 1.2)
+class Shape(NamedTuple):
+    """A short job: the GPUs of an instance, the instances, the part of each GPU, its types, tenant and run time."""
+
+    gpus: int
+    instances: int
+    share: float
+    types: tuple[str, ...]
+    tenant: str
+    work: float
+
+
+class Traffic(NamedTuple):
+    """A stream of jobs whose shapes repeat, so that GPUs are never free by chance for long."""
+
+    shapes: list[Shape]
+    load: float
+    preemptible: bool
+    fair_share: float
+
+
+SIZES = ((1, 1, 1.0), (1, 1, 1.0), (2, 1, 1.0), (1, 2, 1.0), (1, 1, 0.5))
+TYPES = ("A100", "V100")
+SHAPES = st.builds(
+    lambda size, *more: Shape(*size, *more),
+    st.sampled_from(SIZES),
+    st.sampled_from(((), ("A100",), ("V100",))),
+    st.sampled_from(("a", "b")),
+    st.floats(5.0, 60.0),
+)
+TRAFFIC = st.builds(
+    Traffic, st.lists(SHAPES, min_size=4, max_size=12), st.floats(0.7, 1.2), st.booleans(), st.sampled_from((0.0, 1.0))
+)
+RESTART, MOST_JOBS = 10.0, 1200
 
 
 @settings(max_examples=5)
-@given(shapes=SHORT_JOBS, load=LOADS, nodes=st.sampled_from((1, 2, 4)), preemptible=st.booleans())
-def test_a_wide_job_waits_for_a_bounded_time_whatever_arrives_later(
-    shapes: list[tuple[int, float]], load: float, nodes: int, preemptible: bool
-) -> None:
-    check_wait_of_wide(shapes, load, make_cluster(*[4] * nodes), rounds=30, preemptible=preemptible)
+@given(traffic=TRAFFIC, nodes=st.sampled_from((1, 2, 4)))
+def test_a_wide_job_waits_for_a_bounded_time_whatever_arrives_later(traffic: Traffic, nodes: int) -> None:
+    check_wait_of_wide(traffic, make_cluster(*[4] * nodes), ("A100",))
 
 
-@given(shapes=SHORT_JOBS, load=LOADS, preemptible=st.booleans())
 @settings(max_examples=2)
-def test_a_wide_job_waits_for_a_bounded_time_on_64_gpus(
-    shapes: list[tuple[int, float]], load: float, preemptible: bool
-) -> None:
-    check_wait_of_wide(shapes, load, make_cluster(*[8] * 8), rounds=100, preemptible=preemptible)
+@given(traffic=TRAFFIC, types=st.sampled_from((TYPES[:1], TYPES)))
+def test_a_wide_job_waits_for_a_bounded_time_on_64_gpus(traffic: Traffic, types: tuple[str, ...]) -> None:
+    check_wait_of_wide(traffic, make_cluster(*[8] * 8, types=types * (8 // len(types))), types)
 
 
-def check_wait_of_wide(
-    shapes: list[tuple[int, float]], load: float, cluster: Cluster, rounds: int, *, preemptible: bool
-) -> None:
-    """Check the bound for a job that needs all nodes: a run to notice that it is overdue, and one to free the nodes.
+@settings(max_examples=1)
+@given(traffic=TRAFFIC, types=st.sampled_from((TYPES[:1], TYPES)))
+def test_a_wide_job_waits_for_a_bounded_time_on_512_gpus(traffic: Traffic, types: tuple[str, ...]) -> None:
+    check_wait_of_wide(traffic, make_cluster(*[8] * 64, types=types * (64 // len(types))), types, larger=8)
 
-    The short jobs repeat, so that GPUs are never free by chance for long.
+
+def check_wait_of_wide(traffic: Traffic, cluster: Cluster, types: tuple[str, ...], larger: int = 1) -> None:
+    """Check the bound for a job that needs all nodes of a type: a run to notice that it is overdue, one to free these.
+
+    `larger`: how many times as many GPUs the short jobs take.
     """
-    work_of_round = sum(gpus * work for gpus, work in shapes) / (cluster.gpus * load)
-    at, jobs = 0.0, []
-    for number in range(rounds * len(shapes)):
-        gpus, work = shapes[number % len(shapes)]
-        jobs.append(make_job(f"s{number:04}", gpus=gpus, at=at, work=work, preemptible=preemptible))
-        at += work_of_round / len(shapes)
-    gpus, instances = cluster.nodes[0].gpus, len(cluster.nodes)
-    wide = make_job("wide", gpus=gpus, instances=instances, at=at / 3, work=30.0, preemptible=False)
+    usable = [node for node in cluster.nodes if node.gpu_type == types[0]]
+    shapes = [one._replace(gpus=larger * one.gpus, types=one.types if len(types) > 1 else ()) for one in traffic.shapes]
+    longest = max(shape.work for shape in shapes)
+    gap = sum(one.gpus * one.instances * one.share * one.work for one in shapes) / cluster.gpus / traffic.load
+    gap /= len(shapes)
+    jobs = [
+        make_job(
+            f"s{number:05}", at=number * gap, preemptible=traffic.preemptible, **shapes[number % len(shapes)]._asdict()
+        )
+        for number in range(min(int(15 * longest / gap), MOST_JOBS))
+    ]
+    wide_at = len(jobs) * gap / 3
+    gpus, instances = usable[0].gpus, len(usable)
+    wide = make_job(
+        "wide", gpus=gpus, instances=instances, at=wide_at, work=30.0, types=types[:1], tenant="a", preemptible=False
+    )
     ordered = sorted([*jobs, wide], key=lambda job: job.submitted)
-    in_order, waited = (first_start(ordered, cluster, policy) - wide.submitted for policy in (Fifo(), Refold()))
-    assert waited <= TIMES_AS_LONG * in_order + 3 * max(work for _, work in shapes)
+    refold = Refold(restart_seconds=RESTART, fair_share=traffic.fair_share)
+    in_order, waited = (first_start(ordered, cluster, policy) - wide.submitted for policy in (Fifo(), refold))
+    times = TIMES_WITH_RESTARTS if traffic.preemptible else TIMES_AS_LONG
+    assert waited <= times * in_order + 3 * longest
 
 
 def first_start(jobs: list[Job], cluster: Cluster, policy: Policy) -> float:
     """Return when the wide job started in a simulation."""
     journal = ListJournal()
-    simulate(jobs, cluster, policy, journal=Journals(Audit(cluster), journal))
+    simulate(jobs, cluster, policy, journal=Journals(Audit(cluster), journal), costs=Costs(restart=RESTART))
     orders = ((entry.now, order) for entry in journal.entries for order in entry.orders)
     return next(now for now, order in orders if isinstance(order, StartRun) and order.job == "wide")
 

@@ -29,11 +29,14 @@ from refold.errors import BadDecision, BadInput, Conflict, Unavailable
 from refold.model import Cluster, Node, PreemptionRules, Reason, Tenant
 from refold.model.units import HOUR
 from refold.server import inbox, loop, recovery, writer
+from refold.server.admission import AdmissionRules
+from refold.server.config.limits import LimitsConfig
 from refold.server.config.settings import NotifyConfig, WatchConfig
 from refold.server.drain import DrainManager
 from refold.server.environments import Environments
 from refold.server.forked_work import WorkHere
 from refold.server.http.event_stream import EventStream
+from refold.server.job_limits import JobLimits
 from refold.server.job_queries import JobQueries
 from refold.server.live_state import LiveState
 from refold.server.loop import Loop
@@ -127,7 +130,7 @@ class LiveLoop(RuleBasedStateMachine):
             self.store,
             JobQueries(self.state, commits, self.store.reader, self.folder / "logs", self.forecasts),
             environments=Environments(self.state, commits, self.store),
-            preemption=PreemptionRules(),
+            rules=AdmissionRules(PreemptionRules(), JobLimits(LimitsConfig())),
             conditions=conditions,
             drains=drains,
             gpus=GpuPoller(self.state, self.inbox, SlotsMachine(0), Layout(CLUSTER, ()), WatchConfig(), messages),

@@ -70,6 +70,7 @@ def test_metrics_follow_the_jobs(daemon: RealDaemon) -> None:
         assert [found[name] for name in names] == [3, 1, 1]
         assert found['refold_jobs{state="waiting"}'] == 1
         assert found['refold_tenant_gpus{tenant="default",state="waiting"}'] == 2
+        assert found['refold_tenant_jobs{tenant="default",state="running"}'] == 1
         assert found["refold_longest_wait_seconds"] > 0
         client.cancel(running)
     finished = 'refold_jobs_ended_total{state="finished"}'

@@ -14,7 +14,7 @@ from real_daemon import RealDaemon
 
 from refold.core import PastJob
 from refold.errors import NotFound, TooManyRequests, Unavailable
-from refold.server.policy_comparison import PreemptionAdviser
+from refold.server.preemption_question import PreemptionAdviser
 from refold.server.store import StoreReader
 from refold.testing import make_job
 

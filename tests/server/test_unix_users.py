@@ -14,7 +14,7 @@ import pytest
 from refold.client.address import MACHINE_SOCKET
 from refold.client.api.queries import Caller
 from refold.errors import BadInput, Forbidden
-from refold.server import unix_users
+from refold.server import listeners, unix_users
 from refold.server.config.settings import Config, ServeConfig, UsersConfig
 from refold.server.listeners import find_socket_path, unix_listener
 from refold.server.unix_users import Account, UserDirectory, read_account
@@ -184,3 +184,16 @@ def test_a_folder_that_others_can_write_or_cannot_enter_is_refused(
         pass
     with pytest.raises(BadInput, match="No such file"), unix_listener(tmp_path / "a" / "b" / "c", for_all):
         pass
+
+
+def test_the_folder_that_was_made_for_the_socket_is_removed_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "refold" / "refold.sock"
+    monkeypatch.setattr(listeners, "MACHINE_SOCKET", path)
+    with unix_listener(path, for_all=True):
+        pass
+    assert not path.parent.exists()
+    with unix_listener(path, for_all=True):
+        (path.parent / "other").touch()
+    assert [*path.parent.iterdir()] == [path.parent / "other"]

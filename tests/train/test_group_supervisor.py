@@ -5,10 +5,11 @@ from __future__ import annotations
 from signal import SIGKILL, SIGQUIT
 
 import pytest
+from msgspec.structs import replace
 
 from refold.model import ChangeAnswer, ChangeRequest, InstanceGpus, Plan
 from refold.train.copies import CopySource, CopyToLoad
-from refold.train.group_supervisor import GroupMachine, GroupSupervisor, plan_for
+from refold.train.group_supervisor import REGROUP_SECONDS, GroupMachine, GroupSupervisor, plan_for
 from refold.train.messages import (
     Action,
     Announce,
@@ -26,7 +27,7 @@ from refold.train.messages import (
     SignalRank,
     StartRank,
 )
-from refold.train.rank_table import ENTER_SECONDS
+from refold.train.rank_table import ENTER_SECONDS, RankProcess, Role
 from refold.train.run_settings import HostSlots
 
 
@@ -49,9 +50,16 @@ class Facts:
         return GroupMachine(lambda: self.time, lambda: self.copy)
 
 
-def change(plan: Plan, generation: int, *, load: CopyToLoad | None = None, first: int = 0) -> Change:
+def change(
+    plan: Plan, generation: int, *, load: CopyToLoad | None = None, first: int = 0, keep: bool = False
+) -> Change:
     orders = CopyOrders(0 if load is None else 1 - load.slot, load)
-    return Change(plan, plan.gpus, generation, "", False, f"10.0.0.{first}", 29500 + first, orders)
+    return Change(plan, plan.gpus, generation, "", False, f"10.0.0.{first}", 29500 + first, orders, keep)
+
+
+def regrouped(sent: Change, rank: int) -> Change:
+    """Return what a rank is told that is left when others are lost."""
+    return replace(sent, keep=True, lost=True, rank=rank)
 
 
 def training(facts: Facts, plan: Plan, hosts: list[HostSlots]) -> GroupSupervisor:
@@ -81,69 +89,109 @@ def test_ranks_fill_the_hosts_in_order_and_meet_at_the_first_one() -> None:
     assert ready(supervisor, range(1, 4)) == [Send(1, sent), Send(2, sent), Send(3, sent)]
 
 
-def test_a_lost_host_is_followed_by_a_generation_on_the_others_with_the_newest_copy() -> None:
+def test_ranks_that_are_left_form_a_group_and_the_newest_copy_is_there_for_what_they_lack() -> None:
     facts = Facts()
+    plan = Plan(data=2, zero=3, accumulation=2)
     supervisor = training(facts, Plan(data=4, zero=3), TWO)
     facts.copy = COPY
+    sent = change(plan, 1002, load=COPY, first=1)
     assert supervisor.hosts_changed([host(1)]) == [
         Log("lost instance 0"),
-        Log("restarting with DP2 ZeRO-3 accumulate 2 from the copy of step 40"),
-        SignalRank(3, SIGKILL),
-        SignalRank(4, SIGKILL),
+        Log("going on with DP2 ZeRO-3 accumulate 2 on the ranks that are left"),
+        Send(3, regrouped(sent, 0)),
+        Send(4, regrouped(sent, 1)),
     ]
-    assert supervisor.exited(3, -SIGKILL) == []
-    assert supervisor.exited(4, -SIGKILL) == [StartRank(5, 0, 2, None, 1, 0, 2), StartRank(6, 1, 2, None, 1, 1, 2)]
-    sent = change(Plan(data=2, zero=3, accumulation=2), 1002, load=COPY, first=1)
+    assert supervisor.received(3, Entered(1002, plan, 40, {})) == []
+    assert supervisor.first_process() == 3
+
+
+def test_new_ranks_on_a_spare_host_join_those_that_are_left() -> None:
+    plan = Plan(data=2, accumulation=2)
+    supervisor = training(Facts(), Plan(data=4), THREE)
+    actions = supervisor.hosts_changed([host(0), host(2)])
+    assert actions[2:] == [Send(process, regrouped(change(plan, 1002), process - 1)) for process in (1, 2)]
+    supervisor.received(1, Entered(1002, plan, 40, {}))
+    assert supervisor.hosts_changed([host(0), host(2)]) == [
+        Log("growing to DP4"),
+        StartRank(5, 2, 4, None, 2, 0, 2),
+        StartRank(6, 3, 4, None, 2, 1, 2),
+    ]
+    sent = change(Plan(data=4), 1003, keep=True)
+    assert ready(supervisor, range(5, 7)) == [Send(process, sent) for process in (1, 2, 5, 6)]
+    assert supervisor.received(1, Entered(1003, Plan(data=4), 44, {})) == [Log("grown to DP4")]
+
+
+def test_a_failure_while_a_group_is_formed_restarts_all_from_the_newest_copy() -> None:
+    facts = Facts()
+    supervisor = training(facts, Plan(data=4), TWO)
+    facts.copy = COPY
+    supervisor.hosts_changed([host(0)])
+    assert supervisor.exited(2, 1) == [
+        Log("rank 1 has exited with status 1"),
+        Log("restarting with DP2 accumulate 2 from the copy of step 40"),
+        SignalRank(1, SIGKILL),
+    ]
+    assert supervisor.exited(1, -SIGKILL) == [StartRank(5, 0, 2, None, 0, 0, 2), StartRank(6, 1, 2, None, 0, 1, 2)]
+    sent = change(Plan(data=2, accumulation=2), 1003, load=COPY)
     assert ready(supervisor, range(5, 7)) == [Send(5, sent), Send(6, sent)]
 
 
-def test_a_spare_host_takes_over_at_once() -> None:
-    supervisor = training(Facts(), Plan(data=4), THREE)
-    supervisor.hosts_changed([host(0), host(2)])
-    supervisor.exited(1, -SIGKILL)
-    starts = supervisor.exited(2, -SIGKILL)
-    assert [(start.rank, start.host) for start in starts if isinstance(start, StartRank)] == [
-        (0, 0),
-        (1, 0),
-        (2, 2),
-        (3, 2),
+def test_all_are_restarted_if_the_ranks_that_are_left_do_not_answer() -> None:
+    facts = Facts()
+    supervisor = training(facts, Plan(data=4), TWO)
+    supervisor.hosts_changed([host(0)])
+    facts.time = REGROUP_SECONDS
+    assert supervisor.tick() == [
+        Log("generation 1002 does not train in time"),
+        Log("restarting with DP2 accumulate 2 from the last checkpoint"),
+        SignalRank(1, SIGKILL),
+        SignalRank(2, SIGKILL),
     ]
 
 
-def test_a_failed_rank_restarts_all_and_a_checkpoint_that_is_newer_than_the_copy_is_loaded() -> None:
+def test_all_are_restarted_if_no_replica_of_the_model_fits_on_what_is_left() -> None:
+    supervisor = training(Facts(), Plan(data=1, tensor=4), TWO)
+    assert supervisor.hosts_changed([host(0)])[1:] == [
+        Log("restarting with DP2 ZeRO-3 from the last checkpoint"),
+        SignalRank(1, SIGKILL),
+        SignalRank(2, SIGKILL),
+    ]
+
+
+def test_a_new_leader_goes_on_with_the_ranks_that_the_hosts_have() -> None:
+    supervisor = GroupSupervisor(Plan(data=3), [host(1, slots=1), host(2, slots=1)], Facts().machine(), 2, 12)
+    ranks = [RankProcess(6 + rank, rank, None, Role.MEMBER, True, rank) for rank in (1, 2)]
+    sent = change(Plan(data=2), 2001, first=2)
+    assert supervisor.adopt(ranks) == [
+        Log("going on with DP2 on the ranks that are left"),
+        Send(7, regrouped(sent, 1)),
+        Send(8, regrouped(sent, 0)),
+    ]
+
+
+def test_a_checkpoint_that_is_newer_than_the_copy_is_loaded() -> None:
     facts = Facts()
-    supervisor = training(facts, Plan(data=2), [host(0)])
+    supervisor = training(facts, Plan(tensor=2), [host(0)])
     facts.copy = COPY
     supervisor.received(1, Saved(50))
     assert supervisor.exited(2, -SIGKILL) == [
         Log("rank 1 was killed by SIGKILL"),
-        Log("restarting with DP2 from the last checkpoint"),
+        Log("restarting with DP1 TP2 from the last checkpoint"),
         SignalRank(1, SIGKILL),
     ]
     supervisor.exited(1, -SIGKILL)
-    assert ready(supervisor, range(3, 5))[0] == Send(3, change(Plan(data=2), 1002))
+    assert ready(supervisor, range(3, 5))[0] == Send(3, change(Plan(tensor=2), 1002))
 
 
-def test_the_run_grows_when_a_host_comes_back() -> None:
-    facts = Facts()
-    supervisor = training(facts, Plan(data=4), TWO)
-    supervisor.hosts_changed([host(0)])
-    supervisor.exited(1, -SIGKILL)
-    supervisor.exited(2, -SIGKILL)
-    ready(supervisor, range(5, 7))
-    supervisor.received(5, Entered(1002, Plan(data=2, accumulation=2), 40, {}))
-    actions = supervisor.hosts_changed([host(0), host(1, since=3)])
-    assert actions[0] == Log("growing to DP4")
-    assert [action.process for action in actions if isinstance(action, StartRank)] == [7, 8, 9, 10]
-    actions = ready(supervisor, range(7, 11))
-    assert [action.process for action in actions if isinstance(action, Send)] == [5, 6], "the members write a copy"
-    facts.copy = COPY
-    for process in (5, 6):
-        supervisor.received(process, Left(process - 5, 44, False, {"write": 0.1}))
-    supervisor.exited(5, 0)
-    sent = change(Plan(data=4), 1003, load=COPY)
-    assert supervisor.exited(6, 0) == [Send(process, sent) for process in range(7, 11)]
-    assert supervisor.received(7, Entered(1003, Plan(data=4), 44, {})) == [Log("grown to DP4")]
+def test_ranks_that_leave_take_no_part_of_the_state_along() -> None:
+    """Replicas leave at once; shards are written to copies, and all ranks are replaced."""
+    replicas = training(Facts(), Plan(data=4), TWO)
+    sent = change(Plan(data=2), 1002, keep=True)
+    actions = replicas.request(ChangeRequest(7, Plan(data=2)))
+    assert actions == [Send(process, sent) for process in range(1, 5)]
+    shards = training(Facts(), Plan(data=4, zero=3), TWO)
+    starts = shards.request(ChangeRequest(7, Plan(data=2, zero=3)))
+    assert [action.process for action in starts if isinstance(action, StartRank)] == [5, 6]
 
 
 def test_a_host_that_is_lost_while_it_joins_leaves_the_others_as_they_were() -> None:
@@ -194,9 +242,9 @@ def test_a_generation_that_hangs_while_it_enters_is_replaced() -> None:
     facts = Facts()
     supervisor = GroupSupervisor(Plan(data=2), [host(0)], facts.machine(), 2, 8)
     supervisor.start()
-    ready(supervisor, range(1, 3))
+    ready(supervisor, range(10**6 + 1, 10**6 + 3))
     facts.time = ENTER_SECONDS
-    assert supervisor.tick()[-2:] == [SignalRank(1, SIGKILL), SignalRank(2, SIGKILL)]
+    assert supervisor.tick()[-2:] == [SignalRank(10**6 + 1, SIGKILL), SignalRank(10**6 + 2, SIGKILL)]
 
 
 def test_ranks_that_hang_print_their_stacks_and_are_replaced() -> None:

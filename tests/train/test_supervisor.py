@@ -414,7 +414,7 @@ def test_a_change_that_hangs_restarts_all_with_the_new_plan(machine: FakeMachine
     supervisor = training(machine)
     supervisor.request(ChangeRequest(7, ONE))
     machine.time = ENTER_SECONDS
-    assert supervisor.tick() == [Log("generation 2 does not train after 300 s"), *restart_of(ONE, 1, 2)]
+    assert supervisor.tick() == [Log("generation 2 does not train in time"), *restart_of(ONE, 1, 2)]
 
 
 def test_an_agent_among_several_starts_its_own_ranks_and_does_not_change(machine: FakeMachine) -> None:

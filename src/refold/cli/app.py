@@ -87,11 +87,21 @@ def _print_error(message: str) -> int:
     return 2
 
 
+REMOVED_OPTIONS = {
+    "--interval": "the screen is refreshed every two seconds; --once prints it once",
+    "--report-share": "settings are chosen on the first 60 % of the jobs, and reported on with the others",
+}
+"""Options that earlier versions had, and what to do without them."""
+
+
 def _print_usage_error(error: typer.BadParameter) -> int:
     message = error.format_message()
     if "\n" in message:  # the help text, which typer raises when no command is given
         error.show()
         return 2
+    option = message.removeprefix("No such option: ").partition(" ")[0].rstrip(".")
+    if option in REMOVED_OPTIONS:
+        return _print_error(f"{option} is no longer an option: {REMOVED_OPTIONS[option]}")
     hint = f"; see {error.ctx.command_path} --help" if error.ctx else ""
     return _print_error(message.replace(": Value error, ", ": ", 1).rstrip(".") + hint)
 

@@ -11,46 +11,9 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from refold.client import api
 from refold.client.address import find_address
-from refold.client.api import (
-    ENDED_STATES,
-    MAX_LOG_BYTES,
-    MAX_PAGE_JOBS,
-    Alert,
-    Catalogue,
-    CreatedToken,
-    DaemonInfo,
-    Event,
-    GpuStatus,
-    JobAction,
-    JobChange,
-    JobChanges,
-    JobEnvironment,
-    JobExplanation,
-    Jobs,
-    JobState,
-    JobStatus,
-    JobUse,
-    Logs,
-    NewEnvironment,
-    NewToken,
-    NodeStatus,
-    PlanAnswer,
-    PlanQuestion,
-    PolicyComparison,
-    PolicyQuestion,
-    Preview,
-    Role,
-    SignInLink,
-    StoredEnvironment,
-    Submission,
-    TenantStatus,
-    Timeline,
-    TokenStatus,
-    UserStatus,
-    WhatIf,
-    WhatIfOutcome,
-)
+from refold.client.api import MAX_PAGE_JOBS
 from refold.client.connection import Connection
 from refold.client.export import EXPORT_ALL, choose_exported
 from refold.client.jobspec import Submittable, export_of, make_submission, with_request_id
@@ -65,7 +28,7 @@ Answer = TypeVar("Answer")
 
 def _default_export(source: Submittable | None, fields: Mapping[str, Any]) -> str:
     """Return what a job inherits if the caller does not say so; '' for a job that is described completely."""
-    is_complete = isinstance(source, Submission | Mapping) or "exported" in fields
+    is_complete = isinstance(source, api.Submission | Mapping) or "exported" in fields
     return "" if is_complete else export_of(source) or EXPORT_ALL
 
 
@@ -95,11 +58,11 @@ class Client:
         """Close the connection; the next call opens a new one."""
         self._connection.close()
 
-    def info(self) -> DaemonInfo:
+    def info(self) -> api.DaemonInfo:
         """Return the daemon's status and the caller's identity."""
-        return self._call(DaemonInfo, "info")
+        return self._call(api.DaemonInfo, "info")
 
-    def submit(self, source: Submittable | None = None, *, export: str = "", **fields: Any) -> JobStatus:
+    def submit(self, source: Submittable | None = None, *, export: str = "", **fields: Any) -> api.JobStatus:
         """Submit a job, given as a Submission, as a mapping or keywords of its fields, or as a job file.
 
         Keywords override the file. `export`: the variables of this process that the job inherits, as in `refold submit
@@ -107,59 +70,61 @@ class Client:
         Submission or mapping is sent as it is. When this returns, the job is on disk.
         """
         submission = self._with_environment(make_submission(source, fields), export or _default_export(source, fields))
-        return self._call(JobStatus, "submit", body=with_request_id(submission))
+        return self._call(api.JobStatus, "submit", body=with_request_id(submission))
 
-    def submit_all(self, submissions: Sequence[Submission], *, export: str = "") -> list[JobStatus]:
+    def submit_all(self, submissions: Sequence[api.Submission], *, export: str = "") -> list[api.JobStatus]:
         """Submit up to 1,000 jobs, all or none; a submission with an array becomes several. `export` as in `submit`."""
         exporting = [self._with_environment(submission, export) for submission in submissions]
-        return self._call(Jobs, "submit_all", body=[with_request_id(submission) for submission in exporting]).jobs
+        return self._call(api.Jobs, "submit_all", body=[with_request_id(submission) for submission in exporting]).jobs
 
-    def _with_environment(self, submission: Submission, export: str) -> Submission:
+    def _with_environment(self, submission: api.Submission, export: str) -> api.Submission:
         exported = choose_exported(os.environ, export) if export else None
         if exported is None:
             return submission
         return msgspec.structs.replace(submission, exported=self.create_environment(exported.variables).id)
 
-    def create_environment(self, variables: Mapping[str, str]) -> StoredEnvironment:
+    def create_environment(self, variables: Mapping[str, str]) -> api.StoredEnvironment:
         """Store environment variables. A submission gives the id as `exported` to inherit them."""
-        return self._call(StoredEnvironment, "create_environment", body=NewEnvironment(dict(variables)))
+        return self._call(api.StoredEnvironment, "create_environment", body=api.NewEnvironment(dict(variables)))
 
-    def environment(self, job: str | int) -> JobEnvironment:
+    def environment(self, job: str | int) -> api.JobEnvironment:
         """Return the variables that a job inherits from its submitter; values only for your own jobs."""
-        return self._call(JobEnvironment, "environment", job)
+        return self._call(api.JobEnvironment, "environment", job)
 
-    def preview(self, source: Submittable | None = None, **fields: Any) -> Preview:
+    def preview(self, source: Submittable | None = None, **fields: Any) -> api.Preview:
         """Return the expected outcome of a submission, without submitting it. Same arguments as `submit`."""
-        return self._call(Preview, "preview", body=make_submission(source, fields))
+        return self._call(api.Preview, "preview", body=make_submission(source, fields))
 
-    def whatif(self, variants: Sequence[Submission], seed: int = 0) -> WhatIfOutcome:
+    def whatif(self, variants: Sequence[api.Submission], seed: int = 0) -> api.WhatIfOutcome:
         """Return when each variant of a job would start and end, without submitting any of them."""
-        return self._call(WhatIfOutcome, "whatif", body=WhatIf(list(variants), seed))
+        return self._call(api.WhatIfOutcome, "whatif", body=api.WhatIf(list(variants), seed))
 
-    def compare_policies(self, policies: Sequence[str], futures: int = 10, seed: int = 0) -> PolicyComparison:
+    def compare_policies(self, policies: Sequence[str], futures: int = 10, seed: int = 0) -> api.PolicyComparison:
         """Return when the current jobs would start and end under other policies."""
-        return self._call(PolicyComparison, "compare_policies", body=PolicyQuestion(list(policies), futures, seed))
+        return self._call(
+            api.PolicyComparison, "compare_policies", body=api.PolicyQuestion(list(policies), futures, seed)
+        )
 
     def preemption_outlook(self) -> PreemptionOutlook:
         """Return how long the latest jobs would have waited if all, those that consent, or none could be preempted."""
         return self._call(PreemptionOutlook, "preemption_outlook")
 
-    def catalogue(self) -> Catalogue:
+    def catalogue(self) -> api.Catalogue:
         """Return the models, GPUs and frameworks that `plan` knows."""
-        return self._call(Catalogue, "catalogue")
+        return self._call(api.Catalogue, "catalogue")
 
-    def plan(self, question: PlanQuestion) -> PlanAnswer:
+    def plan(self, question: api.PlanQuestion) -> api.PlanAnswer:
         """Return the best plans of a model on given GPUs."""
-        return self._call(PlanAnswer, "plan", body=question)
+        return self._call(api.PlanAnswer, "plan", body=question)
 
-    def job(self, job: str | int) -> JobStatus:
+    def job(self, job: str | int) -> api.JobStatus:
         """Return a job by its id ('train-17'), its number, or its name if that is unique."""
-        return self._call(JobStatus, "job", job)
+        return self._call(api.JobStatus, "job", job)
 
     def jobs(
         self,
         *,
-        state: Sequence[JobState] | None = None,
+        state: Sequence[api.JobState] | None = None,
         tenant: str = "",
         user: str = "",
         name: str = "",
@@ -167,55 +132,55 @@ class Client:
         limit: int = 100,
         after: int = 0,
         ended: bool | None = None,
-    ) -> Jobs:
+    ) -> api.Jobs:
         """Return a page of jobs: running jobs, then waiting ones in queue order; with `ended` ended jobs, latest first.
 
         `match` selects active jobs: 'train-*', the array '12', its tasks '12_[0-3]'. `ended` defaults to whether all of
         `state` are final states.
         """
-        only_ended = bool(state) and ENDED_STATES.issuperset(state or ()) if ended is None else ended
+        only_ended = bool(state) and api.ENDED_STATES.issuperset(state or ()) if ended is None else ended
         filters = {"state": state, "tenant": tenant, "user": user, "name": name, "match": match}
-        return self._call(Jobs, "jobs", **filters, limit=limit, after=after, ended=only_ended)
+        return self._call(api.Jobs, "jobs", **filters, limit=limit, after=after, ended=only_ended)
 
-    def queue(self, **filters: Any) -> Iterator[JobStatus]:
+    def queue(self, **filters: Any) -> Iterator[api.JobStatus]:
         """Yield all jobs that have not ended: running jobs, then waiting ones in queue order. Filters as in `jobs`."""
         return self._pages(ended=False, **filters)
 
-    def history(self, **filters: Any) -> Iterator[JobStatus]:
+    def history(self, **filters: Any) -> Iterator[api.JobStatus]:
         """Yield all ended jobs, latest first. Filters as in `jobs`."""
         return self._pages(ended=True, **filters)
 
-    def why(self, job: str | int) -> JobExplanation:
+    def why(self, job: str | int) -> api.JobExplanation:
         """Return a job with its history and the reason why it is waiting."""
-        return self._call(JobExplanation, "why", job)
+        return self._call(api.JobExplanation, "why", job)
 
-    def cancel(self, job: str | int, *, now: bool = False) -> JobStatus:
+    def cancel(self, job: str | int, *, now: bool = False) -> api.JobStatus:
         """Cancel a job. Its run gets the stop signal, and SIGKILL after its grace period."""
-        return self._call(JobStatus, "cancel", job, now=now)
+        return self._call(api.JobStatus, "cancel", job, now=now)
 
-    def hold(self, job: str | int) -> JobStatus:
+    def hold(self, job: str | int) -> api.JobStatus:
         """Hold a job: do not start it until it is released."""
-        return self._call(JobStatus, "hold", job)
+        return self._call(api.JobStatus, "hold", job)
 
-    def release(self, job: str | int) -> JobStatus:
+    def release(self, job: str | int) -> api.JobStatus:
         """Release a held job."""
-        return self._call(JobStatus, "release", job)
+        return self._call(api.JobStatus, "release", job)
 
     def change_jobs(
         self,
-        action: JobAction,
+        action: api.JobAction,
         jobs: Sequence[str | int] = (),
         *,
         match: str = "",
         tenant: str = "",
         user: str = "",
         now: bool = False,
-    ) -> JobChanges:
+    ) -> api.JobChanges:
         """Cancel, hold or release many jobs: up to 10,000 that are named, or all that pass a filter ('*' is all)."""
-        change = JobChange(action, list(map(str, jobs)), match, tenant, user, now)
-        return self._call(JobChanges, "change_jobs", body=change)
+        change = api.JobChange(action, list(map(str, jobs)), match, tenant, user, now)
+        return self._call(api.JobChanges, "change_jobs", body=change)
 
-    def wait(self, job: str | int, timeout: float | None = None) -> JobStatus:
+    def wait(self, job: str | int, timeout: float | None = None) -> api.JobStatus:
         """Wait for a job to end and return it; raise `WaitTimeout` after `timeout` seconds.
 
         Survives a restart of the daemon, if that takes less than the client's timeout.
@@ -223,20 +188,26 @@ class Client:
         deadline = None if timeout is None else time.monotonic() + timeout
         status = self.job(job)
         job_id = status.id
-        while status.state not in ENDED_STATES:
+        while status.state not in api.ENDED_STATES:
             remaining = None if deadline is None else deadline - time.monotonic()
             if remaining is not None and remaining <= 0:
                 raise WaitTimeout(f"{status.id} is {status.state} after {timeout:g} s")
             for status in self._watch(job_id, remaining):
-                if status.state in ENDED_STATES or (deadline is not None and time.monotonic() >= deadline):
+                if status.state in api.ENDED_STATES or (deadline is not None and time.monotonic() >= deadline):
                     break
         return status
 
     def read_logs(
-        self, job: str | int, *, run: int | None = None, instance: int = 0, offset: int = 0, limit: int = MAX_LOG_BYTES
-    ) -> Logs:
+        self,
+        job: str | int,
+        *,
+        run: int | None = None,
+        instance: int = 0,
+        offset: int = 0,
+        limit: int = api.MAX_LOG_BYTES,
+    ) -> api.Logs:
         """Return a chunk of a run's output (default: the latest run). A negative `offset` counts from the end."""
-        return self._call(Logs, "logs", job, run=run, instance=instance, offset=offset, limit=limit)
+        return self._call(api.Logs, "logs", job, run=run, instance=instance, offset=offset, limit=limit)
 
     def logs(
         self, job: str | int, follow: bool = False, *, run: int | None = None, instance: int = 0, offset: int = 0
@@ -255,65 +226,67 @@ class Client:
                 if status.runs > chunk.run:
                     run, offset = chunk.run + 1, 0
                     continue
-                if status.state in ENDED_STATES:
+                if status.state in api.ENDED_STATES:
                     return
             run, offset = chunk.run or run, chunk.next
             if not chunk.text:
                 time.sleep(RETRY_SECONDS)
 
-    def nodes(self) -> list[NodeStatus]:
+    def nodes(self) -> list[api.NodeStatus]:
         """Return all nodes."""
-        return self._call(list[NodeStatus], "nodes")
+        return self._call(list[api.NodeStatus], "nodes")
 
     def drain(
         self, node: str, reason: str = "", gpu: int | None = None, move: bool = False, now: bool = False
-    ) -> NodeStatus:
+    ) -> api.NodeStatus:
         """Drain a node or one of its GPUs. `move`: requeue the node's runs (those on a single GPU always are)."""
-        return self._call(NodeStatus, "drain", node, reason=reason, gpu=gpu, move=move, now=now)
+        return self._call(api.NodeStatus, "drain", node, reason=reason, gpu=gpu, move=move, now=now)
 
-    def resume(self, node: str, gpu: int | None = None) -> NodeStatus:
+    def resume(self, node: str, gpu: int | None = None) -> api.NodeStatus:
         """Return a drained node or GPU to service."""
-        return self._call(NodeStatus, "resume", node, gpu=gpu)
+        return self._call(api.NodeStatus, "resume", node, gpu=gpu)
 
-    def use(self, job: str | int) -> JobUse:
+    def use(self, job: str | int) -> api.JobUse:
         """Return what a job has used over time: CPUs, memory, GPUs. At most 400 samples, while the daemon runs."""
-        return self._call(JobUse, "use", job)
+        return self._call(api.JobUse, "use", job)
 
-    def gpus(self) -> list[GpuStatus]:
+    def gpus(self) -> list[api.GpuStatus]:
         """Return all GPUs: jobs, memory, utilisation, temperature."""
-        return self._call(list[GpuStatus], "gpus")
+        return self._call(list[api.GpuStatus], "gpus")
 
-    def alerts(self) -> list[Alert]:
+    def alerts(self) -> list[api.Alert]:
         """Return what needs attention: faults, suspected hangs, late starts."""
-        return self._call(list[Alert], "alerts")
+        return self._call(list[api.Alert], "alerts")
 
-    def timeline(self, seconds: float = 6 * 3600.0) -> Timeline:
+    def timeline(self, seconds: float = 6 * 3600.0) -> api.Timeline:
         """Return what ran where in the last seconds."""
-        return self._call(Timeline, "timeline", seconds=seconds)
+        return self._call(api.Timeline, "timeline", seconds=seconds)
 
-    def tenants(self) -> list[TenantStatus]:
+    def tenants(self) -> list[api.TenantStatus]:
         """Return all tenants with quota and usage."""
-        return self._call(list[TenantStatus], "tenants")
+        return self._call(list[api.TenantStatus], "tenants")
 
-    def users(self) -> list[UserStatus]:
+    def users(self) -> list[api.UserStatus]:
         """Return all users with their jobs and the GPU time used."""
-        return self._call(list[UserStatus], "users")
+        return self._call(list[api.UserStatus], "users")
 
-    def sign_in_link(self) -> SignInLink:
+    def sign_in_link(self) -> api.SignInLink:
         """Return a link that signs in to the web UI once, as this caller, within five minutes."""
-        return self._call(SignInLink, "sign_in_link")
+        return self._call(api.SignInLink, "sign_in_link")
 
-    def tokens(self) -> list[TokenStatus]:
+    def tokens(self) -> list[api.TokenStatus]:
         """Return all access tokens, without their secrets."""
-        return self._call(list[TokenStatus], "tokens")
+        return self._call(list[api.TokenStatus], "tokens")
 
-    def create_token(self, name: str, role: Role = "member", tenant: str = "default", user: str = "") -> CreatedToken:
+    def create_token(
+        self, name: str, role: api.Role = "member", tenant: str = "default", user: str = ""
+    ) -> api.CreatedToken:
         """Create an access token. Its text is returned only once."""
-        return self._call(CreatedToken, "create_token", body=NewToken(name, role, tenant, user))
+        return self._call(api.CreatedToken, "create_token", body=api.NewToken(name, role, tenant, user))
 
-    def revoke_token(self, name: str) -> TokenStatus:
+    def revoke_token(self, name: str) -> api.TokenStatus:
         """Revoke an access token."""
-        return self._call(TokenStatus, "revoke_token", name)
+        return self._call(api.TokenStatus, "revoke_token", name)
 
     def snapshot(self, path: str | os.PathLike[str], *, whole: bool = False) -> Path:
         """Write the daemon's current state to a file, as a journal that `refold replay` reads.
@@ -328,7 +301,7 @@ class Client:
 
     def events(
         self, since: int | None = None, *, job: str = "", tenant: str = "", follow: bool = True
-    ) -> Iterator[Event]:
+    ) -> Iterator[api.Event]:
         """Yield events as they happen, after event number `since` if given.
 
         Resumes after a restart of the daemon. Events that were dropped because they were not read in time are replaced
@@ -338,8 +311,8 @@ class Client:
         while True:
             try:
                 for item in self._connection.events(since=position, job=job, tenant=tenant, follow=follow):
-                    position = item.number if isinstance(item, Event) else item
-                    if isinstance(item, Event):
+                    position = item.number if isinstance(item, api.Event) else item
+                    if isinstance(item, api.Event):
                         yield item
             except (NoDaemon, Unavailable):
                 if not follow:
@@ -354,7 +327,7 @@ class Client:
     ) -> Answer:
         return self._connection.call(response_type, name, *path_values, body=body, **query)
 
-    def _pages(self, **filters: Any) -> Iterator[JobStatus]:
+    def _pages(self, **filters: Any) -> Iterator[api.JobStatus]:
         after: int | None = 0
         while after is not None:
             page = self.jobs(limit=MAX_PAGE_JOBS, after=after, **filters)
@@ -374,7 +347,7 @@ class Client:
         finally:
             partial_path.unlink(missing_ok=True)
 
-    def _watch(self, job_id: str, timeout: float | None) -> Iterator[JobStatus]:
+    def _watch(self, job_id: str, timeout: float | None) -> Iterator[api.JobStatus]:
         """Yield a job's status whenever it may have changed, until its event stream ends.
 
         The first status is fetched after the stream is open, so no later change is missed.

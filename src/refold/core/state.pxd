@@ -13,7 +13,8 @@ cdef class State:
     cdef dict _runs
 
     cpdef object apply(self, object event)
-    cdef object _apply_rare(self, object event)
+    cdef object _apply_to_run(self, object event)
+    cdef bint _note(self, object event) except *
     cpdef object start(self, str job_id, object allocation)
     cdef bint _is_current(self, object report) except *
     cdef void _submit(self, object job) except *

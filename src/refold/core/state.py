@@ -49,6 +49,7 @@ if not cython.compiled:
     from refold.placement import FreeResources
 
 RunReport = RunFinished | RunStopped | RunStarted | RunProgressed | RunFailed | RunRecalled | ChangeMeasured
+ABOUT_RUNS = (RunStarted, RunProgressed, RunStopped, RunFailed, RunRecalled, ChangeMeasured, JobCancelled, JobHeld)
 
 
 class State:
@@ -75,71 +76,70 @@ class State:
             if self._is_current(event):
                 self.running.end(event.job, self.now)
                 self._end_active_job(event.job)
-        else:
-            return self._apply_rare(event)
+        elif isinstance(event, ABOUT_RUNS):
+            return self._apply_to_run(event)
+        elif not self._note(event):
+            self._count_late(event)
         return None
 
-    def _apply_rare(self, event: Event) -> Order | None:
+    def _apply_to_run(self, event: RunReport | JobCancelled | JobHeld) -> Order | None:
         match event:
             case RunStopped():
                 return self._finish_stop(event) if self._is_current(event) else None
+            case RunRecalled():
+                if self._is_current(event) and not self.running.runs[event.job].stopping:
+                    return self.running.stop(event.job, event.why, self.now)
+            case JobCancelled():
+                return self._cancel(event)
+            case JobHeld():
+                return self._hold(event)
+            case RunFailed():
+                if self._is_current(event):
+                    self._fail(event)
+            case ChangeMeasured():
+                if self._is_current(event):
+                    self.running.note_change(event)
             case RunStarted():
                 if self._is_current(event) and not self.running.note_started(event.job, self.now):
                     self._count_late(event)
             case RunProgressed():
                 if self._is_current(event) and not self.running.note_progress(event, self.now):
                     self._count_late(event)
-            case RunFailed():
-                if self._is_current(event):
-                    self._fail(event)
-            case JobCancelled():
-                return self._cancel(event)
-            case JobHeld():
-                return self._hold(event)
+        return None
+
+    def _note(self, event: Event) -> bool:
+        """Note what jobs without a run, nodes and earlier times have become; return whether that has an effect."""
+        measurements = self.running.measurements
+        match event:
             case JobReleased():
-                if not self.queue.release(event.job):
-                    self._count_late(event)
+                return self.queue.release(event.job)
             case MemoryRaised():
-                if not self.queue.raise_memory(event.job, event.memory_mib):
-                    self._count_late(event)
-            case RunRecalled():
-                if self._is_current(event) and not self.running.runs[event.job].stopping:
-                    return self.running.stop(event.job, event.why, self.now)
+                return self.queue.raise_memory(event.job, event.memory_mib)
             case NodesAllowed():
-                if not self._allow_nodes(event):
-                    self._count_late(event)
+                return self._allow_nodes(event)
             case JobContinued():
-                if not self.running.restore(event, self.now):
-                    self._count_late(event)
+                return self.running.restore(event, self.now)
             case RunAdopted():
-                if not self._adopt(event):
-                    self._count_late(event)
-            case ChangeMeasured():
-                if self._is_current(event):
-                    self.running.note_change(event)
+                return self._adopt(event)
+            case NodeLost() | GpuLost():
+                return self.availability.take_down(event)
+            case NodeReturned() | GpuReturned():
+                return self.availability.bring_up(event)
+            case NodeUsed():
+                return self.availability.note_used(event)
             case SpeedMeasured():
-                self.running.measurements.restore(event)
+                measurements.restore(event)
             case GpuTimeUsed():
-                self.running.measurements.used_gpu_seconds = event.gpu_seconds
-                self.running.measurements.profiling_gpu_seconds = event.profiling
+                measurements.used_gpu_seconds, measurements.profiling_gpu_seconds = event.gpu_seconds, event.profiling
+            case ModelProfiled():
+                measurements.profiling_seconds[event.workload, event.gpu_type] = event.seconds
             case UsageRecorded():
                 self.running.usage.restore(TenantUser(event.tenant, event.user), event.amounts)
-            case ModelProfiled():
-                self.running.measurements.profiling_seconds[event.workload, event.gpu_type] = event.seconds
             case PastJob():
                 self.changes.past_jobs.append((event.job, event.run_time))
-            case NodeLost() | GpuLost():
-                if not self.availability.take_down(event):
-                    self._count_late(event)
-            case NodeReturned() | GpuReturned():
-                if not self.availability.bring_up(event):
-                    self._count_late(event)
-            case NodeUsed():
-                if not self.availability.note_used(event):
-                    self._count_late(event)
             case Woke():
                 pass  # it only causes another call of the policy
-        return None
+        return True
 
     def start(self, job_id: str, allocation: Allocation) -> Order:
         """Start a waiting job on an allocation that has been taken for it."""

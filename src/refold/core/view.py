@@ -202,6 +202,15 @@ class View:
         costs = running.measurements.change_costs
         return costs.get((job.workload, way), costs.get(("", way)))
 
+    @property
+    def knows_change_costs(self) -> bool:
+        """Whether the cost of any change was measured."""
+        return bool(self._state.running.measurements.change_costs)
+
+    def changed_at(self, job_id: str) -> Seconds:
+        """Return when the policy last stopped or reshaped a run of a job; minus infinity: never."""
+        return self._state.running.progress[job_id].changed_at
+
     def measured_seconds(self, job_id: str) -> Seconds:
         """Return the time between the first and the last speed that the current run has reported; 0: it has not."""
         progress = self._state.running.progress[job_id]

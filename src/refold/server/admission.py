@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -52,6 +53,18 @@ def as_submitted(_: Submission, job: Job) -> Job:
     return job
 
 
+class AdmissionRules(NamedTuple):
+    """Which submissions are accepted: `allowed_targets`: to which the owner limits notifications.
+
+    `complete`: adds what the engine knows of a job, such as the nodes on which it may be placed.
+    """
+
+    preemption: PreemptionRules
+    limits: JobLimits
+    allowed_targets: Sequence[str] | None = None
+    complete: CompleteJob = as_submitted
+
+
 class Admission:
     """Turns submissions into numbered jobs. A repeated request id returns the job that it created before."""
 
@@ -62,24 +75,14 @@ class Admission:
         reader: StoreReader,
         environments: Environments,
         find_job: Callable[[str], str],
-        preemption: PreemptionRules,
-        limits: JobLimits,
-        allowed_targets: Sequence[str] | None = None,
-        complete: CompleteJob = as_submitted,
+        rules: AdmissionRules,
     ) -> None:
-        """`allowed_targets`: to which the owner limits notifications.
-
-        `complete`: adds what the engine knows of a job, such as the nodes on which it may be placed.
-        """
-        self._allowed_targets = allowed_targets
-        self._complete = complete
+        self._preemption, self._limits, self._allowed_targets, self._complete = rules
         self._state = state
         self._inbox = inbox
         self._reader = reader
         self._environments = environments
         self._find_job = find_job
-        self._preemption = preemption
-        self._limits = limits
         self._empty_cluster = FreeResources(state.header.cluster)
         self._power = _limited_power(state.header.cluster)
         self._number = reader.last_numbers()[0]

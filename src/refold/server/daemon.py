@@ -107,7 +107,8 @@ class Daemon:
         )
         limits, lag = limits_for(raise_descriptor_limit(), self._config.http), LoopLag()
         connections = ConnectionTable(limits)
-        shown = (parts.gpus, parts.event_stream, connections, lag, store.path, engine_parts.metrics)
+        scores = parts.forecasts.scores_of_tenants
+        shown = (parts.gpus, parts.event_stream, connections, lag, store.path, scores, engine_parts.metrics)
         metrics = Metrics(parts.state, parts.inbox, *shown)
         loop = parts.make_loop(metrics, engine_parts.subscribers)
         upkeep = parts.make_upkeep(loop)

@@ -11,6 +11,7 @@ from typing import Any
 
 from refold.core import Header, Policy, Scheduler
 from refold.model import MINUTE, Seconds, SlowPlace
+from refold.server.admission import AdmissionRules
 from refold.server.backend import is_up_to_date
 from refold.server.clock import Anchor, WallClock
 from refold.server.config import Config
@@ -118,11 +119,11 @@ class DaemonParts:
         state, store = self.state, self._store
         self._environments = Environments(state, self._writer, store)
         self._conditions = StartConditions(state, self.inbox, store.reader)
-        self._forecasts = StartForecasts(state, past_jobs(store.reader, self._recorded))
+        self.forecasts = StartForecasts(state, past_jobs(store.reader, self._recorded))
         users = user_check(bool(self._config.serve.user))
         self._limits = JobLimits(self._config.limits, state.job_table.records.values(), users)
         self.queries = JobQueries(
-            state, self._writer, store.reader, self._logs, self._forecasts, self._refresh_log, self._engine.run_note
+            state, self._writer, store.reader, self._logs, self.forecasts, self._refresh_log, self._engine.run_note
         )
 
     async def open(self) -> None:
@@ -151,15 +152,14 @@ class DaemonParts:
             drains=self._drains,
             gpus=self.gpus,
             use_of=self._use.of,
-            forecasts=self._forecasts,
+            forecasts=self.forecasts,
             tokens=TokenStore(self._writer, self._store, tokens),
             event_stream=self.event_stream,
             kill=self.backend.kill,
-            preemption=self._config.preemption,
-            limits=self._limits,
+            rules=AdmissionRules(
+                self._config.preemption, self._limits, self._config.notify.allow, self._engine.complete
+            ),
             node_limits=self._engine.limits_text,
-            allowed_targets=self._config.notify.allow,
-            complete=self._engine.complete,
         )
 
     def make_loop(self, metrics: Metrics, others: Sequence[Subscriber]) -> Loop:
@@ -170,7 +170,7 @@ class DaemonParts:
             OutputFollower(self.state, self._output),
             self._conditions,
             self._messages,
-            self._forecasts,
+            self.forecasts,
             ChangeCosts(self.inbox),
             self._limits,
             metrics,

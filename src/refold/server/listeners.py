@@ -79,7 +79,10 @@ def find_socket_path(config: Config, folder: Path) -> Path | None:
 
 @contextmanager
 def unix_listener(path: Path, for_all: bool) -> Iterator[socket.socket]:
-    """Bind the Unix socket; remove its file at the end. `for_all`: every user of this machine may connect."""
+    """Bind the Unix socket; remove its file at the end, and the folder that is made for it.
+
+    `for_all`: every user of this machine may connect.
+    """
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             _prepare_folder(path.parent, for_all)
@@ -94,6 +97,8 @@ def unix_listener(path: Path, for_all: bool) -> Iterator[socket.socket]:
         finally:
             with suppress(OSError):
                 path.unlink()
+                if path == MACHINE_SOCKET:
+                    path.parent.rmdir()  # with `serve.user`, the helper of root does it
 
 
 def _prepare_folder(folder: Path, for_all: bool) -> None:

@@ -156,6 +156,7 @@ class Loop:
         *,
         is_first: bool = False,
     ) -> None:
+        """Take a step, as described above. `snapshot`: the state with which an epoch begins."""
         state = self._state
 
         # 1. Gather.
@@ -172,15 +173,7 @@ class Loop:
         # 2. Decide.
         state.uncommitted = _jobs_before(given.requests, state.view)
         changing = _runs_to_be_followed(events, state.view)
-        decide_at = (
-            None
-            if snapshot or epoch
-            else self._pace.decide_at(now, _freeing_events(events, state.view), bool(given.requests))
-        )
-        began = state.now()
-        entry = state.scheduler.step(now, events, decide_at)
-        if decide_at is None:
-            self._pace.note(began, state.now())
+        entry = self._decide(now, events, is_postponable=not (snapshot or epoch), has_requests=bool(given.requests))
         changes, notices = state.job_table.apply(entry, state.view.infeasible)
         if snapshot:
             lost = state.job_table.lose_runs_except(state.view.runs, now)
@@ -194,12 +187,7 @@ class Loop:
         wire_events = self._wire_events(step)
         new_jobs = [job for request in given.requests for job in request.jobs]
         commit = self._build_commit(step, new_jobs, wire_events, epoch)
-        state.uncommitted_ends = {job.status.id: job.status for job in commit.ended}
-        for order in entry.orders:
-            if order.job not in state.uncommitted and (job := state.view.active.get(order.job)):
-                state.uncommitted[order.job] = JobBefore("waiting" if isinstance(order, StartRun) else "running", job)
-        await self._writer.commit(commit)
-        state.uncommitted_ends, state.uncommitted = {}, {}
+        await self._commit(commit)
 
         # 4. Acknowledge.
         self._inbox.acknowledge(entry)
@@ -211,6 +199,27 @@ class Loop:
         await self._carry_out(backend, [*_stops_of_changes(changing, entry), *entry.orders])
         for subscriber in self._subscribers:
             _call_after_step(subscriber, step)
+
+    def _decide(self, now: Seconds, events: list[Event], *, is_postponable: bool, has_requests: bool) -> Entry:
+        state = self._state
+        decide_at = (
+            self._pace.decide_at(now, _freeing_events(events, state.view), has_requests) if is_postponable else None
+        )
+        began = state.now()
+        entry = state.scheduler.step(now, events, decide_at)
+        if decide_at is None:
+            self._pace.note(began, state.now())
+        return entry
+
+    async def _commit(self, commit: Commit) -> None:
+        """Write a step to disk. Until then, clients see the jobs that it changes as they were before."""
+        state = self._state
+        state.uncommitted_ends = {job.status.id: job.status for job in commit.ended}
+        for order in commit.entry.orders:
+            if order.job not in state.uncommitted and (job := state.view.active.get(order.job)):
+                state.uncommitted[order.job] = JobBefore("waiting" if isinstance(order, StartRun) else "running", job)
+        await self._writer.commit(commit)
+        state.uncommitted_ends, state.uncommitted = {}, {}
 
     def _wire_events(self, step: LoopStep) -> list[wire.Event]:
         at = self._state.wall_time(step.entry.now)

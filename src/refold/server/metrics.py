@@ -20,6 +20,7 @@ from refold.server.inbox import Inbox
 from refold.server.live_state import LiveState
 from refold.server.monitor import GpuPoller
 from refold.server.network import ConnectionTable, LoopLag
+from refold.server.start_forecasts import TenantScores
 from refold.server.status import tenant_statuses
 from refold.server.subscribers import LoopStep, Subscriber
 
@@ -72,6 +73,7 @@ class Metrics(Subscriber):
         connections: ConnectionTable,
         lag: LoopLag,
         database: Path,
+        scores: Mapping[str, TenantScores],
         of_engine: Callable[[], list[Metric]],
     ) -> None:
         self._state = state
@@ -81,6 +83,7 @@ class Metrics(Subscriber):
         self._connections = connections
         self._lag = lag
         self._database = database
+        self._scores = scores
         self._of_engine = of_engine
         self._steps = 0
         self._runs = 0
@@ -95,7 +98,14 @@ class Metrics(Subscriber):
 
     async def page(self) -> bytes:
         gpus = await self._gpus.statuses()
-        of_daemon = (*self._cluster(), *self._loop(), *self._network(), *_gpu_readings(gpus), *_process())
+        of_daemon = (
+            *self._cluster(),
+            *self._estimates(),
+            *self._loop(),
+            *self._network(),
+            *_gpu_readings(gpus),
+            *_process(),
+        )
         return format_metrics([*of_daemon, *self._of_engine()])
 
     def _cluster(self) -> list[Metric]:
@@ -120,6 +130,16 @@ class Metrics(Subscriber):
                 [Sample(0.0 if oldest is None else max(0.0, self._state.now() - oldest))],
             ),
             Metric(
+                "refold_tenant_jobs",
+                "gauge",
+                "Jobs of a tenant that have not ended.",
+                [
+                    Sample(value, {"tenant": tenant.name, "state": state})
+                    for tenant in tenants
+                    for state, value in (("running", tenant.running), ("waiting", tenant.waiting))
+                ],
+            ),
+            Metric(
                 "refold_tenant_gpus",
                 "gauge",
                 "GPUs that a tenant uses or waits for.",
@@ -127,6 +147,34 @@ class Metrics(Subscriber):
                     Sample(value, {"tenant": tenant.name, "state": state})
                     for tenant in tenants
                     for state, value in (("used", tenant.gpus), ("waiting", tenant.waiting_gpus))
+                ],
+            ),
+        ]
+
+    def _estimates(self) -> list[Metric]:
+        """Return how good the first start estimates were, of jobs that have started."""
+        found = self._scores.items()
+        return [
+            Metric(
+                "refold_start_estimates_total",
+                "counter",
+                "Jobs that have started and had a start estimate.",
+                [Sample(scores.jobs, {"tenant": tenant}) for tenant, scores in found],
+            ),
+            Metric(
+                "refold_start_estimate_error_seconds_total",
+                "counter",
+                "Sum of the absolute errors of their first estimates.",
+                [Sample(scores.error, {"tenant": tenant}) for tenant, scores in found],
+            ),
+            Metric(
+                "refold_start_bounds_total",
+                "counter",
+                "Jobs that have started by the latest start of their first estimate, or later.",
+                [
+                    Sample(value, {"tenant": tenant, "bound": bound})
+                    for tenant, scores in found
+                    for bound, value in (("met", scores.bounds_met), ("missed", scores.bounds_missed))
                 ],
             ),
         ]

@@ -1,4 +1,4 @@
-"""The current queue under other policies, and what preemption would bring: simulated in processes of their own."""
+"""The current queue under other policies: simulated in a process of its own, which cannot delay the scheduler."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 
 from refold.client.api import JobStarts, PolicyComparison, PolicyForecast, PolicyQuestion
-from refold.core import Entry, Header, PastJob, Policy
-from refold.errors import BadInput, NotFound
-from refold.model import Cluster, Job, PreemptionOutlook, Seconds
+from refold.core import Entry, Header, Policy
+from refold.errors import BadInput
+from refold.model import Seconds
 from refold.placement import Floats
 from refold.policies import POLICIES
 from refold.server.live_state import LiveState, redacted
@@ -22,13 +22,11 @@ from refold.server.recovery import MAX_PAST_JOBS
 from refold.server.simulation_process import LIMIT_SECONDS, SimulationProcess, answer_question
 from refold.server.store import StoreReader
 from refold.simulator import (
-    MAX_OUTLOOK_JOBS,
     Futures,
     StateAt,
     continue_with_new_policy,
     make_policy,
     simulate_futures,
-    simulate_outlook,
     split_settings,
     without_start_estimates,
 )
@@ -183,44 +181,3 @@ def _maker(name: str, settings: Mapping[str, Any]) -> Callable[[], Policy]:
 
 if __name__ == "__main__":
     answer_question(_Task, simulate_policies)
-
-
-HISTORY = "the daemon's latest jobs"
-
-
-class _OutlookQuestion(msgspec.Struct, frozen=True):
-    jobs: list[Job]
-    cluster: Cluster
-    policy: str
-    settings: dict[str, Any]
-
-
-class PreemptionAdviser:
-    """Answers the question for the API."""
-
-    def __init__(self, state: LiveState, reader: StoreReader, limit: Seconds = LIMIT_SECONDS) -> None:
-        self._state, self._reader = state, reader
-        self._process = SimulationProcess(__name__, PreemptionOutlook, limit)
-
-    async def outlook(self) -> PreemptionOutlook:
-        """Return how long the latest jobs would have waited if all, those that consent, or none could be preempted."""
-        past = await asyncio.to_thread(self._reader.ran_jobs, MAX_OUTLOOK_JOBS)
-        if not past:
-            raise NotFound("no job has ended yet: there is nothing to simulate")
-        header = self._state.header
-        question = _OutlookQuestion(_as_submitted(past), header.cluster, header.policy, dict(header.settings))
-        return await self._process.ask(question, "`refold report` simulates the same without a limit")
-
-
-def _as_submitted(past: Sequence[PastJob]) -> list[Job]:
-    """Return the jobs in order of submission, with the time that they ran as their work."""
-    jobs = [msgspec.structs.replace(ended.job, work=ended.run_time) for ended in past]
-    return sorted(jobs, key=lambda job: job.submitted)
-
-
-def _simulate(question: _OutlookQuestion) -> PreemptionOutlook:
-    return simulate_outlook(HISTORY, question.jobs, question.cluster, question.policy, question.settings)
-
-
-if __name__ == "__main__":
-    answer_question(_OutlookQuestion, _simulate)

@@ -62,6 +62,15 @@ TIME_TOLERANCE_SECONDS: Seconds = 1.0
 """A job that starts later than a bound by less than this has met it: starting a run takes time."""
 
 
+class TenantScores(msgspec.Struct):
+    """How good the first estimates of a tenant's jobs were, since the daemon was started. `error`: sum, absolute."""
+
+    jobs: int = 0
+    error: Seconds = 0.0
+    bounds_met: int = 0
+    bounds_missed: int = 0
+
+
 class JobForecast(msgspec.Struct, frozen=True):
     """When a job that is not submitted yet would start and end, and how it would delay the waiting jobs."""
 
@@ -111,6 +120,7 @@ class StartForecasts(Subscriber):
         self._scores: deque[tuple[Seconds, bool | None]] = deque(maxlen=MAX_SCORED_JOBS)
         """Error of the first estimate of each job that has started, and whether its bound was met (None: no bound)."""
         self._unknown = 0
+        self.scores_of_tenants: dict[str, TenantScores] = {}
         self._ends: dict[tuple[str, int], tuple[Seconds, StartEstimate | None]] = {}
         """End estimates by job and run, and when they were made."""
 
@@ -137,6 +147,11 @@ class StartForecasts(Subscriber):
                 del self._first_of_started[next(iter(self._first_of_started))]
             met = None if first.latest is None else now <= first.latest + TIME_TOLERANCE_SECONDS
             self._scores.append((now - first.at, met))
+            scores = self.scores_of_tenants.setdefault(self._state.view.active[job_id].tenant, TenantScores())
+            scores.jobs += 1
+            scores.error += abs(now - first.at)
+            scores.bounds_met += met is True
+            scores.bounds_missed += met is False
         elif now > self._state.view.active[job_id].submitted + TIME_TOLERANCE_SECONDS:
             self._unknown += 1
 

@@ -21,7 +21,10 @@ from .faults import (
 )
 from .fork import CannotCopy as CannotCopy
 from .futures import (
+    AS_SIMULATED as AS_SIMULATED,
+    OTHER_SCHEDULER as OTHER_SCHEDULER,
     Futures as Futures,
+    RangeFactors as RangeFactors,
     continue_with_new_policy as continue_with_new_policy,
     continue_with_own_policy as continue_with_own_policy,
     simulate_futures as simulate_futures,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from math import inf
+from typing import NamedTuple
 from zlib import crc32
 
 import msgspec
@@ -107,13 +108,37 @@ class _Successor:
         return self._policy.decide(view)
 
 
+class RangeFactors(NamedTuple):
+    """By which factors the ends of the range of a start are further from now, or nearer, than in the futures."""
+
+    soonest: float = 1.0
+    latest: float = 1.0
+
+
+AS_SIMULATED = RangeFactors()
+OTHER_SCHEDULER = RangeFactors(0.4, 3.0)
+"""For the queue of another scheduler, of which only a simulation is known.
+
+Futures lack jobs that arrive later, and draw the run times of jobs that are alike independently. The factors were
+chosen on one replay of a trace through Slurm, and are measured on another (docs/results/slurm.md).
+"""
+
+
 class Futures:
     """The start and end times of jobs in each future; infinity if a job does not start or end in it."""
 
-    def __init__(self, count: int, starts: Mapping[str, Floats], ends: Mapping[str, Floats]) -> None:
+    def __init__(
+        self,
+        count: int,
+        starts: Mapping[str, Floats],
+        ends: Mapping[str, Floats],
+        now: Seconds = 0.0,
+        factors: RangeFactors = AS_SIMULATED,
+    ) -> None:
         self.count = count
         """The number of futures."""
         self._starts, self._ends = starts, ends
+        self._now, self._factors = now, factors
 
     @property
     def all_starts(self) -> Mapping[str, Floats]:
@@ -130,7 +155,12 @@ class Futures:
 
     def start(self, job_id: str) -> StartEstimate | None:
         """Return the start estimate of a job; None unless it starts in more than half of the futures."""
-        return _estimate(job_id, self._starts[job_id])
+        found, now, factors = _estimate(job_id, self._starts[job_id]), self._now, self._factors
+        if found is None or found.soonest is None:
+            return found
+        soonest = now + (found.soonest - now) * factors.soonest
+        latest = None if found.latest is None else now + (found.latest - now) * factors.latest
+        return msgspec.structs.replace(found, soonest=soonest, latest=latest)
 
     def end(self, job_id: str) -> StartEstimate | None:
         """Return the end estimate of one of the `new_jobs` or `ends_of`; None unless it ends in most futures."""
@@ -158,6 +188,7 @@ def simulate_futures(
     ends_of: Iterable[str] = (),
     estimates_hold: bool = False,
     arrivals: bool = False,
+    factors: RangeFactors = AS_SIMULATED,
     advance: Callable[[], None] = lambda: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Futures:
@@ -166,8 +197,8 @@ def simulate_futures(
     `new_jobs` are submitted now; their ends are returned too, and those of the current jobs `ends_of`. One of the new
     jobs that has `work` runs for exactly that time; if `estimates_hold`, so do current jobs that have not run for
     longer: in the state of a live cluster, it is what users estimate. The run times drawn for a seed do not depend on
-    `job_ids` and `new_jobs`. With `arrivals`, more jobs arrive, as they did in the past. `advance` is called after each
-    future; if `should_stop` returns True then, it was the last.
+    `job_ids` and `new_jobs`. With `arrivals`, more jobs arrive, as they did in the past. `factors` change the ranges of
+    starts. `advance` is called after each future; if `should_stop` returns True then, it was the last.
     """
     view = state.view
     past_arrivals = state.past_arrivals() if arrivals else PastArrivals((), (), state.now)
@@ -203,7 +234,7 @@ def simulate_futures(
             break
     if finished < futures:
         starts, ends = ({job_id: times[:finished] for job_id, times in each.items()} for each in (starts, ends))
-    return Futures(finished, starts, ends)
+    return Futures(finished, starts, ends, state.now, factors)
 
 
 def _present_duration(state: StateAt, job: Job, estimates_hold: bool) -> DurationDistribution | Seconds:

@@ -11,7 +11,6 @@ from refold.model import DAY, NO_CHANGE, Cluster, Decision, Job, Run, Seconds, S
 from refold.predict import DurationDistribution, Predictor
 from refold.simulator.run_time_draws import PastArrivals
 
-
 MAX_PAST: Seconds = 100 * DAY
 """Jobs submitted longer ago do not count as arrivals: their times may be of another clock, as in traces."""
 

@@ -24,6 +24,8 @@ _MAX_STEPS_BETWEEN = 1000
 COPY_SHARE = 0.03
 """The share of time that copies of the state may take."""
 
+COPY_SHARE_OF_REPLICAS = 0.003
+
 MIN_COPY_SECONDS: Seconds = 0.5
 """Least time between two copies."""
 
@@ -64,12 +66,16 @@ class Boundary:
 
     def begin_copies(self, step: int) -> None:
         """Request copies of the state from the step after this one on."""
-        self._copy_after, self._copy_at = step, monotonic()
+        self._copy_after, self._copy_at, self._is_secured = step, monotonic(), True
 
-    def note_copied(self, seconds: Seconds) -> None:
-        """Note that a copy was written, which took so long: the next is due when it is secured, and costs little."""
-        self._copy_at = monotonic() + max(MIN_COPY_SECONDS, seconds / COPY_SHARE)
-        self._is_secured = False
+    def note_copied(self, seconds: Seconds | None, *, has_replicas: bool) -> None:
+        """Note that a copy was written, which took so long: the next is due when it is secured, and costs little.
+
+        None: it was put off. `has_replicas`: ranks on other hosts have the same, so that copies are rarely needed.
+        """
+        share = COPY_SHARE_OF_REPLICAS if has_replicas else COPY_SHARE
+        self._copy_at = monotonic() + max(MIN_COPY_SECONDS, (seconds or 0.0) / share)
+        self._is_secured = seconds is None
 
     def note_saved(self) -> None:
         """Note that a checkpoint has just been started."""

@@ -11,15 +11,16 @@ import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
 import msgspec
 
-from refold.errors import Disconnected, WaitTimeout
+from refold.errors import Disconnected, RanksLost, WaitTimeout
 from refold.model import Seconds
-from refold.train.messages import ToAgent, ToRank
+from refold.train.messages import Change, ToAgent, ToRank
 
 AGENT_VARIABLE = "REFOLD_AGENT"
 
@@ -39,6 +40,7 @@ class Channel(Generic[Sent, Received]):
         self._partial = b""
         self._received: deque[Received] = deque()
         self._closed = False
+        self._sending = threading.Lock()
 
     def fileno(self) -> int:
         """Return the descriptor of the socket, for `select`."""
@@ -47,7 +49,8 @@ class Channel(Generic[Sent, Received]):
     def send(self, message: Sent) -> None:
         """Send a message."""
         try:
-            self._connection.sendall(msgspec.json.encode(message) + b"\n")
+            with self._sending:  # copies are reported by a thread of their own
+                self._connection.sendall(msgspec.json.encode(message) + b"\n")
         except OSError as error:
             raise self._disconnected() from error
 
@@ -92,8 +95,69 @@ class Channel(Generic[Sent, Received]):
 AgentChannel = Channel[ToRank, ToAgent]
 """The agent's end."""
 
-RankChannel = Channel[ToAgent, ToRank]
-"""The rank's end."""
+
+class RankChannel(Channel[ToAgent, ToRank]):
+    """The rank's end. A thread can listen as well, to hear of lost ranks while this one waits for them."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__(connection, ToRank, "the agent")
+        self._changed = threading.Condition(threading.RLock())
+        self._is_listening = False
+        self._loss: Change | None = None
+
+    def listen(self, on_loss: Callable[[], None]) -> None:
+        """From now on, call `on_loss` in another thread when ranks are lost; `poll` and `wait` raise `RanksLost`."""
+        self._is_listening = True
+        threading.Thread(target=self._listen, args=(on_loss,), daemon=True).start()
+
+    def poll(self) -> ToRank | None:
+        """Return the next message if there is one; raise `Disconnected` if there will be none."""
+        with self._changed:
+            return super().poll()
+
+    def wait(self, timeout: Seconds | None = None) -> ToRank:
+        """Wait for the next message and return it; raise `Disconnected` if there will be none."""
+        if not self._is_listening:
+            return super().wait(timeout)
+        with self._changed:
+            while (message := self.poll()) is None:
+                if not self._changed.wait(timeout):
+                    raise WaitTimeout(f"the agent sent no message within {timeout:g} s")
+            return message
+
+    def take_loss(self, timeout: Seconds) -> Change | None:
+        """Wait until the agent has said what to do without the ranks that are lost; None: it says nothing."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._loss or self._closed, timeout)
+            loss, self._loss = self._loss, None
+            return loss
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the agent has said that ranks are lost."""
+        return self._loss is not None
+
+    def _listen(self, on_loss: Callable[[], None]) -> None:
+        while not self._closed:
+            select.select([self._connection], [], [])
+            with self._changed, suppress(RanksLost):
+                before = self._loss
+                self._read()
+            if self._loss is not before:
+                on_loss()
+
+    def _read(self) -> None:
+        with self._changed:
+            super()._read()
+            messages = list(self._received)
+            losses = [number for number, each in enumerate(messages) if isinstance(each, Change) and each.lost]
+            if losses:  # what came before is no longer of use
+                found = messages[losses[-1]]
+                assert isinstance(found, Change)
+                self._loss, self._received = found, deque(messages[losses[-1] + 1 :])
+            self._changed.notify_all()
+            if self._is_listening and self._loss is not None:
+                raise RanksLost("ranks of this run are lost")
 
 
 class Listener:
@@ -137,7 +201,7 @@ def connect(environment: Mapping[str, str] = os.environ) -> RankChannel | None:
         raise Disconnected(f"no agent listens at {path} ({AGENT_VARIABLE}): {error.strerror}") from None
     if threading.current_thread() is threading.main_thread():
         _ignore(signal.Signals[f"SIG{environment.get('REFOLD_STOP_SIGNAL', 'TERM')}"])
-    return Channel(connection, ToRank, "the agent")
+    return RankChannel(connection)
 
 
 def _ignore(number: signal.Signals) -> None:

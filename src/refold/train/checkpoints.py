@@ -100,6 +100,10 @@ class Checkpoints:
             self._in_flight = None
         return step
 
+    def abandon(self) -> None:
+        """Forget the checkpoint in the background: ranks that have to write a part of it are lost."""
+        self._in_flight, self._groups = None, (None, None)
+
     def load(self, step: int, tensors: Mapping[str, Tensor], unused: Set[str] = frozenset()) -> dict[str, Any]:
         """Fill the tensors from a checkpoint of the same model, saved under any layout; return its facts.
 

@@ -79,14 +79,16 @@ def newest_complete(copies: Mapping[int, Sequence[HostCopy]]) -> dict[int, HostC
         for copy in held:
             by_key[copy.key][host] = copy
     for key in sorted(by_key, reverse=True):
-        if _is_complete(by_key[key]):
+        found = by_key[key].values()
+        elements = {name: size for copy in found for name, size in copy.elements.items()}
+        if is_complete([copy.regions for copy in found], elements):
             return by_key[key]
     return {}
 
 
-def _is_complete(copies: Mapping[int, HostCopy]) -> bool:
-    held = merged(copy.regions for copy in copies.values())
-    elements = {name: size for copy in copies.values() for name, size in copy.elements.items()}
+def is_complete(parts: Iterable[TensorRegions], elements: Mapping[str, int]) -> bool:
+    """Whether several lists of regions together have all elements of some tensors."""
+    held = merged(parts)
     return all(sum(map(volume, held.get(name, []))) >= size for name, size in elements.items())
 
 

@@ -23,6 +23,7 @@ from refold.train.group_messages import (
     GroupMessage,
     Order,
     RankEnded,
+    RankHeld,
     RankSaid,
     Requested,
     Shared,
@@ -48,7 +49,7 @@ from refold.train.messages import (
     StartRank,
     ToAgent,
 )
-from refold.train.rank_table import STOPPED
+from refold.train.rank_table import STOPPED, RankProcess, Role
 from refold.train.run_settings import HostSlots, RunSettings
 
 GATHER_SECONDS: Seconds = 300.0
@@ -56,6 +57,9 @@ GATHER_SECONDS: Seconds = 300.0
 
 REJOIN_SECONDS: Seconds = 60.0
 """How long an agent that has lost the others waits for them."""
+
+NEW_LEADER_SECONDS: Seconds = 5.0
+"""How long the ranks of this host go on without a leader: as a rule the next one takes them over."""
 
 HELD_SECONDS: Seconds = 3.0
 """How long a new leader waits until all agents have told which copies they have."""
@@ -92,8 +96,10 @@ class GroupAgent(Agent):
         self._processes_of: dict[int, StartRank] = {}
         self._is_stopped = False
         self._rejoins = self._changes.was_announced()
-        self._era = 0
-        """Counts how often the ranks of this host were given up."""
+        self._own: dict[int, RankHeld] = {}
+        """The ranks of this host."""
+        self._held: dict[int, list[RankHeld]] = {}
+        """Leader: the ranks that each host had when this one began to lead."""
 
     def run(self) -> int:
         """Run until the run has ended; return its exit status."""
@@ -108,7 +114,6 @@ class GroupAgent(Agent):
 
     def _step(self) -> None:
         events = list(self._processes.wait(POLL_SECONDS, self._link))
-        era = self._era
         messages = list(self._received())
         for peer, message in messages:  # all beats first: a long pause of this process is no silence of the others
             if isinstance(message, AgentBeat):
@@ -124,8 +129,7 @@ class GroupAgent(Agent):
             self._stop_requested = False
             self._on_stop()
         for event in events:
-            if era == self._era:  # else it is about ranks that were killed since
-                self._on_event(event)
+            self._on_event(event)
         if request := self._changes.poll():
             self._tell_leader(Requested(self._reign, request))
         if self._group is not None and self._view is not None:
@@ -159,9 +163,9 @@ class GroupAgent(Agent):
         membership.tick(monotonic())
         view = membership.view
         if view is None or not membership.follows:
-            if self._view is not None:
+            if self._view is not None and monotonic() - self._alone_since > NEW_LEADER_SECONDS:
                 print_line(f"lost the other hosts: waiting for {REJOIN_SECONDS:g} s")
-                self._leave_reign()
+                self._leave_reign(keeps_ranks=False)
                 self._view = None
             return
         self._alone_since = monotonic()
@@ -169,9 +173,9 @@ class GroupAgent(Agent):
             return
         old, self._view = self._view, view
         me = self._settings.instance
-        is_new = old is None or old.reign != view.reign or old.members[me].since != view.members[me].since
-        if is_new:
-            self._leave_reign()
+        is_same_member = old is not None and old.members[me].since == view.members[me].since
+        if old is None or not is_same_member or old.reign != view.reign:
+            self._leave_reign(keeps_ranks=is_same_member)
             self._ledger = CopyLedger()
             self._led_since = monotonic()
         self._beat()
@@ -189,18 +193,22 @@ class GroupAgent(Agent):
             if (host := self._hosts.get(number))
         ]
 
-    def _leave_reign(self) -> None:
-        """Kill the ranks of this host, and wait for their ends."""
+    def _leave_reign(self, *, keeps_ranks: bool) -> None:
+        """Kill the ranks of this host, except those that train if the next leader may use them; wait for their ends."""
         self._group = None
-        self._era += 1
-        for process in self._processes.running():
+        self._held = {}
+        self._own = {process: rank for process, rank in self._own.items() if keeps_ranks and rank.trains}
+        for process in set(self._processes.running()) - self._own.keys():
             self._processes.signal(process, SIGKILL)
         limit = monotonic() + 5.0
-        while self._processes.running() and monotonic() < limit:
+        while set(self._processes.running()) - self._own.keys() and monotonic() < limit:
             self._beat()
             for event in self._processes.wait(POLL_SECONDS):
-                if not isinstance(event, ProcessExited):
-                    self._copies.note(event[1])
+                match event:
+                    case ProcessExited(process):
+                        self._own.pop(process, None)
+                    case _, message:
+                        self._copies.note(message)
         self._copies.forget_unfinished()
         self._processes_of.clear()
 
@@ -220,7 +228,17 @@ class GroupAgent(Agent):
         self._group = GroupSupervisor(
             wanted.plan, hosts, machine, view.reign, wanted.batch, self._settings.hang_seconds, wanted.instances
         )
-        self._do(self._group.start())
+        ranks = [(host, rank) for host, held in self._held.items() if host in view.members for rank in held]
+        for host, rank in ranks:
+            self._processes_of[rank.process] = StartRank(rank.process, rank.rank, 0, None, host, rank.local_rank)
+        self._do(
+            self._group.adopt(
+                [
+                    RankProcess(rank.process, rank.rank, None, Role.MEMBER, True, host, rank.local_rank)
+                    for host, rank in ranks
+                ]
+            )
+        )
 
     def _check_limits(self) -> None:
         now = monotonic()
@@ -274,7 +292,8 @@ class GroupAgent(Agent):
                 self._wanted = message
             case BackUp(_, copy):
                 self._copies.fetch_in_background(copy)
-            case CopiesHeld(_, copies, failed):
+            case CopiesHeld(_, copies, failed, ranks):
+                self._note_ranks(sender, ranks)
                 self._ledger.note(sender, copies, failed)
                 self._back_up()
             case RankSaid(_, process, rank_message):
@@ -299,7 +318,15 @@ class GroupAgent(Agent):
 
     def _tell_copies(self, failed: int | None = None) -> None:
         """Tell the leader which copies this host has; `failed`: the step of one of which parts were not fetched."""
-        self._tell_leader(CopiesHeld(self._reign, self._copies.held(), failed))
+        ranks = [rank for rank in self._own.values() if rank.trains]
+        self._tell_leader(CopiesHeld(self._reign, self._copies.held(), failed, ranks))
+
+    def _note_ranks(self, sender: int, ranks: list[RankHeld]) -> None:
+        """Note which ranks a host has; those of which it tells too late are killed."""
+        self._held[sender] = ranks
+        for rank in ranks:
+            if self._group is not None and rank.process not in self._processes_of:
+                self._tell(sender, Order(self._reign, SignalRank(rank.process, SIGKILL)))
 
     def _share_wanted(self) -> None:
         """Tell the others what the next leader must know."""
@@ -316,12 +343,15 @@ class GroupAgent(Agent):
         match event:
             case ProcessExited(process, status):
                 self._processes_of.pop(process, None)
-                self._tell_leader(RankEnded(self._reign, process, status))
+                if self._own.pop(process, None) is not None:  # else it was killed with the reign before
+                    self._tell_leader(RankEnded(self._reign, process, status))
+                    self._tell_copies()  # a leader that has not begun yet must know which ranks are left
             case _, (Copying() | Copied()) as copied:
                 if self._copies.note(copied):
                     self._tell_copies()
             case process, message:
-                self._tell_leader(RankSaid(self._reign, process, message))
+                if process in self._own:
+                    self._tell_leader(RankSaid(self._reign, process, message))
 
     def _do(self, actions: list[Action]) -> None:
         """Let the hosts do what the supervisor has decided."""
@@ -357,8 +387,12 @@ class GroupAgent(Agent):
                     "MASTER_ADDR": address,
                     "MASTER_PORT": str(port),
                 }
+                self._own[action.process] = RankHeld(action.process, action.rank, action.local_rank)
                 self._processes.start(action.process, environment)
             case Send(process, Change() as change):
+                if own := self._own.get(process):
+                    rank = change.rank if change.lost else own.rank
+                    self._own[process] = RankHeld(process, rank, own.local_rank, trains=rank < change.ranks)
                 self._processes.send(process, self._for_this_host(change))
             case Send(process, message):
                 self._processes.send(process, message)

@@ -66,12 +66,22 @@ class BackUp(msgspec.Struct, frozen=True, tag=True):
 # To the leader.
 
 
+class RankHeld(msgspec.Struct, frozen=True):
+    """A rank of a host. `trains`: it was told to."""
+
+    process: int
+    rank: int
+    local_rank: int
+    trains: bool = False
+
+
 class CopiesHeld(msgspec.Struct, frozen=True, tag=True):
-    """The complete copies of a host. `failed`: parts of a copy of this step could not be fetched."""
+    """The complete copies of a host, and its ranks. `failed`: parts of a copy of this step could not be fetched."""
 
     reign: int
     copies: list[HostCopy]
     failed: int | None = None
+    ranks: list[RankHeld] = []
 
 
 class RankSaid(msgspec.Struct, frozen=True, tag=True):

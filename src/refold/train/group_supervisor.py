@@ -10,8 +10,9 @@ import msgspec
 from refold.model import ChangeAnswer, ChangeRequest, InstanceGpus, Plan, Seconds
 from refold.train.copies import CopyToLoad
 from refold.train.messages import Action, Answer, Change, CopyOrders, Log, Ready, Saved, SignalRank, ToSupervisor
-from refold.train.rank_table import ENTER_SECONDS, JOIN_SECONDS, Phase, RankProcess, Role, refusal
-from refold.train.run_settings import HostSlots, Shape
+from refold.train.rank_places import places_for, renumbered
+from refold.train.rank_table import ENTER_SECONDS, JOIN_SECONDS, Phase, RankProcess, RankTable, Role, refusal
+from refold.train.run_settings import SINGLE, HostSlots, Place, Shape
 from refold.train.supervisor import Supervisor
 
 GROWTH = -1
@@ -19,6 +20,12 @@ GROWTH = -1
 
 STACKS_SECONDS: Seconds = 2.0
 """How long ranks that hang have to print their stacks."""
+
+REGROUP_SECONDS: Seconds = 60.0
+"""Time limit for the ranks that are left after a failure, which may have to finish a step first."""
+
+PROCESSES_PER_REIGN = 10**6
+"""Processes are numbered from the reign of their leader on in the same way as generations."""
 
 GENERATIONS_PER_REIGN = 1000
 """Generations are numbered from the reign of their leader times this number on, so that no number is used twice."""
@@ -43,7 +50,8 @@ class GroupMachine:
 class GroupSupervisor(Supervisor):
     """Supervises the ranks of a run on several hosts, for an agent that has begun to lead in the view `reign`.
 
-    All changes replace the ranks: the new ones load the newest complete copy.
+    Ranks that are left after a failure, or stay in a change, keep their processes and their state. If all are replaced,
+    the new ones load the newest complete copy.
     """
 
     def __init__(
@@ -61,6 +69,7 @@ class GroupSupervisor(Supervisor):
         `instances`: what each instance may use, if a change has said so.
         """
         super().__init__(plan, None, machine)
+        self._ranks = RankTable(SINGLE, self._actions, (reign - 1) * PROCESSES_PER_REIGN)
         self._instances = self._settled_instances = instances
         self._last_request = 0
         self._hosts = tuple(hosts)
@@ -73,7 +82,18 @@ class GroupSupervisor(Supervisor):
         self._stacks_until: Seconds | None = None
         self._generation = reign * GENERATIONS_PER_REIGN
         self._has_trained = reign > 1 and batch > 0
-        self._tried_to_grow = self._hosts
+        self._regrouped = -1
+        self._tried_to_grow: tuple[HostSlots, ...] = self._hosts
+
+    def adopt(self, ranks: Sequence[RankProcess]) -> list[Action]:
+        """Go on with the ranks that the hosts still have, after the loss of the leader before; without any, start."""
+        self._ranks.adopt(ranks)
+        self._phase = Phase.TRAINING
+        if not ranks:
+            return self.start()
+        if not self._regroup():
+            super()._restart()
+        return self._take()
 
     @property
     def batch(self) -> int:
@@ -167,6 +187,48 @@ class GroupSupervisor(Supervisor):
     def _is_late(self) -> bool:
         return self._deadline is not None and self._machine.now() >= self._deadline
 
+    def _restart_or_end(self, status: int, *, is_error: bool = False) -> None:
+        if self._phase is Phase.ENTERING and self._generation == self._regrouped and self._stop_at is None:
+            super()._restart()  # it is the consequence of the failure before
+        else:
+            super()._restart_or_end(status, is_error=is_error)
+
+    def _restart(self) -> None:
+        """Go on with the ranks that are left, if some are lost; else replace all of them."""
+        is_complete = len(self._ranks.having(Role.MEMBER)) == self._shape.plan.gpus
+        if is_complete or self._phase not in (Phase.TRAINING, Phase.JOINING) or not self._regroup():
+            super()._restart()
+
+    def _regroup(self) -> bool:
+        """Let the ranks that are left form a group, unless not even one replica of the model fits there.
+
+        Others join it as soon as they are ready, if there are hosts for more.
+        """
+        self._refuse_changes("ranks were lost")
+        members = {rank.process: rank for rank in self._ranks.having(Role.MEMBER)}
+        asked, self._instances = self._settled, self._settled_instances
+        if not members or len(members) < asked.gpus // asked.data:
+            return False
+        plan = plan_for(asked, len(members), self._batch)
+        numbers = renumbered({process: rank.rank for process, rank in members.items()}, plan.gpus)
+        stay = {numbers[rank.process]: Place(rank.host, rank.local_rank) for rank in members.values()}
+        places = places_for(stay, self._usable(self._instances), plan.gpus)
+        if places is None:
+            return False
+        self._asked, self._target = asked, Shape(plan, hosts=self._usable(self._instances), places=places)
+        self._tried_to_grow = ()
+        self._generation += 1
+        self._regrouped = self._generation
+        self._phase, self._deadline = Phase.ENTERING, self._machine.now() + REGROUP_SECONDS
+        self._ranks.forget_times()
+        self._log(f"going on with {plan} on the ranks that are left")
+        change = self._with_copies(Change(plan, plan.gpus, self._generation, "", False))
+        for process, rank in members.items():
+            rank.rank = numbers[process]
+            rank.role = Role.MEMBER if rank.rank < plan.gpus else Role.LEAVING
+            self._ranks.send([rank], msgspec.structs.replace(change, keep=True, lost=True, rank=rank.rank))
+        return True
+
     def _begin(self) -> None:
         if self._requests.current is None:
             self._asked, self._instances = self._settled, self._settled_instances
@@ -205,10 +267,17 @@ class GroupSupervisor(Supervisor):
         return Shape(plan_for(self._asked, self._slots(), self._batch), hosts=self._usable(self._instances))
 
     def _shape_after(self, request: ChangeRequest, members: list[RankProcess]) -> tuple[Shape, bool]:
-        del members
         if request.run != GROWTH:
             self._asked, self._instances = request.plan, request.instances or self._instances
-        return Shape(request.plan, hosts=self._usable(self._instances)), False
+        hosts, shape = self._usable(self._instances), self._shape.plan
+        stay = {rank.rank: Place(rank.host, rank.local_rank) for rank in members}
+        places = places_for(stay, hosts, request.plan.gpus)
+        before = {host.instance: host.devices for host in self._shape.hosts}
+        is_moved = any(host.devices != before.get(host.instance, host.devices) for host in hosts)
+        takes_parts_along = request.plan.gpus < shape.gpus and shape.gpus // shape.data * max(shape.zero, 1) > 1
+        if places is None or is_moved or takes_parts_along or request.way == "warm":
+            return Shape(request.plan, hosts=hosts), False
+        return Shape(request.plan, hosts=hosts, places=places), True
 
     def _abandon_change(self, why: str) -> None:
         if self._requests.current is not None:
@@ -216,6 +285,11 @@ class GroupSupervisor(Supervisor):
         super()._abandon_change(why)
 
     def _with_copies(self, change: Change) -> Change:
+        if change.resume and self._replaces_all:
+            return change
+        return msgspec.structs.replace(self._without_earlier_ranks(change), keep=change.resume)
+
+    def _without_earlier_ranks(self, change: Change) -> Change:
         copy = self._newest_copy()
         address, port = self.meeting()
         orders = CopyOrders(0 if copy is None else 1 - copy.slot, copy)

@@ -149,7 +149,10 @@ def with_micro_batches(plan: Plan, batch: int) -> Plan:
     return msgspec.structs.replace(plan, accumulation=max(usable)) if usable else plan
 
 
-def fallback_plan(ranks: int, batch: int) -> Plan:
-    """Return a plan that every model can be trained with on at most so many ranks: data parallelism with ZeRO-3."""
+def fallback_plan(ranks: int, batch: int, *, divides: bool = True) -> Plan:
+    """Return a plan that every model can be trained with on at most so many ranks: data parallelism with ZeRO-3.
+
+    Without `divides`, parameters are not divided: it has no ZeRO.
+    """
     data = max(count for count in range(1, ranks + 1) if batch % count == 0)
-    return Plan(data=data, zero=3 if data > 1 else 0)
+    return Plan(data=data, zero=3 if data > 1 and divides else 0)

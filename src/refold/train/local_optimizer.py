@@ -1,8 +1,9 @@
 """An optimizer whose parameters are replaced when the layout changes, and may be on the host (ZeRO-Offload).
 
 The optimizer works on plain tensors: the local part of each parameter, or a copy of it on the host. Optimizers that
-treat every element alike (SGD, Adam, AdamW, Adagrad, RMSprop, …) give the same result in every layout. Others may have
-state whose shape depends on how a parameter is divided: it starts anew when a parameter is, or was, divided.
+treat every element alike (SGD, Adam, AdamW, Adagrad, RMSprop, …) give the same result in every layout; for others,
+plans that divide parameters are refused. State whose shape depends on how a parameter is divided, such as scales of
+blocks, starts anew when a parameter is, or was, divided.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -19,6 +21,8 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from refold.errors import BadInput
+from refold.model import Plan
+from refold.train.elementwise import is_elementwise
 from refold.train.host_tensors import HostReserve, describe, empty_tensor, plain, restored
 from refold.train.local_model import LocalModel, local_part
 
@@ -57,6 +61,21 @@ class LocalOptimizer:
         self.is_averaged = False
         """Whether averages of the parameters are kept."""
         self._averages: dict[str, Tensor] = {}
+
+    @cached_property
+    def is_elementwise(self) -> bool:
+        """Whether the optimizer may get parts of parameters."""
+        return is_elementwise(self.optimizer)
+
+    def check(self, plan: Plan) -> None:
+        """Raise an error if a plan divides parameters that the optimizer needs as a whole."""
+        divides = plan.tensor > 1 or (plan.zero and plan.data > 1)
+        if divides and not self.is_elementwise:
+            kind = type(self.optimizer).__name__
+            raise BadInput(
+                f"{kind} needs whole parameters, and {plan} divides them; use data parallelism without ZeRO, or "
+                "pipeline stages"
+            )
 
     def attach(self, model: LocalModel, *, offload: bool) -> None:
         """Replace the parameters by those of a local model; the state of the optimizer is empty."""
@@ -159,8 +178,10 @@ class LocalOptimizer:
 
     def _device_of_counters(self, name: str, copy: Tensor) -> torch.device:
         """Return where state is that is not like its parameter, such as the number of steps."""
-        group = next(g for g, names in zip(self.optimizer.param_groups, self._groups, strict=True) if name in names)
-        return copy.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
+        groups = zip(self.optimizer.param_groups, self._groups, strict=True)
+        own = [group for group, names in groups if name in names]  # none for frozen parameters
+        is_on_device = any(group.get("fused") or group.get("capturable") for group in own)
+        return copy.device if is_on_device else torch.device("cpu")
 
     def optimized(self) -> Mapping[str, nn.Parameter]:
         """Return the tensors that the optimizer changes, by name of their parameter."""

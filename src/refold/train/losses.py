@@ -174,7 +174,9 @@ class ModelInputs(NamedTuple):
 
 
 def parameters_of(model: nn.Module) -> list[str]:
-    """Return the names of the inputs of a model; a wrapper that passes on whatever it gets has none."""
+    """Return the names of the inputs of a model; a wrapper that passes on whatever it gets has none, unless of PEFT."""
+    if hasattr(model, "get_base_model"):
+        return parameters_of(model.get_base_model())
     parameters = inspect.signature(model.forward).parameters.items()
     return [name for name, parameter in parameters if parameter.kind not in _VARIADIC]
 

@@ -30,7 +30,9 @@ class Change(msgspec.Struct, frozen=True, tag=True):
     are any (`resume`), else the session starts from the last checkpoint, or from the beginning. The ranks create
     further files whose names begin with that of `state`.
 
-    On several hosts, the ranks meet at an address and a port, and `copies` says where the state is.
+    On several hosts, the ranks meet at an address and a port, and `copies` says where the state is: if they are to
+    `keep` what they have, this is needed only if they do not have all of it together. `lost`: ranks of the generation
+    are lost; give up the step that is under way, and train as number `rank` of those that are left.
     """
 
     plan: Plan
@@ -41,6 +43,9 @@ class Change(msgspec.Struct, frozen=True, tag=True):
     address: str = ""
     port: int = 0
     copies: CopyOrders | None = None
+    keep: bool = False
+    lost: bool = False
+    rank: int = 0
 
 
 class StopTraining(msgspec.Struct, frozen=True, tag=True):

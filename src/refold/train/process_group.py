@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
+import stat
+import sys
+from collections.abc import Iterator, Set
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +15,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
+from refold.errors import RanksLost
 from refold.train.messages import Change
 
 TIMEOUT = timedelta(minutes=10)
@@ -76,6 +82,34 @@ def all_ranks_are_at(place: str) -> bool:
     except dist.DistStoreError:
         return False
     return True
+
+
+def connections() -> set[int]:
+    """Return the numbers of the TCP connections of this process, which the system gives them."""
+    return {number for number, _ in _connections()}
+
+
+def cut(numbers: Set[int]) -> None:
+    """Cut connections, so that whoever waits for something there gets an error: gloo cannot be aborted otherwise."""
+    for number, connection in _connections():
+        if number in numbers:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _connections() -> Iterator[tuple[int, socket.socket]]:
+    for path in Path("/proc/self/fd").iterdir() if sys.platform == "linux" else ():
+        with suppress(OSError):
+            status = os.fstat(int(path.name))
+            if stat.S_ISSOCK(status.st_mode):
+                with socket.socket(fileno=os.dup(int(path.name))) as connection:
+                    if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername():
+                        yield status.st_ino, connection
+
+
+def is_of_lost_rank(error: Exception) -> bool:
+    """Whether an error may be the consequence of the loss of another rank."""
+    return isinstance(error, (dist.DistError, RanksLost)) or "gloo" in str(error)
 
 
 def leave() -> None:

@@ -44,18 +44,18 @@ class RankProcess:
 class RankTable:
     """The processes of a run, numbered in the order in which they were started. It appends to `actions`."""
 
-    def __init__(self, gang: AgentRanks, actions: list[Action]) -> None:
+    def __init__(self, gang: AgentRanks, actions: list[Action], last_process: int = 0) -> None:
         self._actions = actions
         self._gang = gang
         self._ranks: dict[int, RankProcess] = {}
-        self._last_process = 0
+        self._last_process = last_process
         self._times = SlowRanks()
         self.slow: SlowPlace | None = None
         """The rank that holds up the others, if there is one."""
 
     def start(self, local_ranks: Iterable[int], shape: Shape, role: Role) -> None:
         """Start processes."""
-        self._times, self.slow = SlowRanks(), None
+        self.forget_times()
         for local in local_ranks:
             self._last_process += 1
             process, rank = self._last_process, self._gang.first_rank + local
@@ -63,6 +63,14 @@ class RankTable:
             on_host = place.local_rank if shape.hosts else local
             self._ranks[process] = RankProcess(process, rank, shape.device_of(local), role, False, place.host, on_host)
             self._actions.append(StartRank(process, rank, shape.plan.gpus, shape.visible_devices(local), *place))
+
+    def adopt(self, ranks: Iterable[RankProcess]) -> None:
+        """Keep processes that run already."""
+        self._ranks.update({rank.process: rank for rank in ranks})
+
+    def forget_times(self) -> None:
+        """Begin to measure anew, as the ranks get other numbers."""
+        self._times, self.slow = SlowRanks(), None
 
     def note_times(self, times: RankTimes, ranks: int) -> None:
         """Note what a rank has measured; find the rank that has been slower than the others for a while."""

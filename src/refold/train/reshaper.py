@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -12,7 +12,7 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-from refold.errors import BadInput
+from refold.errors import BadInput, StateNotMoved
 from refold.model import Plan, Seconds
 from refold.train import process_group
 from refold.train.checkpoints import Checkpoints
@@ -20,6 +20,8 @@ from refold.train.fork_server import freeze_until_exit
 from refold.train.layout import Meshes, RankMesh, check_batch, fallback_plan, with_micro_batches
 from refold.train.local_model import LocalModel
 from refold.train.process_group import Rendezvous
+from refold.train.state import Box
+from refold.train.state_exchange import HeldState, exchange
 from refold.train.training_state import Facts, TrainingState
 
 ReadState = Callable[[TrainingState], Facts]
@@ -40,6 +42,7 @@ class Reshaper:
         self._device = device
         self._shard_group = shard_group
         self._meshes = Meshes()
+        self._connections: Set[int] = frozenset()
         self.meeting: Path | None = None
         """The file at which the ranks of the process group have met; they need it to form further groups."""
         freeze_until_exit()  # collecting what a change leaves behind is fast then
@@ -48,6 +51,7 @@ class Reshaper:
         """Raise an error if the model or the batch cannot be divided as a plan says."""
         check_batch(plan, self._batch)
         self.state.splittable.check(plan)
+        self.state.optimizer.check(plan)
 
     def usable_plan(self, plan: Plan, ranks: int) -> tuple[Plan, str]:
         """Return a plan, or one that is possible for the same number of ranks and why the plan is not."""
@@ -57,7 +61,8 @@ class Reshaper:
             if plan.gpus != ranks:
                 raise BadInput(f"{plan} needs {plan.gpus} ranks, there are {ranks}")
         except BadInput as error:
-            return fallback_plan(ranks, self._batch), str(error)
+            divides = self.state.optimizer.is_elementwise
+            return fallback_plan(ranks, self._batch, divides=divides), str(error)
         return plan, ""
 
     def prepare(self, plan: Plan, ranks: int, shared: Path | None = None) -> Future[None]:
@@ -92,6 +97,32 @@ class Reshaper:
         """Enter the shape into which other ranks move, or have moved, with the state that they have written."""
         self.state.forget_initial_values()
         return self._enter(plan, rendezvous, read, PhaseTimer())
+
+    def regroup(self, plan: Plan, rendezvous: Rendezvous, held: HeldState, otherwise: ReadState | None) -> Facts:
+        """Form a group of ranks that stay and ranks that join, of which some have the state.
+
+        `otherwise` reads the state if ranks that are lost have taken a part with them.
+        """
+        timer = PhaseTimer()
+        with timer.phase("leave"):
+            process_group.leave()
+        with timer.phase("group"):
+            self._join(rendezvous)
+        with timer.phase("build"):
+            self._build(plan, held.boxes)
+        with timer.phase("load"):
+            facts = exchange(self.state, held)
+            if facts is None:
+                if otherwise is None:
+                    raise StateNotMoved("the ranks that are left do not have the whole state")
+                facts = otherwise(self.state)
+            dist.barrier()
+        self.phases = timer.seconds
+        return facts
+
+    def interrupt(self) -> None:
+        """Let all ranks that wait for this one, and this one itself, fail: ranks are lost."""
+        process_group.cut(self._connections)
 
     def move(
         self, plan: Plan, rendezvous: Rendezvous, shared: Path, facts: Facts, before_leaving: Callable[[], None]
@@ -133,9 +164,10 @@ class Reshaper:
         self.phases = timer.seconds
         return facts
 
-    def _build(self, plan: Plan) -> None:
+    def _build(self, plan: Plan, kept: Mapping[str, Box] | None = None) -> None:
         self.plan = plan
-        self.state.enter(self._make_layout(plan))
+        self.state.enter(self._make_layout(plan), kept)
+        self._connections = process_group.connections() - self._connections
 
     def _make_layout(self, plan: Plan) -> RankMesh:
         if self._device.type == "cuda":
@@ -143,6 +175,7 @@ class Reshaper:
         return RankMesh(plan, dist.get_rank(), self._device, self._shard_group, self._meshes)
 
     def _join(self, rendezvous: Rendezvous) -> None:
+        self._connections = process_group.connections()
         process_group.join(rendezvous, self._device)
         self.meeting = rendezvous.file
         self._meshes = Meshes(self._meshes.number + 1)

@@ -152,14 +152,20 @@ class HostSlots(msgspec.Struct, frozen=True):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """A plan, and the GPUs by local rank (None: as the environment says); or the hosts, which are filled in order."""
+    """A plan, and the GPUs by local rank (None: as the environment says); or the hosts.
+
+    `places`: where ranks run, by number; without them, the hosts are filled in order.
+    """
 
     plan: Plan
     devices: tuple[str, ...] | None = None
     hosts: tuple[HostSlots, ...] = ()
+    places: tuple[Place, ...] = ()
 
     def place_of(self, rank: int) -> Place:
         """Return where a rank runs."""
+        if self.places:
+            return self.places[rank]
         first = 0
         for host in self.hosts:
             if rank < first + host.slots:

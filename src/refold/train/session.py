@@ -6,43 +6,43 @@ import logging
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from refold.errors import BadInput, StateNotMoved
+from refold.errors import BadInput, RanksLost, StateNotMoved
 from refold.model import Plan, Seconds
 from refold.train import fork_server, process_group
-from refold.train.batches import Batches, Data, seed_all
+from refold.train.batches import Batches, seed_all
 from refold.train.boundary import Boundary, BoundaryRequest
 from refold.train.channel import RankChannel
 from refold.train.checkpoints import Checkpoints
-from refold.train.evaluation import ModelEvaluation
-from refold.train.host_tensors import plain, restored
 from refold.train.layout import with_micro_batches
-from refold.train.losses import Batch, Loss, LossReducer, without_labels
+from refold.train.losses import Batch, Loss, LossReducer
 from refold.train.messages import Change
 from refold.train.micro_batches import TrainingStep
 from refold.train.process_group import Rendezvous
+from refold.train.recovery import Recovery
 from refold.train.reports import Reports
 from refold.train.reshaper import PhaseTimer, ReadState, Reshaper
 from refold.train.session_checkpoints import SessionCheckpoints
+from refold.train.session_state import LOSS
+from refold.train.session_view import SessionView
 from refold.train.state_copies import StateCopies
+from refold.train.state_exchange import NOTHING, HeldState, hold
 from refold.train.step_clock import StepClock
 from refold.train.training_options import TrainingOptions
-from refold.train.training_state import USER_BYTES, Facts, TrainingState
-from refold.train.user_state import UserState
+from refold.train.training_state import Facts, TrainingState
 
 log = logging.getLogger("refold.train")
 
 
-class Session:
+class Session(SessionView):
     """Trains a model step by step, and follows the scheduler between steps.
 
     Iterate over it for the batches of this rank, and call `step` with each of them.
@@ -57,20 +57,16 @@ class Session:
         channel: RankChannel | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> None:
-        self.steps_done = 0
-        self._reshaper = reshaper
-        self._loss = loss
-        self._options = options
-        self._batches = batches
-        self._user = UserState(batches.state if batches else lambda _: None)
-        self._update = options.weight_update(reshaper.state)
+        super().__init__(reshaper, loss, batches, options)
         self._reports = Reports(channel, options.batch)
         self._checkpoints = SessionCheckpoints(checkpoints, reshaper.state, self._reports)
         self._boundary = Boundary(channel, options.save_every if checkpoints else float("inf"))
         self._channel = channel
+        self._recovery = Recovery(channel, reshaper)
         self._copies: StateCopies | None = None
         self._training_step: TrainingStep | None = None
         self._reducer = LossReducer()
+        self._last_loss: Tensor | None = None
         self._has_batch = False
         self._last_step = options.steps
 
@@ -88,14 +84,23 @@ class Session:
 
     def _batches_of_steps(self, batches: Batches) -> Iterator[Batch]:
         while self.steps_done < self._last_step:
-            while self._follow(self._boundary.ask(self.steps_done)) is not BoundaryRequest.NOTHING:
-                pass  # ranks that have joined ask at their first step, so the others do as well
+            batch = self._next_batch(batches)
             self._has_batch = True
-            batch = self._clock.read(batches, self.steps_done, self._reshaper.model.layout)
             seed_all(self._step_seed())
             yield batch
             if self._has_batch:
                 raise BadInput("call session.step(batch) once for every batch of the session")
+
+    def _next_batch(self, batches: Batches) -> Batch:
+        """Follow requests, and return this rank's part of the next batch. Collective."""
+        while True:
+            try:
+                while self._follow(self._boundary.ask(self.steps_done)) is not BoundaryRequest.NOTHING:
+                    pass  # ranks that have joined ask at their first step, so the others do as well
+                return self._clock.read(batches, self.steps_done, self._reshaper.model.layout)
+            except (RuntimeError, RanksLost) as error:
+                if not self._recover(error):
+                    raise
 
     def _end_early(self) -> None:
         """Write a checkpoint, because the script has left the loop: with `break`, or by an error on some ranks only."""
@@ -115,70 +120,40 @@ class Session:
 
     def step(self, batch: Batch) -> Tensor:
         """Train with a batch of the session; return the mean loss of the global batch."""
+        before = self.steps_done
+        while True:
+            try:
+                return self._train(batch)
+            except (RuntimeError, RanksLost) as error:
+                if self._batches is None or not self._recover(error):
+                    raise
+            if self.steps_done > before:  # others had finished the step when it was interrupted here
+                self._has_batch = False
+                assert self._last_loss is not None
+                return self._last_loss
+            batch = self._next_batch(self._batches)
+
+    def _train(self, batch: Batch) -> Tensor:
         assert self._training_step is not None
         torch.manual_seed(self._step_seed())
         loss, factor = self._reducer.reduce(self._training_step.run(batch, self._update.loss_scale), batch)
-        self._update.run(factor)
+        self._update.run(factor, self._begin_update)
         self.steps_done += 1
+        self._state.end_step()
+        self._last_loss = loss
         self._has_batch = False
         self._reports.progressed(self.steps_done, loss, self._clock.end_step())
         return loss
 
-    @property
-    def plan(self) -> Plan:
-        """The plan that is used now."""
-        return self._reshaper.plan
-
-    @property
-    def phases(self) -> dict[str, Seconds]:
-        """Seconds without training of the last change of the plan, by phase."""
-        return self._reshaper.phases
-
-    @property
-    def rank(self) -> int:
-        """The number of this rank. Let rank 0 print and log."""
-        return dist.get_rank()
-
-    @property
-    def data_rank(self) -> int:
-        """The number of this rank among the `plan.data` parts of a batch. Ranks of one part get the same samples."""
-        return self._reshaper.model.layout.position.data
-
-    @property
-    def model(self) -> nn.Module:
-        """The part of the model on this rank: in pipelines, a stage."""
-        return self._reshaper.model.chunks[0].model
-
-    def evaluate(self, data: Data, metric: Loss | None = None, *, batch: int | None = None) -> float:
-        """Return the mean of a metric over a data set, with every sample counted once. Collective.
-
-        `metric(output, batch)` returns a mean, or a sum and a count (default: the loss). `batch` is the global batch
-        size (default: that of training).
-        """
-        inputs = self._options.inputs if metric is None else without_labels(self._options.inputs)
-        evaluation = ModelEvaluation(self._reshaper.model, metric or self._loss, inputs, self._context())
-        return evaluation.run(data, batch or self._options.batch)
-
-    def register(self, name: str, item: Any) -> None:
-        """Let the state of an object be part of checkpoints and changes; if training continues, set it. On all ranks.
-
-        It has `state_dict` and `load_state_dict`, or is a generator of random numbers. The state is that of rank 0.
-        """
-        self._user.register(name, item)
-
-    def averaged_weights(self) -> AbstractContextManager[None]:
-        """Let the model have the averages of its weights within the context (`ema=…`). Call it on all ranks."""
-        if self._options.ema is None:
-            raise BadInput("pass ema=0.999, for example, to refold.train.start")
-        return self._reshaper.state.optimizer.averaged()
+    def _begin_update(self) -> None:
+        """Prepare for a change of the weights."""
+        self._state.begin_update()
+        if self._copies is not None:
+            self._copies.before_update()
 
     def stop(self) -> None:
         """Let the loop over the batches of the session end after this step, with a checkpoint. Call it on all ranks."""
         self._last_step = self.steps_done + self._has_batch
-
-    def full_state_dict(self) -> dict[str, Tensor]:
-        """Return all parameters and buffers of the whole model, on the host. Collective."""
-        return self._reshaper.state.full_state_dict()
 
     def save(self, *, wait: bool = True) -> None:
         """Write a checkpoint; without `wait`, in the background. Collective. Raises `CheckpointNotWritten`."""
@@ -194,7 +169,7 @@ class Session:
             case BoundaryRequest.PREPARE | BoundaryRequest.CHANGE:
                 self._boundary.take_change()
                 if self._copies is not None:
-                    self._copy(self._copies)
+                    self._copy(self._copies, wait=True)
                 self._reports.left(self.steps_done, {}, restart=True)
                 return True
             case BoundaryRequest.STOP:
@@ -247,6 +222,12 @@ class Session:
 
     def enter(self, change: Change) -> None:
         """Enter the first shape, as told by the agent."""
+        if change.copies is not None:
+            self._recovery.begin()
+        if change.keep:
+            self._reshaper.state.forget_initial_values()
+            self._regroup(change, process_group.own_rank(), NOTHING)
+            return
         plan, why = self._reshaper.usable_plan(change.plan, change.ranks)
         rendezvous = process_group.rendezvous_of(change, process_group.own_rank(), plan.gpus)
         if rendezvous.rank >= plan.gpus:
@@ -269,9 +250,10 @@ class Session:
             return self._copies.load if change.copies.load else None
         return partial(TrainingState.read_shared, path=Path(change.state)) if change.resume else None
 
-    def _copy(self, copies: StateCopies) -> None:
+    def _copy(self, copies: StateCopies, *, wait: bool = False) -> None:
         """Write a copy of the state to memory of the hosts."""
-        self._boundary.note_copied(copies.write(self._reshaper.state, self._facts()))
+        seconds = copies.write(self._reshaper.state, self._facts(), wait=wait)
+        self._boundary.note_copied(seconds, has_replicas=copies.has_replicas)
 
     def _follow(self, request: BoundaryRequest) -> BoundaryRequest:
         """Do what was requested at a step boundary, and return it."""
@@ -285,7 +267,12 @@ class Session:
                 assert self._copies is not None
                 self._copy(self._copies)
             case BoundaryRequest.PREPARE | BoundaryRequest.CHANGE if self._copies is not None:
-                self._hand_over(self._copies)
+                change = self._boundary.take_change()
+                if change.keep:
+                    self._checkpoints.finish(wait=True)
+                    self._regroup(change, self.rank, hold(self._reshaper.state, self._facts()))
+                else:
+                    self._hand_over(self._copies)
             case BoundaryRequest.PREPARE:
                 change = self._boundary.change
                 assert change is not None
@@ -298,14 +285,45 @@ class Session:
 
     def _hand_over(self, copies: StateCopies) -> None:
         """Write a copy, with which other ranks continue, and exit."""
-        self._boundary.take_change()
         timer = PhaseTimer()
         with timer.phase("write"):
-            self._copy(copies)
+            self._copy(copies, wait=True)
             if not copies.fits:
                 self._save_if_possible(wait=True)
         self._checkpoints.finish(wait=True)
         self._leave(timer.seconds)
+
+    def _recover(self, error: Exception) -> bool:
+        """Go on without the ranks that are lost; return False if the error is not that of a lost rank."""
+        change = self._recovery.change_after(error)
+        if change is None:
+            return False
+        self._checkpoints.abandon()
+        facts = self._state.facts_of_interrupted(self.steps_done, self._last_loss)
+        self._regroup(change, change.rank, hold(self._reshaper.state, facts))
+        return True
+
+    def _regroup(self, change: Change, rank: int, held: HeldState) -> None:
+        """Form a group with ranks that stay or join, and go on with the newest state that they have."""
+        assert self._channel is not None
+        self._recovery.is_regrouping = True
+        self._training_step = None  # it holds on to the model
+        plan, why = self._reshaper.usable_plan(change.plan, change.ranks)
+        rendezvous = process_group.rendezvous_of(change, rank, plan.gpus)
+        if rank >= plan.gpus:
+            self._leave()
+        self._copies = StateCopies(change, self._channel)
+        otherwise = self._copies.load if change.copies and change.copies.load else None
+        facts = self._reshaper.regroup(plan, rendezvous, held, otherwise)
+        if held.facts is None or facts["step"] != held.facts["step"]:
+            self._restore(facts)
+            self._last_loss = None if facts.get(LOSS) is None else torch.tensor(facts[LOSS], dtype=torch.float64)
+        if change.lost:
+            self._state.rewind(self.steps_done)
+        self._prepare()
+        self._boundary.begin_copies(self.steps_done)
+        self._recovery.is_regrouping = False
+        self._report_entered(change, why)
 
     def _follow_change(self, change: Change) -> None:
         plan, ranks, why = self._target(change)
@@ -340,47 +358,18 @@ class Session:
         self._clock = StepClock(self.rank, self.plan, model.layout.device)
         self._training_step = TrainingStep(model, self.plan, self._loss, options.inputs, self._context())
         self._reducer.begin(self.plan)
+        self._state.watch(model)
         self._boundary.reset(self.steps_done)
         self._reports.begin(self.steps_done)
-
-    def _context(self) -> Callable[[], AbstractContextManager[Any]]:
-        device, autocast = self._reshaper.model.layout.device.type, self._options.autocast
-        return self._clock.timed(nullcontext if autocast is None else partial(torch.autocast, device, autocast))
 
     # State.
 
     def _facts(self) -> Facts:
-        """Return the facts about the training, and make the state of the user's objects part of its state."""
-        scheduler = self._options.scheduler
-        user = self._reshaper.state.user_state = self._user.encode(self.steps_done)
-        return {
-            "step": self.steps_done,
-            "groups": self._reshaper.state.optimizer.settings(),
-            "scheduler": None if scheduler is None else plain(scheduler.state_dict()),
-            "scaler": self._update.facts(),
-            USER_BYTES: 0 if user is None else len(user),
-        }
+        return self._state.facts(self.steps_done)
 
     def _restore(self, facts: Facts) -> None:
         self.steps_done = facts["step"]
-        self._reshaper.state.optimizer.restore_settings(facts["groups"])
-        self._update.restore(facts.get("scaler"))
-        position = self._user.decode(self._reshaper.state.user_state)
-        if self._batches is not None and position is not None:
-            self._batches.restore(position)
-        scheduler = self._options.scheduler
-        if scheduler is not None and facts["scheduler"] is not None:
-            scheduler.load_state_dict(restored(facts["scheduler"], scheduler.state_dict()))
-
-    def _step_seed(self) -> int:
-        """Return the random seed of this step: equal for tensor-parallel ranks, and for a repeated step."""
-        position = self._reshaper.model.layout.position
-        part = position.data * self.plan.pipeline + position.stage
-        return hash((self._options.seed, self.steps_done, part)) & 0x7FFF_FFFF_FFFF_FFFF
-
-    def _close_data(self) -> None:
-        if self._batches is not None:
-            self._batches.close()
+        self._state.restore(facts)
 
     def _save_if_possible(self, *, wait: bool) -> None:
         self._boundary.note_saved()

@@ -38,6 +38,11 @@ class SessionCheckpoints:
             except CheckpointNotWritten as error:
                 _warn(error)
 
+    def abandon(self) -> None:
+        """Forget the checkpoint in the background: ranks that have to write a part of it are lost."""
+        if self.checkpoints is not None:
+            self.checkpoints.abandon()
+
     def finish(self, *, wait: bool) -> None:
         """Report a checkpoint that was written in the background; print why if it was not. `wait`: until then."""
         if self.checkpoints is not None:

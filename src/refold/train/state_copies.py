@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor
 from refold.errors import Disconnected
 from refold.model import Seconds
 from refold.train.channel import RankChannel
-from refold.train.copies import CopyToLoad, TensorRegions, pieces_of, volume
+from refold.train.copies import CopyToLoad, TensorRegions, merged, pieces_of, volume
 from refold.train.copy_files import (
     SPARE,
     CopyHeader,
@@ -32,6 +33,7 @@ from refold.train.copy_files import (
     header_path,
     read_header,
 )
+from refold.train.device_stage import DeviceStage
 from refold.train.handover import Region
 from refold.train.messages import Change, Copied, Copying
 from refold.train.run_settings import SECRET_VARIABLE
@@ -53,11 +55,18 @@ class StateCopies:
         self._slot = change.copies.slot
         self._channel = channel
         self._memory = {0: SharedMemory(), 1: SharedMemory()}
+        self._stage = DeviceStage() if torch.cuda.is_available() else None
         self.fits = True
         """Whether the hosts have memory for the copies."""
+        self.has_replicas = False
+        """Whether each part of the last copy was in memory of ranks on two hosts."""
 
-    def write(self, state: TrainingState, facts: Facts) -> Seconds:
-        """Write this rank's parts, unless there is not enough memory; return how long it took."""
+    def write(self, state: TrainingState, facts: Facts, *, wait: bool = False) -> Seconds | None:
+        """Write this rank's parts, unless there is not enough memory; return how long that held up the training.
+
+        Parts on a GPU are copied while the training goes on, unless it is to wait. None: memory is being prepared for
+        that; try again later.
+        """
         began = perf_counter()
         boxes = [box for box in state.boxes if volume(box.region())]
         path, host = copy_path(self._state, self._slot), self._orders.host
@@ -66,26 +75,53 @@ class StateCopies:
         tables = gather((host, own, described, state.optimizer.slots(), _room(path)))
         index, size = make_index(merge(table[2] for table in tables))
         writers = _writers([(table[0], table[1]) for table in tables])
+        holders = Counter((name, region) for _, name, region in writers)
+        self.has_replicas = min(holders.values(), default=0) > 1
         items = {name: place.dtype.itemsize for name, place in index.items()}
         if not self._has_room(tables, writers, items):
             return perf_counter() - began
+        written = [box for box in boxes if writers[host, box.name, box.region()] == dist.get_rank()]
+        on_device = [box.local.detach() for box in written if box.local.is_cuda]
+        if self._stage is not None and not all(gather(self._stage.prepare(on_device, wait=wait))):
+            return None
         self._channel.send(Copying(self._slot))
         extend(path, size)
         memory = self._memory[self._slot].map(path, size)
-        written: TensorRegions = {}
-        for box in boxes:
-            if writers[host, box.name, box.region()] == dist.get_rank():
-                region_of(memory, index[box.name], box.region()).copy_(box.local.detach())
-                written.setdefault(box.name, []).append(box.region())
         ranks = [rank for rank, table in enumerate(tables) if table[0] == host]
         if dist.get_rank() == ranks[0]:
             places = {name: [place.offset, items[name], *place.shape] for name, place in index.items()}
             whole, slots = merge(table[2] for table in tables), merge(table[3] for table in tables)
             header_path(path).write_bytes(msgspec.json.encode(CopyHeader(places, size, [whole, slots, facts])))
         dist.barrier()  # the header is there before any rank of this host has finished
-        self._channel.send(Copied(self._generation, facts["step"], self._slot, len(ranks), written))
+        regions = merged({box.name: [box.region()]} for box in written)
+        copied = Copied(self._generation, facts["step"], self._slot, len(ranks), regions)
+        targets = [region_of(memory, index[box.name], box.region()) for box in written]
+        self._fill_memory([box.local.detach() for box in written], targets, copied)
+        if wait:
+            self.finish()
         self._slot = 1 - self._slot
         return perf_counter() - began
+
+    def before_update(self) -> None:
+        """Call this before the state is changed."""
+        if self._stage is not None:
+            self._stage.before_update()
+
+    def finish(self) -> None:
+        """Wait until the last copy is complete."""
+        if self._stage is not None:
+            self._stage.finish()
+
+    def _fill_memory(self, sources: list[Tensor], targets: list[Tensor], copied: Copied) -> None:
+        """Copy tensors to shared memory, and tell the agent when they are there."""
+        pairs = list(zip(sources, targets, strict=True))
+        for source, target in pairs:
+            if not source.is_cuda:
+                target.copy_(source)
+        if self._stage is None:
+            self._channel.send(copied)
+        else:
+            self._stage.copy([pair for pair in pairs if pair[0].is_cuda], partial(self._channel.send, copied))
 
     def load(self, state: TrainingState) -> Facts:
         """Load this rank's parts: from this host, else from others."""
@@ -147,11 +183,12 @@ class StateCopies:
         for host, name, region in writers:
             needed[host] += volume(region) * items[name]
         room = {table[0]: table[4] for table in tables}
-        short = [host for host, size in needed.items() if room[host] < 2 * size * SPARE]
+        times = 2 if self._stage is None else 3
+        short = [host for host, size in needed.items() if room[host] < times * size * SPARE]
         if short and self.fits and dist.get_rank() == 0:
             size = needed[short[0]]
             log.warning(
-                "instance %d has no memory for a copy of the state (2 × %d bytes); none is kept", short[0], size
+                "instance %d has no memory for a copy of the state (%d × %d bytes); none is kept", short[0], times, size
             )
         self.fits = not short
         return self.fits

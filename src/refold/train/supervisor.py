@@ -169,7 +169,7 @@ class Supervisor:
             elif self._phase is Phase.RESTARTING:
                 self._ranks.kill(self._ranks)
             elif self._phase is Phase.ENTERING:
-                self._log(f"generation {self._generation} does not train after {ENTER_SECONDS:g} s")
+                self._log(f"generation {self._generation} does not train in time")
                 self._restart_or_end(1)
             else:
                 self._refuse_changes(f"ranks were not ready within {JOIN_SECONDS:g} s: does the script call start()?")
@@ -318,7 +318,7 @@ class Supervisor:
             case Phase.STARTING | Phase.JOINING if self._ranks.are_ready():
                 self._enter()
             case Phase.ENTERING if self._change_after_exits and self._ranks.are_joining():
-                self._ranks.send(self._ranks, self._with_copies(self._change_after_exits))
+                self._ranks.send(self._ranks, self._without_earlier_ranks(self._change_after_exits))
                 self._change_after_exits = None
             case _:
                 if not self._ranks and self._phase is not Phase.RESTARTING:
@@ -348,8 +348,7 @@ class Supervisor:
                 return
         plan = self._target.plan
         self._generation += 1
-        change = Change(plan, plan.gpus, self._generation, state, resume)
-        change = change if resume else self._with_copies(change)
+        change = self._with_copies(Change(plan, plan.gpus, self._generation, state, resume))
         self._phase = Phase.ENTERING
         self._deadline = self._machine.now() + ENTER_SECONDS if resume else None
         if resume and self._replaces_all:
@@ -369,7 +368,11 @@ class Supervisor:
         return shape_after(self._shape, request, [rank.device for rank in members])
 
     def _with_copies(self, change: Change) -> Change:
-        """Return a change for new ranks with what they need to find each other and their state."""
+        """Return a change with what ranks need to find each other and their state."""
+        return change
+
+    def _without_earlier_ranks(self, change: Change) -> Change:
+        """Return a change for new ranks, now that those of the previous generation have ended."""
         return change
 
     def _restart_point(self) -> str:

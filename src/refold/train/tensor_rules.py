@@ -10,16 +10,18 @@ of their own rank only: their gradients are added up over the ranks.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from refold.errors import BadInput
+from refold.train.fused_layers import FUSED
 
 Split = Literal["column", "row", "inner", "whole"]
 """How tensor parallelism treats a layer: split by columns or rows, replicated within a pair, or outside of pairs."""
@@ -31,9 +33,21 @@ _KNOWN: tuple[tuple[re.Pattern[str], Split], ...] = (
     (re.compile(r".*(mlp|ffn|feed_forward)\.(down|fc2|c_proj|w2|lin2|down_proj)"), "row"),
     (re.compile(r".*\.intermediate\.dense"), "column"),
     (re.compile(r".*layer\.\d+\.output\.dense"), "row"),
-    (re.compile(r".*att[a-z_]*\.c_attn\.(q|k|v)"), "column"),
+    (re.compile(r".*att[a-z_]*\.(c_attn|qkv_proj)\.(q|k|v)"), "column"),
+    (re.compile(r".*(mlp|ffn|feed_forward)\.gate_up_proj\.(gate|up)"), "column"),
     (re.compile(r".*att[a-z_]*\.((q|k|query|key)_(norm|layernorm))"), "inner"),
 )
+
+_LORA = re.compile(r"\.(base_layer|lora_[AB]\.[^.]+)")
+_OF_LORA: Mapping[tuple[Split, str], Split] = {
+    ("column", "base_layer"): "column",
+    ("column", "lora_A"): "whole",
+    ("column", "lora_B"): "column",
+    ("row", "base_layer"): "row",
+    ("row", "lora_A"): "row",
+    ("row", "lora_B"): "whole",
+}
+"""How the parts of a layer that PEFT has adapted are split, given how the layer would be."""
 
 _STYLES = {"column": ColwiseParallel, "row": RowwiseParallel}
 
@@ -56,12 +70,23 @@ def find_splits(model: nn.Module, annotated: Mapping[str, Split]) -> dict[str, S
                 )
             splits[name] = annotated[pattern]
         else:
-            split = next((split for known, split in _KNOWN if known.fullmatch(name)), None)
+            split = _known_split(name)
             if split == "inner" or (split is not None and isinstance(module, nn.Linear)):
                 splits[name] = split
     if unused := set(annotated) - used:
         raise BadInput(f"tensor rule {min(unused)!r} matches no module of the model")
     return splits
+
+
+def _known_split(name: str) -> Split | None:
+    """Return how a layer is split, by its name."""
+    adapted = _LORA.search(name)
+    whole = name if adapted is None else name[: adapted.start()]
+    split = next((split for known, split in _KNOWN if known.fullmatch(whole)), None)
+    if adapted is None or split is None:
+        return split
+    part = adapted[1].partition(".")[0]
+    return _OF_LORA.get((split, part)) if adapted.end() == len(name) else None
 
 
 def check_splits(model: nn.Module, splits: Mapping[str, Split], degree: int) -> None:
@@ -99,6 +124,8 @@ def split_layers(model: nn.Module, splits: Mapping[str, Split], mesh: DeviceMesh
             count = getattr(parent, attribute, None)
             if isinstance(count, int):
                 setattr(parent, attribute, count // mesh.size())
+        if hasattr(parent, "qkv_proj") and hasattr(parent, "config"):
+            parent.config = _divided(parent.config, mesh.size())
     parallelize_module(model, mesh, styles)
 
 
@@ -109,7 +136,7 @@ def is_inner(parameter: str, splits: Mapping[str, Split]) -> bool:
 
 def _unknown_inner_parameters(model: nn.Module, splits: Mapping[str, Split]) -> Iterator[str]:
     """Return parameters in modules with layers split by columns that no rule covers."""
-    columns = {name.rpartition(".")[0] for name, split in splits.items() if split == "column"}
+    columns = {_owner(name) for name, split in splits.items() if split == "column"}
     for parent in sorted(columns):
         for name, _ in model.get_submodule(parent).named_parameters(prefix=parent):
             if not any(name.startswith(f"{known}.") for known in splits):
@@ -118,18 +145,33 @@ def _unknown_inner_parameters(model: nn.Module, splits: Mapping[str, Split]) -> 
 
 def _parents(model: nn.Module, splits: Mapping[str, Split]) -> dict[str, nn.Module]:
     """Return the modules that contain split layers, and those around separate projections."""
-    names = {name.rpartition(".")[0] for name in splits}
-    names |= {name.rpartition(".")[0] for name in names if name.endswith(".c_attn")}
+    names = {_owner(name) for name in splits}
+    names |= {name.rpartition(".")[0] for name in names if name.rpartition(".")[2] in FUSED}
     return {name: model.get_submodule(name) for name in sorted(names)}
+
+
+def _owner(name: str) -> str:
+    """Return the name of the module that a layer belongs to."""
+    return _LORA.sub("", name).rpartition(".")[0]
 
 
 def _counted_heads(module: nn.Module) -> dict[str, int]:
     """Return the numbers of heads of an attention module, of its own or from its configuration."""
     counts = {name: getattr(module, name, None) for name in _HEADS}
-    if any(hasattr(module, projection) for projection in ("q_proj", "query", "q", "wq", "c_attn")):
+    if any(hasattr(module, projection) for projection in ("q_proj", "query", "q", "wq", "c_attn", "qkv_proj")):
         config = getattr(module, "config", None)
         counts |= {name: getattr(config, name) for name in _HEADS if isinstance(getattr(config, name, None), int)}
     return {name: count for name, count in counts.items() if isinstance(count, int)}
+
+
+def _divided(config: Any, degree: int) -> Any:
+    """Return a configuration for an attention module that finds its queries, keys and values by the numbers in it."""
+    own = copy.copy(config)
+    for name in _HEADS:
+        count = getattr(config, name, None)
+        if isinstance(count, int):
+            setattr(own, name, count // degree)
+    return own
 
 
 def _has(model: nn.Module, name: str) -> bool:

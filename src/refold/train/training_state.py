@@ -97,10 +97,26 @@ class TrainingState:
         size = facts.get(USER_BYTES, 0)
         self.user_state = torch.empty(size, dtype=torch.uint8) if size else None
 
-    def enter(self, layout: RankMesh) -> None:
-        """Build the local part of the model in a layout. Its values, and the state of the optimizer, are not set."""
+    def enter(self, layout: RankMesh, kept: Mapping[str, Box] | None = None) -> None:
+        """Build the local part of the model in a layout. Its values, and the state of the optimizer, are not set.
+
+        `kept`: boxes of the layout before; their memory is used for parameters of which this rank keeps the region.
+        """
         self._free()
-        self._enter(self.splittable.build(layout))
+        model = self.splittable.build(layout)
+        if kept:
+            regions = Boxes(model, self.optimizer).regions()
+            self._kept = {
+                name: box.local
+                for name, box in kept.items()
+                if box.parameter and regions.get(box.parameter) == box.region()
+            }
+        self._enter(model)
+
+    def take_kept(self) -> dict[str, Tensor]:
+        """Return, once, the tensors that this rank has kept of the layout before."""
+        kept, self._kept = self._kept, {}
+        return kept
 
     def enter_prepared(self) -> None:
         """Enter the layout that was prepared, in the same process group; values and state are not set."""

@@ -62,6 +62,8 @@ class UserState:
         """Take the state of objects, which gets each of them when it is registered; return that of the data."""
         if state is not None:
             self._waiting = torch.load(io.BytesIO(state.numpy().tobytes()), map_location="cpu", weights_only=True)
+            for name in self._waiting.keys() & self._objects.keys():
+                self._objects[name].set(self._waiting.pop(name))
         return self._waiting.pop(_DATA, None)
 
     def _encoded(self, step: int) -> bytes:

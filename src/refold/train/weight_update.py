@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,14 +50,18 @@ class WeightUpdate:
         """By what the loss is multiplied before the backward pass."""
         return self._scaler.scale if self._scaler else 1.0
 
-    def run(self, factor: Tensor | None) -> None:
-        """Update the weights. `factor`: by what gradients are multiplied first. None are if some are not finite."""
+    def run(self, factor: Tensor | None, begin: Callable[[], None]) -> None:
+        """Update the weights, unless gradients are not finite. `factor`: by what gradients are multiplied first.
+
+        `begin` is called when the state is about to change: what follows is not collective.
+        """
         if self._scaler:
             factor = (1.0 if factor is None else factor) / torch.tensor(self._scaler.scale)
         if factor is not None:
             self._state.scale_gradients(factor)
         norm = self._state.gradient_norm() if self._clip is not None or self._scaler else None
         is_finite = self._scaler is None or norm is None or bool(norm.isfinite())
+        begin()
         if is_finite:
             if self._clip is not None and norm is not None:
                 self._state.scale_gradients((self._clip / (norm + 1e-6)).clamp(max=1.0))

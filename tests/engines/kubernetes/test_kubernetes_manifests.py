@@ -35,6 +35,7 @@ def by_name(objects: list[Json]) -> dict[str, Json]:
 def test_the_chart_has_the_objects_of_the_kustomization() -> None:
     plain, chart = by_name(kustomized()), by_name(charted())
     del plain["Namespace refold"]  # Helm creates it with --create-namespace
+    del chart["Deployment refold"]["spec"]["template"]["metadata"]["annotations"]  # kubectl does not know the checksum
     config = [yaml.safe_load(found.pop("ConfigMap refold")["data"]["refold.yaml"]) for found in (plain, chart)]
     assert chart == plain
     assert config[1].pop("policy") == {"name": "refold"}
@@ -63,6 +64,30 @@ def test_values_of_the_chart() -> None:
     config = yaml.safe_load(chart["ConfigMap refold"]["data"]["refold.yaml"])
     assert config["policy"] == {"name": "refold"}
     assert "refold.gpu.svc" in config["serve"]["allowed_hosts"]
+
+
+@pytest.mark.kubernetes
+def test_a_changed_configuration_restarts_the_replicas() -> None:
+    def checksum(**config: object) -> object:
+        found = by_name(charted({"config": config}))["Deployment refold"]["spec"]["template"]
+        return found["metadata"]["annotations"]["refold.dev/config"]
+
+    assert checksum(policy={"name": "easy"}) == checksum(policy={"name": "easy"}) != checksum(policy={"name": "fifo"})
+
+
+@pytest.mark.kubernetes
+def test_prometheus_reads_the_metrics_of_the_replica_that_schedules() -> None:
+    assert "ServiceMonitor refold" not in by_name(charted())
+    metrics = {"tokenSecret": "reader", "interval": "15s", "labels": {"release": "prometheus"}}
+    chart = by_name(charted({"metrics": metrics}, namespace="gpu"))
+    monitor, service = chart["ServiceMonitor refold"], chart["Service refold"]
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert monitor["metadata"]["labels"] == {"release": "prometheus"}
+    assert service["metadata"]["labels"].items() >= monitor["spec"]["selector"]["matchLabels"].items()
+    assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+    assert endpoint["authorization"]["credentials"] == {"name": "reader", "key": "token"}
+    ready, address = endpoint["relabelings"]
+    assert (ready["action"], address["replacement"]) == ("keep", "refold.gpu.svc:7170")
 
 
 @pytest.mark.parametrize("source", ["kustomize", "chart"])

@@ -142,6 +142,22 @@ def test_a_conflict_or_an_api_server_that_does_not_answer_is_not_the_loss_of_a_l
     lease.release()
 
 
+def test_no_lease_is_taken_over_because_the_api_server_has_not_answered(server: FakeApiServer) -> None:
+    """Its holder could not renew it either; it needs a moment to do so afterwards."""
+    first, second = make_lease(server, "a"), make_lease(server, "b")
+    assert first.try_acquire()
+    server.api.patch(PATH, {"spec": {"leaseDurationSeconds": 1}})
+    assert not second.try_acquire()
+    server.refuse = lambda *_: Refusal(0)
+    time.sleep(1.1)
+    with pytest.raises(ApiError):
+        second.try_acquire()
+    server.refuse = allow_all
+    assert not second.try_acquire()
+    time.sleep(1.1)
+    assert second.try_acquire()
+
+
 def test_a_lease_that_another_had_meanwhile_is_lost_even_if_it_is_free_again(server: FakeApiServer) -> None:
     lease, lost = make_lease(server, "a", duration=0.3), Queue[str]()
     assert lease.try_acquire()

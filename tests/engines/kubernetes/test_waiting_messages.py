@@ -130,4 +130,5 @@ def test_a_gang_is_undone_when_another_scheduler_has_taken_its_gpus(
         metrics = answer.read().decode()
     assert "refold_kubernetes_foreign_gpu_pods 1" in metrics
     assert "refold_kubernetes_undone_bindings_total 1" in metrics
+    assert 'refold_kubernetes_requests_total{method="POST",resource="pods/binding",code="200"} 1' in metrics
     assert daemon.has_logged("pod default/other-0, bound by default-scheduler, uses GPUs of node n0")

@@ -17,7 +17,7 @@ import pytest
 from other_users import ANN, BEN, as_user, needs_root, public_folder
 
 from refold.engines.local import helper, helper_processes
-from refold.engines.local.helper import Helper, drop_privileges
+from refold.engines.local.helper import Helper, drop_privileges, start_daemon
 from refold.engines.local.helper_messages import Signal, StartShim, receive_reply, send
 from refold.engines.local.helper_processes import HelperLost, HelperProcesses
 from refold.engines.local.process import Process, wait_for_exit
@@ -281,3 +281,13 @@ def test_accounts_are_found_by_name_or_uid() -> None:
 def test_the_end_of_a_process_that_is_not_a_child_is_noticed() -> None:
     pid = int(subprocess.run(["sh", "-c", "sleep 0.01 & echo $!"], capture_output=True, check=True).stdout)
     assert asyncio.run(wait_for_exit(Process(pid))) is None
+
+
+def test_the_helper_removes_the_folder_of_the_socket_when_the_daemon_has_ended(tmp_path: Path) -> None:
+    folder, state = tmp_path / "run", tmp_path / "state"
+    folder.mkdir()
+    if (pid := os.fork()) == 0:
+        start_daemon(DAEMON, state, state / "logs", socket_folder=folder)
+        os._exit(7)  # the daemon, without a socket
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    assert not folder.exists()

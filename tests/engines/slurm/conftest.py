@@ -95,7 +95,7 @@ RACKS = {
 def slurm_with_racks(request: pytest.FixtureRequest) -> Iterator[SlurmServers]:
     """Two racks of two nodes with two GPUs: leaf switches of a tree, or blocks."""
     need(*slurm_servers.PROGRAMS)
-    if not any(Path("/usr").glob(f"lib*/**/slurm*/topology_{request.param}.so")):
+    if not any(slurm_servers.plugins(f"topology_{request.param}")):
         pytest.skip(f"needs a Slurm with topology/{request.param}")
     settings = {"TopologyPlugin": f"topology/{request.param}"}
     found = SlurmServers(4, 2, 8, settings=settings, topology=RACKS[request.param])

@@ -12,7 +12,7 @@ from refold.cli.inputs.workload_reader import read_slurm_workload
 from refold.engines.slurm import Programs, SlurmCluster, SlurmEngine, SlurmError, map_nodes, read_nodes
 from refold.engines.slurm.history import COLUMNS
 from refold.engines.slurm.observation import observe_slurm
-from refold.engines.slurm.requests import SlurmSettings
+from refold.engines.slurm.requests import NodeRequest, SlurmSettings, segment_arguments
 from refold.engines.slurm.topology import SlurmTopology, parse_topology, read_topology, with_levels
 from refold.simulator import Costs
 
@@ -154,3 +154,13 @@ def test_comparisons_on_the_accounting_know_the_levels_or_say_why_not(
     assert [note for note in found.notes if "topology" in note] == (
         [] if levels else ["Slurm's topology is not used: node n0 is in no block"]
     )
+
+
+def test_a_job_in_more_blocks_than_it_needs_has_segments_of_one_node() -> None:
+    def arguments(topology: str, *nodes: int) -> list[str]:
+        lines = [node_line(f"n{number}") for number in range(6)]
+        cluster = with_levels(map_nodes(read_nodes(FakePrograms([], lines).run)), parse_topology(topology))
+        return segment_arguments(cluster, [NodeRequest(f"n{number}", "gpu:8", 1, 1) for number in nodes])
+
+    assert arguments(BLOCKS, 0, 1) == arguments(BLOCKS, 0) == arguments("", 0, 5) == []
+    assert arguments(BLOCKS, 0, 5) == ["--segment=1"]

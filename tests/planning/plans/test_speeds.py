@@ -18,10 +18,8 @@ from refold.planning.plans.speeds import (
     Knowledge,
     Speed,
     Speeds,
-    requested_cpus,
-    requested_layout,
-    workload_kind,
 )
+from refold.planning.plans.workloads import requested_cpus, requested_layout, workload_kind
 from refold.simulator import ModelledSpeeds, RecordedSpeeds, simulate
 from refold.simulator.registry import make_policy
 from refold.testing import make_cluster, make_job

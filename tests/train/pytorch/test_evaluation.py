@@ -19,7 +19,8 @@ from refold.train.layout import with_micro_batches
 from refold.train.local_model import SplittableModel
 from refold.train.process_group import Rendezvous
 from refold.train.reshaper import Reshaper
-from refold.train.session import Session, TrainingOptions
+from refold.train.session import Session
+from refold.train.training_options import TrainingOptions
 from refold.train.training_state import TrainingState
 
 

@@ -114,7 +114,25 @@ def test_a_lost_rank_costs_a_few_steps(hosts: Hosts, undisturbed: dict[int, floa
     os.kill(hosts.ranks(1)[0], signal.SIGKILL)
     training.wait_for_more()
     assert_finished(training, undisturbed)
-    assert "from the copy of step" in hosts.log(0)
+    assert "going on with DP1 accumulate 2 on the ranks that are left" in hosts.log(0)
+
+
+@pytest.mark.parametrize("hosts", [3], indirect=True)
+@pytest.mark.parametrize("lost", [0, 1])
+def test_replicas_that_are_left_keep_their_process_and_repeat_no_step(
+    hosts: Hosts, lost: int, undisturbed: dict[int, float]
+) -> None:
+    """The first host leads; the third one is a spare."""
+    training = Training(hosts, "dp2")
+    training.wait_for_more(20)
+    left = hosts.ranks(1 - lost)
+    hosts.kill_host(lost)
+    training.wait_for_more(20)
+    assert hosts.ranks(1 - lost) == left
+    assert_finished(training, undisturbed)
+    assert "grown to DP2" in hosts.log(1 if lost == 0 else 0)
+    steps = [step for step, _, _ in training.losses()]
+    assert len(steps) <= len(set(steps)) + 1, "that of which the lost host alone has told the loss"
 
 
 @pytest.mark.parametrize("hosts", [3], indirect=True)
@@ -161,7 +179,7 @@ def test_plans_change_across_hosts(hosts: Hosts, undisturbed: dict[int, float]) 
     training.wait_for_more(10)
     hosts.request(1, 2, {"tensor": 2})
     answer = hosts.answer(1, 2)
-    assert (answer["plan"]["tensor"], answer["way"]) == (2, "warm")
+    assert (answer["plan"]["tensor"], answer["way"]) == (2, "live")
     hosts.request(0, 3, {"pipeline": 2})
     assert hosts.answer(0, 3)["plan"]["pipeline"] == 2
     hosts.request(0, 4, {"data": 4})

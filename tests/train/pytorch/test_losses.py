@@ -21,7 +21,9 @@ from refold.train.local_model import SplittableModel
 from refold.train.losses import IGNORED_LABEL, Loss, LossRecorder, has_uneven_labels
 from refold.train.process_group import Rendezvous
 from refold.train.reshaper import Reshaper
-from refold.train.session import Session, TrainingOptions
+from refold.train.samples import SampleOrder
+from refold.train.session import Session
+from refold.train.training_options import TrainingOptions
 from refold.train.training_state import TrainingState
 
 STEPS = 2
@@ -75,7 +77,7 @@ def reference(steps: int) -> list[float]:
     torch.manual_seed(0)
     model = SmallGpt(tied=True).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    order = TrainingOptions(batch=8, steps=steps).sample_order(len(PaddedWords()))
+    order = SampleOrder(len(PaddedWords()), 8)
     losses = []
     for step in range(steps):
         samples = [PaddedWords()[index] for index in order.of_step(step)]

@@ -22,7 +22,8 @@ from refold.train.local_model import SplittableModel
 from refold.train.process_group import Rendezvous
 from refold.train.reshaper import Reshaper
 from refold.train.samples import SampleOrder
-from refold.train.session import Session, TrainingOptions
+from refold.train.session import Session
+from refold.train.training_options import TrainingOptions
 from refold.train.training_state import TrainingState
 
 BATCH = 8

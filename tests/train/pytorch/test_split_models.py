@@ -155,6 +155,16 @@ def make_hugging_face_model(family: str) -> nn.Module:
         case "gpt2":
             no_dropout = {"resid_pdrop": 0, "embd_pdrop": 0, "attn_pdrop": 0, "bos_token_id": 0, "eos_token_id": 0}
             return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **no_dropout))
+        case "phi3":
+            config = transformers.Phi3Config(**narrow, num_key_value_heads=2, pad_token_id=0)
+            return transformers.Phi3ForCausalLM(config)
+        case "lora":
+            peft = pytest.importorskip("peft")
+            model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**narrow, num_key_value_heads=2))
+            targets = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"]
+            config = peft.LoraConfig(r=4, target_modules=targets, init_lora_weights=False)
+            adapted: nn.Module = peft.get_peft_model(model, config)
+            return adapted
         case _:
             no_dropout = {"hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0}
             return transformers.BertForMaskedLM(transformers.BertConfig(**narrow, **no_dropout))
@@ -183,7 +193,7 @@ def train_hugging_face_model(
     names = {name for name, _ in model.named_parameters()}
     session = refold.train.start(
         model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.1),
         loss=None if padded else next_token_loss,
         data=PaddedText() if padded else RepeatedWords(),
         batch=4,
@@ -199,9 +209,9 @@ def train_hugging_face_model(
     return losses, weights, names
 
 
-@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module", "ignore:`is_gradient_checkpointing` is deprecated")
 @pytest.mark.parametrize("padded", [False, True], ids=["", "padded, with masks and losses of their own"])
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "bert"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt2", "bert", "phi3", "lora"])
 def test_models_of_hugging_face_give_the_same_losses_in_every_shape(family: str, padded: bool) -> None:
     run = partial(run_ranks, form_group=False)
     [(expected, weights, names)] = run(1, _in_environment, family, ["dp1"] * 5, padded)

@@ -23,13 +23,15 @@ from refold.errors import BadInput, StateNotMoved
 from refold.model import Plan, parse_plan
 from refold.train import progress
 from refold.train.checkpoints import Checkpoints
+from refold.train.elementwise import is_elementwise
 from refold.train.host_tensors import plain, restored
 from refold.train.layout import RankMesh
 from refold.train.local_model import SplittableModel
 from refold.train.local_optimizer import LocalOptimizer
 from refold.train.process_group import Rendezvous
 from refold.train.reshaper import Reshaper
-from refold.train.session import Session, TrainingOptions
+from refold.train.session import Session
+from refold.train.training_options import TrainingOptions
 from refold.train.training_state import TrainingState
 
 STEPS = 2
@@ -49,6 +51,35 @@ class CountingSgd(torch.optim.Optimizer):
                 state = self.state[parameter]
                 state["steps"] = state.get("steps", 0) + 1
                 parameter.add_(parameter.grad, alpha=-group["lr"] / state["steps"])
+
+
+class RowScaledSgd(torch.optim.Optimizer):
+    """Counts the steps of each row, in state of a shape of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.5})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["rows"] = state.get("rows", torch.zeros(parameter.shape[:1])) + 1
+                parameter.add_(parameter.grad, alpha=-group["lr"] / float(state["rows"].max()))
+
+
+def adamw_with_decay_of_matrices(parameters: Any) -> torch.optim.Optimizer:
+    everything = [*parameters]
+    matrices, others = ([each for each in everything if (each.dim() > 1) == is_matrix] for is_matrix in (True, False))
+    groups = [{"params": matrices, "weight_decay": 0.3, "lr": 0.02}, {"params": others, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.003, foreach=True)
+
+
+class MuonOfMatrices(torch.optim.Muon):
+    """Muon for matrices; other parameters are not trained."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__([each for each in parameters if each.dim() == 2], lr=0.02)
 
 
 class Temperature(nn.Module):
@@ -142,6 +173,8 @@ def train(
     [
         (SmallGpt, CountingSgd, ["dp2", "tp2", "dp2 offload", "pp2 accumulate 2"]),
         (SmallGpt, momentum_sgd_with_groups, ["dp2 zero1 offload", "tp2", "pp2 accumulate 2", "dp2 zero3"]),
+        (SmallGpt, adamw_with_decay_of_matrices, ["dp2 zero1 offload", "tp2", "pp2 accumulate 2", "dp2 zero3"]),
+        (SmallGpt, MuonOfMatrices, ["dp2", "dp2 offload", "pp2 accumulate 2", "dp2 accumulate 2"]),
         (SmallGpt, torch.optim.Adafactor, ["dp2", "dp2 accumulate 2", "pp2 accumulate 2", "dp2"]),
         (GptWithTemperature, torch.optim.AdamW, ["dp2", "dp2 zero3 accumulate 2", "tp2", "pp2 accumulate 2"]),
         (gpt_with_shared_layer, torch.optim.AdamW, ["dp2", "dp2 zero3", "dp2 zero1 accumulate 2"]),
@@ -162,8 +195,50 @@ def test_losses_and_weights_do_not_depend_on_the_plans(
 
 def test_state_that_depends_on_the_division_of_parameters_starts_anew() -> None:
     plans = [parse_plan(plan) for plan in ("dp2", "dp2 zero3", "tp2", "dp2")]
-    (losses, _), _ = run_ranks(2, train, SmallGpt, torch.optim.Adafactor, plans, form_group=False)
+    (losses, _), _ = run_ranks(2, train, SmallGpt, RowScaledSgd, plans, form_group=False)
     assert losses[-1] < losses[0]
+
+
+def change_to_a_plan_that_divides(meeting: Path, plan: str) -> tuple[str, str, Plan]:
+    model = SmallGpt()
+    session = make_session(meeting, model, MuonOfMatrices(model.parameters()), 2, Plan(data=2, zero=3))
+    first = session.plan
+    for batch in session:
+        session.step(batch)
+        if session.steps_done == 1:
+            with pytest.raises(BadInput) as error:
+                session.change(parse_plan(plan))
+    return str(error.value), str(session.plan), first
+
+
+@pytest.mark.parametrize("plan", ["tp2", "dp2 zero1"])
+def test_plans_that_divide_parameters_are_refused_for_optimizers_of_whole_matrices(plan: str) -> None:
+    [(error, later, first), _] = run_ranks(2, change_to_a_plan_that_divides, plan, form_group=False)
+    assert error.startswith("MuonOfMatrices needs whole parameters, and ")
+    assert error.endswith("divides them; use data parallelism without ZeRO, or pipeline stages")
+    assert (later, first) == ("DP2", Plan(data=2))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (torch.optim.AdamW, True),
+        (adamw_with_decay_of_matrices, True),
+        (CountingSgd, True),
+        (RowScaledSgd, True),
+        (MuonOfMatrices, False),
+        (torch.optim.Adafactor, False),
+        (torch.optim.LBFGS, True),  # cannot make a step without a closure
+    ],
+)
+def test_steps_of_halves_tell_whether_an_optimizer_is_elementwise(make: Callable[[Any], Any], expected: bool) -> None:
+    model = SmallGpt()
+    optimizer = make(model.parameters())
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 0.0)
+    before = [value.detach().clone() for value in model.parameters()]
+    assert is_elementwise(optimizer) == expected
+    assert not any(optimizer.state.values()), "the probe leaves no state"
+    assert all(map(torch.equal, before, model.parameters()))
 
 
 def train_in(meeting: Path, dtype: torch.dtype, plans: list[Plan]) -> list[float]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from small_models import RepeatedWords, SmallGpt, next_token_loss
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch_ranks import run_ranks
 
@@ -44,9 +44,7 @@ class Losses:
         self.values = [*state["values"]]
 
 
-def begin(
-    meeting: Path, steps: int, checkpoint: Path | None, model: nn.Module | None = None, **options: Any
-) -> Session:
+def begin(meeting: Path, steps: int, checkpoint: Path | None, **options: Any) -> Session:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])

@@ -154,6 +154,8 @@ def compare(
     with output_folder(out):
         results = _simulate(workload, selected, mode, output)
         selected, runs = results.policies, results.runs
+        if workload.engine_policy is not None:
+            runs[0] = replace(runs[0], is_reference=True)
         reproduction = _reproduction(workload, runs)
         notes = [*collect_notes(workload, runs), *power_limit_notes(selected, runs), *_reproduction_notes(reproduction)]
         title = f"{len(runs)} policies on {workload.name}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from refold.cli import format_job_counts, format_rack, list_jobs, make_client, option, switch
+from refold.cli import format_job_counts, format_rack, list_jobs, make_client, switch
 from refold.cli.views import (
     AsJson,
     Column,
@@ -39,9 +39,10 @@ MEASURED = {"memory": "memory_used_mib", "GiB": "memory_used_mib", "util": "util
 
 UNKNOWN = "–"
 
+REFRESH_SECONDS = 2.0
+
 
 def top(
-    interval: Annotated[float, option("SECONDS", "Refresh interval.", min=0.2, max=3600)] = 2.0,
     once: Annotated[bool, switch("--once", "Print once and exit.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -57,7 +58,7 @@ def top(
         return
     paint = partial(_paint, client)
     if not once and sys.stdout.isatty():
-        refresh_screen(paint, interval)
+        refresh_screen(paint, REFRESH_SECONDS)
     paint()
 
 

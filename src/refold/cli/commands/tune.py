@@ -87,6 +87,10 @@ class _TunedPolicy:
         return TunedPolicy(name, Space(varied, selected.settings, _is_valid(name)), defaults)
 
 
+REPORT_SHARE = 0.4
+"""Share of the jobs, the latest, that are reported on. Settings are chosen on the earlier ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class _SearchOptions:
     """How long to search, and for what."""
@@ -95,15 +99,6 @@ class _SearchOptions:
     time: Annotated[str | None, option("TIME", "Try no further settings after this time.")] = None
     workers: Annotated[int, option("N", "Number of processes that simulate.", min=1, max=256)] = 1
     seed: Annotated[int, option("N", "Random seed of the search.", min=0, max=2**62)] = 0
-    report_share: Annotated[
-        float,
-        option(
-            "SHARE",
-            "Share of the jobs, the latest, to report on; settings are chosen on the earlier ones.",
-            min=0.05,
-            max=0.95,
-        ),
-    ] = 0.4
     baselines: Annotated[str, option("NAME,…", "Policies that the settings have to beat.")] = DEFAULT_BASELINES
 
     def select_baselines(self, tuned: SelectedPolicy) -> list[SelectedPolicy]:
@@ -187,7 +182,7 @@ def tune(
     with output_folder(out):
         read = kept.read if kept else None
         workload, [fixed, *others] = prepare_experiment(history or "", cluster, [fixed, *others], experiment, read)
-        split = split_history([job.submitted for job in workload.jobs], search.report_share)
+        split = split_history([job.submitted for job in workload.jobs], REPORT_SHARE)
         if kept:
             kept.write()
         goal = Goal(objective, tuple(map(_baseline, others)), choice.pick)

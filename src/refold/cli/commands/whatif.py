@@ -294,6 +294,7 @@ def _estimate(
                 charge=charge,
                 new_jobs=new_jobs,
                 arrivals=options.arrivals,
+                factors=state.range_factors,
                 advance=advance,
                 should_stop=stop_after(options.time_limit(state.is_live) / (len(variants) + 1)),
             )

@@ -18,7 +18,7 @@ from refold.model import parse_duration
 if TYPE_CHECKING:
     from refold.client import Client
     from refold.core import Entry, Header, Scheduler
-    from refold.simulator import Futures, StateAt
+    from refold.simulator import Futures, RangeFactors, StateAt
 
 NOW = "now"
 """Value of --at: the time at which a journal that is still being written is read."""
@@ -46,6 +46,13 @@ class JournalState:
         from refold.journal import read_journal
 
         return read_journal(self.path)[1]
+
+    @property
+    def range_factors(self) -> RangeFactors:
+        """By what ranges of starts differ from those of simulated futures."""
+        from refold.simulator import AS_SIMULATED, OTHER_SCHEDULER
+
+        return OTHER_SCHEDULER if self.header.scheduler else AS_SIMULATED
 
     @property
     def displayed_now(self) -> float:
@@ -142,6 +149,7 @@ def forecast_starts(state: JournalState, job_ids: list[str], options: ForecastOp
             charge=charge,
             job_ids=job_ids,
             arrivals=options.arrivals,
+            factors=state.range_factors,
             advance=advance,
             should_stop=stop_after(options.time_limit(state.is_live)),
         )

@@ -25,7 +25,8 @@ class Workload:
     """Everything in an experiment except the policy. `skipped_rows` and `notes` are about reading the trace.
 
     `recorded`: what the scheduler of the trace did, if that is known; `waits`: or else how long jobs waited, by id.
-    `engine_policy`: the engine's own order, if it is known. `has_consent`: the jobs were submitted to a daemon, which has decided which of them may be preempted.
+    `engine_policy`: the engine's own order, if it is known. `has_consent`: the daemon or the engine that the jobs were
+    submitted to has decided which of them may be preempted.
     """
 
     name: str

@@ -9,11 +9,12 @@ import random
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 from urllib.parse import urlencode
 
 import msgspec
@@ -87,6 +88,43 @@ class WatchEvent(msgspec.Struct):
     object: msgspec.Raw
 
 
+class RequestKind(NamedTuple):
+    """Requests that are counted together. `resource`: such as `pods/binding`. `code`: 0 if there was no answer."""
+
+    method: str
+    resource: str
+    code: int
+
+
+class RequestCounts:
+    """Number and duration of requests, counted by several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._numbers: Counter[RequestKind] = Counter()
+        self._seconds: Counter[RequestKind] = Counter()
+
+    def add(self, kind: RequestKind, seconds: Seconds) -> None:
+        """Count a request."""
+        with self._lock:
+            self._numbers[kind] += 1
+            self._seconds[kind] += seconds
+
+    def read(self) -> dict[RequestKind, tuple[int, Seconds]]:
+        """Return number and total duration by kind."""
+        with self._lock:
+            return {kind: (number, self._seconds[kind]) for kind, number in self._numbers.items()}
+
+
+def resource_of(path: str) -> str:
+    """Return the resource of a path, such as `pods/binding`, without names of objects."""
+    parts = path.strip("/").split("/")
+    rest = parts[2:] if parts[0] == "api" else parts[3:] if parts[0] == "apis" else []
+    if rest[:1] == ["namespaces"] and len(rest) > 2:
+        rest = rest[2:]
+    return "/".join(rest[::2]) or parts[0]
+
+
 class ApiServer:
     """A client. It may be used from several threads; each has its own connection."""
 
@@ -98,6 +136,7 @@ class ApiServer:
         self._local = threading.local()
         self._connections: list[http.client.HTTPConnection] = []
         self._closed = threading.Event()
+        self.requests = RequestCounts()
 
     def close(self) -> None:
         """Close the connections of all threads, and repeat no request any more. Watches have their own connections."""
@@ -141,7 +180,7 @@ class ApiServer:
         give_up_at, pause = time.monotonic() + self._retry_for, FIRST_PAUSE
         while True:
             try:
-                return self._send(method, target, content, content_type)
+                return self._count(method, path, partial(self._send, method, target, content, content_type))
             except ApiError as error:
                 if error.status == UNAUTHORIZED and self._access.renew():
                     continue
@@ -151,6 +190,16 @@ class ApiServer:
                 if self._closed.wait(wait):
                     raise
             pause = min(2 * pause, MAX_PAUSE)
+
+    def _count(self, method: str, path: str, send: Callable[[], bytes]) -> bytes:
+        began, code = time.monotonic(), 200
+        try:
+            return send()
+        except ApiError as error:
+            code = error.status
+            raise
+        finally:
+            self.requests.add(RequestKind(method, resource_of(path), code), time.monotonic() - began)
 
     def _send(self, method: str, target: str, content: bytes | None, content_type: str) -> bytes:
         if self._guard is not None and method != "GET":

@@ -12,7 +12,7 @@ from math import inf
 from typing import NamedTuple
 
 from refold.core import JobCancelled, Order, RunFailed, RunStopped, StartRun, StopRun
-from refold.engines.kubernetes.api_server import ApiError, ApiServer, Calls
+from refold.engines.kubernetes.api_server import ApiError, ApiServer, Calls, RequestCounts
 from refold.engines.kubernetes.gang_run import GangRun
 from refold.engines.kubernetes.gangs import GangName, RunKey, gang_name, is_ours, parse_gang_name, single_pod
 from refold.engines.kubernetes.job_objects import OwnJobObjects, OwnJobs
@@ -229,13 +229,14 @@ class KubernetesBackend:
             self._undone += sum(self._runs[key].undo(why) for key in keys)
 
     def metrics(self) -> list[Metric]:
-        """Return what pods of other schedulers do on the nodes."""
+        """Return what pods of other schedulers do on the nodes, and the requests to the API server."""
         foreign = sum(is_foreign(pod) for pod in self._mirror.pods.values())
         pods = "Pods with GPUs that other schedulers have bound: they may overcommit nodes."
         undone = "Gangs that were ended since another scheduler had bound pods to the same GPUs."
         return [
             Metric("refold_kubernetes_foreign_gpu_pods", "gauge", pods, [Sample(foreign)]),
             Metric("refold_kubernetes_undone_bindings_total", "counter", undone, [Sample(self._undone)]),
+            *_request_metrics(self._calls.api.requests),
         ]
 
     async def _end(self) -> None:
@@ -243,3 +244,15 @@ class KubernetesBackend:
         self._following.cancel()
         await asyncio.gather(self._following, self._own_jobs.stop(), return_exceptions=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _request_metrics(requests: RequestCounts) -> list[Metric]:
+    """Return the requests by method, resource and status; those of `pods/binding` are bindings."""
+    counted = [(kind._asdict() | {"code": str(kind.code)}, *totals) for kind, totals in requests.read().items()]
+    numbers = [Sample(number, labels) for labels, number, _ in counted]
+    seconds = [Sample(taken, labels) for labels, _, taken in counted]
+    name, text = "refold_kubernetes_requests_total", "Requests to the API server; code 200: any success, 0: no answer."
+    return [
+        Metric(name, "counter", text, numbers),
+        Metric("refold_kubernetes_request_seconds_total", "counter", "Time that these requests have taken.", seconds),
+    ]

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from refold.core import RunStarted, StartRun
+from refold.engines.kubernetes import run_steps as steps
 from refold.engines.kubernetes.api_server import (
     CONFLICT,
     FORBIDDEN,
@@ -29,30 +30,6 @@ from refold.engines.kubernetes.owners import Owners
 from refold.engines.kubernetes.pod_states import PodTarget, eviction, pod_path, start_problem
 from refold.engines.kubernetes.room import NodeRoom, Unfit
 from refold.engines.kubernetes.run_state import GangFacts, GangRunState
-from refold.engines.kubernetes.run_steps import (
-    PATH as BUDGETS,
-    AskBudgets,
-    AskKubelet,
-    AskOwner,
-    BindPods,
-    BudgetsRead,
-    DisruptionBudget,
-    GangAnswer,
-    KubeletSaid,
-    NoRoom,
-    OwnerRead,
-    OwnerSuspended,
-    PauseSteps,
-    PodsBound,
-    PodsRemoved,
-    RemovePods,
-    ReportEnd,
-    ReportStart,
-    ResumeOwner,
-    RunEnd,
-    SuspendOwner,
-    Unchanged,
-)
 from refold.engines.kubernetes.volumes import SELECTED_NODE, VolumeClaim
 from refold.model import Job, Seconds
 
@@ -127,24 +104,24 @@ class GangRun:
         self.changed.set()
         return self._state.undo(why)
 
-    async def supervise(self, report_start: Callable[[RunStarted], None]) -> RunEnd:
+    async def supervise(self, report_start: Callable[[RunStarted], None]) -> steps.RunEnd:
         """Bind the pods, follow them, and return how the run ended once all of them have ended.
 
         After an ApiError, it can be called again.
         """
-        answer: GangAnswer | None = None
+        answer: steps.GangAnswer | None = None
         while True:
             self.changed.clear()
             for step in self._state.next_steps(self._facts(answer)):
                 match step:
-                    case ReportStart():
+                    case steps.ReportStart():
                         report_start(RunStarted(*self.key))
-                    case ReportEnd(end):
+                    case steps.ReportEnd(end):
                         return end
                     case _:
                         answer = await self._carry_out(step)
 
-    def _facts(self, answer: GangAnswer | None) -> GangFacts:
+    def _facts(self, answer: steps.GangAnswer | None) -> GangFacts:
         return GangFacts(
             self._mirror.pods_of_run(self.key),
             self._mirror.pods_of_gang(self.gang),
@@ -154,36 +131,44 @@ class GangRun:
         )
 
     async def _carry_out(
-        self, step: AskOwner | ResumeOwner | BindPods | AskKubelet | AskBudgets | SuspendOwner | RemovePods | PauseSteps
-    ) -> GangAnswer | None:
+        self,
+        step: steps.AskOwner
+        | steps.ResumeOwner
+        | steps.BindPods
+        | steps.AskKubelet
+        | steps.AskBudgets
+        | steps.SuspendOwner
+        | steps.RemovePods
+        | steps.PauseSteps,
+    ) -> steps.GangAnswer | None:
         match step:
-            case AskOwner():
-                return OwnerRead(await self._calls.repeat(self._owners.state, self.gang))
-            case ResumeOwner(pods):
+            case steps.AskOwner():
+                return steps.OwnerRead(await self._calls.repeat(self._owners.state, self.gang))
+            case steps.ResumeOwner(pods):
                 return await self._calls.repeat(self._owners.resume, self.gang, pods)
-            case BindPods(targets):
+            case steps.BindPods(targets):
                 return await self._bind(targets)
-            case AskKubelet(pod):
-                return KubeletSaid(await self._read_warning(pod))
-            case AskBudgets():
-                return BudgetsRead(await self._read_budgets())
-            case SuspendOwner(note):
-                return OwnerSuspended(await self._suspend(note))
-            case RemovePods(pods):
+            case steps.AskKubelet(pod):
+                return steps.KubeletSaid(await self._read_warning(pod))
+            case steps.AskBudgets():
+                return steps.BudgetsRead(await self._read_budgets())
+            case steps.SuspendOwner(note):
+                return steps.OwnerSuspended(await self._suspend(note))
+            case steps.RemovePods(pods):
                 removed = await asyncio.gather(*(self._remove(pod, step) for pod in pods))
-                return PodsRemoved(
+                return steps.PodsRemoved(
                     step, frozenset(pod.metadata.uid for pod, ok in zip(pods, removed, strict=True) if ok)
                 )
-            case PauseSteps(seconds, budget):
+            case steps.PauseSteps(seconds, budget):
                 return await self._pause(seconds, budget)
 
-    async def _bind(self, targets: Sequence[PodTarget]) -> NoRoom | PodsBound:
+    async def _bind(self, targets: Sequence[PodTarget]) -> steps.NoRoom | steps.PodsBound:
         """Bind pods; return when the mirror shows them."""
         if unfit := self._claim(targets):
-            return NoRoom(*unfit)
+            return steps.NoRoom(*unfit)
         try:
             if why := await self._provision(targets):
-                return NoRoom(why, lasting=True)
+                return steps.NoRoom(why, lasting=True)
             problems = await asyncio.gather(*(self._binder.bind(target) for target in targets))
             for target, found in zip(targets, problems, strict=True):
                 if found is None:
@@ -192,7 +177,7 @@ class GangRun:
             self._room.release(self.key)
         failures = [(target.pod, found) for target, found in zip(targets, problems, strict=True) if found is not None]
         uncertain = [pod for pod, found in failures if found.uncertain]
-        return PodsBound(failures[0][1].why if failures else "", uncertain)
+        return steps.PodsBound(failures[0][1].why if failures else "", uncertain)
 
     async def _provision(self, targets: Sequence[PodTarget]) -> str:
         """Let volumes be made for the nodes of pods, and wait for them; return why pods cannot be bound then, or ''."""
@@ -237,10 +222,10 @@ class GangRun:
         latest = max(found, key=lambda event: event.last_timestamp or "", default=None)
         return f"{latest.reason}: {latest.message}" if latest is not None else ""
 
-    async def _read_budgets(self) -> list[DisruptionBudget]:
-        path = BUDGETS.format(namespace=self.gang.namespace)
+    async def _read_budgets(self) -> list[steps.DisruptionBudget]:
+        path = steps.PATH.format(namespace=self.gang.namespace)
         try:
-            found = await self._calls.repeat(self._calls.api.get, path, ObjectList[DisruptionBudget])
+            found = await self._calls.repeat(self._calls.api.get, path, ObjectList[steps.DisruptionBudget])
         except ApiError as error:
             log.warning("cannot read the PodDisruptionBudgets of %s: %s", self.gang.namespace, error)
             return []
@@ -256,7 +241,7 @@ class GangRun:
             return False
         return True
 
-    async def _remove(self, pod: Pod, step: RemovePods) -> bool:
+    async def _remove(self, pod: Pod, step: steps.RemovePods) -> bool:
         """Evict or delete a pod; return whether that was accepted."""
         if not step.evict:
             await _delete_pod(self._calls, pod, step.grace)
@@ -269,7 +254,7 @@ class GangRun:
             return error.status == NOT_FOUND
         return True
 
-    async def _pause(self, seconds: Seconds | None, budget: str) -> Unchanged | None:
+    async def _pause(self, seconds: Seconds | None, budget: str) -> steps.Unchanged | None:
         """Wait until a pod changes or the time is over."""
         if budget and budget != self._awaited_budget:
             log.info("%s cannot be preempted now: PodDisruptionBudget %s forbids it", self.gang, budget)
@@ -278,7 +263,7 @@ class GangRun:
             async with asyncio.timeout(seconds):
                 await self.changed.wait()
         except TimeoutError:
-            return Unchanged()
+            return steps.Unchanged()
         return None
 
 

@@ -28,8 +28,8 @@ DAEMON_KEY = "kubernetes-daemon"
 """Key in the store's `meta` table: what tells the runs of this daemon from those of others."""
 
 LEASE_NAME = "refold"
-ATTEMPT_PAUSE: Seconds = 1.0
-RETRY_FOR: Seconds = 3.0
+ATTEMPT_PAUSE: Seconds = 0.5
+RETRY_FOR: Seconds = 1.0
 """How long a request for the Lease is repeated: less than it lasts."""
 
 
@@ -133,13 +133,14 @@ class Leadership:
             return
 
 
-# A Lease: of several daemons, one schedules a cluster at a time. The holder renews its Lease every few seconds. A
-# daemon that sees no renewal for the duration of the Lease takes it over; clocks of different machines are not
-# compared. A holder that cannot renew it in time sends no more requests that change something (`check`), well before
-# another daemon may take over, and continues when it succeeds again.
+# A Lease: of several daemons, one schedules a cluster at a time. Its holder renews it several times per duration. A
+# daemon that sees no renewal for the duration takes it over, unless it could not read the Lease meanwhile: then the
+# holder could not renew it either. Clocks of different machines are not compared. A holder that cannot renew it in time
+# sends no more requests that change something (`check`), well before another daemon may take over, and continues when
+# it succeeds again.
 
-DURATION: Seconds = 15.0
-"""Without a renewal for this long, another daemon takes over."""
+DURATION: Seconds = 3.0
+"""Without a renewal for this long, another daemon takes over. Short: a daemon that was slow only has to restart."""
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, rename="camel"):
@@ -278,6 +279,8 @@ class Lease:
         except ApiError as error:
             if error.status == NOT_FOUND:
                 return None
+            if self._observed is not None:
+                self._observed = (self._observed[0], _now())  # a renewal would not have been seen
             raise
 
     def _has_expired(self, spec: LeaseSpec) -> bool:

@@ -124,12 +124,12 @@ def split_privileges(config: Config, folder: Path) -> ProcessHost:
     daemon = find_account(config.serve.user)
     if daemon.uid == 0:
         raise BadInput("serve.user is root, expected an account for the daemon alone, such as refold")
-    path = find_socket_path(config, folder)
-    if path == MACHINE_SOCKET:
-        path.parent.mkdir(mode=0o755, exist_ok=True)
-        os.chown(path.parent, daemon.uid, daemon.gid, follow_symlinks=False)
+    socket_folder = MACHINE_SOCKET.parent if find_socket_path(config, folder) == MACHINE_SOCKET else None
+    if socket_folder is not None:
+        socket_folder.mkdir(mode=0o755, exist_ok=True)
+        os.chown(socket_folder, daemon.uid, daemon.gid, follow_symlinks=False)
     cgroups = find_cgroups(config, folder)
-    return HelperProcesses(start_daemon(daemon, folder, folder / LOGS_FOLDER, cgroups), cgroups)
+    return HelperProcesses(start_daemon(daemon, folder, folder / LOGS_FOLDER, cgroups, socket_folder), cgroups)
 
 
 def find_cgroups(config: Config, folder: Path) -> Cgroups | None:

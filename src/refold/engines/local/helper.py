@@ -18,27 +18,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, NoReturn
 
+from refold.engines.local import helper_messages as messages
 from refold.engines.local.cgroups import Cgroups
-from refold.engines.local.helper_messages import (
-    ANSWERED,
-    CHECK_SECONDS,
-    MAX_ANSWER_BYTES,
-    Check,
-    GroupRequest,
-    HelperReply,
-    KillRun,
-    LimitInstance,
-    ListProcesses,
-    ListRuns,
-    Prepare,
-    ReadRun,
-    RemoveRun,
-    Request,
-    Signal,
-    StartShim,
-    receive_request,
-    send,
-)
+from refold.engines.local.helper_messages import CHECK_SECONDS
 from refold.engines.local.process import list_processes
 from refold.engines.local.process_host import (
     MARK_VARIABLE,
@@ -98,7 +80,7 @@ class Helper:
         while True:
             self._wait_for_request()
             try:
-                request, descriptors = receive_request(self._connection)
+                request, descriptors = messages.receive_request(self._connection)
             except (EOFError, OSError):
                 return
             with ExitStack() as stack:
@@ -106,43 +88,47 @@ class Helper:
                     stack.callback(os.close, descriptor)
                 reply = self._answer(request, descriptors)
             try:
-                send(self._connection, reply)
+                messages.send(self._connection, reply)
             except OSError:
                 return
 
-    def _answer(self, request: Request, descriptors: list[int]) -> HelperReply:
+    def _answer(self, request: messages.Request, descriptors: list[int]) -> messages.HelperReply:
         try:
             match request:
-                case Prepare():
+                case messages.Prepare():
                     return self._prepare(request)
-                case Check():
+                case messages.Check():
                     return self._check(request, descriptors)
-                case StartShim():
+                case messages.StartShim():
                     return self._start(request, descriptors)
-                case ListProcesses():
+                case messages.ListProcesses():
                     found = list_processes(MARK_VARIABLE, uids=True)
-                    return HelperReply(processes=[astuple(one) for one in found])
-                case Signal():
+                    return messages.HelperReply(processes=[astuple(one) for one in found])
+                case messages.Signal():
                     return self._signal(request)
                 case _:
-                    return HelperReply() if self._cgroups is None else _answer_about_groups(request, self._cgroups)
+                    return (
+                        messages.HelperReply()
+                        if self._cgroups is None
+                        else _answer_about_groups(request, self._cgroups)
+                    )
         except ResourceShortage as error:
-            return HelperReply(str(error), errno.EMFILE)
+            return messages.HelperReply(str(error), errno.EMFILE)
         except OSError as error:
-            return HelperReply(error.strerror or str(error), error.errno or 0)
+            return messages.HelperReply(error.strerror or str(error), error.errno or 0)
         except Exception as error:  # the helper must not end because of one request
-            return HelperReply(str(error))
+            return messages.HelperReply(str(error))
 
-    def _prepare(self, request: Prepare) -> HelperReply:
+    def _prepare(self, request: messages.Prepare) -> messages.HelperReply:
         account = find_job_account(request.user, self._daemon.uid)
         if "/" in request.name or request.name in ("", ".", ".."):
             raise BadInput(f"{request.name!r} is not the name of a job's folder")
         with ExitStack() as stack:
             job = _make_folder(stack, self._out, request.name, account.uid, self._daemon.gid, JOB_FOLDER_MODE)
             _make_folder(stack, job, "checkpoint", account.uid, account.gid, 0o700)
-        return HelperReply()
+        return messages.HelperReply()
 
-    def _check(self, request: Check, descriptors: list[int]) -> HelperReply:
+    def _check(self, request: messages.Check, descriptors: list[int]) -> messages.HelperReply:
         """Begin to look, as the user, whether a command can be started. The answer goes to the descriptor."""
         account = find_job_account(request.user, self._daemon.uid)
         if len(descriptors) != 1:
@@ -157,12 +143,12 @@ class Helper:
                 problem = find_start_problem(request.program, folder, request.environment, copies)
             except OSError as error:
                 problem = str(error)
-            os.write(1, problem.encode("utf-8", "surrogateescape")[: MAX_ANSWER_BYTES - 1] + ANSWERED)
+            os.write(1, problem.encode("utf-8", "surrogateescape")[: messages.MAX_ANSWER_BYTES - 1] + messages.ANSWERED)
 
         self._children[_fork(check)] = monotonic() + CHECK_SECONDS
-        return HelperReply()
+        return messages.HelperReply()
 
-    def _start(self, request: StartShim, descriptors: list[int]) -> HelperReply:
+    def _start(self, request: messages.StartShim, descriptors: list[int]) -> messages.HelperReply:
         """Start a shim. Nothing here waits for a process that has become the user's, who could stop it."""
         account = find_job_account(request.user, self._daemon.uid)
         if len(descriptors) != 1 or request.words[:1] != [SHELL]:
@@ -181,9 +167,9 @@ class Helper:
         finally:
             os.close(reading)
             os.close(writing)
-        return HelperReply(pid=pid)
+        return messages.HelperReply(pid=pid)
 
-    def _signal(self, request: Signal) -> HelperReply:
+    def _signal(self, request: messages.Signal) -> messages.HelperReply:
         """Signal with the rights of the job's user: the kernel protects others' processes, whatever a job claims."""
         account, number = find_job_account(str(request.uid), self._daemon.uid), signal.Signals(request.number)
 
@@ -194,7 +180,7 @@ class Helper:
             signal_groups((group for group in request.groups if group > 1), number)
 
         os.waitpid(_fork(send_signals), 0)
-        return HelperReply()
+        return messages.HelperReply()
 
     def _wait_for_request(self) -> None:
         """Wait for a request; meanwhile kill checks that take too long, and let the kernel forget what has ended."""
@@ -216,19 +202,19 @@ class Helper:
                 self._children[pid] = monotonic() + CHECK_SECONDS
 
 
-def _answer_about_groups(request: GroupRequest, cgroups: Cgroups) -> HelperReply:
+def _answer_about_groups(request: messages.GroupRequest, cgroups: Cgroups) -> messages.HelperReply:
     match request:
-        case KillRun(run):
+        case messages.KillRun(run):
             cgroups.kill(run)
-        case LimitInstance(place):
+        case messages.LimitInstance(place):
             cgroups.limit(place)
-        case ReadRun(run, usage):
-            return HelperReply(pids=cgroups.members(run), usage=list(cgroups.usage(run)) if usage else [])
-        case RemoveRun(run):
+        case messages.ReadRun(run, usage):
+            return messages.HelperReply(pids=cgroups.members(run), usage=list(cgroups.usage(run)) if usage else [])
+        case messages.RemoveRun(run):
             cgroups.remove(run)
-        case ListRuns():
-            return HelperReply(runs=cgroups.runs())
-    return HelperReply()
+        case messages.ListRuns():
+            return messages.HelperReply(runs=cgroups.runs())
+    return messages.HelperReply()
 
 
 def _make_folder(stack: ExitStack, parent: int, name: str, uid: int, gid: int, mode: int) -> int:
@@ -313,11 +299,13 @@ def _home_variables(account: JobAccount) -> dict[str, str]:
     return {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
 
 
-def start_daemon(daemon: JobAccount, folder: Path, out: Path, cgroups: Cgroups | None = None) -> socket.socket:
+def start_daemon(
+    daemon: JobAccount, folder: Path, out: Path, cgroups: Cgroups | None = None, socket_folder: Path | None = None
+) -> socket.socket:
     """Split this process of root: return in a child with the rights of `daemon`, and serve it here as its helper.
 
     The helper ends with the daemon, with the same exit status. `folder`: the daemon's state; `out`: in it, of runs.
-    `cgroups`: those of runs.
+    `cgroups`: those of runs. `socket_folder`: where only root can remove a folder, which the daemon leaves empty.
     """
     for path, mode in ((folder, 0o711), (out, 0o711)):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -333,7 +321,11 @@ def start_daemon(daemon: JobAccount, folder: Path, out: Path, cgroups: Cgroups |
     theirs.close()
     for number in FORWARDED_SIGNALS:
         signal.signal(number, lambda received, _: _forward(pid, received))
-    os._exit(_serve_until_end(Helper(ours, out, daemon, cgroups), pid))
+    status = _serve_until_end(Helper(ours, out, daemon, cgroups), pid)
+    if socket_folder is not None:
+        with suppress(OSError):  # there is something else
+            socket_folder.rmdir()
+    os._exit(status)
 
 
 def _give(path: Path, daemon: JobAccount, mode: int) -> None:

@@ -11,26 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from refold.engines.local import helper_messages as messages
 from refold.engines.local.cgroups import Cgroups
-from refold.engines.local.helper_messages import (
-    ANSWERED,
-    CHECK_SECONDS,
-    MAX_ANSWER_BYTES,
-    Check,
-    HelperReply,
-    KillRun,
-    LimitInstance,
-    ListProcesses,
-    ListRuns,
-    Prepare,
-    ReadRun,
-    RemoveRun,
-    Request,
-    Signal,
-    StartShim,
-    receive_reply,
-    send,
-)
+from refold.engines.local.helper_messages import CHECK_SECONDS
 from refold.engines.local.process import ProcessInfo, wait_readable
 from refold.engines.local.process_host import OutputCopy
 from refold.engines.local.run_groups import NO_GROUPS, GroupPlace, InstanceUsage, RunGroups
@@ -61,7 +44,7 @@ class HelperProcesses:
 
     def prepare(self, user: str, out: Path, name: str) -> None:  # noqa: ARG002 - the helper knows where
         """Let the helper create the folder of a job."""
-        self._ask(Prepare(user, name))
+        self._ask(messages.Prepare(user, name))
 
     async def find_start_problem(
         self, user: str, program: str, folder: Path, environment: Mapping[str, str], copies: Sequence[OutputCopy]
@@ -71,15 +54,16 @@ class HelperProcesses:
         reading, writing = os.pipe()
         try:
             try:
-                self._ask(Check(user, program, str(folder), dict(environment), files), writing)
+                self._ask(messages.Check(user, program, str(folder), dict(environment), files), writing)
             finally:
                 os.close(writing)
             answer = await _read_answer(reading)
         finally:
             os.close(reading)
-        if not answer.endswith(ANSWERED):
-            return f"cannot start {program!r}: whether user {user!r} can was not answered within {CHECK_SECONDS:g} s"
-        return answer.removesuffix(ANSWERED).decode("utf-8", "surrogateescape")
+        if not answer.endswith(messages.ANSWERED):
+            limit = f"{CHECK_SECONDS:g} s"
+            return f"cannot start {program!r}: whether user {user!r} can was not answered within {limit}"
+        return answer.removesuffix(messages.ANSWERED).decode("utf-8", "surrogateescape")
 
     def command(self, command: Sequence[str]) -> Sequence[str]:
         """Return the command with the usual umask."""
@@ -95,7 +79,7 @@ class HelperProcesses:
     ) -> int:
         """Let the helper start a process, whose user may write the log."""
         os.fchmod(output, FOR_ALL)
-        return self._ask(StartShim(user, list(words), dict(environment), place), output).pid
+        return self._ask(messages.StartShim(user, list(words), dict(environment), place), output).pid
 
     def uid_of(self, user: str) -> int:
         """Return the uid of a user's jobs."""
@@ -106,18 +90,18 @@ class HelperProcesses:
 
     def list_processes(self) -> list[ProcessInfo]:
         """Return every process, with its mark and uid."""
-        return [ProcessInfo(*fields) for fields in self._ask(ListProcesses()).processes]
+        return [ProcessInfo(*fields) for fields in self._ask(messages.ListProcesses()).processes]
 
     def signal(self, uid: int | None, groups: Iterable[int], number: signal.Signals) -> None:
         """Let the helper signal process groups as a user. Without one, only their cgroup can end them."""
         if (wanted := list(groups)) and uid not in (None, NO_UID):
-            self._ask(Signal(uid, wanted, int(number)))
+            self._ask(messages.Signal(uid, wanted, int(number)))
 
-    def _ask(self, request: Request, *descriptors: int) -> HelperReply:
+    def _ask(self, request: messages.Request, *descriptors: int) -> messages.HelperReply:
         with self._lock:
             try:
-                send(self._connection, request, *descriptors)
-                reply = receive_reply(self._connection)
+                messages.send(self._connection, request, *descriptors)
+                reply = messages.receive_reply(self._connection)
             except (OSError, EOFError):
                 raise HelperLost(0, "the daemon's privileged helper has ended") from None
         if reply.error:
@@ -132,7 +116,7 @@ async def _read_answer(descriptor: int) -> bytes:
     with suppress(TimeoutError):
         async with asyncio.timeout(CHECK_SECONDS):
             await wait_readable(descriptor)
-            return os.read(descriptor, MAX_ANSWER_BYTES)
+            return os.read(descriptor, messages.MAX_ANSWER_BYTES)
     return b""
 
 
@@ -141,27 +125,27 @@ class HelperGroups:
 
     usable = True
 
-    def __init__(self, ask: Callable[[Request], HelperReply], enforced: frozenset[str]) -> None:
+    def __init__(self, ask: Callable[[messages.Request], messages.HelperReply], enforced: frozenset[str]) -> None:
         self._ask = ask
         self.enforced = enforced
 
     def members(self, run: str) -> list[int]:
-        return self._ask(ReadRun(run)).pids
+        return self._ask(messages.ReadRun(run)).pids
 
     def kill(self, run: str) -> None:
-        self._ask(KillRun(run))
+        self._ask(messages.KillRun(run))
 
     def limit(self, place: GroupPlace) -> None:
-        self._ask(LimitInstance(place))
+        self._ask(messages.LimitInstance(place))
 
     def usage(self, run: str) -> list[InstanceUsage]:
-        return self._ask(ReadRun(run, usage=True)).usage
+        return self._ask(messages.ReadRun(run, usage=True)).usage
 
     def remove(self, run: str) -> None:
-        self._ask(RemoveRun(run))
+        self._ask(messages.RemoveRun(run))
 
     def runs(self) -> list[str]:
-        return self._ask(ListRuns()).runs
+        return self._ask(messages.ListRuns()).runs
 
     def close(self) -> None:
         """Do nothing: the helper ends with the daemon."""

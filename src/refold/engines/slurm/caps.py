@@ -21,7 +21,7 @@ QOS_LIMITS = {
 """Limits of a QOS, and by what the jobs are grouped that share one."""
 
 
-class Claim(msgspec.Struct, frozen=True):
+class LimitedUse(msgspec.Struct, frozen=True):
     """What a job takes of limited amounts. `accounts`: its own, and those above it. `amounts`: by TRES, and `jobs`."""
 
     qos: str
@@ -62,7 +62,7 @@ class Caps:
                 Cap(f"{group} {key}", "", _amounts(row.get(key, ""))) for key in ("GrpTRES", "GrpJobs")
             ]
 
-    def uses(self, claim: Claim) -> dict[str, int]:
+    def uses(self, claim: LimitedUse) -> dict[str, int]:
         """Return what a job takes of each limit."""
         found: dict[str, int] = {}
         owners = {"": "", "user": f" of {claim.user}", "account": f" of {claim.accounts[-1]}"}
@@ -100,7 +100,7 @@ class Caps:
             "gres/gpu": job.gpus.total,
         }
         amounts |= {f"gres/gpu:{kind}": job.gpus.total for kind in job.gpus.types}
-        found = self.uses(Claim(job.qos, accounts, job.user, amounts))
+        found = self.uses(LimitedUse(job.qos, accounts, job.user, amounts))
         found |= {f"licence {name}": count for name, count in _licence_counts(job.licenses).items()}
         array = _array_limit(job.id.partition("_")[0])
         return {**found, array: 1} if array in self.limits else found

@@ -53,7 +53,7 @@ from refold.model import (
     StartEstimate,
     Wait,
 )
-from refold.policies.slurm import JobFacts
+from refold.policies.slurm import SlurmJobFacts
 from refold.server import MAX_PAST_JOBS
 from refold.simulator import StateAt
 from refold.simulator.traces import BadCell, GpuAmount, demand_on_nodes, parse_gpus
@@ -127,7 +127,7 @@ class _QueueObserver:
         notes: list[str],
         priorities: bool,
         scheduling: Scheduling,
-        facts: Mapping[str, JobFacts],
+        facts: Mapping[str, SlurmJobFacts],
     ) -> None:
         self._scheduling, self._facts = scheduling, facts
         self._cluster = cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby
 from math import ceil, inf
 from typing import NamedTuple
@@ -11,6 +12,9 @@ import msgspec
 from refold.engines.slurm.nodes import GpuGroup, SlurmCluster
 from refold.errors import BadInput
 from refold.model import DAY, WHOLE, Allocation, Job, Seconds, Share, format_duration
+
+BLOCK_LEVEL = "block"
+"""The innermost level of a cluster with Slurm's topology/block."""
 
 YEAR: Seconds = 365 * DAY
 """Slurm's own time limits are shorter."""
@@ -134,6 +138,16 @@ def resource_arguments(requests: list[NodeRequest]) -> list[str]:
         f"--nodelist={','.join(request.node for request in requests)}",
         *([f"--gres={gres}"] if gres else []),
     ]
+
+
+def segment_arguments(nodes: SlurmCluster, requests: list[NodeRequest]) -> list[str]:
+    """Return what lets a job have nodes in more blocks than it needs; Slurm 24.11 refuses such jobs all the same."""
+    if nodes.cluster.level_names[-1:] != (BLOCK_LEVEL,):
+        return []
+    blocks = {group.node.name: node.domains[-1] for group, node in zip(nodes.groups, nodes.cluster.nodes, strict=True)}
+    largest = max(Counter(blocks.values()).values())
+    used = {blocks[request.node] for request in requests}
+    return ["--segment=1"] if len(used) > ceil(len(requests) / largest) else []
 
 
 def needed_time(job: Job, grace: Seconds) -> Seconds:

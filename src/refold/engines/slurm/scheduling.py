@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from refold.engines.slurm.caps import Caps, Claim
+from refold.engines.slurm.caps import Caps, LimitedUse
 from refold.engines.slurm.history import RecordedStart
 from refold.engines.slurm.job_records import SlurmJob
 from refold.engines.slurm.programs import Run, SlurmError
 from refold.errors import BadValue
 from refold.model import MINUTE, WHOLE, Job, Seconds, parse_dependencies
-from refold.policies.slurm import JobFacts, SiteFacts, fair_tree
+from refold.policies.slurm import SiteFacts, SlurmJobFacts, fair_tree
 from refold.simulator.traces import BadCell, parse_time_limit
 
 POLICY = "slurm"
@@ -61,7 +61,7 @@ class Scheduling:
         """Return an account and those above it."""
         return tuple(self.paths.get((account, ""), account).split("/"))
 
-    def settings(self, jobs: Mapping[str, JobFacts], *, fair_share: bool = True) -> dict[str, Any]:
+    def settings(self, jobs: Mapping[str, SlurmJobFacts], *, fair_share: bool = True) -> dict[str, Any]:
         """Return the settings of the policy. `fair_share`: it changes; otherwise, it is part of the priorities."""
         site = replace(self.site, limits=self.caps.limits, jobs=dict(jobs))
         if not fair_share:
@@ -76,7 +76,7 @@ class Scheduling:
         return frozenset(name for row in self._qos for name in row.get("Preempt", "").split(",") if name)
 
 
-def queue_facts(scheduling: Scheduling, run: Run, jobs: Sequence[SlurmJob], now: Seconds) -> dict[str, JobFacts]:
+def queue_facts(scheduling: Scheduling, run: Run, jobs: Sequence[SlurmJob], now: Seconds) -> dict[str, SlurmJobFacts]:
     """Return what is known of jobs that wait or run."""
     caps = scheduling.caps
     caps.limit_arrays(jobs)
@@ -84,12 +84,12 @@ def queue_facts(scheduling: Scheduling, run: Run, jobs: Sequence[SlurmJob], now:
         caps.limit_licences(run("scontrol", "show", "licenses", "--oneliner"), jobs)
     site, factors = scheduling.site, fair_tree(scheduling.site.shares, scheduling.site.usage)
 
-    def facts(job: SlurmJob) -> JobFacts:
+    def facts(job: SlurmJob) -> SlurmJobFacts:
         user = scheduling.paths.get((job.account, job.user), "")
         eligible = job.eligible or (job.submitted if job.is_running else now)
         priority = job.priority - _age(site, now - eligible) - site.fair_share_weight * factors.get(user, 0.0)
         uses = caps.queue_uses(job, scheduling.accounts_of(job.account))
-        return JobFacts(priority, eligible, user, job.billing or float(job.cpus), uses, bool(job.required_nodes))
+        return SlurmJobFacts(priority, eligible, user, job.billing or float(job.cpus), uses, bool(job.required_nodes))
 
     return {job.id: facts(job) for job in jobs}
 
@@ -102,15 +102,17 @@ def history_settings(
     Dependencies and begin times are part of the time at which a job counts as submitted.
     """
 
-    def facts(job: Job, start: RecordedStart) -> JobFacts:
+    def facts(job: Job, start: RecordedStart) -> SlurmJobFacts:
         demand, size = job.demand, job.demand.instances
         amounts = {"jobs": 1, "node": size, "cpu": size * demand.cpu_milli // WHOLE, "mem": size * demand.memory_mib}
         amounts |= {f"gres/gpu{kind and ':'}{kind}": size * demand.gpus for kind in ("", *demand.gpu_types)}
-        claim = Claim(start.qos, scheduling.accounts_of(job.tenant), job.user, amounts)
+        claim = LimitedUse(start.qos, scheduling.accounts_of(job.tenant), job.user, amounts)
         priority = start.priority - _age(scheduling.site, start.at - job.submitted)
-        return JobFacts(priority, uses=scheduling.caps.uses(claim))
+        return SlurmJobFacts(priority, uses=scheduling.caps.uses(claim))
 
     known = {job.id: facts(job, starts[job.id]) for job in jobs if job.id in starts}
+    for name, count in ((name, count) for each in known.values() for name, count in each.uses.items()):
+        scheduling.caps.limits[name] = max(scheduling.caps.limits[name], count)  # it was higher then, or had exceptions
     return scheduling.settings(known, fair_share=False)
 
 

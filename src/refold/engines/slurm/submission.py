@@ -34,6 +34,7 @@ from refold.engines.slurm.requests import (
     partition_arguments,
     partitions_of,
     resource_arguments,
+    segment_arguments,
 )
 from refold.engines.slurm.run_jobs import SlurmId, run_mark
 from refold.engines.slurm.run_state import RunState
@@ -179,9 +180,10 @@ class JobSubmitter:
             "--no-requeue",
             *common,
             *resource_arguments(parts[0]),
+            *segment_arguments(self._nodes, parts[0]),
         ]
         for part in parts[1:]:
-            words += [":", *common, *resource_arguments(part)]
+            words += [":", *common, *resource_arguments(part), *segment_arguments(self._nodes, part)]
         return words
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from refold.engines.slurm.nodes import SlurmCluster, expand_hosts
 from refold.engines.slurm.programs import Run, SlurmError
+from refold.engines.slurm.requests import BLOCK_LEVEL
 from refold.errors import BadValue
 from refold.model import MAX_LEVELS, Level
 
@@ -15,8 +16,8 @@ _RECORD = re.compile(r"^(SwitchName|BlockName|AggregatedBlock)=(\S+) (.*)$", re.
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _KINDS = {
     "SwitchName": ("switch", "Level"),
-    "BlockName": ("block", "BlockSize"),
-    "AggregatedBlock": ("block", "BlockSize"),
+    "BlockName": (BLOCK_LEVEL, "BlockSize"),
+    "AggregatedBlock": (BLOCK_LEVEL, "BlockSize"),
 }
 """The name of the innermost level, and the field by which records are divided into levels."""
 

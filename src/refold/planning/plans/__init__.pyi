@@ -49,6 +49,8 @@ from .speeds import (
     Knowledge as Knowledge,
     Speed as Speed,
     Speeds as Speeds,
+)
+from .workloads import (
     WorkloadKind as WorkloadKind,
     requested_cpus as requested_cpus,
     requested_layout as requested_layout,

@@ -13,7 +13,8 @@ from refold.model import WHOLE, Allocation, Job, Plan, spread_of
 from refold.planning.perf import FormulaLine, Section, TrainingSetup, estimate
 from refold.planning.plans.cluster_machines import ClusterMachines, Layout, Spread
 from refold.planning.plans.selection import TIE_FACTOR
-from refold.planning.plans.speeds import Speeds, workload_kind
+from refold.planning.plans.speeds import Speeds
+from refold.planning.plans.workloads import workload_kind
 
 
 class Crossings:

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from refold.model import WHOLE, Allocation, Demand, Job, Plan, Share
-from refold.planning.plans.speeds import Speeds, WorkloadKind, requested_cpus, workload_kind
+from refold.planning.plans.speeds import Speeds
+from refold.planning.plans.workloads import WorkloadKind, requested_cpus, workload_kind
 
 GUARANTEE_TOLERANCE = 0.01
 """A speed below the guaranteed one by up to this share meets the guarantee."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from refold.model import MAX_DEGREE, WHOLE, Cluster, Demand, Job, LaunchEngine, MeasuredShape, Plan
+from refold.model import WHOLE, Cluster, Demand, Job, MeasuredShape, Plan
 from refold.planning.catalogue import GENERAL_ENGINE, find_engine, known_model
 from refold.planning.perf import (
     CorrectedForm,
@@ -32,11 +32,20 @@ from refold.planning.perf import (
     refit_if_needed,
 )
 from refold.planning.plans.cluster_machines import MIB_PER_GIB, ClusterMachines, Layout, Spread
-from refold.planning.plans.launch_targets import LAUNCH_TARGETS, launch_problem
+from refold.planning.plans.launch_targets import LAUNCH_TARGETS
 from refold.planning.plans.measured_steps import MeasuredSteps, StepTable, assumed_steps
 from refold.planning.plans.search import best_of_families, best_plan, best_plans, simple_plans
 from refold.planning.plans.selection import fastest
 from refold.planning.plans.space import DEFAULT_LIMITS, PlanLimits
+from refold.planning.plans.workloads import (
+    UnusablePlans,
+    WorkloadKind,
+    can_run,
+    is_of,
+    requested_cpus,
+    requested_layout,
+    workload_kind,
+)
 
 
 class Knowledge(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -76,19 +85,6 @@ class Speed(NamedTuple):
     fits: bool = True
 
 
-class WorkloadKind(NamedTuple):
-    """What the speed of a job depends on, besides its machines and plan.
-
-    `requested`: the plan that a job requests, if its speed is assumed from that until it is known.
-    """
-
-    workload: str
-    batch: int
-    sequence: int
-    engine: LaunchEngine | None = None
-    requested: Plan | None = None
-
-
 class Speeds:
     """Modelled speeds of the jobs of a cluster, cached."""
 
@@ -106,7 +102,7 @@ class Speeds:
         self._rows = knowledge.measured
         self._measured = MeasuredSteps(knowledge.measured)
         self._learned: dict[MeasuredShape, float] = {}
-        self._unusable: set[MeasuredShape] = set()
+        self._unusable = UnusablePlans()
         self._corrections: dict[tuple[WorkloadKind, str], float] = {}
         self._online_fits: dict[tuple[WorkloadKind, str], Fitted] = {}
         self._checked_fits: dict[tuple[WorkloadKind, str], Fitted | None] = {}
@@ -130,16 +126,10 @@ class Speeds:
         if not new:
             return False
         self._learned.update((shape, speed) for shape, speed in new.items() if speed)
-        self._unusable.update(shape for shape, speed in new.items() if not speed)
+        for shape in (shape for shape, speed in new.items() if not speed):
+            self._unusable.add(shape)
         self._measured = MeasuredSteps(self._rows, _as_measurements(self._learned))
-        for cache in (
-            self._cache,
-            self._types,
-            self._modelled,
-            self._requested,
-            self._corrections,
-            self._checked_fits,
-        ):
+        for cache in (self._cache, self._types, self._modelled, self._requested, self._corrections, self._checked_fits):
             cache.clear()
         return True
 
@@ -224,16 +214,18 @@ class Speeds:
         if kind.workload in self._menu:
             plans = [plan for plan in self._menu[kind.workload] if plan.gpus == gpus]
         elif self._can_estimate(kind, gpu_type):
-            plans = best_of_families(self._setup(kind, gpu_type, layout, cpus), self._limits_of(kind, gpu_type))
+            plans = best_of_families(
+                self._setup(kind, gpu_type, layout, cpus), self._unusable.limits(self._limits, kind, gpu_type)
+            )
         else:
             plans = simple_plans(self.own_plan(job), gpus, kind.batch)
-        return [plan for plan in plans if _can_run(kind.engine, plan) and self._is_usable(kind, gpu_type, plan)]
+        return [plan for plan in plans if can_run(kind.engine, plan) and self._unusable.allow(kind, gpu_type, plan)]
 
     def is_worth_measuring(self, job: Job, gpu_type: str, layout: Layout, plan: Plan) -> bool:
         """Return whether a kind of job may be able to use a plan, and its speed with it has not been reported."""
         kind = self._kind(job)
         is_measured = MeasuredShape(*kind[:3], gpu_type, layout, plan) in self._learned
-        return not is_measured and self._is_usable(kind, gpu_type, plan)
+        return not is_measured and self._unusable.allow(kind, gpu_type, plan)
 
     def requested_speed(self, job: Job) -> Speed:
         """Return the speed as requested: with its GPUs, CPUs and plan, on the slowest GPU type that it accepts."""
@@ -290,7 +282,7 @@ class Speeds:
         """Return a fit of the model to the speeds that jobs of a kind have reached; None: too few."""
         key = (kind, gpu_type)
         if key not in self._checked_fits:
-            speeds = {shape: speed for shape, speed in self._learned.items() if _is_of(shape, kind, gpu_type)}
+            speeds = {shape: speed for shape, speed in self._learned.items() if is_of(shape, kind, gpu_type)}
             form = CorrectedForm(lambda row: self._setup_beforehand(kind, gpu_type, row.gpus_on_node, row.cpus))
             fitted = refit_if_needed(form, self._online_fits.get(key), _as_measurements(speeds))
             if fitted is not None:
@@ -315,38 +307,18 @@ class Speeds:
     def _search(self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float) -> Speed | None:
         if table := self._table(kind, gpu_type):
             plan = table.best_plan(sum(layout))
-            return Speed(1 / table.step_seconds(plan), plan) if plan and _can_run(kind.engine, plan) else None
+            return Speed(1 / table.step_seconds(plan), plan) if plan and can_run(kind.engine, plan) else None
         setup = self._setup(kind, gpu_type, layout, cpus)
         if kind.workload in self._menu:
             menu = [plan for plan in self._menu[kind.workload] if plan.gpus == sum(layout)]
-            return self._best_of_menu(setup, [plan for plan in menu if _can_run(kind.engine, plan)])
-        best = _best_plan(setup, self._limits_of(kind, gpu_type))
-        if best and not self._is_usable(kind, gpu_type, best.plan):
-            estimates = best_plans(setup, self._limits_of(kind, gpu_type), 1 + len(self._unusable)).best
-            best = next((other for other in estimates if self._is_usable(kind, gpu_type, other.plan)), None)
+            return self._best_of_menu(setup, [plan for plan in menu if can_run(kind.engine, plan)])
+        best = _best_plan(setup, self._unusable.limits(self._limits, kind, gpu_type))
+        if best and not self._unusable.allow(kind, gpu_type, best.plan):
+            estimates = best_plans(
+                setup, self._unusable.limits(self._limits, kind, gpu_type), 1 + len(self._unusable)
+            ).best
+            best = next((other for other in estimates if self._unusable.allow(kind, gpu_type, other.plan)), None)
         return Speed(1 / best.step_seconds, best.plan, round(best.host_gib * MIB_PER_GIB)) if best else None
-
-    def _limits_of(self, kind: WorkloadKind, gpu_type: str) -> PlanLimits:
-        """Return the limits, without tensor and pipeline parallelism if the model could not be split."""
-        limits = msgspec.structs.replace(self._limits, engine=kind.engine) if kind.engine else self._limits
-        max_tensor, has_pipelines = self._splits(kind, gpu_type)
-        if not has_pipelines:
-            pins = msgspec.structs.replace(limits.pinned, pipeline=1)
-            limits = msgspec.structs.replace(limits, pinned=pins)
-        return msgspec.structs.replace(limits, max_tensor=max_tensor) if max_tensor < limits.max_tensor else limits
-
-    def _splits(self, kind: WorkloadKind, gpu_type: str) -> tuple[int, bool]:
-        """Return the largest degree of tensor parallelism, and whether pipelines are possible, as far as is known."""
-        plans = [shape.plan for shape in self._unusable if _is_of(shape, kind, gpu_type)]
-        failed = [plan.tensor for plan in plans if plan.tensor > 1 and plan.pipeline == 1]
-        return min(failed, default=MAX_DEGREE + 1) - 1, all(plan.pipeline == 1 for plan in plans)
-
-    def _is_usable(self, kind: WorkloadKind, gpu_type: str, plan: Plan) -> bool:
-        if not self._unusable:
-            return True
-        max_tensor, has_pipelines = self._splits(kind, gpu_type)
-        can_split = plan.tensor <= max_tensor and (has_pipelines or plan.pipeline == 1)
-        return can_split and all(shape.plan != plan for shape in self._unusable if _is_of(shape, kind, gpu_type))
 
     def _with_measured_plans(
         self, kind: WorkloadKind, gpu_type: str, layout: Layout, cpus: float, modelled: Speed | None
@@ -357,9 +329,9 @@ class Speeds:
         measured = [
             shape.plan
             for shape in self._learned
-            if _is_of(shape, kind, gpu_type) and shape.layout == layout and not shape.spread
+            if is_of(shape, kind, gpu_type) and shape.layout == layout and not shape.spread
         ]
-        plans = [*([modelled.plan] if modelled else []), *(plan for plan in measured if _can_run(kind.engine, plan))]
+        plans = [*([modelled.plan] if modelled else []), *(plan for plan in measured if can_run(kind.engine, plan))]
         speeds = [self._corrected(kind, gpu_type, layout, cpus, plan) for plan in dict.fromkeys(plans)]
         return max(speeds, key=lambda speed: speed.steps_per_second, default=None)
 
@@ -383,7 +355,7 @@ class Speeds:
                     self._setup(kind, gpu_type, shape.layout, 0.0, shape.spread), shape.plan
                 ).steps_per_second
                 for shape, speed in self._learned.items()
-                if _is_of(shape, kind, gpu_type)
+                if is_of(shape, kind, gpu_type)
             ]
             self._corrections[kind, gpu_type] = float(np.exp(np.mean(np.log(ratios)))) if ratios else 1.0
         return self._corrections[kind, gpu_type]
@@ -408,10 +380,6 @@ _best_plan = lru_cache(maxsize=4096)(best_plan)
 """Policies that are compared in one process, and simulations of the same jobs, search for the same plans."""
 
 
-def _is_of(shape: MeasuredShape, kind: WorkloadKind, gpu_type: str) -> bool:
-    return shape[:3] == kind[:3] and shape.gpu_type == gpu_type
-
-
 def _as_measurements(speeds: Mapping[MeasuredShape, float]) -> list[Measurement]:
     """Return the speeds of jobs whose batch size is known, in as few domains as possible."""
     return [
@@ -426,23 +394,5 @@ def _rounded(values: Mapping[str, float]) -> dict[str, float]:
     return {name: float(f"{value:.3g}") for name, value in values.items()}
 
 
-def _can_run(engine: LaunchEngine | None, plan: Plan) -> bool:
-    return engine is None or not launch_problem(engine, plan)
-
-
 def _host_mib(host_gib: np.ndarray, row: int) -> int:
     return round(float(host_gib[row]) * MIB_PER_GIB)
-
-
-def workload_kind(job: Job) -> WorkloadKind:
-    """Return the workload kind: jobs of one kind are equally fast on the same machines with the same plan."""
-    return WorkloadKind(job.workload, job.batch, job.sequence, job.engine)
-
-
-def requested_layout(job: Job) -> Layout:
-    return (job.demand.gpus,) * job.demand.instances
-
-
-def requested_cpus(job: Job) -> float:
-    """Return the total CPUs that a job requests; 0: unspecified."""
-    return job.demand.instances * job.demand.cpu_milli / WHOLE

@@ -8,6 +8,8 @@ typical of run time distributions (and as in Tiresias).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from math import inf
 from typing import get_args
 
 from refold.core import View
@@ -24,6 +26,13 @@ MIN_REMAINING_TIME: Seconds = 60.0
 
 MIN_RESTART_SECONDS: Seconds = 1.0
 """A change is not worthwhile if it saves less, even if it was measured to cost almost nothing."""
+
+MIN_BETWEEN_CHANGES: Seconds = 60.0
+CHANGE_COSTS_BETWEEN = 20
+"""Between two changes of a run there is at least this time, and that of so many changes: they take 5 % of its time."""
+
+MAX_BEGIN_SECONDS: Seconds = 300.0
+"""A run that has not reported a step after this time is changed as others."""
 
 CHANGE_WAYS: tuple[ChangeWay, ...] = get_args(ChangeWay)
 RESTART: tuple[ChangeWay, ...] = ("cold",)
@@ -130,8 +139,28 @@ class ProgressEstimator:
         `demand`: what the run will have. If it needs other nodes, the run can only be restarted there.
         """
         ways = CHANGE_WAYS if demand is None or _stays_on_nodes(view, job, demand) else RESTART
-        measured = [cost for way in ways if (cost := view.change_seconds(job, way)) is not None]
-        return max(min(measured), MIN_RESTART_SECONDS) if measured else self.restart_seconds
+        measured = _measured_cost(view, job, ways)
+        return self.restart_seconds if measured is None else max(measured, MIN_RESTART_SECONDS)
+
+    def settled_at(self, view: View, run: Run) -> Seconds:
+        """Return from when on a run should be changed again, unless a guarantee or its priority demands it.
+
+        So changes, whose cost must have been measured, take at most a small part of its time. A run that has not
+        reported a step of its job yet, and would waste its startup, should be left to begin.
+        """
+        job = view.active[run.job]
+        cost = _measured_cost(view, job, CHANGE_WAYS)
+        if cost is None:
+            return -inf
+        if self.is_left_to_begin(view, run):
+            return run.since + MAX_BEGIN_SECONDS
+        return view.changed_at(job.id) + max(MIN_BETWEEN_CHANGES, CHANGE_COSTS_BETWEEN * cost)
+
+    def is_left_to_begin(self, view: View, run: Run) -> bool:
+        """Return whether a run of a job that declares steps has not reported one yet, and is young."""
+        job = view.active[run.job]
+        is_young = view.now < run.since + MAX_BEGIN_SECONDS
+        return bool(job.steps) and is_young and view.steps_done(job.id)[1] == -inf
 
     def startup_seconds(self, view: View, run: Run) -> Seconds:
         """Return how much longer a run will be starting up."""
@@ -143,6 +172,11 @@ class ProgressEstimator:
             return view.now
         restarting = run.number > 1 and since == run.since  # it has not reported yet that it computes
         return since + self.restart_cost(view, view.active[run.job]) if restarting else since
+
+
+def _measured_cost(view: View, job: Job, ways: Iterable[ChangeWay]) -> Seconds | None:
+    """Return the least that a change in one of these ways has cost last; None if none was measured."""
+    return min((cost for way in ways if (cost := view.change_seconds(job, way)) is not None), default=None)
 
 
 def _stays_on_nodes(view: View, job: Job, demand: Demand) -> bool:

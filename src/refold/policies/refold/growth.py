@@ -67,7 +67,8 @@ class Growth:
         options = jobs.options_of(job_id)
         if options.most_gpus <= gpus or options.fewest_gpus > gpus + self._free:
             return False
-        return jobs.has_other_shapes(job_id) and self._draft.may_change(job_id)
+        may_change = self._draft.may_change(job_id) and (job_id in jobs.guaranteed or jobs.is_settled(job_id))
+        return jobs.has_other_shapes(job_id) and may_change
 
     def _best(self, job_id: str, held: Allocation) -> _Larger | None:
         """Return the larger shape that saves the most time per GPU; None if no other is worthwhile."""

@@ -220,15 +220,35 @@ class RoundJobs:
     def protection(self, job_id: str) -> Protection:
         """Return for which jobs a run must not be stopped.
 
+        One that was changed a short time ago, or has not begun yet, is protected; see `ProgressEstimator.settled_at`.
         One of unknown length is protected if it was restarted too often or too recently. With every restart it may run
         longer, so that restarts take only a part of its time.
         """
+        if not self.is_settled(job_id):
+            return Protection.FROM_EQUALS
         if self.knows_work(job_id):
             return Protection.NONE
         starts, age = self.view.run_count(job_id), self.view.now - self.view.runs[job_id].since
         if starts > self.settings.max_restarts:
             return Protection.FROM_EQUALS
         return Protection.UNLESS_OVERDUE if age < self.restart_cost(job_id) * starts else Protection.NONE
+
+    def is_settled(self, job_id: str) -> bool:
+        """Return whether a job does not run, or may be changed again."""
+        run = self.view.runs.get(job_id)
+        return run is None or self._estimator.settled_at(self.view, run) <= self.view.now
+
+    def next_settled_at(self) -> Seconds:
+        """Return when the next run may be changed again that now should not."""
+        if not self.view.knows_change_costs:
+            return inf
+        moments = (self._estimator.settled_at(self.view, run) for run in self.view.runs.values())
+        return min((moment for moment in moments if moment > self.view.now), default=inf)
+
+    def have_unbegun_runs(self) -> bool:
+        """Return whether a run is left to begin."""
+        runs = self.view.runs.values() if self.view.knows_change_costs else ()
+        return any(self._estimator.is_left_to_begin(self.view, run) for run in runs)
 
     @property
     def uses_fair_share(self) -> bool:

@@ -70,6 +70,9 @@ The margin keeps small errors of the model from missing a guarantee.
 REVIEW_SECONDS: Seconds = 120.0
 """Time until the next round while jobs of unknown length wait: predictions change with the age of runs."""
 
+BEGIN_REVIEW_SECONDS: Seconds = 10.0
+"""Time until the next round while jobs wait and runs have not begun, which are not stopped until then."""
+
 OVERDUE_WAKE_SECONDS: Seconds = 1.0
 """Delay of the next round if its time passed while a transition was under way."""
 
@@ -194,7 +197,9 @@ class Refold:
             starter.place_waiting()  # jobs outside the optimisation get free GPUs only
         self._reservation = starter.reservation
         self._overtaken = starter.overtaken_by_fair_share()
-        self._wake_at = min(wake_at, view.next_preemptible_at())
+        self._wake_at = min(wake_at, view.next_preemptible_at(), jobs.next_settled_at())
+        if view.waiting and jobs.have_unbegun_runs():
+            self._wake_at = min(self._wake_at, view.now + BEGIN_REVIEW_SECONDS)
         if starter.is_review_useful():
             self._wake_at = min(self._wake_at, view.now + REVIEW_SECONDS)
         if self._domains is not None:

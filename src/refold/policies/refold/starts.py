@@ -70,7 +70,8 @@ class Starter:
         """Place jobs without GPUs by shrinking runs that hold more than they requested."""
         jobs = self._jobs
         stopped = [job_id for job_id in self._draft.changed if job_id in jobs.view.runs and self._has_no_gpus(job_id)]
-        sharing = Sharing(self._draft, self._placer, jobs.by_id, self._options_of, jobs.with_range)
+        lenders = [job_id for job_id in jobs.with_range if jobs.is_settled(job_id)]
+        sharing = Sharing(self._draft, self._placer, jobs.by_id, self._options_of, lenders)
         if sharing.is_possible():
             without_gpus = np.concatenate([self._unplaced(), jobs.table.rows(stopped)])
             sharing.place(jobs.table.ids[jobs.in_order(without_gpus)].tolist())

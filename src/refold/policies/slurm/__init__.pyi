@@ -1,6 +1,6 @@
 from .facts import (
-    JobFacts as JobFacts,
     SiteFacts as SiteFacts,
+    SlurmJobFacts as SlurmJobFacts,
 )
 from .policy import Slurm as Slurm
 from .priorities import fair_tree as fair_tree

@@ -11,7 +11,7 @@ from refold.errors import BadValue
 from refold.model import DAY, MINUTE, Seconds
 
 
-class JobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
+class SlurmJobFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What is known about a job.
 
     `priority`: without its age and its fair share, which change. `eligible`: since when its age counts; None: since it
@@ -44,7 +44,7 @@ class SiteFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     shares: dict[str, float] = {}
     usage: dict[str, float] = {}
     limits: dict[str, int] = {}
-    jobs: dict[str, JobFacts] = {}
+    jobs: dict[str, SlurmJobFacts] = {}
 
     @staticmethod
     def from_settings(given: SiteFacts | Mapping[str, Any]) -> SiteFacts:

@@ -13,12 +13,14 @@ from refold.policies.slurm.facts import SiteFacts
 ASSUMED_END = "finished"
 
 
-class Limits:
+class SharedLimits:
     """What runs use of limited amounts. Jobs that have left the cluster are assumed to have finished."""
 
     def __init__(self, site: SiteFacts) -> None:
         self._site = site
         self._used: Counter[str] = Counter()
+        self._conditional: set[str] = set()
+        """Jobs with a begin time or dependencies."""
         self._present: Counter[str] = Counter()
         """How often each job, and each array as a whole, waits or runs."""
 
@@ -28,7 +30,11 @@ class Limits:
             self._used.update(self._uses(run.job))
         for run in view.changes.ended:
             self._used.subtract(self._uses(run.job))
-        self._present = Counter(name for job_id in (*view.waiting, *view.runs) for name in _names(job_id))
+        for job in view.changes.submitted:
+            if job.launch.after or job.launch.begin is not None:
+                self._conditional.add(job.id)
+        if self._conditional:
+            self._present = Counter(name for job_id in (*view.waiting, *view.runs) for name in _names(job_id))
 
     def _uses(self, job_id: str) -> dict[str, int]:
         facts = self._site.jobs.get(job_id)
@@ -46,10 +52,13 @@ class Limits:
     def allow(self, job: Job) -> bool:
         """Whether a job may start beside those that run."""
         limits = self._site.limits
-        return all(self._used[name] + count <= limits.get(name, count) for name, count in self._uses(job.id).items())
+        uses = self._uses(job.id)
+        return not uses or all(self._used[name] + count <= limits.get(name, count) for name, count in uses.items())
 
     def is_eligible(self, view: View, job: Job) -> bool:
         """Whether the begin time of a job has come, and its dependencies are met."""
+        if job.id not in self._conditional:
+            return True
         if job.launch.begin is not None and job.launch.begin > view.now:
             return False
         return all(self._is_met(view, job, parse_dependency(text)) for text in job.launch.after)
@@ -62,10 +71,9 @@ class Limits:
             )
         return dependency.is_met_by(ASSUMED_END) and not self._present[dependency.array or dependency.job]
 
-    @staticmethod
-    def next_begin(view: View) -> Seconds:
+    def next_begin(self, view: View) -> Seconds:
         """Return when the next begin time of a waiting job comes; infinity: never."""
-        begins = (job.launch.begin for job in view.waiting.values())
+        begins = (view.waiting[name].launch.begin for name in self._conditional if name in view.waiting)
         return min((begin for begin in begins if begin is not None and begin > view.now), default=inf)
 
 

@@ -36,7 +36,7 @@ from refold.policies import Range, SettingRange
 from refold.policies.backfill import Bookings
 from refold.policies.common import Reasons
 from refold.policies.slurm.facts import SiteFacts
-from refold.policies.slurm.limits import Limits
+from refold.policies.slurm.limits import SharedLimits
 from refold.policies.slurm.priorities import Priorities
 
 NO_LIMIT: Seconds = 365 * DAY
@@ -72,7 +72,7 @@ class Slurm:
         self._resolution, self._max_tests, self._depth = bf_resolution, bf_max_job_test, default_queue_depth
         self._placer = Placer(placement, seed)
         facts = SiteFacts.from_settings(site or {})
-        self._priorities, self._limits = Priorities(facts), Limits(facts)
+        self._priorities, self._limits = Priorities(facts), SharedLimits(facts)
         self._named = {name for name, job in facts.jobs.items() if job.names_nodes}
         self._reasons = Reasons()
         self._next_backfill = inf
@@ -111,7 +111,7 @@ class Slurm:
     def _queue(self, view: View) -> list[Job]:
         """Return the jobs that may start, those of the highest priority first."""
         eligible = [job for job in view.waiting.values() if self._limits.is_eligible(view, job)]
-        return sorted(eligible, key=lambda job: (-self._priorities.priority(job), job.submitted))
+        return sorted(eligible, key=self._priorities.rank)
 
     def _start_in_order(self, view: View, queue: Sequence[Job]) -> list[Start]:
         """Start jobs from the front; nodes on which a job would fit that does not fit now are kept for it."""
@@ -140,8 +140,11 @@ class Slurm:
     def _backfill(self, view: View, queue: Sequence[Job]) -> list[Start]:
         """Start jobs that delay none of higher priority, if all jobs take all of their time limits."""
         started: list[Start] = []
+        tested = _until_last_that_fits(view, queue[: self._max_tests])
+        if not tested:
+            return started
         bookings, now = self._bookings(view), view.now
-        for job in queue[: self._max_tests]:
+        for job in tested:
             if not self._limits.allow(job):
                 continue
             limit = job.time_limit or NO_LIMIT
@@ -171,6 +174,14 @@ class Slurm:
             limit = view.active[run.job].time_limit or NO_LIMIT
             bookings.table.book(run.allocation.placement, now, max(run.since + limit, now + self._resolution))
         return bookings
+
+
+def _until_last_that_fits(view: View, queue: Sequence[Job]) -> Sequence[Job]:
+    """Return the queue up to the last job for which there is room now: jobs behind it can delay none."""
+    free = view.trial().free
+    fits = {demand: free.fits_one_instance(demand) for demand in {job.demand for job in queue}}
+    count = next((len(queue) - index for index, job in enumerate(reversed(queue)) if fits[job.demand]), 0)
+    return queue[:count]
 
 
 def _without(demand: Demand, blocked: set[int], nodes: int) -> Demand:

@@ -7,25 +7,25 @@ first by the account at the top, then by the next one below. The factor is 1 for
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from math import inf
 from statistics import fmean
 
 from refold.core import View
 from refold.model import Job, Run, Seconds
-from refold.policies.slurm.facts import JobFacts, SiteFacts
+from refold.policies.slurm.facts import SiteFacts, SlurmJobFacts
 
-NO_FACTS = JobFacts()
+NO_FACTS = SlurmJobFacts()
 NO_AGE = 1e12
 """More than any age."""
 
 
 def fair_tree(shares: Mapping[str, float], usage: Mapping[str, float]) -> dict[str, float]:
     """Return the factor of each user. `shares`: of accounts and users by path; `usage`: of all users."""
-    used: Counter[str] = Counter()
-    all_shares: Counter[str] = Counter()
-    all_used: Counter[str] = Counter()
+    used: defaultdict[str, float] = defaultdict(float)
+    all_shares: defaultdict[str, float] = defaultdict(float)
+    all_used: defaultdict[str, float] = defaultdict(float)
     for user, seconds in usage.items():
         for path in _ancestors(user):
             used[path] += seconds
@@ -38,7 +38,8 @@ def fair_tree(shares: Mapping[str, float], usage: Mapping[str, float]) -> dict[s
             return inf
         return shares.get(path, 0.0) / all_shares[_parent(path)] * all_used[_parent(path)] / used[path]
 
-    levels = {user: [level(path) for path in _ancestors(user)] for user in usage}
+    depth = max(map(len, map(_ancestors, usage)), default=0)
+    levels = {user: [*map(level, _ancestors(user)), *[inf] * (depth - len(_ancestors(user)))] for user in usage}
     order = sorted(levels.values())
     return {user: bisect_right(order, found) / len(order) for user, found in levels.items()}
 
@@ -64,34 +65,41 @@ class Priorities:
         self._factors: dict[str, float] = {}
         self._now: Seconds | None = None
         self._made_at: Seconds = -inf
+        self._ranks: dict[str, tuple[float, Seconds]] = {}
         self._typical = _typical_facts(site)
 
     def observe(self, view: View) -> None:
         """Account for what has been used since the last call."""
-        if not self._site.fair_share_weight:
-            self._made_at = view.now
-            return
+        site = self._site
         passed = 0.0 if self._now is None else view.now - self._now
-        decay = 0.5 ** (passed / self._site.half_life)
-        self._usage = {user: seconds * decay for user, seconds in self._usage.items()}
-        for user, rate in self._rates.items():
-            self._usage[user] = self._usage.get(user, 0.0) + rate * passed
+        decay = 0.5 ** (passed / site.half_life)
         self._now = view.now
-        for run, sign in (*((run, 1) for run in view.changes.started), *((run, -1) for run in view.changes.ended)):
-            self._count(run, sign)
-        if view.now >= self._made_at + self._site.recalculated:
+        if site.fair_share_weight:
+            self._usage = {user: seconds * decay for user, seconds in self._usage.items()}
+            for user, rate in self._rates.items():
+                self._usage[user] = self._usage.get(user, 0.0) + rate * passed
+            for run, sign in (*((run, 1) for run in view.changes.started), *((run, -1) for run in view.changes.ended)):
+                self._count(run, sign)
+        if view.now >= self._made_at + site.recalculated:
             self._made_at = view.now
-            self._factors = fair_tree(self._site.shares, self._usage)
+            self._ranks.clear()
+            self._factors = fair_tree(site.shares, self._usage)
 
     def _count(self, run: Run, sign: int) -> None:
         facts = self.facts(run.job)
         self._rates[facts.user] = self._rates.get(facts.user, 0.0) + sign * facts.billing
 
-    def facts(self, job_id: str, tenant: str = "") -> JobFacts:
+    def facts(self, job_id: str, tenant: str = "") -> SlurmJobFacts:
         """Return what is known of a job; of one that is not known, what is typical of its tenant."""
         return self._site.jobs.get(job_id) or self._typical.get(tenant, NO_FACTS)
 
-    def priority(self, job: Job) -> float:
+    def rank(self, job: Job) -> tuple[float, Seconds]:
+        """Return the sort key of a waiting job: the highest priority comes first."""
+        if job.id not in self._ranks:
+            self._ranks[job.id] = -self._priority(job), job.submitted
+        return self._ranks[job.id]
+
+    def _priority(self, job: Job) -> float:
         """Return the priority of a job, as of the last computation. Without facts of jobs, it is their own."""
         site, facts = self._site, self.facts(job.id, job.tenant)
         if not site.jobs:
@@ -102,12 +110,12 @@ class Priorities:
         return facts.priority + site.age_weight * age + site.fair_share_weight * fair
 
 
-def _typical_facts(site: SiteFacts) -> dict[str, JobFacts]:
+def _typical_facts(site: SiteFacts) -> dict[str, SlurmJobFacts]:
     """Return what jobs that arrive later have: the user and the mean priority of the jobs of their account."""
-    found: dict[str, list[JobFacts]] = {}
+    found: dict[str, list[SlurmJobFacts]] = {}
     for facts in site.jobs.values():
         found.setdefault(facts.user.split("/")[-2] if "/" in facts.user else "", []).append(facts)
     return {
-        account: JobFacts(fmean(each.priority for each in jobs), user=jobs[-1].user, billing=jobs[-1].billing)
+        account: SlurmJobFacts(fmean(each.priority for each in jobs), user=jobs[-1].user, billing=jobs[-1].billing)
         for account, jobs in found.items()
     }

@@ -35,6 +35,8 @@ class ReportRun:
     measures: Measures
     is_recorded: bool = False
     """It happened, and was not simulated."""
+    is_reference: bool = False
+    """It is what happened, simulated like the other policies, which are compared with it."""
     is_oracle: bool = False
     """The policy knows run times in advance."""
 

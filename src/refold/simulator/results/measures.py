@@ -140,7 +140,7 @@ def measure(history: History, crossings: Crossings | None = None) -> Measures:
         runs=len(runs),
         preemptions=int((runs.ending == Ending.STOPPED).sum()),
         reshapes=reshapes,
-        reshapes_per_job=_ratio(reshapes, _reshapable_jobs(history)),
+        reshapes_per_job=_ratio(reshapes, int(_is_reshapable(history)[~np.isnan(history.jobs.first_start)].sum())),
         failures=int((runs.ending == Ending.FAILED).sum()),
         lost_seconds=float(lost.sum()),
         lost_gpu_hours=float((lost * runs.gpus).sum()) / HOUR,
@@ -310,10 +310,6 @@ def _reshapes(history: History) -> int:
     return int(_is_reshapable(history)[runs.job[after[reshaped]]].sum())
 
 
-def _reshapable_jobs(history: History) -> int:
-    return int(_is_reshapable(history)[~np.isnan(history.jobs.first_start)].sum())
-
-
 def _is_reshapable(history: History) -> Ints:
     return history.jobs.by_kind(lambda job: job.reshapable)
 
@@ -400,12 +396,5 @@ def _group(per_job: _PerJob, name: str, jobs: Ints) -> MeasureGroup:
 
 
 def _outcomes(outcome: Ints) -> OutcomeCounts:
-    counts = np.bincount(outcome, minlength=len(Outcome)).tolist() if len(outcome) else [0] * len(Outcome)
-    return OutcomeCounts(
-        finished=counts[Outcome.FINISHED],
-        failed=counts[Outcome.FAILED],
-        cancelled=counts[Outcome.CANCELLED],
-        running=counts[Outcome.RUNNING],
-        waiting=counts[Outcome.WAITING],
-        infeasible=counts[Outcome.INFEASIBLE],
-    )
+    counts = np.bincount(outcome, minlength=len(Outcome)).tolist()
+    return OutcomeCounts(**{each.name.lower(): counts[each] for each in Outcome})

@@ -194,7 +194,8 @@ def compare_with_record(runs: Sequence[ReportRun], recorded: Recorded | None = N
     Without a record, they are compared with a usual baseline.
     """
     if recorded is None:
-        recorded_run = next((run.name for run in runs if run.is_recorded), None)
+        first = sorted(runs, key=lambda run: (not run.is_reference, not run.is_recorded))[0]
+        recorded_run = first.name if first.is_reference or first.is_recorded else None
         recorded = find_reference([(run.name, run.measures) for run in runs], recorded_run)
     simulated = [run for run in runs if not run.is_recorded] or runs
     fair = [run for run in simulated if not run.is_oracle] or simulated
