@@ -75,6 +75,7 @@ class RefoldLightningCallback(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Trainer, _module: LightningModule) -> None:
         """Note that all ranks are about to train."""
+        self._run.check_ranks(trainer.world_size)
         self._updates = trainer.global_step
         self._run.begin(self._step, self._save_every)
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from refold.errors import BadInput
+
 STEPS = 36
 
 
@@ -44,3 +46,39 @@ def test_a_change_of_the_plan_does_not_affect_the_losses(script: str, tmp_path: 
     first, second = sorted(int(path.name.removeprefix("step-")) for path in (changed / "out").iterdir())
     assert (first, second) == (ranks.count(1), STEPS)
     assert train(script, changed)[0] == losses, "a training that has ended does nothing more"
+
+
+@pytest.mark.in_child
+def test_only_the_last_epoch_of_an_accelerate_loop_may_end_early(tmp_path: Path) -> None:
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from refold.train import AccelerateRun
+
+    run = AccelerateRun(4, tmp_path)
+    accelerator = run.accelerator()
+    loader = accelerator.prepare(DataLoader(TensorDataset(torch.zeros(16, 1)), batch_size=run.loader_batch))
+    steps = 0
+    for _ in run.epochs(loader, 2):
+        for _ in run.batches(loader):
+            steps += 1
+            if steps == 6:
+                break
+    assert (steps, [path.name for path in tmp_path.iterdir()]) == (6, ["step-6"])
+    run = AccelerateRun(4, tmp_path)
+    run.accelerator()
+    with pytest.raises(BadInput, match="only the last epoch may end early"):
+        for _ in run.epochs(loader, 3):
+            pass
+
+
+@pytest.mark.in_child
+def test_a_framework_with_other_ranks_than_the_plan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from refold.train import AccelerateRun
+
+    for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("WORLD_SIZE", "2"), ("RANK", "0")):
+        monkeypatch.setenv(name, value)
+    run = AccelerateRun(4, tmp_path)
+    monkeypatch.delenv("WORLD_SIZE")
+    with pytest.raises(BadInput, match="DP2 has 2 ranks, and the framework trains with 1"):
+        run.accelerator()
