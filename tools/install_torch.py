@@ -1,4 +1,4 @@
-"""Install what `make test-train` needs: PyTorch and Transformers, in the versions of requirements.lock.
+"""Install what `make test-train` needs: PyTorch, and frameworks that use it, in the versions of requirements.lock.
 
 On Linux the wheel of the package index is the build for CUDA, which runs on CPUs as well. Exits with status 3 and the
 reason if PyTorch is not wanted (`REFOLD_NO_TORCH=1`) or the disk has too little free space.
@@ -34,7 +34,7 @@ def main() -> int:
         print(f"PyTorch is not installed: {reason}")
         return NOT_INSTALLED
     if find_spec("torch") is None:
-        print("installing PyTorch: on x86-64 about 2.3 GB to download and 6 GB on disk, and some minutes", flush=True)
+        print("installing PyTorch: on x86-64 about 2.4 GB to download and 6 GB on disk, and some minutes", flush=True)
     return install.main([EXTRA])
 
 

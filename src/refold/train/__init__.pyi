@@ -1,6 +1,7 @@
 from .checkpoints import CheckpointNotWritten as CheckpointNotWritten
 from .hf_accelerate import AccelerateRun as AccelerateRun
 from .hf_trainer import RefoldTrainerCallback as RefoldTrainerCallback
+from .lightning_callback import RefoldLightningCallback as RefoldLightningCallback
 from .own_loop import OwnLoop as OwnLoop
 from .pipeline_stages import PipelineRule as PipelineRule
 from .profiling import (

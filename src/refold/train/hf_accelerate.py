@@ -100,9 +100,12 @@ class AccelerateRun:
         while (epoch := self._step // per_epoch) < count:
             self._last_of_epoch = (epoch + 1) * per_epoch
             yield epoch
-            if self._step != self._last_of_epoch:
-                raise BadInput(f"the epoch has {per_epoch} steps; iterate over run.batches(loader) to its end")
-            self._follow(accelerator)
+            if self._step == self._last_of_epoch:
+                self._follow(accelerator)
+            elif epoch + 1 < count:
+                raise BadInput(f"only the last epoch may end early, before all of its {per_epoch} steps")
+            else:
+                break
         self._save(accelerator)
         self._run.finished(self._step)
 
@@ -114,11 +117,13 @@ class AccelerateRun:
         rest = accelerator.skip_first_batches(loader, done * accumulation) if done else loader
         rest.set_epoch(epoch)
         for batch in rest:
-            yield batch
-            if accelerator.sync_gradients:
-                self._step += 1
-                if self._step < self._last_of_epoch:  # then, the script may evaluate first
-                    self._follow(accelerator)
+            try:
+                yield batch
+            finally:  # also if the script leaves the loop after this step
+                if accelerator.sync_gradients:
+                    self._step += 1
+            if accelerator.sync_gradients and self._step < self._last_of_epoch:  # at its end, the script may evaluate
+                self._follow(accelerator)
 
     def _follow(self, accelerator: Accelerator) -> None:
         if self._run.should_save(self._step, self.loss):
