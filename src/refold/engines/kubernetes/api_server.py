@@ -9,7 +9,6 @@ import random
 import socket
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -101,19 +100,18 @@ class RequestCounts:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._numbers: Counter[RequestKind] = Counter()
-        self._seconds: Counter[RequestKind] = Counter()
+        self._totals: dict[RequestKind, tuple[int, Seconds]] = {}
 
     def add(self, kind: RequestKind, seconds: Seconds) -> None:
         """Count a request."""
         with self._lock:
-            self._numbers[kind] += 1
-            self._seconds[kind] += seconds
+            number, total = self._totals.get(kind, (0, 0.0))
+            self._totals[kind] = number + 1, total + seconds
 
     def read(self) -> dict[RequestKind, tuple[int, Seconds]]:
         """Return number and total duration by kind."""
         with self._lock:
-            return {kind: (number, self._seconds[kind]) for kind, number in self._numbers.items()}
+            return dict(self._totals)
 
 
 def resource_of(path: str) -> str:
