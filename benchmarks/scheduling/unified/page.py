@@ -35,7 +35,8 @@ be. A daemon, by consent, is between: [what preemption brings](../measures.md#co
 Settings are tuned on other slices and draws (`--tuning`), but not everything was chosen without these: that starvation
 matters was seen on two of them (Philly from 50,000 and 56,000; [decision 37](../decisions/0037-without-preemption.md)).
 The rows of `refold` were measured after [decision 56](../decisions/0056-bounded-overtaking.md) on 2026-11-19, most
-others before, some with fewer draws; on `no-preemption-…`, all policies have the same five draws.
+others before, some with fewer draws; on `no-preemption-…`, all policies have the same five draws, those of `refold` and
+`easy` made again on 2026-11-20.
 
 Every policy, measure and draw is in [unified.json](unified.json); without `--write`, the command prints them as tables.
 Targets for every kind of workload (reshapable jobs, fractions, GPU types, tenants, fairness, start estimates), met or
@@ -50,6 +51,7 @@ for restarts and guarantees refer to the worst draw. *Before* is `refold` as it 
 baseline is the best other policy in the same runs that does not know the duration of every job; those that do are
 marked \\*. Some policies have another number of draws than `refold`: their means are of other draws, and five of
 `refold` were made on two of the eight slices only. The rows of `estimates-…` and `decisions` are older than the others.
+Rows without a verdict have a limit that has not been measured yet.
 
 The fairness rows were first measured with `fair_share=0`, and changed to 1 after a look at one draw of the same slices
 with it. In further draws of Rubick's trace, the same jobs are assigned to the same submission times in another order.
