@@ -77,7 +77,8 @@ def start(
     of mixed precision; the loss is scaled for torch.float16. `compile_layers`: compile each layer
     with torch.compile. `tensor` and `pipeline` say how to split a model whose names are not known. `shard_group`: ZeRO
     shards over groups of so many ranks, which are replicas of each other. `checkpoint`: folder for checkpoints,
-    or an address such as `s3://bucket/run` (default: $REFOLD_CHECKPOINT, if set), written every `save_every` seconds, when the run is stopped, and at the end.
+    or an address such as `s3://bucket/run` (default: $REFOLD_CHECKPOINT, if set), written every `save_every` seconds,
+    when the run is stopped, and at the end.
 
     Without an agent, the plan is that of $REFOLD_PLAN, or data parallelism over the ranks of torchrun. A script that
     was started as a single process by the scheduler is replaced by `python -m refold.train script.py`.
