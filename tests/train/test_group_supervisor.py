@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from refold.model import ChangeAnswer, ChangeRequest, InstanceGpus, Plan
 from refold.train.copies import CopySource, CopyToLoad
-from refold.train.group_supervisor import REGROUP_SECONDS, GroupMachine, GroupSupervisor, plan_for
+from refold.train.group_supervisor import MISSING_SECONDS, REGROUP_SECONDS, GroupMachine, GroupSupervisor, plan_for
 from refold.train.messages import (
     Action,
     Announce,
@@ -27,7 +27,7 @@ from refold.train.messages import (
     SignalRank,
     StartRank,
 )
-from refold.train.rank_table import ENTER_SECONDS, RankProcess, Role
+from refold.train.rank_table import ENTER_SECONDS
 from refold.train.run_settings import HostSlots
 
 
@@ -160,13 +160,24 @@ def test_all_are_restarted_if_no_replica_of_the_model_fits_on_what_is_left() -> 
 
 def test_a_new_leader_goes_on_with_the_ranks_that_the_hosts_have() -> None:
     supervisor = GroupSupervisor(Plan(data=3), [host(1, slots=1), host(2, slots=1)], Facts().machine(), 2, 12)
-    ranks = [RankProcess(6 + rank, rank, None, Role.MEMBER, True, rank) for rank in (1, 2)]
+    ranks = [StartRank(6 + rank, rank, 0, None, rank) for rank in (1, 2)]
     sent = change(Plan(data=2), 2001, first=2)
     assert supervisor.adopt(ranks) == [
         Log("going on with DP2 on the ranks that are left"),
         Send(7, regrouped(sent, 1)),
         Send(8, regrouped(sent, 0)),
     ]
+
+
+def test_a_rank_that_its_host_does_not_have_is_taken_as_ended() -> None:
+    """The message that it has ended was lost."""
+    facts = Facts()
+    supervisor = training(facts, Plan(data=4), TWO)
+    assert supervisor.running({0: [1, 2], 1: [3]}) == []
+    facts.time = MISSING_SECONDS
+    assert supervisor.running({0: [1, 2], 1: [3]})[0] == Log("rank 3 was killed by SIGKILL")
+    facts.time = 2 * MISSING_SECONDS
+    assert supervisor.running({0: [1, 2], 1: [3]}) == []
 
 
 def test_a_checkpoint_that_is_newer_than_the_copy_is_loaded() -> None:

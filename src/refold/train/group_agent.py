@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from signal import SIGKILL
 from time import monotonic
@@ -11,7 +11,7 @@ from typing import assert_never
 
 import msgspec
 
-from refold.model import NOT_REJOINED, Seconds
+from refold.model import NOT_REJOINED
 from refold.train.agent import POLL_SECONDS, Agent, free_port, print_line
 from refold.train.copy_ledger import CopyLedger
 from refold.train.fork_server import ProcessExited, Program
@@ -29,40 +29,35 @@ from refold.train.group_messages import (
     Shared,
     StopRequested,
     Wanted,
+    decoded,
 )
 from refold.train.group_supervisor import GroupMachine, GroupSupervisor
 from refold.train.host_copies import HostCopies
-from refold.train.membership import BEAT_SECONDS, GroupView, Membership
+from refold.train.membership import (
+    BEAT_SECONDS,
+    GATHER_SECONDS,
+    HELD_SECONDS,
+    NEW_LEADER_SECONDS,
+    REJOIN_SECONDS,
+    GroupView,
+    Membership,
+)
 from refold.train.messages import (
     Action,
-    Announce,
-    Answer,
     Change,
     Copied,
     Copying,
     CopySecured,
     Exit,
     Log,
-    Report,
     Send,
     SignalRank,
     StartRank,
     ToAgent,
 )
-from refold.train.rank_table import STOPPED, RankProcess, Role
+from refold.train.own_ranks import OwnRanks, starts_of
+from refold.train.rank_table import STOPPED
 from refold.train.run_settings import HostSlots, RunSettings
-
-GATHER_SECONDS: Seconds = 300.0
-"""How long an agent waits for the other hosts of a run that starts."""
-
-REJOIN_SECONDS: Seconds = 60.0
-"""How long an agent that has lost the others waits for them."""
-
-NEW_LEADER_SECONDS: Seconds = 5.0
-"""How long the ranks of this host go on without a leader: as a rule the next one takes them over."""
-
-HELD_SECONDS: Seconds = 3.0
-"""How long a new leader waits until all agents have told which copies they have."""
 
 
 class GroupAgent(Agent):
@@ -96,8 +91,7 @@ class GroupAgent(Agent):
         self._processes_of: dict[int, StartRank] = {}
         self._is_stopped = False
         self._rejoins = self._changes.was_announced()
-        self._own: dict[int, RankHeld] = {}
-        """The ranks of this host."""
+        self._own = OwnRanks()
         self._held: dict[int, list[RankHeld]] = {}
         """Leader: the ranks that each host had when this one began to lead."""
 
@@ -114,7 +108,7 @@ class GroupAgent(Agent):
 
     def _step(self) -> None:
         events = list(self._processes.wait(POLL_SECONDS, self._link))
-        messages = list(self._received())
+        messages = list(decoded(self._link.take_messages()))
         for peer, message in messages:  # all beats first: a long pause of this process is no silence of the others
             if isinstance(message, AgentBeat):
                 self._on_beat(peer, message)
@@ -134,6 +128,7 @@ class GroupAgent(Agent):
             self._tell_leader(Requested(self._reign, request))
         if self._group is not None and self._view is not None:
             self._do(self._group.hosts_changed(self._host_slots(self._view)))
+            self._do(self._group.running({number: beat.processes for number, beat in self._hosts.items()}))
             self._do(self._group.tick())
         for failed in self._copies.take_fetched():
             self._tell_copies(failed)
@@ -149,7 +144,12 @@ class GroupAgent(Agent):
     def _beat(self) -> None:
         """Tell the others what there is, at once if that has changed."""
         told = AgentBeat(
-            self._membership.beat(), self._settings.slots, self._link.port, self._meeting_port, self._link.peers()
+            self._membership.beat(),
+            self._settings.slots,
+            self._link.port,
+            self._meeting_port,
+            self._link.peers(),
+            self._own.processes(),
         )
         if told != self._told or monotonic() >= self._beat_at:
             self._told, self._beat_at = told, monotonic() + BEAT_SECONDS
@@ -197,18 +197,17 @@ class GroupAgent(Agent):
         """Kill the ranks of this host, except those that train if the next leader may use them; wait for their ends."""
         self._group = None
         self._held = {}
-        self._own = {process: rank for process, rank in self._own.items() if keeps_ranks and rank.trains}
-        for process in set(self._processes.running()) - self._own.keys():
+        self._own.give_up(keeps_training=keeps_ranks)
+        for process in self._own.given_up(self._processes.running()):
             self._processes.signal(process, SIGKILL)
         limit = monotonic() + 5.0
-        while set(self._processes.running()) - self._own.keys() and monotonic() < limit:
+        while self._own.given_up(self._processes.running()) and monotonic() < limit:
             self._beat()
             for event in self._processes.wait(POLL_SECONDS):
-                match event:
-                    case ProcessExited(process):
-                        self._own.pop(process, None)
-                    case _, message:
-                        self._copies.note(message)
+                if isinstance(event, ProcessExited):
+                    self._own.ended(event.process)
+                else:
+                    self._copies.note(event[1])
         self._copies.forget_unfinished()
         self._processes_of.clear()
 
@@ -228,17 +227,9 @@ class GroupAgent(Agent):
         self._group = GroupSupervisor(
             wanted.plan, hosts, machine, view.reign, wanted.batch, self._settings.hang_seconds, wanted.instances
         )
-        ranks = [(host, rank) for host, held in self._held.items() if host in view.members for rank in held]
-        for host, rank in ranks:
-            self._processes_of[rank.process] = StartRank(rank.process, rank.rank, 0, None, host, rank.local_rank)
-        self._do(
-            self._group.adopt(
-                [
-                    RankProcess(rank.process, rank.rank, None, Role.MEMBER, True, host, rank.local_rank)
-                    for host, rank in ranks
-                ]
-            )
-        )
+        starts = starts_of({host: ranks for host, ranks in self._held.items() if host in view.members})
+        self._processes_of.update({start.process: start for start in starts})
+        self._do(self._group.adopt(starts))
 
     def _check_limits(self) -> None:
         now = monotonic()
@@ -269,13 +260,6 @@ class GroupAgent(Agent):
         else:
             self._link.send(instance, message)
 
-    def _received(self) -> Iterator[tuple[Peer, GroupMessage]]:
-        for peer, line in self._link.take_messages():
-            try:
-                yield peer, msgspec.json.decode(line, type=GroupMessage)
-            except msgspec.DecodeError as error:
-                print_line(f"instance {peer.instance} sent a message that cannot be read: {error}")
-
     def _on_beat(self, peer: Peer, message: AgentBeat) -> None:
         self._membership.heard(message.beat, monotonic())
         self._hosts[peer.instance] = message
@@ -287,7 +271,7 @@ class GroupAgent(Agent):
             case Order(_, action, address, port):
                 self._carry_out(action, address, port)
             case Shared(_, action):
-                self._do_here(action)
+                super()._do([action])
             case Wanted():
                 self._wanted = message
             case BackUp(_, copy):
@@ -318,8 +302,7 @@ class GroupAgent(Agent):
 
     def _tell_copies(self, failed: int | None = None) -> None:
         """Tell the leader which copies this host has; `failed`: the step of one of which parts were not fetched."""
-        ranks = [rank for rank in self._own.values() if rank.trains]
-        self._tell_leader(CopiesHeld(self._reign, self._copies.held(), failed, ranks))
+        self._tell_leader(CopiesHeld(self._reign, self._copies.held(), failed, self._own.training()))
 
     def _note_ranks(self, sender: int, ranks: list[RankHeld]) -> None:
         """Note which ranks a host has; those of which it tells too late are killed."""
@@ -343,7 +326,7 @@ class GroupAgent(Agent):
         match event:
             case ProcessExited(process, status):
                 self._processes_of.pop(process, None)
-                if self._own.pop(process, None) is not None:  # else it was killed with the reign before
+                if self._own.ended(process):  # else it was killed with the reign before
                     self._tell_leader(RankEnded(self._reign, process, status))
                     self._tell_copies()  # a leader that has not begun yet must know which ranks are left
             case _, (Copying() | Copied()) as copied:
@@ -359,7 +342,8 @@ class GroupAgent(Agent):
             match action:
                 case StartRank():
                     self._processes_of[action.process] = action
-                    self._tell(action.host, self._start_order(action))
+                    address, port = self._group.meeting() if self._group else ("", 0)
+                    self._tell(action.host, Order(self._reign, action, address, port))
                 case Send(process, message):
                     if start := self._processes_of.get(process):
                         self._tell(start.host, Order(self._reign, Send(process, message)))
@@ -372,11 +356,6 @@ class GroupAgent(Agent):
                     for instance in self._view.members if self._view else ():
                         self._tell(instance, Shared(self._reign, action))
 
-    def _start_order(self, start: StartRank) -> Order:
-        assert self._group is not None
-        address, port = self._group.meeting()
-        return Order(self._reign, start, address, port)
-
     def _carry_out(self, action: StartRank | Send | SignalRank, address: str, port: int) -> None:
         match action:
             case StartRank():
@@ -387,12 +366,10 @@ class GroupAgent(Agent):
                     "MASTER_ADDR": address,
                     "MASTER_PORT": str(port),
                 }
-                self._own[action.process] = RankHeld(action.process, action.rank, action.local_rank)
+                self._own.started(action)
                 self._processes.start(action.process, environment)
             case Send(process, Change() as change):
-                if own := self._own.get(process):
-                    rank = change.rank if change.lost else own.rank
-                    self._own[process] = RankHeld(process, rank, own.local_rank, trains=rank < change.ranks)
+                self._own.told(process, change)
                 self._processes.send(process, self._for_this_host(change))
             case Send(process, message):
                 self._processes.send(process, message)
@@ -407,9 +384,6 @@ class GroupAgent(Agent):
         self._copies.begin_generation(change.copies.load.slot if change.copies.load else None)
         copies = msgspec.structs.replace(change.copies, host=self._settings.instance)
         return msgspec.structs.replace(change, state=str(self._state), copies=copies)
-
-    def _do_here(self, action: Announce | Answer | Report | Log | Exit) -> None:
-        super()._do([action])
 
     # Copies.
 

@@ -274,8 +274,9 @@ class GroupLink:
         """Read messages until the connection ends."""
         peer = Peer(greeting.instance, greeting.incarnation, connection.getpeername()[0], greeting.port)
         is_preferred = is_dialled == (self._greeting.instance > peer.instance)
-        if peer.instance == self._greeting.instance or not self._register(peer, connection, is_preferred=is_preferred):
+        if peer.instance == self._greeting.instance:
             return
+        self._register(peer, connection, is_preferred=is_preferred)
         connection.settimeout(None)
         _set_limits(connection)
         try:
@@ -286,17 +287,20 @@ class GroupLink:
         finally:
             self._drop(peer, connection)
 
-    def _register(self, peer: Peer, connection: socket.socket, *, is_preferred: bool) -> bool:
-        """Keep one connection per agent: of two, the one that the agent with the higher number has dialled."""
+    def _register(self, peer: Peer, connection: socket.socket, *, is_preferred: bool) -> None:
+        """Send on one connection per agent: of two, the one that the agent with the higher number has dialled.
+
+        Both are read: the other agent may have sent something on the other one before it knew of this one.
+        """
         with self._lock:
             old = self._connections.get(peer.instance)
-            if old is not None and old[0].incarnation == peer.incarnation and not is_preferred:
-                return False
+            is_same = old is not None and old[0].incarnation == peer.incarnation
+            if is_same and not is_preferred:
+                return
             self._known[peer.instance] = peer
             self._connections[peer.instance] = (peer, connection)
-        if old is not None:
+        if old is not None and not is_same:
             _shut(old[1])
-        return True
 
     def _drop(self, peer: Peer, connection: socket.socket) -> None:
         with self._lock:

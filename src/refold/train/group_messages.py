@@ -5,9 +5,12 @@ Orders and reports carry the reign of the leader for whom they are meant; those 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import msgspec
 
 from refold.model import ChangeRequest, InstanceGpus, Plan, Seconds
+from refold.train.agent import print_line
 from refold.train.copies import CopyToLoad, HostCopy
 from refold.train.group_link import Peer
 from refold.train.membership import Beat
@@ -18,7 +21,7 @@ class AgentBeat(msgspec.Struct, frozen=True, tag=True):
     """A beat, with what a leader must know of a host.
 
     `slots`: how many ranks it can have. `meeting_port`: where a group can meet whose first rank is there. `peers`:
-    where other agents listen, as far as this one knows.
+    where other agents listen, as far as this one knows. `processes`: its ranks, in case that a message gets lost.
     """
 
     beat: Beat
@@ -26,6 +29,7 @@ class AgentBeat(msgspec.Struct, frozen=True, tag=True):
     port: int
     meeting_port: int
     peers: dict[int, Peer]
+    processes: list[int] = []
 
 
 # From the leader.
@@ -117,3 +121,12 @@ class StopRequested(msgspec.Struct, frozen=True, tag=True):
 FromLeader = Order | Shared | Wanted | BackUp
 ToLeader = CopiesHeld | RankSaid | RankEnded | Requested | StopRequested
 GroupMessage = AgentBeat | FromLeader | ToLeader
+
+
+def decoded(lines: Iterable[tuple[Peer, bytes]]) -> Iterator[tuple[Peer, GroupMessage]]:
+    """Return the messages that others have sent; print why one cannot be read."""
+    for peer, line in lines:
+        try:
+            yield peer, msgspec.json.decode(line, type=GroupMessage)
+        except msgspec.DecodeError as error:
+            print_line(f"instance {peer.instance} sent a message that cannot be read: {error}")

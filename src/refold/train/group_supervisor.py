@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from signal import SIGQUIT
+from collections.abc import Callable, Mapping, Sequence
+from signal import SIGKILL, SIGQUIT
 
 import msgspec
 
 from refold.model import ChangeAnswer, ChangeRequest, InstanceGpus, Plan, Seconds
 from refold.train.copies import CopyToLoad
-from refold.train.messages import Action, Answer, Change, CopyOrders, Log, Ready, Saved, SignalRank, ToSupervisor
+from refold.train.messages import (
+    Action,
+    Answer,
+    Change,
+    CopyOrders,
+    Log,
+    Ready,
+    Saved,
+    SignalRank,
+    StartRank,
+    ToSupervisor,
+)
 from refold.train.rank_places import places_for, renumbered
 from refold.train.rank_table import ENTER_SECONDS, JOIN_SECONDS, Phase, RankProcess, RankTable, Role, refusal
 from refold.train.run_settings import SINGLE, HostSlots, Place, Shape
@@ -20,6 +31,9 @@ GROWTH = -1
 
 STACKS_SECONDS: Seconds = 2.0
 """How long ranks that hang have to print their stacks."""
+
+MISSING_SECONDS: Seconds = 10.0
+"""After so long, a rank that its host does not have is taken as ended."""
 
 REGROUP_SECONDS: Seconds = 60.0
 """Time limit for the ranks that are left after a failure, which may have to finish a step first."""
@@ -83,11 +97,15 @@ class GroupSupervisor(Supervisor):
         self._generation = reign * GENERATIONS_PER_REIGN
         self._has_trained = reign > 1 and batch > 0
         self._regrouped = -1
+        self._missing: dict[int, Seconds] = {}
         self._tried_to_grow: tuple[HostSlots, ...] = self._hosts
 
-    def adopt(self, ranks: Sequence[RankProcess]) -> list[Action]:
+    def adopt(self, ranks: Sequence[StartRank]) -> list[Action]:
         """Go on with the ranks that the hosts still have, after the loss of the leader before; without any, start."""
-        self._ranks.adopt(ranks)
+        self._ranks.adopt(
+            RankProcess(start.process, start.rank, None, Role.MEMBER, True, start.host, start.local_rank)
+            for start in ranks
+        )
         self._phase = Phase.TRAINING
         if not ranks:
             return self.start()
@@ -161,6 +179,14 @@ class GroupSupervisor(Supervisor):
             self._grow()
         self._advance()
         return self._take()
+
+    def running(self, processes: Mapping[int, Sequence[int]]) -> list[Action]:
+        """Take ranks that are not among those of their hosts for a while as ended: a message about them was lost."""
+        now = self._machine.now()
+        missing = {rank.process for rank in self._ranks if rank.process not in processes.get(rank.host, ())}
+        self._missing = {process: self._missing.get(process, now) for process in missing}
+        late = [process for process, since in self._missing.items() if now - since >= MISSING_SECONDS]
+        return [action for process in late for action in self.exited(process, -SIGKILL)]
 
     def tick(self) -> list[Action]:
         """Enforce time limits."""
@@ -285,15 +311,13 @@ class GroupSupervisor(Supervisor):
         super()._abandon_change(why)
 
     def _with_copies(self, change: Change) -> Change:
-        if change.resume and self._replaces_all:
-            return change
-        return msgspec.structs.replace(self._without_earlier_ranks(change), keep=change.resume)
-
-    def _without_earlier_ranks(self, change: Change) -> Change:
+        if change.resume and self._replaces_all and not self._ranks.are_joining():
+            return change  # they write a copy first
+        keep = change.resume and not self._replaces_all
         copy = self._newest_copy()
         address, port = self.meeting()
         orders = CopyOrders(0 if copy is None else 1 - copy.slot, copy)
-        return msgspec.structs.replace(change, address=address, port=port, resume=False, copies=orders)
+        return msgspec.structs.replace(change, address=address, port=port, resume=False, copies=orders, keep=keep)
 
     def _restart_point(self) -> str:
         copy = self._newest_copy()

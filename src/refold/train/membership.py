@@ -20,6 +20,18 @@ BEAT_SECONDS: Seconds = 0.3
 LOST_SECONDS: Seconds = 1.5
 """An agent that was silent for so long is lost."""
 
+GATHER_SECONDS: Seconds = 300.0
+"""How long an agent waits for the other hosts of a run that starts."""
+
+REJOIN_SECONDS: Seconds = 60.0
+"""How long an agent that has lost the others waits for them."""
+
+NEW_LEADER_SECONDS: Seconds = 5.0
+"""How long the ranks of this host go on without a leader: as a rule the next one takes them over."""
+
+HELD_SECONDS: Seconds = 20.0
+"""How long a new leader waits until all agents have told which copies they have."""
+
 
 class Member(msgspec.Struct, frozen=True):
     """An agent in a view. `incarnation`: a random name of the process; `since`: the view in which it joined."""

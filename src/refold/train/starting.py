@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from refold.model import Plan, Seconds
 from refold.train import process_group
-from refold.train.batches import global_batch
+from refold.train.batches import Batches, global_batch
 from refold.train.channel import RankChannel, connect
 from refold.train.checkpoints import Checkpoints
 from refold.train.fused_layers import replace_fused_layers
@@ -105,10 +105,8 @@ def start(
     replacements = replace_fused_layers(model, optimizer)
     splittable = SplittableModel(model, tensor=tensor, pipeline=pipeline, compile_layers=compile_layers)
     batches = None if data is None else options.batches_of(data)
-    if pipeline is None and batches and _count_parameters(model) <= MAX_TRIED_PARAMETERS:
-        sample = batches.first_sample()
-        if sample is not None:
-            splittable.try_pipeline(model, reader.read(sample))
+    if pipeline is None and batches:
+        _try_pipeline(splittable, model, batches, reader)
     state = TrainingState(model, optimizer, splittable, replacements)
     state.optimizer.is_averaged = ema is not None
     reshaper = Reshaper(state, batch, process_group.choose_device(), shard_group)
@@ -118,6 +116,13 @@ def start(
     else:
         session.enter(wait_for_first_change(channel, Ready(process_group.own_rank(), state.estimated_bytes(), batch)))
     return session
+
+
+def _try_pipeline(splittable: SplittableModel, model: nn.Module, batches: Batches, reader: InputReader) -> None:
+    """Find out from a sample how the model can be divided into pipeline stages, unless it is too large to try."""
+    sample = batches.first_sample() if _count_parameters(model) <= MAX_TRIED_PARAMETERS else None
+    if sample is not None:
+        splittable.try_pipeline(model, reader.read(sample))
 
 
 def _loss_of(model: nn.Module) -> Loss:

@@ -318,7 +318,7 @@ class Supervisor:
             case Phase.STARTING | Phase.JOINING if self._ranks.are_ready():
                 self._enter()
             case Phase.ENTERING if self._change_after_exits and self._ranks.are_joining():
-                self._ranks.send(self._ranks, self._without_earlier_ranks(self._change_after_exits))
+                self._ranks.send(self._ranks, self._with_copies(self._change_after_exits))
                 self._change_after_exits = None
             case _:
                 if not self._ranks and self._phase is not Phase.RESTARTING:
@@ -369,10 +369,6 @@ class Supervisor:
 
     def _with_copies(self, change: Change) -> Change:
         """Return a change with what ranks need to find each other and their state."""
-        return change
-
-    def _without_earlier_ranks(self, change: Change) -> Change:
-        """Return a change for new ranks, now that those of the previous generation have ended."""
         return change
 
     def _restart_point(self) -> str:
