@@ -22,7 +22,7 @@ LOSS_SECONDS: Seconds = 30.0
 class Recovery:
     """Interrupts a rank whose group has lost members, and finds out what is to be done. Only for runs on several hosts.
 
-    On GPUs, ranks are not interrupted but replaced: NCCL lets steps end with wrong numbers when it is aborted.
+    On GPUs, ranks are not interrupted but replaced: after an abort of NCCL, a step may end with wrong numbers.
     """
 
     def __init__(self, channel: RankChannel | None, reshaper: Reshaper) -> None:
