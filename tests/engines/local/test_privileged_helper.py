@@ -189,8 +189,8 @@ def test_a_start_that_its_user_stops_keeps_nobody_waiting(
     pid = helped.processes.start(str(ANN), ["/bin/sh", "-c", "true"], ENVIRONMENT, log)
     os.close(log)
     assert helped.run(str(BEN), "echo", "runs") == "runs\n"
-    helped.processes.signal(ANN, [pid], signal.SIGKILL)
     while any(one.pid == pid and one.alive for one in helped.processes.list_processes()):
+        helped.processes.signal(ANN, [pid], signal.SIGKILL)  # without effect before it belongs to the user
         sleep(0.02)
 
 
