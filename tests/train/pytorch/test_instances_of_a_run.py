@@ -89,6 +89,6 @@ def test_a_lost_instance_comes_back_and_plans_change_without_a_restart(
         return harness.reports
 
     reports = Local().run_test(tmp_path, check)
-    assert [event.way for event in reports if isinstance(event, ChangeMeasured)] == ["warm"]
+    assert [event.way for event in reports if isinstance(event, ChangeMeasured)] == ["live"]
     done = [step for step, _ in steps(tmp_path)]
     assert set(done) == set(range(1, max(done) + 1))
