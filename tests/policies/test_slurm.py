@@ -87,7 +87,7 @@ def test_a_job_that_names_its_nodes_blocks_only_these() -> None:
 def test_jobs_start_in_the_order_of_priorities_which_grow_with_age() -> None:
     jobs = [make_job(name, at=at, gpus=8, work=100.0) for name, at in (("a", 0.0), ("old", 1.0), ("new", 60.0))]
     facts = {"old": SlurmJobFacts(10.0), "new": SlurmJobFacts(50.0)}
-    growing = SiteFacts(age_weight=100.0, max_age=100.0, recalculated=1.0, jobs=facts)
+    growing = SiteFacts(age_weight=100.0, max_age=100.0, calc_period=1.0, jobs=facts)
     assert starts(jobs, 8, site=growing) == {"a": 0.0, "old": 100.0, "new": 200.0}
     constant = SiteFacts(age_weight=0.0, jobs=facts)
     assert starts(jobs, 8, site=constant) == {"a": 0.0, "new": 100.0, "old": 200.0}
@@ -100,7 +100,7 @@ def test_users_who_have_used_less_of_their_share_come_first_and_usage_of_runs_co
     weights = SiteFacts(
         age_weight=0.0,
         fair_share_weight=100.0,
-        recalculated=1.0,
+        calc_period=1.0,
         shares=shares,
         usage={"root/a/@x": 150.0, "root/b/@y": 0.0},
         jobs=facts,

@@ -355,7 +355,7 @@ class RecordingServer:
 
 
 class _OneUser:
-    """Sessions belong to the user who started the command; nobody else can sign in."""
+    """Only the user who started the command can sign in."""
 
     async def caller_of(self, uid: int) -> Caller:
         if uid != os.getuid():

@@ -25,7 +25,7 @@ from torch import Tensor
 from refold.errors import BadInput
 from refold.model import Seconds
 from refold.train.checkpoints import KEPT
-from refold.train.own_loop import OwnLoop, checkpoints_in, is_sharded
+from refold.train.own_loop import OwnLoop, checkpoint_folder, checkpoints_in, is_sharded
 from refold.train.training_options import SAVE_EVERY
 
 _PREFIX = "step-"
@@ -52,10 +52,7 @@ class AccelerateRun:
         `largest_micro_batch`: largest number of samples per rank and micro-batch. `save_every`: time between
         checkpoints. `seed`: of the order of the samples.
         """
-        folder = checkpoint or os.environ.get("REFOLD_CHECKPOINT")
-        if not folder:
-            raise BadInput("pass checkpoint=…, the folder of the checkpoints")
-        self._folder = Path(folder)
+        self._folder = checkpoint_folder(checkpoint)
         self._newest = max(checkpoints_in(self._folder, _PREFIX).items(), default=None)
         self._run = OwnLoop(
             batch,

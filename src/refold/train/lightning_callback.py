@@ -7,7 +7,6 @@ trainer.fit(module, refold.loader(data, collate_fn=collate), ckpt_path=refold.ch
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,10 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.utils.data import DataLoader
 
-from refold.errors import BadInput
 from refold.model import Seconds
 from refold.train.batches import Data
 from refold.train.checkpoints import KEPT
-from refold.train.own_loop import OwnLoop, checkpoints_in
+from refold.train.own_loop import OwnLoop, checkpoint_folder, checkpoints_in
 from refold.train.process_group import own_rank
 from refold.train.samples import SampleOrder
 from refold.train.training_options import SAVE_EVERY
@@ -44,10 +42,7 @@ class RefoldLightningCallback(Callback):  # type: ignore[misc]
         `largest_micro_batch`: largest number of samples per rank and micro-batch. `save_every`: time between
         checkpoints. `seed`: of the order of the samples.
         """
-        folder = checkpoint or os.environ.get("REFOLD_CHECKPOINT")
-        if not folder:
-            raise BadInput("pass checkpoint=…, the folder of the checkpoints")
-        self._folder = Path(folder)
+        self._folder = checkpoint_folder(checkpoint)
         self._run = OwnLoop(batch, largest_micro_batch=largest_micro_batch, preload="lightning.pytorch")
         self._save_every = save_every
         self._seed = seed

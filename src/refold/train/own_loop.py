@@ -161,6 +161,14 @@ class OwnLoop:
         return f"checkpoints {'with' if self._is_sharded else 'without'} FSDP cannot be loaded under this plan"
 
 
+def checkpoint_folder(given: Path | str | None) -> Path:
+    """Return the folder of the checkpoints: the one that the script passes, or that of the run."""
+    folder = given or os.environ.get("REFOLD_CHECKPOINT")
+    if not folder:
+        raise BadInput("pass checkpoint=…, the folder of the checkpoints")
+    return Path(folder)
+
+
 def checkpoints_in(folder: Path, prefix: str, last_file: str = "") -> dict[int, Path]:
     """Return the complete checkpoints by step, by names such as `step-200`: they have the file that is written last."""
     paths = [path for path in folder.glob(f"{prefix}*") if (path / last_file).exists()]

@@ -90,7 +90,7 @@ def connections() -> set[int]:
 
 
 def cut(numbers: Set[int]) -> None:
-    """Cut connections, so that whoever waits for something there gets an error: gloo cannot be aborted otherwise."""
+    """Shut down connections, so that threads that wait on them get an error: gloo has no other way to abort."""
     for number, connection in _connections():
         if number in numbers:
             with suppress(OSError):

@@ -82,7 +82,7 @@ def test_the_policy_of_a_snapshot_is_slurm_as_the_site_has_configured_it() -> No
         "max_age": 86_400.0,
         "fair_share_weight": 1000.0,
         "half_life": 604_800.0,
-        "recalculated": 300.0,
+        "calc_period": 300.0,
         "shares": {"root": 0.0, "root/lab": 1.0, "root/lab/@ada": 1.0, "root/bio": 1.0, "root/bio/@eve": 1.0},
         "usage": {"root/lab/@ada": 900.0, "root/bio/@eve": 100.0},
     }

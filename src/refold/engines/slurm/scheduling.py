@@ -145,7 +145,7 @@ def _weights(config: Mapping[str, str], shares: dict[str, float], usage: dict[st
         max_age=period("PriorityMaxAge", default.max_age),
         fair_share_weight=_decimal(config.get("PriorityWeightFairShare", "")) if usage else 0.0,
         half_life=period("PriorityDecayHalfLife", default.half_life),
-        recalculated=period("PriorityCalcPeriod", default.recalculated),
+        calc_period=period("PriorityCalcPeriod", default.calc_period),
         shares=shares,
         usage=usage,
     )

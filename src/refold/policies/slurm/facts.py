@@ -31,16 +31,16 @@ class SiteFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """Priorities and limits of a site.
 
     `age_weight`: the priority of a job that has waited for `max_age`. `fair_share_weight`: the priority of jobs of the
-    user who has used the smallest part of the share; use decays with `half_life`. `recalculated`: how often both are
-    computed. `shares`: of accounts and users, whose paths have a slash per level, such as 'root/lab/ada'. `usage`: of
-    all users. `limits`: licences, and what jobs of a QOS, an account or an array may use at once.
+    user with the lowest usage in relation to its share; usage decays with `half_life`. `calc_period`: time between two
+    calculations of both. `shares`: of accounts and users, whose paths have a slash per level, such as 'root/lab/ada'.
+    `usage`: of all users. `limits`: licences, and what jobs of a QOS, an account or an array may use at once.
     """
 
     age_weight: float = 1.0
     max_age: Seconds = 7 * DAY
     fair_share_weight: float = 0.0
     half_life: Seconds = 7 * DAY
-    recalculated: Seconds = 5 * MINUTE
+    calc_period: Seconds = 5 * MINUTE
     shares: dict[str, float] = {}
     usage: dict[str, float] = {}
     limits: dict[str, int] = {}

@@ -80,7 +80,7 @@ class Priorities:
                 self._usage[user] = self._usage.get(user, 0.0) + rate * passed
             for run, sign in (*((run, 1) for run in view.changes.started), *((run, -1) for run in view.changes.ended)):
                 self._count(run, sign)
-        if view.now >= self._made_at + site.recalculated:
+        if view.now >= self._made_at + site.calc_period:
             self._made_at = view.now
             self._ranks.clear()
             self._factors = fair_tree(site.shares, self._usage)

@@ -12,7 +12,7 @@ REMOVED = {
     "prediction": "its keys are settings of the policies easy and conservative; write them to policy.settings",
     "watch.silent_too": "job files may set no_progress for jobs that always report progress",
     "watch.tail_at_least": "it is always 1h",
-    "watch.end_beyond_tail": "runs beyond the tail are flagged; give jobs a time limit to have them ended",
+    "watch.end_beyond_tail": "such runs are only reported; give jobs a time limit to have them ended",
     "serve.backup_every": "a backup is made once a day; for others, run 'refold backup'",
     "http.connections_per_address": "it is always half of http.connections",
     "http.header_size": "it is always 32KiB",
